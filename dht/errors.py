@@ -1,0 +1,24 @@
+"""Errors, split by whose fault they are.
+
+A message gives the value, the limit and what to do next; commands print it as one plain line.
+"""
+
+
+class AnabranchError(Exception):
+    """Root of all errors that this project raises on purpose."""
+
+
+class UserError(AnabranchError):
+    """The caller's mistake: commands print the message and exit with code 2."""
+
+
+class PeerError(AnabranchError):
+    """Another peer broke the protocol: its stream is closed and the event is counted."""
+
+
+class NetworkError(AnabranchError):
+    """A peer cannot be reached, or a connection to it ended or stayed silent."""
+
+
+class SwarmError(AnabranchError):
+    """The swarm as it is now cannot serve this request: commands exit with code 3."""

@@ -1,0 +1,269 @@
+"""Messages on streams: sessions, hops, tokens, probes and plan bodies.
+
+Every frame of a session carries the session, its route epoch and a position; frames of an older
+epoch or an unexpected position are dropped and counted.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from dht import wire
+from dht.types import (
+    CONTEXT_TOKENS_MAX,
+    Address,
+    Count,
+    LeaseRecord,
+    LinksRecord,
+    NodeRecord,
+    PeerId,
+    Plan,
+    PlanHead,
+    RouteStage,
+    Seconds,
+)
+
+STAGES_MAX = 128
+ITEMS_MAX = 1024
+STOP_TOKENS_MAX = 64
+
+SessionId = Annotated[str, Meta(min_length=8, max_length=32)]
+RouteEpoch = Annotated[int, Meta(ge=0, le=1 << 20)]
+Position = Annotated[int, Meta(ge=0, le=CONTEXT_TOKENS_MAX)]
+TokenId = Annotated[int, Meta(ge=0, le=1 << 24)]
+Reason = Annotated[str, Meta(max_length=512)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the last stage picks a token. Keyed by (seed, position), whichever peer draws."""
+
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
+    """0 means greedy."""
+    top_k: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
+    """0 means all."""
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=STOP_TOKENS_MAX)] = ()
+    """Tokens that end the answer (end-of-text); the stop token itself is delivered last."""
+
+
+class RefusalCode(StrEnum):
+    """Why a stage refused a session before any work was done."""
+
+    NOT_HELD = "not_held"
+    NO_KV = "no_kv"
+    DRAINING = "draining"
+    TOO_LONG = "too_long"
+    TOO_MANY = "too_many"
+    BAD_REQUEST = "bad_request"
+    UNREACHABLE = "unreachable"
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOpen:
+    """Travels down the route; each stage reserves KV for the whole session or refuses."""
+
+    session: SessionId
+    epoch: RouteEpoch
+    model_key: Annotated[str, Meta(max_length=192)]
+    route: Annotated[tuple[RouteStage, ...], Meta(min_length=1, max_length=STAGES_MAX)]
+    addresses: Annotated[tuple[tuple[Address, ...], ...], Meta(max_length=STAGES_MAX)]
+    """Addresses of each stage, in the order of the route."""
+    hop: Annotated[int, Meta(ge=0, lt=STAGES_MAX)]
+    """Index of the receiver in the route."""
+    prompt_tokens: Annotated[int, Meta(ge=1, le=CONTEXT_TOKENS_MAX)]
+    max_new_tokens: Annotated[int, Meta(ge=1, le=CONTEXT_TOKENS_MAX)]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionAccepted:
+    """Travels back up the route from the last stage: every stage has reserved."""
+
+    session: SessionId
+    epoch: RouteEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRefused:
+    """Travels back up the route; each stage frees what it had reserved."""
+
+    session: SessionId
+    epoch: RouteEpoch
+    peer_id: PeerId
+    code: RefusalCode
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """Client to first stage: token ids at ``position`` onwards."""
+
+    session: SessionId
+    epoch: RouteEpoch
+    position: Position
+    token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=1 << 20)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionClose:
+    """Travels down the route: free everything. Unknown sessions are ignored."""
+
+    session: SessionId
+    epoch: RouteEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFailed:
+    """Travels up the route to the client (and down it as a close): ``peer_id`` was lost."""
+
+    session: SessionId
+    epoch: RouteEpoch
+    peer_id: PeerId
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationItem:
+    """Rows of one session in an :class:`Activations` frame, in the order of the body."""
+
+    session: SessionId
+    epoch: RouteEpoch
+    position: Position
+    tokens: Annotated[int, Meta(ge=1, le=1 << 16)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """Stage to stage: hidden states of several sessions, coalesced.
+
+    The body holds ``sum(item.tokens) × hidden`` numbers of ``dtype``, row-major.
+    """
+
+    items: Annotated[tuple[ActivationItem, ...], Meta(min_length=1, max_length=ITEMS_MAX)]
+    dtype: Annotated[str, Meta(max_length=16)]
+    """``float32``, ``bfloat16`` or ``float16``."""
+    hidden: Annotated[int, Meta(ge=1, le=1 << 20)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingToken:
+    """One sampled token on its way from the last stage to the first."""
+
+    session: SessionId
+    epoch: RouteEpoch
+    position: Position
+    token_id: TokenId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingTokens:
+    """Last stage to first stage: sampled tokens of several sessions, coalesced."""
+
+    tokens: Annotated[tuple[RingToken, ...], Meta(min_length=1, max_length=ITEMS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensAttach:
+    """Client to last stage: send sampled tokens from ``position`` onwards, past ones too."""
+
+    session: SessionId
+    epoch: RouteEpoch
+    position: Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Last stage to client: ``token_ids`` at ``position`` onwards; empty ones keep alive."""
+
+    session: SessionId
+    epoch: RouteEpoch
+    position: Position
+    token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=1 << 16)]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    nonce: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong:
+    nonce: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRequest:
+    """Ask the other side to send ``size_bytes`` at once; the asker times their arrival."""
+
+    size_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeData:
+    """The answer to a :class:`ProbeRequest`; its bytes are the frame's body."""
+
+    size_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    sha256: Annotated[str, Meta(min_length=64, max_length=64)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanBody:
+    """The body of a plan as the frame's body; empty when this peer does not have it."""
+
+    sha256: Annotated[str, Meta(min_length=64, max_length=64)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedRecord:
+    """A DHT value: ``payload`` is the envelope of a record, signed by ``peer_id``'s key.
+
+    The signature covers ``key``, ``expires_unix_s`` and ``payload``; see :mod:`dht.records`.
+    """
+
+    key: Annotated[str, Meta(max_length=512)]
+    peer_id: PeerId
+    expires_unix_s: Seconds
+    payload: Annotated[bytes, Meta(max_length=wire.RECORD_BYTES_MAX)]
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
+for _kind, _cls in {
+    "node": NodeRecord,
+    "links": LinksRecord,
+    "lease": LeaseRecord,
+    "plan-head": PlanHead,
+    "plan": Plan,
+    "signed": SignedRecord,
+    "open": SessionOpen,
+    "accepted": SessionAccepted,
+    "refused": SessionRefused,
+    "prompt": Prompt,
+    "close": SessionClose,
+    "failed": SessionFailed,
+    "acts": Activations,
+    "ring": RingTokens,
+    "attach": TokensAttach,
+    "tokens": Tokens,
+    "ping": Ping,
+    "pong": Pong,
+    "probe-request": ProbeRequest,
+    "probe-data": ProbeData,
+    "plan-request": PlanRequest,
+    "plan-body": PlanBody,
+}.items():
+    wire.register(_kind, _cls)

@@ -1,0 +1,257 @@
+"""Frozen values that travel between peers or are shared by several rooms.
+
+Layer ranges are half-open: ``[start, end)``. Units are the last word of a name. Bounds stand in
+the annotations and are enforced by :mod:`dht.wire` when a value is decoded.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+LAYERS_MAX = 1024
+PEERS_MAX = 4096
+ADDRESSES_MAX = 8
+LINKS_MAX = 32
+CONTEXT_TOKENS_MAX = 1 << 22
+BYTES_MAX = 1 << 50
+RATE_MAX = 1e15
+
+PeerId = Annotated[str, Meta(min_length=1, max_length=64)]
+ShortText = Annotated[str, Meta(max_length=128)]
+Address = Annotated[str, Meta(max_length=256)]
+LayerIndex = Annotated[int, Meta(ge=0, le=LAYERS_MAX)]
+Count = Annotated[int, Meta(ge=0, le=BYTES_MAX)]
+Rate = Annotated[float, Meta(ge=0, le=RATE_MAX)]
+Seconds = Annotated[float, Meta(ge=0, le=1e10)]
+
+SOURCE = "source"
+"""Name of the flow network's source: the clients' prompts and the ring's tokens."""
+SINK = "sink"
+"""Name of the flow network's sink: sampled tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """The device that a peer computes on."""
+
+    kind: Annotated[str, Meta(max_length=16)]
+    """``cpu`` or ``cuda``."""
+    name: ShortText
+    memory_bytes: Count
+    """All memory of the device, not only what is lent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """What a planner must know of a model; computed from its configuration and headers alone."""
+
+    name: ShortText
+    fingerprint: Annotated[str, Meta(max_length=64)]
+    """Tells models apart that share a name: hex digest over configuration and tensor headers."""
+    layers: Annotated[int, Meta(ge=1, le=LAYERS_MAX)]
+    layer_bytes: Count
+    """Weights of the largest layer in the dtype that peers compute in."""
+    embed_bytes: Count
+    """Extra weights of the peer that holds layer 0."""
+    head_bytes: Count
+    """Extra weights of the peer that holds the last layer (norm and LM head)."""
+    kv_bytes_per_token_layer: Count
+    activation_bytes: Count
+    """Bytes of one token's hidden state on a link."""
+    context_tokens: Annotated[int, Meta(ge=1, le=CONTEXT_TOKENS_MAX)]
+    vocab: Annotated[int, Meta(ge=1, le=1 << 24)]
+
+    @property
+    def key(self) -> str:
+        """The model's name in DHT keys: two models with one name never mix."""
+        return f"{self.name}-{self.fingerprint[:12]}"
+
+
+class NodeState(StrEnum):
+    """What a peer says of itself. Only ``serving`` accepts sessions."""
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class PlanEpoch:
+    """Order of plans: a plan is adopted only if its epoch is larger than the adopted one."""
+
+    term: Annotated[int, Meta(ge=0, le=1 << 48)] = 0
+    counter: Annotated[int, Meta(ge=0, le=1 << 48)] = 0
+    rank: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+
+    def __str__(self) -> str:
+        return f"{self.term}.{self.counter}"
+
+
+NO_EPOCH = PlanEpoch()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """A peer's announcement (lifetime 60 s, renewed)."""
+
+    peer_id: PeerId
+    name: ShortText
+    version: ShortText
+    device: DeviceSpec
+    model: ModelSpec
+    memory_bytes: Count
+    """Memory lent to weights and KV pages."""
+    kv_tokens_min: Count
+    """KV tokens that the peer keeps for every layer it holds, whatever it is given."""
+    tokens_per_s: Annotated[tuple[Rate, ...], Meta(max_length=LAYERS_MAX)]
+    """T_j: measured tokens/s when it holds j layers, at index j - 1 (Helix §4.2)."""
+    state: NodeState
+    start: LayerIndex = 0
+    end: LayerIndex = 0
+    """Layers served now; ``start == end`` means none."""
+    epoch: PlanEpoch = NO_EPOCH
+    """The highest plan epoch this peer adopted."""
+    kv_tokens_free: Count = 0
+    sessions: Count = 0
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=ADDRESSES_MAX)] = ()
+    joined_unix_s: Seconds = 0.0
+
+    def holds(self, start: int, end: int) -> bool:
+        """Whether layers ``[start, end)`` are all served by this peer now."""
+        return self.state == NodeState.SERVING and self.start <= start < end <= self.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One measured directed link, timed by the receiver."""
+
+    source: PeerId
+    target: PeerId
+    bandwidth_bytes_per_s: Rate
+    rtt_s: Seconds
+    measured_unix_s: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinksRecord:
+    """The directed links that end at this peer, measured by it (lifetime 5 min)."""
+
+    peer_id: PeerId
+    links: Annotated[tuple[Link, ...], Meta(max_length=LINKS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRecord:
+    """A candidate's claim to coordinate (lifetime 30 s)."""
+
+    peer_id: PeerId
+    term: Annotated[int, Meta(ge=0, le=1 << 48)]
+    expires_unix_s: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanHead:
+    """Where a plan can be had: its body is content-addressed and fetched over a stream."""
+
+    peer_id: PeerId
+    epoch: PlanEpoch
+    sha256: Annotated[str, Meta(min_length=64, max_length=64)]
+    size_bytes: Annotated[int, Meta(ge=0, le=64 << 20)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Layers ``[start, end)`` given to one peer."""
+
+    peer_id: PeerId
+    start: LayerIndex
+    end: LayerIndex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowEdge:
+    """Flow on one edge of the plan, in tokens/s; ends are peer ids, ``source`` or ``sink``."""
+
+    tail: PeerId
+    head: PeerId
+    tokens_per_s: Rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A placement with the max flow over it (Helix §4). Advice, never a condition for safety."""
+
+    epoch: PlanEpoch
+    coordinator: PeerId
+    model: ModelSpec
+    assignments: Annotated[tuple[Assignment, ...], Meta(max_length=PEERS_MAX)]
+    edges: Annotated[tuple[FlowEdge, ...], Meta(max_length=16 * PEERS_MAX)]
+    flow_tokens_per_s: Rate
+    bound_tokens_per_s: Rate
+    planner: ShortText
+    solve_s: Seconds
+    created_unix_s: Seconds
+
+    def assignment_of(self, peer_id: str) -> Assignment | None:
+        """The layers given to ``peer_id``, or None when the plan leaves it idle."""
+        return next((a for a in self.assignments if a.peer_id == peer_id), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteStage:
+    """One hop of a session: ``peer_id`` runs layers ``[start, end)``."""
+
+    peer_id: PeerId
+    start: LayerIndex
+    end: LayerIndex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerNode:
+    """A peer as a planner sees it."""
+
+    peer_id: PeerId
+    memory_bytes: Count
+    kv_tokens_min: Count
+    tokens_per_s: tuple[Rate, ...]
+    """T_j at index j - 1."""
+    current: Assignment | None = None
+    """What it holds now, for plans that move little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Input of every planner: the model, the peers and the measured directed links.
+
+    A pair of peers without a measured link is taken as ``default_link``.
+    """
+
+    model: ModelSpec
+    nodes: tuple[PlannerNode, ...]
+    links: tuple[Link, ...] = ()
+    default_bandwidth_bytes_per_s: Rate = 12.5e6
+    default_rtt_s: Seconds = 0.05
+    token_bytes: Count = 8
+    """Bytes of one token id on a link to or from the clients."""
+    client_bandwidth_bytes_per_s: Rate = 12.5e6
+
+
+def stage_bytes(model: ModelSpec, start: int, end: int, kv_tokens: int) -> int:
+    """Memory that layers ``[start, end)`` need with room for ``kv_tokens`` tokens, in bytes."""
+    layers = end - start
+    weights = layers * model.layer_bytes
+    weights += model.embed_bytes if start == 0 else 0
+    weights += model.head_bytes if end == model.layers else 0
+    return weights + layers * kv_tokens * model.kv_bytes_per_token_layer
+
+
+def fits(model: ModelSpec, node: PlannerNode, start: int, end: int) -> bool:
+    """Whether ``node`` can hold ``[start, end)`` with its least KV room, by memory and profile."""
+    return (
+        0 <= start < end <= model.layers
+        and end - start <= len(node.tokens_per_s)
+        and stage_bytes(model, start, end, node.kv_tokens_min) <= node.memory_bytes
+    )

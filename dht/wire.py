@@ -1,0 +1,123 @@
+"""The versioned wire codec: msgspec over frozen dataclasses in an envelope of kind and version.
+
+An envelope is the msgpack array ``[version, kind, payload]``. Unknown fields are ignored, an
+unknown version or kind is refused, types and bounds are checked while decoding. Pickle is never
+used. A frame on a stream is ``u32 frame length, u32 envelope length, envelope, body`` where the
+body is raw tensor bytes (may be empty); lengths are little-endian and bounded before reading.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from dht.errors import PeerError
+
+WIRE_VERSION = 1
+FRAME_BYTES_MAX = 32 << 20
+ENVELOPE_BYTES_MAX = 8 << 20
+RECORD_BYTES_MAX = 4096
+
+T = TypeVar("T")
+_LENGTHS = struct.Struct("<II")
+
+_kinds: dict[str, type] = {}
+_decoders: dict[str, msgspec.msgpack.Decoder[Any]] = {}
+_names: dict[type, str] = {}
+_encoder = msgspec.msgpack.Encoder()
+_envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
+
+
+class MalformedError(PeerError):
+    """Bytes from a peer that are no message of this protocol version."""
+
+
+def register(kind: str, cls: type) -> None:
+    """Give the frozen dataclass ``cls`` its name on the wire. Names are never reused."""
+    if _kinds.setdefault(kind, cls) is not cls:
+        raise ValueError(f"wire kind {kind!r} already names {_kinds[kind].__name__}")
+    _decoders[kind] = msgspec.msgpack.Decoder(cls)
+    _names[cls] = kind
+
+
+def encode(value: object) -> bytes:
+    """One registered value as envelope bytes."""
+    return _encoder.encode((WIRE_VERSION, _names[type(value)], value))
+
+
+def decode(data: bytes | memoryview, *, limit_bytes: int = ENVELOPE_BYTES_MAX) -> Any:
+    """The value in ``data``; raises :class:`MalformedError` for anything that is not one."""
+    if len(data) > limit_bytes:
+        raise MalformedError(f"message of {len(data)} bytes; the limit is {limit_bytes}")
+    try:
+        version, kind, payload = _envelope.decode(data)
+        if version != WIRE_VERSION:
+            raise MalformedError(f"wire version {version}; this software speaks {WIRE_VERSION}")
+        decoder = _decoders.get(kind)
+        if decoder is None:
+            raise MalformedError(f"unknown message kind {kind[:32]!r}")
+        return decoder.decode(payload)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise MalformedError(f"not a message: {error}") from error
+    except RecursionError as error:
+        raise MalformedError("not a message: nested too deeply") from error
+
+
+def decode_as(cls: type[T], data: bytes | memoryview, *, limit_bytes: int) -> T:
+    """Like :func:`decode`, and the value must be of type ``cls``."""
+    value = decode(data, limit_bytes=limit_bytes)
+    if not isinstance(value, cls):
+        raise MalformedError(f"expected {cls.__name__}, got {type(value).__name__}")
+    return value
+
+
+class ByteStream(Protocol):
+    """What framing needs of a stream."""
+
+    async def read_exactly(self, count: int) -> bytes: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One message and the raw tensor bytes that belong to it."""
+
+    message: Any
+    body: bytes = b""
+
+
+def encode_frame(message: object, body: bytes | memoryview = b"") -> bytes:
+    """A whole frame, ready to be written."""
+    envelope = encode(message)
+    total = 4 + len(envelope) + len(body)
+    if total > FRAME_BYTES_MAX:
+        raise ValueError(f"frame of {total} bytes; the limit is {FRAME_BYTES_MAX}")
+    return b"".join((_LENGTHS.pack(total, len(envelope)), envelope, body))
+
+
+async def read_frame(stream: ByteStream, *, limit_bytes: int = FRAME_BYTES_MAX) -> Frame:
+    """Read one frame; nothing larger than ``limit_bytes`` is ever allocated.
+
+    Raises:
+        MalformedError: lengths or content break the protocol; the stream must be closed.
+        NetworkError: the stream ended.
+    """
+    total, envelope_bytes = _LENGTHS.unpack(await stream.read_exactly(_LENGTHS.size))
+    if total > limit_bytes or not 0 < envelope_bytes <= total - 4:
+        raise MalformedError(
+            f"frame of {total} bytes with an envelope of {envelope_bytes}; the limit is"
+            f" {limit_bytes}"
+        )
+    data = memoryview(await stream.read_exactly(total - 4))
+    message = decode(data[:envelope_bytes])
+    return Frame(message=message, body=bytes(data[envelope_bytes:]))
+
+
+async def send_frame(stream: ByteStream, message: object, body: bytes | memoryview = b"") -> None:
+    """Write one frame and wait until the transport takes more."""
+    stream.write(encode_frame(message, body))
+    await stream.drain()
