@@ -1,0 +1,104 @@
+"""Typed access to the DHT's records of one model in one network.
+
+Keys are ``<network>/<model key>/<kind>``; each is a dictionary by author's peer id. Lifetimes are
+the longest that a record of a kind may have; the validator in :mod:`dht.records` enforces twice
+that as an upper bound.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+from dht import wire
+from dht.transport import Transport
+from dht.types import LeaseRecord, LinksRecord, NodeRecord, PlanHead
+
+
+class RecordKind(StrEnum):
+    NODES = "nodes"
+    LINKS = "links"
+    LEASE = "lease"
+    PLAN = "plan"
+
+
+LIFETIME_S: dict[RecordKind, float] = {
+    RecordKind.NODES: 60.0,
+    RecordKind.LINKS: 300.0,
+    RecordKind.LEASE: 30.0,
+    RecordKind.PLAN: 600.0,
+}
+
+RECORD_TYPES: dict[RecordKind, type] = {
+    RecordKind.NODES: NodeRecord,
+    RecordKind.LINKS: LinksRecord,
+    RecordKind.LEASE: LeaseRecord,
+    RecordKind.PLAN: PlanHead,
+}
+
+
+def record_key(network: str, model_key: str, kind: RecordKind) -> str:
+    """The DHT key of one kind of record."""
+    return f"{network}/{model_key}/{kind}"
+
+
+class Directory:
+    """What peers say of themselves under one model, typed and validated.
+
+    Records that do not decode, that name another author than the one who signed them, or that
+    have another type than their key promises are skipped and counted in ``rejected``.
+    """
+
+    def __init__(self, transport: Transport, network: str, model_key: str) -> None:
+        self._transport = transport
+        self._network = network
+        self._model_key = model_key
+        self.rejected = 0
+
+    @property
+    def model_key(self) -> str:
+        return self._model_key
+
+    async def publish(self, record: NodeRecord | LinksRecord | LeaseRecord | PlanHead) -> bool:
+        """Store this peer's record for its kind's lifetime; False when nobody took it."""
+        kind = next(kind for kind, cls in RECORD_TYPES.items() if type(record) is cls)
+        return await self._transport.store(
+            record_key(self._network, self._model_key, kind),
+            wire.encode(record),
+            expires_unix_s=self._transport.now() + LIFETIME_S[kind],
+        )
+
+    async def nodes(self) -> dict[str, NodeRecord]:
+        """All living node records by peer id."""
+        return await self._read(RecordKind.NODES)
+
+    async def links(self) -> dict[str, LinksRecord]:
+        """All living link records by the peer that measured them."""
+        return await self._read(RecordKind.LINKS)
+
+    async def leases(self) -> dict[str, LeaseRecord]:
+        """All living claims to coordinate."""
+        return await self._read(RecordKind.LEASE)
+
+    async def plan_heads(self) -> dict[str, PlanHead]:
+        """All living plan heads by the peer that published them."""
+        return await self._read(RecordKind.PLAN)
+
+    async def newest_plan_head(self) -> PlanHead | None:
+        """The plan head with the largest epoch, if any."""
+        heads = (await self.plan_heads()).values()
+        return max(heads, key=lambda head: head.epoch, default=None)
+
+    async def _read(self, kind: RecordKind) -> dict[str, Any]:
+        expected = RECORD_TYPES[kind]
+        found: dict[str, Any] = {}
+        values = await self._transport.get(record_key(self._network, self._model_key, kind))
+        for author, payload in values.items():
+            try:
+                record: Any = wire.decode_as(expected, payload, limit_bytes=wire.RECORD_BYTES_MAX)
+            except wire.MalformedError:
+                self.rejected += 1
+                continue
+            if record.peer_id != author:
+                self.rejected += 1
+                continue
+            found[author] = record
+        return found
