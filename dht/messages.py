@@ -74,7 +74,10 @@ class SessionOpen:
 
     session: SessionId
     epoch: RouteEpoch
-    model_key: Annotated[str, Meta(max_length=192)]
+    client: PeerId
+    """Only this peer may prompt, close and attach to the session."""
+    fingerprint: Annotated[str, Meta(max_length=64)]
+    """Of the model's weights; a stage that holds others refuses."""
     route: Annotated[tuple[RouteStage, ...], Meta(min_length=1, max_length=STAGES_MAX)]
     addresses: Annotated[tuple[tuple[Address, ...], ...], Meta(max_length=STAGES_MAX)]
     """Addresses of each stage, in the order of the route."""

@@ -65,8 +65,8 @@ class ModelSpec:
 
     @property
     def key(self) -> str:
-        """The model's name in DHT keys: two models with one name never mix."""
-        return f"{self.name}-{self.fingerprint[:12]}"
+        """The model's name as part of a DHT key (hub ids contain a slash, keys must not)."""
+        return model_key(self.name)
 
 
 class NodeState(StrEnum):
@@ -237,6 +237,11 @@ class Problem:
     token_bytes: Count = 8
     """Bytes of one token id on a link to or from the clients."""
     client_bandwidth_bytes_per_s: Rate = 12.5e6
+
+
+def model_key(name: str) -> str:
+    """A model's name as part of a DHT key. Peers under one key compare fingerprints too."""
+    return name.replace("/", "--")
 
 
 def stage_bytes(model: ModelSpec, start: int, end: int, kv_tokens: int) -> int:

@@ -87,7 +87,7 @@ class Frame:
     """One message and the raw tensor bytes that belong to it."""
 
     message: Any
-    body: bytes = b""
+    body: bytes | memoryview = b""
 
 
 def encode_frame(message: object, body: bytes | memoryview = b"") -> bytes:
@@ -114,7 +114,7 @@ async def read_frame(stream: ByteStream, *, limit_bytes: int = FRAME_BYTES_MAX) 
         )
     data = memoryview(await stream.read_exactly(total - 4))
     message = decode(data[:envelope_bytes])
-    return Frame(message=message, body=bytes(data[envelope_bytes:]))
+    return Frame(message=message, body=data[envelope_bytes:])
 
 
 async def send_frame(stream: ByteStream, message: object, body: bytes | memoryview = b"") -> None:
