@@ -1,0 +1,171 @@
+"""Outbound links to other stages: one stream per next peer, shared by all sessions.
+
+A hop carries opens, activations and ring tokens down and brings accepts, refusals and failures
+back. While sessions use it, it is pinged; silence is as good as a broken connection, because a
+stopped process never breaks one.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from dht import wire
+from dht.channel import FrameSender
+from dht.errors import NetworkError, PeerError
+from dht.messages import Ping, Pong, SessionAccepted, SessionFailed, SessionRefused
+from dht.transport import HOP_PROTOCOL, Stream, Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HopConfig:
+    """Time limits of a hop, in seconds."""
+
+    open_s: float = 4.0
+    """To open the stream before the peer counts as unreachable."""
+    ping_every_s: float = 1.0
+    silence_s: float = 5.0
+    """Without any frame from the peer for so long while sessions use the hop, it is lost."""
+    idle_s: float = 60.0
+    """An unused hop is closed after so long."""
+
+
+class HopEvents(Protocol):
+    """What a hop tells its owner, on the event loop's thread."""
+
+    def hop_replied(
+        self, peer_id: str, message: SessionAccepted | SessionRefused | SessionFailed
+    ) -> None: ...
+
+    def hop_lost(self, peer_id: str, reason: str) -> None: ...
+
+    def hop_in_use(self, peer_id: str) -> bool: ...
+
+
+class Hop:
+    """The stream to one next peer, opened on first use. Frames sent before it is open wait."""
+
+    def __init__(
+        self, peer_id: str, transport: Transport, config: HopConfig, events: HopEvents
+    ) -> None:
+        self.peer_id = peer_id
+        self._transport = transport
+        self._config = config
+        self._events = events
+        self._sender: FrameSender | None = None
+        self._early: list[tuple[object, bytes | memoryview]] = []
+        self._heard_s = 0.0
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait behind a slow link."""
+        return 0 if self._sender is None else self._sender.queued_bytes
+
+    def send(self, message: object, body: bytes | memoryview = b"") -> None:
+        """Send one frame, in order, without waiting."""
+        if self._sender is None:
+            self._early.append((message, body))
+        else:
+            self._sender.send(message, body)
+
+    async def run(self, addresses: tuple[str, ...]) -> str:
+        """Open, read, write and watch until the hop is lost or idle; returns the reason."""
+        try:
+            async with asyncio.timeout(self._config.open_s):
+                stream = await self._transport.open_stream(
+                    self.peer_id, HOP_PROTOCOL, addresses=addresses
+                )
+        except (NetworkError, TimeoutError) as error:
+            return f"cannot be reached: {str(error) or 'no answer'}"
+        sender = FrameSender(stream)
+        for message, body in self._early:
+            sender.send(message, body)
+        self._early.clear()
+        self._sender = sender
+        tasks = [
+            asyncio.create_task(work)
+            for work in (sender.run(), self._read(stream), self._watch(sender))
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return next(iter(done)).result() or "stream ended"
+        except (NetworkError, PeerError) as error:
+            return str(error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await stream.close()
+
+    async def _read(self, stream: Stream) -> str:
+        while True:
+            frame = await wire.read_frame(stream, limit_bytes=1 << 16)
+            self._heard_s = asyncio.get_running_loop().time()
+            match frame.message:
+                case SessionAccepted() | SessionRefused() | SessionFailed() as reply:
+                    self._events.hop_replied(self.peer_id, reply)
+                case Pong():
+                    pass
+                case other:
+                    raise wire.MalformedError(f"{type(other).__name__} is no reply on a hop")
+
+    async def _watch(self, sender: FrameSender) -> str:
+        loop = asyncio.get_running_loop()
+        self._heard_s = used_s = loop.time()
+        nonce = 0
+        while True:
+            slept_from_s = loop.time()
+            await asyncio.sleep(self._config.ping_every_s)
+            now_s = loop.time()
+            if now_s - slept_from_s > 2 * self._config.ping_every_s:
+                self._heard_s = now_s  # this process itself was stalled: blame nobody for it
+            if not self._events.hop_in_use(self.peer_id):
+                self._heard_s = now_s  # silence counts from the first unanswered ping
+                if now_s - used_s > self._config.idle_s:
+                    return "idle"
+                continue
+            used_s = now_s
+            if now_s - self._heard_s > self._config.silence_s:
+                return f"silent for {now_s - self._heard_s:.1f} s"
+            nonce += 1
+            sender.send(Ping(nonce=nonce))
+
+
+class HopTable:
+    """All outbound hops of one peer. A lost hop is reported once and forgotten."""
+
+    def __init__(self, transport: Transport, config: HopConfig, events: HopEvents) -> None:
+        self._transport = transport
+        self._config = config
+        self._events = events
+        self._hops: dict[str, Hop] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def get(self, peer_id: str, addresses: tuple[str, ...] = ()) -> Hop:
+        """The hop to ``peer_id``, opened if need be."""
+        hop = self._hops.get(peer_id)
+        if hop is None:
+            hop = self._hops[peer_id] = Hop(peer_id, self._transport, self._config, self._events)
+            task = asyncio.create_task(self._run(hop, addresses), name=f"hop to {peer_id}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return hop
+
+    def find(self, peer_id: str) -> Hop | None:
+        """The living hop to ``peer_id``, if there is one."""
+        return self._hops.get(peer_id)
+
+    async def _run(self, hop: Hop, addresses: tuple[str, ...]) -> None:
+        reason = "failed"
+        try:
+            reason = await hop.run(addresses)
+        finally:
+            if self._hops.get(hop.peer_id) is hop:
+                del self._hops[hop.peer_id]
+            self._events.hop_lost(hop.peer_id, reason)
+
+    async def close(self) -> None:
+        """End every hop."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
