@@ -16,8 +16,6 @@ from dht import wire
 from dht.channel import FrameSender
 from dht.errors import NetworkError, PeerError
 from dht.messages import (
-    ITEMS_MAX,
-    ActivationItem,
     Activations,
     FinishReason,
     Ping,
@@ -51,6 +49,7 @@ from node.stage_session import (
     refusal_of,
     session_key,
 )
+from node.steps import Outbox, StepRequest, StepResult
 from node.tensors import Rows, RowsError
 
 logger = logging.getLogger(__name__)
@@ -72,26 +71,6 @@ class StageConfig:
     """The first stage feeds no further prefill chunk while more waits for the next link."""
     keepalive_s: float = 1.0
     hops: HopConfig = field(default_factory=HopConfig)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRequest:
-    """Rows of one session for the engine; exactly one of ``token_ids`` and ``rows`` is set."""
-
-    key: str
-    session: StageSession
-    chunk: Chunk
-    rows: Rows | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What a step made of a request: rows for the next stage, or a token, or an error."""
-
-    request: StepRequest
-    rows: Rows | None = None
-    token_id: int | None = None
-    error: str | None = None
 
 
 class StageEngine(Protocol):
@@ -166,7 +145,7 @@ class StageServer:
         return run
 
     async def run(self) -> None:
-        """Reap idle sessions, keep clients' streams alive, resume stalled feeds; until cancelled."""
+        """Reap idle sessions and resume stalled feeds, until cancelled."""
         loop = asyncio.get_running_loop()
         beat_s = loop.time()
         while True:
@@ -290,15 +269,9 @@ class StageServer:
                     case RingTokens(tokens=tokens):
                         self._take_ring(peer_id, tokens)
                     case SessionOpen() as open_:
-                        if open_.hop == 0 or open_.hop >= len(open_.route):
-                            raise wire.MalformedError("an open over a hop is for a later stage")
-                        if open_.route[open_.hop - 1].peer_id != peer_id:
-                            raise wire.MalformedError("an open comes from the stage before")
-                        self._open(open_, sender)
-                    case SessionClose(session=session, epoch=epoch):
-                        live = self._live.get(session_key(session, epoch))
-                        if live is not None and self._is_neighbour(live, peer_id):
-                            self._close(live)
+                        self._take_open(peer_id, open_, sender)
+                    case SessionClose() as close:
+                        self._take_close(peer_id, close)
                     case Ping(nonce=nonce):
                         sender.send(Pong(nonce=nonce))
                     case other:
@@ -308,6 +281,18 @@ class StageServer:
             for live in list(self._live.values()):
                 if live.upstream is sender and live.session.state is not StageState.FINISHED:
                     self._fail(live, peer_id, "the connection to it ended")
+
+    def _take_open(self, peer_id: str, open_: SessionOpen, sender: FrameSender) -> None:
+        if open_.hop == 0 or open_.hop >= len(open_.route):
+            raise wire.MalformedError("an open over a hop is for a later stage")
+        if open_.route[open_.hop - 1].peer_id != peer_id:
+            raise wire.MalformedError("an open comes from the stage before")
+        self._open(open_, sender)
+
+    def _take_close(self, peer_id: str, close: SessionClose) -> None:
+        live = self._live.get(session_key(close.session, close.epoch))
+        if live is not None and self._is_neighbour(live, peer_id):
+            self._close(live)
 
     @staticmethod
     def _is_neighbour(live: _Live, peer_id: str) -> bool:
@@ -468,9 +453,7 @@ class StageServer:
 
     def on_results(self, results: Sequence[StepResult]) -> None:
         """Results of one engine step: send rows and tokens on, coalesced by next peer."""
-        decodes: dict[str, list[StepResult]] = {}
-        prefills: list[tuple[str, StepResult]] = []
-        ring: dict[str, list[RingToken]] = {}
+        outbox = Outbox()
         for result in results:
             session = result.request.session
             live = self._live.get(session.key)
@@ -482,43 +465,16 @@ class StageServer:
             if result.error is not None:
                 self.counters["engine_errors"] += 1
                 self._fail(live, self._transport.peer_id, result.error)
-            elif session.next_peer is not None:
-                if result.request.chunk.tokens == 1:
-                    decodes.setdefault(session.next_peer, []).append(result)
-                else:
-                    prefills.append((session.next_peer, result))
-                self._feed(live)
-            elif result.token_id is not None:
-                self._take_sampled(live, result.token_id, ring)
-            else:
-                self._feed(live)
-        for peer_id, tokens in ring.items():
-            for start in range(0, len(tokens), ITEMS_MAX):
-                part = tuple(tokens[start : start + ITEMS_MAX])
-                self._hops.get(peer_id).send(RingTokens(tokens=part))
-        for peer_id, group in decodes.items():
-            for start in range(0, len(group), ITEMS_MAX):
-                self._send_rows(peer_id, group[start : start + ITEMS_MAX])
-        for peer_id, result in prefills:
-            self._send_rows(peer_id, [result])
+                continue
+            if result.rows is not None and session.next_peer is not None:
+                outbox.add_rows(session.next_peer, result)
+            if result.token_id is not None:
+                self._take_sampled(live, result.token_id, outbox)
+            self._feed(live)
+        for peer_id, message, body in outbox.frames(self._engine.wire_dtype, self._engine.hidden):
+            self._hops.get(peer_id).send(message, body)
 
-    def _send_rows(self, peer_id: str, results: Sequence[StepResult]) -> None:
-        items = tuple(
-            ActivationItem(
-                session=result.request.session.open.session,
-                epoch=result.request.session.open.epoch,
-                position=result.request.chunk.position,
-                tokens=result.request.chunk.tokens,
-            )
-            for result in results
-        )
-        rows = [result.rows for result in results if result.rows is not None]
-        message = Activations(
-            items=items, dtype=self._engine.wire_dtype, hidden=self._engine.hidden
-        )
-        self._hops.get(peer_id).send(message, Rows.join(rows))
-
-    def _take_sampled(self, live: _Live, token_id: int, ring: dict[str, list[RingToken]]) -> None:
+    def _take_sampled(self, live: _Live, token_id: int, outbox: Outbox) -> None:
         session = live.session
         position = session.add_sampled(token_id)
         if session.finish_reason is None:
@@ -531,7 +487,7 @@ class StageServer:
                     position=position,
                     token_id=token_id,
                 )
-                ring.setdefault(session.ring_peer, []).append(token)
+                outbox.add_token(session.ring_peer, token)
         self._send_tokens(live)
         if session.finish_reason is not None:
             self._finish(live)

@@ -38,7 +38,7 @@ class Rows:
         if len(body) != expected:
             raise RowsError(f"{len(body)} bytes of activations where {expected} were announced")
         flat = torch.frombuffer(bytearray(body), dtype=torch_dtype)
-        parts = flat.view(sum(counts), hidden).split(list(counts))
+        parts = torch.split(flat.view(sum(counts), hidden), list(counts))
         return [Rows(tensor=part) for part in parts]
 
     @staticmethod
@@ -46,4 +46,5 @@ class Rows:
         """The rows' numbers in order, as bytes."""
         tensors = [part.tensor for part in rows]
         tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        return memoryview(tensor.contiguous().cpu().view(torch.uint8).numpy()).cast("B")
+        array = tensor.contiguous().cpu().view(torch.uint8).numpy()
+        return memoryview(array.data).cast("B")
