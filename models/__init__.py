@@ -1,0 +1,1 @@
+"""The bundled story model: its text generator, its training script and its weights."""
