@@ -1,1 +1,27 @@
-"""A consumer of the swarm: sessions, text generation and tokens. It holds no weights."""
+"""A consumer of the swarm: sessions, text generation and tokens. It holds no weights.
+
+    from client import Swarm
+
+    async with Swarm.connect(initial_peers, model="models/brook") as swarm:
+        async for piece in swarm.stream("Once", max_new_tokens=64):
+            print(piece.text, end="")
+        answer = await swarm.generate("Once", max_new_tokens=64, temperature=0.8, seed=1)
+
+:class:`BlockingSwarm` has the same shape without ``async``.
+"""
+
+from client.blocking import BlockingSwarm
+from client.errors import StageFailedError, UnavailableError
+from client.generation import Answer, GenerationOptions, Piece
+from client.swarm import Swarm, SwarmConfig
+
+__all__ = [
+    "Answer",
+    "BlockingSwarm",
+    "GenerationOptions",
+    "Piece",
+    "StageFailedError",
+    "Swarm",
+    "SwarmConfig",
+    "UnavailableError",
+]

@@ -1,0 +1,38 @@
+"""Why the swarm did not answer, for people and for programs."""
+
+from dht.errors import SwarmError
+
+
+def layers_text(ranges: tuple[tuple[int, int], ...]) -> str:
+    """Half-open ranges as people count them: ``layers 3-5 and 7``."""
+    parts = [f"{start}" if end - start == 1 else f"{start}-{end - 1}" for start, end in ranges]
+    noun = "layer" if len(parts) == 1 and "-" not in parts[0] else "layers"
+    return f"{noun} {' and '.join(filter(None, (', '.join(parts[:-1]), parts[-1])))}"
+
+
+class UnavailableError(SwarmError):
+    """Some layers are held by nobody that can be reached now.
+
+    ``missing`` are half-open layer ranges; empty when peers hold all layers but refuse.
+    """
+
+    def __init__(self, message: str, missing: tuple[tuple[int, int], ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class StageFailedError(SwarmError):
+    """A stage was lost or gave up; the session can be replayed elsewhere."""
+
+    def __init__(self, peer_id: str, reason: str) -> None:
+        super().__init__(f"peer {peer_id[-8:]}: {reason}")
+        self.peer_id = peer_id
+        self.reason = reason
+
+
+class StageRefusedError(StageFailedError):
+    """A stage refused the session before any work was done."""
+
+    def __init__(self, peer_id: str, code: str, reason: str) -> None:
+        super().__init__(peer_id, reason)
+        self.code = code

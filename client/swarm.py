@@ -1,0 +1,320 @@
+"""A consumer's view of the swarm: who serves what, routes, and answers that survive lost peers."""
+
+import asyncio
+import logging
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from coordinator.plan_store import PlanStore
+from coordinator.routes import NoRoute, Router, route_from_records
+
+from client.answer import AnswerLog
+from client.attempt import Attempt, AttemptConfig, RouteAddresses
+from client.errors import (
+    StageFailedError,
+    StageRefusedError,
+    UnavailableError,
+)
+from client.generation import Answer, GenerationOptions, Piece
+from client.progress import Progress, StatusCallback, Waiting
+from client.running import Generation
+from client.text import Tokenizer, stop_token_ids
+from dht.directory import Directory
+from dht.errors import NetworkError, SwarmError, UserError
+from dht.messages import RefusalCode
+from dht.transport import Transport
+from dht.types import ModelSpec, NodeRecord, NodeState, Plan, RouteStage, model_key
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_NETWORK = "anabranch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmConfig:
+    """How a client looks at the swarm. Times in seconds."""
+
+    network: str = DEFAULT_NETWORK
+    poll_s: float = 2.0
+    """Between looks at the DHT while all is well."""
+    wait_s: float = 60.0
+    """How long an answer waits for missing layers before it gives up; 0 gives up at once."""
+    avoid_s: float = 15.0
+    """How long a peer that failed is avoided, unless it joins anew."""
+    busy_s: float = 1.0
+    """How long a peer without room is avoided."""
+    attempt: AttemptConfig = field(default_factory=AttemptConfig)
+
+
+class Swarm:
+    """A connection to the peers that serve one model. Use as an async context manager."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        config: SwarmConfig,
+        open_transport: Callable[[], Awaitable[Transport]],
+        on_status: StatusCallback | None = None,
+    ) -> None:
+        self._config = config
+        self._open_transport = open_transport
+        self._on_status = on_status or (lambda text: logger.info("%s", text))
+        directory = Path(model)
+        self.tokenizer: Tokenizer | None = None
+        self.stop_token_ids: tuple[int, ...] = ()
+        self.model_name = model
+        if directory.is_dir():
+            self.model_name = directory.resolve().name
+            self.tokenizer = Tokenizer.load(directory)
+            self.stop_token_ids = stop_token_ids(directory)
+        elif model.startswith((".", "/", "~")) or not model:
+            raise UserError(f"{model!r} is not a directory; give a model's directory or its name")
+        self._nodes: dict[str, NodeRecord] = {}
+        self._router: Router | None = None
+        self._avoid: dict[str, tuple[float, float]] = {}
+        self._poll: asyncio.Task[None] | None = None
+        self.counters: Counter[str] = Counter()
+
+    @classmethod
+    def connect(
+        cls,
+        initial_peers: Sequence[str],
+        *,
+        model: str,
+        config: SwarmConfig | None = None,
+        on_status: StatusCallback | None = None,
+    ) -> "Swarm":
+        """A swarm reached through ``initial_peers`` (multiaddresses), for ``async with``.
+
+        ``model`` is a local directory (its tokenizer is used) or the name that peers serve it
+        under (token ids only). Entering raises UserError for malformed addresses and NetworkError
+        when nobody answers there.
+        """
+
+        async def open_transport() -> Transport:
+            from dht.hivemind_transport import HivemindTransport, TransportConfig
+            from dht.identity import Identity
+
+            return await HivemindTransport.create(
+                TransportConfig(
+                    identity=Identity.generate(),
+                    initial_peers=tuple(initial_peers),
+                    client_mode=True,
+                )
+            )
+
+        if not initial_peers:
+            raise UserError("give the address of at least one peer of the swarm")
+        return cls(
+            model=model,
+            config=config or SwarmConfig(),
+            open_transport=open_transport,
+            on_status=on_status,
+        )
+
+    async def __aenter__(self) -> "Swarm":
+        self._transport = await self._open_transport()
+        self._directory = Directory(
+            self._transport, self._config.network, model_key(self.model_name)
+        )
+        self._plans = PlanStore(self._transport, self._directory)
+        await self.refresh()
+        self._poll = asyncio.create_task(self._keep_fresh(), name="swarm view")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._poll is not None:
+            self._poll.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._poll
+        await self._transport.close()
+
+    # The view
+
+    @property
+    def nodes(self) -> dict[str, NodeRecord]:
+        """The peers' newest announcements by peer id."""
+        return self._nodes
+
+    @property
+    def plan(self) -> Plan | None:
+        """The newest plan that was seen and checked."""
+        return self._plans.newest
+
+    @property
+    def spec(self) -> ModelSpec | None:
+        """The model as the peers describe it; the description that most of them share."""
+        counted = Counter(record.model for record in self._nodes.values())
+        return counted.most_common(1)[0][0] if counted else None
+
+    async def refresh(self) -> None:
+        """Read node records and plan from the DHT now."""
+        self._nodes = await self._directory.nodes()
+        await self._plans.refresh()
+        plan = self._plans.newest
+        if plan is not None and (self._router is None or self._router.plan is not plan):
+            self._router = Router(plan)
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.poll_s)
+            try:
+                await self.refresh()
+            except NetworkError as error:
+                self.counters["refresh_failed"] += 1
+                logger.info("cannot read the DHT: %s", error)
+
+    def route(self) -> tuple[RouteStage, ...] | NoRoute:
+        """The next route: by the plan's flow, or over the node records where that fails."""
+        spec = self.spec
+        if spec is None:
+            return NoRoute(reason="nobody announces this model", missing=())
+        usable = {
+            peer_id: record
+            for peer_id, record in self._nodes.items()
+            if record.state is NodeState.SERVING
+            and record.model.fingerprint == spec.fingerprint
+            and not self._avoided(record)
+        }
+        if self._router is not None:
+            route = self._router.next_route(usable)
+            if not isinstance(route, NoRoute):
+                return route
+        return route_from_records(usable, spec.layers)
+
+    def _avoided(self, record: NodeRecord) -> bool:
+        until_s, joined = self._avoid.get(record.peer_id, (0.0, 0.0))
+        return asyncio.get_running_loop().time() < until_s and record.joined_unix_s <= joined
+
+    def _avoid_peer(self, peer_id: str, for_s: float) -> None:
+        record = self._nodes.get(peer_id)
+        joined = record.joined_unix_s if record is not None else 0.0
+        self._avoid[peer_id] = (asyncio.get_running_loop().time() + for_s, joined)
+
+    # Answers
+
+    async def answer_tokens(
+        self, log: AnswerLog, progress: Progress
+    ) -> AsyncGenerator[tuple[int, ...], None]:
+        """Tokens of ``log`` as they come; replays over another route when a stage is lost.
+
+        Raises UnavailableError when no route was found for ``wait_s``.
+        """
+        loop = asyncio.get_running_loop()
+        session = secrets.token_hex(16)
+        deadline_s = loop.time() + self._config.wait_s
+        waiting = Waiting(self._on_status)
+        while log.finish_reason is None:
+            route = self.route()
+            if isinstance(route, NoRoute):
+                await self._wait_for_route(route, waiting, deadline_s)
+                continue
+            try:
+                async with aclosing(self._attempt(session, route, log, progress)) as attempt:
+                    async for token_ids in attempt:
+                        waiting.over()
+                        deadline_s = loop.time() + self._config.wait_s
+                        yield token_ids
+            except StageRefusedError as error:
+                self._take_refusal(error)
+                waiting.heard(str(error))
+                if loop.time() > deadline_s:
+                    raise UnavailableError(f"peers refused for too long: {error}") from error
+            except StageFailedError as error:
+                self.counters["failovers"] += 1
+                progress.failovers += 1
+                self._on_status(f"{error}; going on over another route")
+                self._avoid_peer(error.peer_id, self._config.avoid_s)
+            log.epoch += 1
+
+    async def _wait_for_route(self, no_route: NoRoute, waiting: Waiting, deadline_s: float) -> None:
+        waiting.say(no_route)
+        if asyncio.get_running_loop().time() >= deadline_s:
+            raise UnavailableError(waiting.text, no_route.missing)
+        await asyncio.sleep(0.25)
+        try:
+            await self.refresh()
+        except NetworkError as error:
+            self.counters["refresh_failed"] += 1
+            logger.info("cannot read the DHT: %s", error)
+
+    def _take_refusal(self, error: StageRefusedError) -> None:
+        self.counters[f"refused_{error.code}"] += 1
+        match error.code:
+            case RefusalCode.BAD_REQUEST | RefusalCode.TOO_LONG:
+                raise SwarmError(str(error))
+            case RefusalCode.NO_KV | RefusalCode.TOO_MANY:
+                self._avoid_peer(error.peer_id, self._config.busy_s)
+            case RefusalCode.NOT_HELD | RefusalCode.DRAINING:
+                self._avoid_peer(error.peer_id, 2 * self._config.poll_s)
+            case _:
+                self._avoid_peer(error.peer_id, self._config.avoid_s)
+
+    def _attempt(
+        self,
+        session: str,
+        route: tuple[RouteStage, ...],
+        log: AnswerLog,
+        progress: Progress,
+    ) -> AsyncGenerator[tuple[int, ...], None]:
+        progress.route = route
+        addresses = tuple(self._nodes[stage.peer_id].addresses for stage in route)
+        return Attempt(
+            self._transport,
+            self._config.attempt,
+            session=session,
+            fingerprint=self._nodes[route[0].peer_id].model.fingerprint,
+            route=RouteAddresses(stages=route, addresses=addresses),
+            log=log,
+        ).tokens()
+
+    async def ready_spec(self) -> ModelSpec:
+        """The model's description; waits for a first peer as long as an answer would."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._config.wait_s
+        waiting = Waiting(self._on_status)
+        while (spec := self.spec) is None:
+            reason = f"nobody in this swarm announces {self.model_name}"
+            await self._wait_for_route(NoRoute(reason=reason, missing=()), waiting, deadline_s)
+        return spec
+
+    async def stream(
+        self, prompt: str | Sequence[int], options: GenerationOptions | None = None, **named: object
+    ) -> AsyncIterator[Piece]:
+        """Pieces of the answer to ``prompt`` (text, or token ids) as they come.
+
+        Options may be given as one object or by name, e.g. ``max_new_tokens=64``.
+        """
+        async with aclosing(aiter(self.begin(prompt, options, **named))) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def generate(
+        self, prompt: str | Sequence[int], options: GenerationOptions | None = None, **named: object
+    ) -> Answer:
+        """The whole answer to ``prompt`` with its figures."""
+        running = self.begin(prompt, options, **named)
+        async for _ in running:
+            pass
+        return running.answer()
+
+    def begin(
+        self, prompt: str | Sequence[int], options: GenerationOptions | None = None, **named: object
+    ) -> Generation:
+        """An answer to iterate over, whose :meth:`Generation.answer` has the figures after."""
+        if options is not None and named:
+            raise TypeError("give options as one object or by name, not both")
+        if options is None:
+            options = GenerationOptions(**named)  # type: ignore[arg-type]  # checked at run time
+        return Generation(self, prompt, options)

@@ -1,0 +1,121 @@
+"""Text to token ids and back, with pieces that never split a character, and stop strings."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dht.errors import UserError
+
+
+class Tokenizer:
+    """The model's own tokenizer, read from its directory; no weights are touched."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    @classmethod
+    def load(cls, directory: Path) -> "Tokenizer | None":
+        """The tokenizer in ``directory``; None where there is none (ids only).
+
+        Raises UserError for a file that cannot be read.
+        """
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            return None
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:
+            raise UserError(f"cannot read {path}: {error}") from error
+        return cls(backend)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of ``text`` with the special tokens that the model expects."""
+        return tuple(self._backend.encode(text).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ``token_ids`` without special tokens."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+
+def stop_token_ids(directory: Path) -> tuple[int, ...]:
+    """End-of-text ids that the model's configuration names, the generation file first."""
+    for name in ("generation_config.json", "config.json"):
+        try:
+            config = json.loads((directory / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        found = config.get("eos_token_id")
+        if isinstance(found, int):
+            return (found,)
+        if isinstance(found, list):
+            return tuple(token for token in found if isinstance(token, int))
+    return ()
+
+
+class Detokenizer:
+    """Turns tokens into text pieces as they come; pieces joined equal the whole text decoded.
+
+    A piece is held back while it ends in an unfinished character. Only the tokens since the last
+    safe boundary are decoded again, so a long answer costs no more per token than a short one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._token_ids: list[int] = []
+        self._prefix = 0
+        self._read = 0
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that became certain with these tokens."""
+        self._token_ids.extend(token_ids)
+        before = self._tokenizer.decode(self._token_ids[self._prefix : self._read])
+        after = self._tokenizer.decode(self._token_ids[self._prefix :])
+        if after.endswith("\ufffd"):
+            return ""
+        self._prefix, self._read = self._read, len(self._token_ids)
+        return after[len(before) :]
+
+    def flush(self) -> str:
+        """What was held back, at the end of the answer."""
+        before = self._tokenizer.decode(self._token_ids[self._prefix : self._read])
+        after = self._tokenizer.decode(self._token_ids[self._prefix :])
+        self._prefix = self._read = len(self._token_ids)
+        return after[len(before) :]
+
+
+class StopStrings:
+    """Cuts the answer before the first stop string, holding back what may become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """The part of the text that may be shown now."""
+        self._held += text
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            shown, self._held = self._held[: min(found)], ""
+            return shown
+        keep = max(
+            (
+                size
+                for stop in self._stops
+                for size in range(1, min(len(stop), len(self._held) + 1))
+                if self._held.endswith(stop[:size])
+            ),
+            default=0,
+        )
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+    def flush(self) -> str:
+        """What was held back, when the answer ended without a stop string."""
+        shown, self._held = self._held, ""
+        return shown

@@ -1,0 +1,64 @@
+"""What all commands share: one plain line per mistake, exit codes, interrupts.
+
+Exit codes: 0 done; 1 a fault of this software; 2 the caller's mistake; 3 the swarm cannot serve
+this now; 130 interrupted.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+from dht.errors import NetworkError, SwarmError, UserError
+
+EXIT_DONE = 0
+EXIT_USER = 2
+EXIT_SWARM = 3
+EXIT_INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one plain line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (--help lists what {self.prog} takes)")
+
+
+def run_command(
+    parse: Callable[[], argparse.Namespace],
+    main: Callable[[argparse.Namespace], Coroutine[Any, Any, int]],
+) -> int:
+    """Parse, run ``main`` in an event loop and return its exit code; errors go to stderr."""
+    level = logging.DEBUG if os.environ.get("ANABRANCH_DEBUG") else logging.WARNING
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        arguments = parse()
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(main(arguments))
+    except UserError as error:
+        return _say(error, EXIT_USER)
+    except (SwarmError, NetworkError) as error:
+        return _say(error, EXIT_SWARM)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+
+
+def _say(error: Exception, code: int) -> int:
+    text = " ".join(str(error).split())
+    sys.stderr.write(f"error: {text}\n")
+    return code
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
