@@ -119,12 +119,23 @@ class StageServer:
         self._hops = HopTable(transport, config.hops, self)
         self._hop_use: Counter[str] = Counter()
         self._stalled_feeds: set[str] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.counters: Counter[str] = Counter()
 
     @property
     def sessions(self) -> int:
         """Sessions that hold KV here."""
         return sum(live.session.state is not StageState.FINISHED for live in self._live.values())
+
+    async def wait_idle(self, limit_s: float) -> bool:
+        """Wait until no session holds KV here; False when ``limit_s`` passed before."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def start(self) -> None:
         """Accept streams from clients and other stages."""
@@ -319,6 +330,7 @@ class StageServer:
         now_s = asyncio.get_running_loop().time()
         live = _Live(session=session, upstream=upstream, touched_s=now_s)
         self._live[session.key] = live
+        self._idle.clear()
         self._hop_use.update(live.hop_peers)
         if session.is_last:
             session.state = StageState.ACTIVE
@@ -517,8 +529,7 @@ class StageServer:
         session = live.session
         session.state = StageState.FINISHED
         self.counters["finished"] += 1
-        self._engine.free(session.key)
-        self._hop_use.subtract(live.hop_peers)
+        self._release(live)
         if session.ring_peer is not None:
             self._hops.get(session.ring_peer).send(self._close_of(session))
 
@@ -563,8 +574,13 @@ class StageServer:
             return
         self._stalled_feeds.discard(session.key)
         if session.state is not StageState.FINISHED:
-            self._hop_use.subtract(live.hop_peers)
-            self._engine.free(session.key)
+            self._release(live)
+
+    def _release(self, live: _Live) -> None:
+        self._engine.free(live.session.key)
+        self._hop_use.subtract(live.hop_peers)
+        if self.sessions == 0:
+            self._idle.set()
 
     @staticmethod
     def _close_of(session: StageSession) -> SessionClose:

@@ -1,0 +1,191 @@
+"""Starts and ends real peer processes on this machine, for the demo, tests and benchmarks.
+
+Every peer runs ``python -m node.join --json-log`` in a process group of its own, so that ending
+the group ends whatever the peer started. All waits are for events in the peers' logs.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class PeerStartError(RuntimeError):
+    """A peer ended, or did not reach an event in time; the message holds the end of its log."""
+
+
+@dataclass(slots=True)
+class LocalPeer:
+    """One peer process and the events it wrote."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    events: list[dict[str, Any]] = field(default_factory=list)
+    _offset: int = 0
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """All events so far; other lines of the log are skipped."""
+        with self.log.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        complete = data.rfind(b"\n") + 1
+        self._offset += complete
+        for line in data[:complete].splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and "event" in event:
+                self.events.append(event)
+        return self.events
+
+    def find(self, event: str) -> dict[str, Any] | None:
+        """The newest event of that name."""
+        return next((e for e in reversed(self.read_events()) if e["event"] == event), None)
+
+    def wait_for(self, event: str, limit_s: float = 120.0, since: int = 0) -> dict[str, Any]:
+        """The first event of that name at index ``since`` or later; waits for it.
+
+        Raises PeerStartError when the process ends or ``limit_s`` passes before.
+        """
+        until_s = time.monotonic() + limit_s
+        while True:
+            for found in self.read_events()[since:]:
+                if found["event"] == event:
+                    return found
+            if self.process.poll() is not None:
+                raise PeerStartError(
+                    f"{self.name} ended with {self.process.returncode}: {self.tail()}"
+                )
+            if time.monotonic() > until_s:
+                raise PeerStartError(f"{self.name}: no {event!r} in {limit_s} s: {self.tail()}")
+            time.sleep(0.02)
+
+    def tail(self) -> str:
+        """The end of the log."""
+        return self.log.read_text(errors="replace")[-2000:]
+
+    @property
+    def address(self) -> str:
+        """A loopback multiaddress of this peer."""
+        addresses = self.wait_for("listening")["addresses"]
+        return str(next(a for a in addresses if "/127.0.0.1/" in a))
+
+    @property
+    def peer_id(self) -> str:
+        return str(self.wait_for("listening")["peer_id"])
+
+    def kill(self) -> None:
+        """SIGKILL to the peer's own process, as a crash would end it; its children remain."""
+        self.process.kill()
+        self.process.wait()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the peer's own process."""
+        self.process.send_signal(number)
+
+    def stop(self, limit_s: float = 20.0) -> int:
+        """Ask the peer to leave, and end its whole group if it does not; returns its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                pass
+        end_group(self.process.pid)
+        return self.process.wait()
+
+
+def end_group(group: int) -> None:
+    """SIGKILL to everything in a process group, which may be gone already."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+class LocalSwarm:
+    """Peers on loopback that found and join one swarm; use as a context manager."""
+
+    def __init__(
+        self, model: Path, *, environment: dict[str, str] | None = None, extra: Sequence[str] = ()
+    ) -> None:
+        self.model = model
+        self.peers: list[LocalPeer] = []
+        self._environment = environment or {}
+        self._extra = tuple(extra)
+        self._directory = tempfile.TemporaryDirectory(prefix="anabranch-")
+
+    @property
+    def directory(self) -> Path:
+        """Holds the peers' identities and logs."""
+        return Path(self._directory.name)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Loopback addresses of the peers that are alive."""
+        return [peer.address for peer in self.peers if peer.process.poll() is None]
+
+    def start_peer(
+        self, *, memory_gib: float | None = None, name: str | None = None, extra: Sequence[str] = ()
+    ) -> LocalPeer:
+        """Start one peer; the first founds the swarm. Returns at once."""
+        name = name or f"peer{len(self.peers)}"
+        initial = [peer.address for peer in self.peers if peer.process.poll() is None][:2]
+        command = [sys.executable, "-m", "node.join", "--model", str(self.model), "--cpu"]
+        command += ["--json-log", "--name", name, "--host", "127.0.0.1"]
+        command += ["--identity", str(self.directory / f"{name}.key")]
+        command += [] if memory_gib is None else ["--memory", f"{memory_gib:.9f}"]
+        command += ["--initial-peers", *initial] if initial else []
+        log = self.directory / f"{name}-{len(self.peers)}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [*command, *self._extra, *extra],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env={**os.environ, **self._environment},
+                start_new_session=True,
+            )
+        peer = LocalPeer(name=name, process=process, log=log)
+        self.peers.append(peer)
+        return peer
+
+    def wait_serving(self, limit_s: float = 180.0) -> None:
+        """Wait until every living peer serves."""
+        until_s = time.monotonic() + limit_s
+        for peer in self.peers:
+            if peer.process.poll() is None:
+                peer.wait_for("serving", max(1.0, until_s - time.monotonic()))
+
+    def stop(self) -> None:
+        """End every peer: first by asking all at once, then by force."""
+        for peer in self.peers:
+            if peer.process.poll() is None:
+                peer.process.send_signal(signal.SIGINT)
+        for peer in self.peers:
+            peer.stop()
+        self._directory.cleanup()
+
+    def __enter__(self) -> "LocalSwarm":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()

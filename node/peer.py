@@ -1,0 +1,252 @@
+"""A peer's life once it is connected: announce, measure links, follow the plan, serve, drain.
+
+Correctness never depends on the plan: what is announced is what is held, and the stage server
+refuses what is not.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+
+from coordinator.plan_store import PlanStore
+from coordinator.runtime import Coordinator
+
+from dht.directory import Directory
+from dht.errors import NetworkError
+from dht.transport import Transport
+from dht.types import (
+    LINKS_MAX,
+    NO_EPOCH,
+    Link,
+    LinksRecord,
+    NodeRecord,
+    NodeState,
+    Plan,
+    PlanEpoch,
+)
+from node.probe import ProbeServer, measure_link
+from node.report import Reporter, gibibytes, layers_sentence
+from node.stage import StageServer
+from node.stage_engine import EngineStage
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerConfig:
+    """Timings of a peer, in seconds."""
+
+    announce_every_s: float = 15.0
+    measure_every_s: float = 30.0
+    link_fresh_s: float = 240.0
+    """A link measured less long ago is not measured again."""
+    links_per_round: int = 8
+    move_s: float = 20.0
+    """How long sessions on layers that a plan takes away may go on before they are moved."""
+    cover_s: float = 30.0
+    """How long a peer waits for another holder of layers that only it still serves."""
+    drain_s: float = 30.0
+    """How long live sessions may go on when the peer leaves."""
+
+
+class Peer:
+    """Everything one volunteer's process does in the swarm."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        directory: Directory,
+        engine: EngineStage,
+        stage: StageServer,
+        coordinator: Coordinator,
+        plans: PlanStore,
+        reporter: Reporter,
+        record: NodeRecord,
+        config: PeerConfig,
+    ) -> None:
+        self._transport = transport
+        self._directory = directory
+        self._engine = engine
+        self._stage = stage
+        self._coordinator = coordinator
+        self._plans = plans
+        self._reporter = reporter
+        self._record = record
+        self._config = config
+        self._links: dict[str, Link] = {}
+        self._changed = asyncio.Event()
+        self._leaving = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    def leave(self) -> None:
+        """Start to drain; a second call ends the drain at once."""
+        if self._leaving.is_set():
+            self._hurry.set()
+        self._leaving.set()
+
+    async def run(self) -> None:
+        """Serve until :meth:`leave` is called, then drain and return."""
+        await ProbeServer(self._transport).start()
+        await self._stage.start()
+        await self._announce()
+        work = (
+            self._stage.run(),
+            self._coordinator.run(),
+            self._keep_announced(),
+            self._keep_measured(),
+            self._follow_plans(),
+        )
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(task) for task in work]
+            await self._leaving.wait()
+            await self._drain()
+            for task in tasks:
+                task.cancel()
+        await self._stage.close("the peer left")
+
+    # Announcing
+
+    def _set(self, state: NodeState, start: int, end: int, epoch: PlanEpoch) -> None:
+        self._record = replace(self._record, state=state, start=start, end=end, epoch=epoch)
+        self._changed.set()
+
+    async def _announce(self) -> None:
+        self._record = replace(
+            self._record,
+            kv_tokens_free=self._engine.kv_tokens_free,
+            sessions=self._stage.sessions,
+            addresses=self._transport.addresses[:8],
+        )
+        try:
+            if not await self._directory.publish(self._record):
+                logger.info("nobody took this peer's announcement")
+        except NetworkError as error:
+            logger.info("cannot announce: %s", error)
+
+    async def _keep_announced(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._config.announce_every_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            await self._announce()
+
+    # Measuring
+
+    async def _keep_measured(self) -> None:
+        while True:
+            try:
+                await self._measure_links()
+            except NetworkError as error:
+                logger.info("cannot measure links: %s", error)
+            await asyncio.sleep(self._config.measure_every_s)
+
+    async def _measure_links(self) -> None:
+        nodes = await self._directory.nodes()
+        now_s = self._transport.now()
+        fresh = {
+            peer_id: link
+            for peer_id, link in self._links.items()
+            if peer_id in nodes and now_s - link.measured_unix_s < self._config.link_fresh_s
+        }
+        missing = [peer_id for peer_id in nodes if peer_id not in fresh | {self._me: None}]
+        for peer_id in missing[: self._config.links_per_round]:
+            try:
+                fresh[peer_id] = await measure_link(
+                    self._transport, peer_id, nodes[peer_id].addresses
+                )
+            except NetworkError as error:
+                logger.info("no link from %s: %s", peer_id, error)
+        changed = fresh != self._links
+        self._links = fresh
+        if changed and fresh:
+            newest = sorted(fresh.values(), key=lambda link: -link.measured_unix_s)[:LINKS_MAX]
+            await self._directory.publish(LinksRecord(peer_id=self._me, links=tuple(newest)))
+
+    @property
+    def _me(self) -> str:
+        return self._transport.peer_id
+
+    # Following the plan
+
+    async def _follow_plans(self) -> None:
+        epoch = NO_EPOCH
+        while True:
+            plan = await self._plans.wait_newer(epoch)
+            epoch = plan.epoch
+            await self._enter(plan)
+
+    async def _enter(self, plan: Plan) -> None:
+        record = self._record
+        mine = plan.assignment_of(self._me)
+        if mine is None:
+            if record.state is NodeState.WAITING:
+                self._reporter.say("The plan has no layers for this peer yet; waiting.")
+            self._set(record.state, record.start, record.end, plan.epoch)
+            return
+        if record.state is NodeState.SERVING and (mine.start, mine.end) == (
+            record.start,
+            record.end,
+        ):
+            self._set(NodeState.SERVING, mine.start, mine.end, plan.epoch)
+            return
+        self._reporter.event("assigned", start=mine.start, end=mine.end, epoch=str(plan.epoch))
+        if record.state is NodeState.SERVING:
+            await self._make_room(mine.start, mine.end)
+        self._engine.stop_serving()
+        self._set(NodeState.LOADING, 0, 0, plan.epoch)
+        self._stage.fail_outside(0, 0, "the peer moves to other layers")
+        total = plan.model.layers
+        with self._reporter.phase(f"Loading layers {mine.start} to {mine.end - 1}") as meter:
+            loaded_bytes = await self._engine.load(mine.start, mine.end, meter.update)
+        self._engine.start_serving(mine.start, mine.end)
+        self._set(NodeState.SERVING, mine.start, mine.end, plan.epoch)
+        await self._announce()
+        self._reporter.event(
+            "serving", start=mine.start, end=mine.end, epoch=str(plan.epoch), bytes=loaded_bytes
+        )
+        self._reporter.say(
+            f"{layers_sentence(mine.start, mine.end, total, NodeState.SERVING)}"
+            f" ({gibibytes(loaded_bytes)} read, room for {self._engine.kv_tokens_free} tokens)"
+        )
+
+    async def _make_room(self, start: int, end: int) -> None:
+        """Wait, within bounds, until others hold what this peer will drop and sessions ended."""
+        old = self._record
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._config.cover_s
+        while loop.time() < until_s:
+            others = [
+                record
+                for peer_id, record in (await self._directory.nodes()).items()
+                if peer_id != self._me and record.state is NodeState.SERVING
+            ]
+            lost = [
+                layer
+                for layer in range(old.start, old.end)
+                if not start <= layer < end
+                and not any(record.start <= layer < record.end for record in others)
+            ]
+            if not lost:
+                break
+            await asyncio.sleep(1.0)
+        self._engine.stop_serving()
+        self._set(NodeState.LOADING, 0, 0, old.epoch)
+        await self._stage.wait_idle(self._config.move_s)
+
+    # Leaving
+
+    async def _drain(self) -> None:
+        self._engine.stop_serving()
+        self._set(NodeState.DRAINING, 0, 0, self._record.epoch)
+        self._reporter.event("draining", sessions=self._stage.sessions)
+        self._reporter.say(f"Leaving: {self._stage.sessions} sessions to finish first.")
+        await self._announce()
+        drained = asyncio.create_task(self._stage.wait_idle(self._config.drain_s))
+        hurried = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (drained, hurried):
+            task.cancel()
