@@ -4,6 +4,7 @@ Every peer runs ``python -m node.join --json-log`` in a process group of its own
 the group ends whatever the peer started. All waits are for events in the peers' logs.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -99,10 +100,8 @@ class LocalPeer:
         """Ask the peer to leave, and end its whole group if it does not; returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                pass
         end_group(self.process.pid)
         return self.process.wait()
 

@@ -1,0 +1,135 @@
+"""``make demo``: three peers, none of which can hold the model, answer a prompt together.
+
+Each peer is a process of its own. The demo prints who holds which layers, the plan's flow, the
+text as it streams, its figures, and whether the same model in one process says the same. With
+``--keep`` (``make swarm``) the swarm stays until Ctrl-C.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.local_swarm import ROOT, LocalSwarm
+from bench.reference import Reference, memory_for
+from client import Answer, Swarm
+from dht.types import Plan
+
+MODEL = ROOT / "models" / "brook"
+SHARES = (0.62, 0.45, 0.36)
+"""Of the memory that the whole model needs: nobody can hold it, any two nearly can."""
+PROMPT = "Once upon a time"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.demo", description=__doc__)
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--prompt", default=PROMPT)
+    parser.add_argument("--max-new-tokens", type=int, default=160)
+    parser.add_argument("--keep", action="store_true", help="leave the swarm running until Ctrl-C")
+    return parser.parse_args()
+
+
+async def ask(
+    console: Console, addresses: list[str], arguments: argparse.Namespace
+) -> tuple[Plan | None, dict[str, str], Answer, float]:
+    """Connect one client and stream an answer; the plan and the peers' names come with it."""
+    async with Swarm.connect(
+        addresses, model=str(arguments.model), on_status=lambda text: console.print(f"[dim]{text}")
+    ) as swarm:
+        await swarm.generate("Hello", max_new_tokens=2)  # the first request opens connections
+        await swarm.refresh()
+        plan, names = swarm.plan, {peer: node.name for peer, node in swarm.nodes.items()}
+        if plan is not None:
+            console.print(plan_table(plan, names))
+        console.print(f"\n[bold]{arguments.prompt}[/bold]", end="", highlight=False)
+        running = swarm.begin(arguments.prompt, max_new_tokens=arguments.max_new_tokens)
+        started_s = time.perf_counter()
+        async for piece in running:
+            console.print(piece.text, end="", highlight=False, markup=False, soft_wrap=True)
+        console.print("\n")
+        return plan, names, running.answer(), time.perf_counter() - started_s
+
+
+def plan_table(plan: Plan, names: dict[str, str]) -> Table:
+    """Who holds which layers, and the flow over each."""
+    table = Table(
+        title=f"Plan {plan.epoch} by {plan.planner}: max flow {plan.flow_tokens_per_s:.0f} tokens/s"
+        f" (bound {plan.bound_tokens_per_s:.0f})"
+    )
+    for column in ("peer", "layers", "flow in, tokens/s"):
+        table.add_column(column, justify="left" if column == "peer" else "right")
+    for assignment in sorted(plan.assignments, key=lambda a: (a.start, a.end)):
+        inflow = sum(e.tokens_per_s for e in plan.edges if e.head == assignment.peer_id)
+        table.add_row(
+            names.get(assignment.peer_id, assignment.peer_id[-8:]),
+            f"{assignment.start}-{assignment.end - 1} of {plan.model.layers}",
+            f"{inflow:.0f}",
+        )
+    return table
+
+
+def main() -> int:
+    arguments = parse()
+    console = Console()
+    whole = memory_for(arguments.model)
+    shares = [share * whole for share in SHARES]
+    console.print(
+        f"The model needs {whole / 2**20:.1f} MiB; the three peers lend"
+        f" {', '.join(f'{share / 2**20:.1f}' for share in shares)} MiB. Starting them …"
+    )
+    started_s = time.perf_counter()
+    with LocalSwarm(arguments.model) as swarm:
+        for index, share in enumerate(shares):
+            swarm.start_peer(memory_gib=share / 2**30, name=f"volunteer-{index + 1}")
+        swarm.wait_serving()
+        console.print(f"All three serve after {time.perf_counter() - started_s:.1f} s.\n")
+        _, names, answer, total_s = asyncio.run(ask(console, swarm.addresses, arguments))
+        route = " → ".join(
+            f"{names.get(stage.peer_id, stage.peer_id[-8:])} [{stage.start}, {stage.end})"
+            for stage in answer.route
+        )
+        rate = len(answer.token_ids) / total_s
+        console.print(
+            f"{len(answer.token_ids)} tokens, first after {answer.ttft_s * 1e3:.0f} ms,"
+            f" {rate:.1f} tokens/s, over {route}"
+        )
+        reference = Reference.load(arguments.model)
+        prompt_ids = reference.encode(arguments.prompt)
+        expected, single_s = reference.greedy(prompt_ids, arguments.max_new_tokens)
+        identical = tuple(expected) == answer.token_ids
+        console.print(
+            f"One process, transformers' generate: {len(expected) / single_s:.1f} tokens/s;"
+            f" its text is {'identical' if identical else 'DIFFERENT'}."
+        )
+        if arguments.keep:
+            keep(console, swarm, arguments.model)
+    console.print("All peers have left.")
+    return 0 if identical else 1
+
+
+def keep(console: Console, swarm: LocalSwarm, model: Path) -> None:
+    """Leave the peers running until Ctrl-C, with the command that asks them."""
+    console.print(
+        "\nThe swarm keeps running; Ctrl-C ends it. Ask it from another terminal:\n"
+        f"  .venv/bin/python -m client.generate --model {model}"
+        f" --prompt 'Once' --initial-peers {swarm.addresses[0]}\n"
+        "Another peer joins with:\n"
+        f"  .venv/bin/python -m node.join --cpu --model {model} --identity /tmp/guest.key"
+        f" --initial-peers {swarm.addresses[0]}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    try:
+        while all(peer.process.poll() is None for peer in swarm.peers):
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        console.print("\nEnding the swarm …")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

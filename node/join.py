@@ -1,0 +1,282 @@
+"""``python -m node.join``: lend this machine to a swarm.
+
+Without ``--initial-peers`` it founds a swarm and prints the command that others should type.
+Ctrl-C leaves cleanly: live sessions finish first; a second Ctrl-C leaves at once.
+"""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.errors import NetworkError, UserError
+from dht.types import ModelSpec, NodeRecord, NodeState, model_key
+from node.report import Reporter, gibibytes
+
+if TYPE_CHECKING:
+    from dht.hivemind_transport import HivemindTransport
+    from dht.identity import Identity
+
+    from dht.directory import Directory
+    from node.hardware import Machine
+    from node.stage_engine import EngineStage
+    from node.weights import WeightStore
+
+DEFAULT_IDENTITY = Path("~/.anabranch/identity.key")
+NAME_MAX = 64
+
+
+def parse() -> argparse.Namespace:
+    """The command's arguments; raises UserError."""
+    parser = Parser(
+        prog="python -m node.join",
+        description="Lend this machine to a swarm that serves one large language model.",
+        epilog="exit codes: 0 left cleanly, 2 your mistake, 3 the swarm cannot be joined now",
+    )
+    parser.add_argument(
+        "--model", required=True, metavar="M", help="the model's directory (Hugging Face layout)"
+    )
+    device = parser.add_mutually_exclusive_group()
+    device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
+    device.add_argument("--cpu", action="store_true", help="compute on the CPU")
+    parser.add_argument(
+        "--memory",
+        type=float,
+        metavar="GIB",
+        help="memory to lend to weights and sessions (default: 85%% of the GPU's free memory,"
+        " half of the free memory with --cpu)",
+    )
+    parser.add_argument(
+        "--initial-peers",
+        nargs="+",
+        default=[],
+        metavar="ADDR",
+        help="multiaddresses of peers of the swarm to join; without them a new swarm is founded",
+    )
+    parser.add_argument("--port", type=int, default=0, help="TCP port (default: any free one)")
+    parser.add_argument(
+        "--host",
+        default="0.0.0.0",
+        help="IPv4 address to listen on (default: all)",
+    )
+    parser.add_argument(
+        "--identity",
+        type=Path,
+        default=DEFAULT_IDENTITY,
+        metavar="FILE",
+        help=f"this peer's secret key, made when missing (default {DEFAULT_IDENTITY})",
+    )
+    parser.add_argument("--name", default="", help="shown to others on the health page")
+    parser.add_argument("--network", default="anabranch", help="name of the network")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="compute in this dtype (default: float32 on the CPU, bfloat16 on a GPU)",
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    parser.add_argument(
+        "--json-log", action="store_true", help="one JSON object per event, to stderr"
+    )
+    arguments = parser.parse_args()
+    _check(arguments)
+    return arguments
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.gpu is None and not arguments.cpu:
+        arguments.cpu = not _has_gpu()
+        arguments.gpu = None if arguments.cpu else 0
+    arguments.model_name = Path(arguments.model).resolve().name
+    if not 0 <= arguments.port <= 65535:
+        raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
+    if arguments.threads is not None and arguments.threads < 1:
+        raise UserError(f"--threads is {arguments.threads}; it must be at least 1")
+    if len(arguments.name) > NAME_MAX:
+        raise UserError(f"--name has {len(arguments.name)} characters; the limit is {NAME_MAX}")
+    if "/" in arguments.network or not 0 < len(arguments.network) <= NAME_MAX:
+        raise UserError(
+            f"--network is {arguments.network[:80]!r}; it takes 1 to {NAME_MAX} characters, no /"
+        )
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
+
+
+async def main(arguments: argparse.Namespace) -> int:
+    """Join, serve until interrupted, leave."""
+    reporter = Reporter(json_log=arguments.json_log)
+    try:
+        return await _join(arguments, reporter)
+    except (UserError, NetworkError) as error:
+        reporter.event("error", message=str(error))
+        raise
+
+
+async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
+    from dht.identity import Identity
+
+    from node.weights import WeightStore
+
+    store = WeightStore.open(arguments.model)
+    identity = Identity.load_or_create(arguments.identity.expanduser())
+    transport = await _connect(arguments, identity, reporter)
+    try:
+        from node.hardware import machine_of
+
+        machine = machine_of(arguments.gpu, arguments.memory)
+        reporter.say(
+            f"{machine.device.name}: {gibibytes(machine.free_bytes)} free,"
+            f" {gibibytes(machine.lend_bytes)} lent"
+        )
+        engine = await _open_engine(arguments, store, machine, reporter)
+        try:
+            await _serve(arguments, transport, engine, machine, reporter)
+        finally:
+            engine.close()
+    finally:
+        await transport.close()
+    reporter.event("left")
+    reporter.say("Left the swarm.")
+    return EXIT_DONE
+
+
+async def _connect(
+    arguments: argparse.Namespace, identity: "Identity", reporter: Reporter
+) -> "HivemindTransport":
+    from dht.hivemind_transport import HivemindTransport, TransportConfig
+
+    where = "Joining the swarm" if arguments.initial_peers else "Founding a swarm"
+    with reporter.phase(where):
+        try:
+            transport = await HivemindTransport.create(
+                TransportConfig(
+                    identity=identity,
+                    port=arguments.port,
+                    host=arguments.host,
+                    initial_peers=tuple(arguments.initial_peers),
+                )
+            )
+        except NetworkError as error:
+            raise UserError(str(error)) from error
+    reporter.event("listening", peer_id=transport.peer_id, addresses=list(transport.addresses))
+    reporter.say(f"This peer is {transport.peer_id}")
+    if not arguments.initial_peers:
+        reporter.say("Others join with:")
+        reporter.say(
+            f"  python -m node.join --model {arguments.model} --initial-peers"
+            f" {transport.addresses[0]}"
+        )
+    return transport
+
+
+async def _open_engine(
+    arguments: argparse.Namespace, store: "WeightStore", machine: "Machine", reporter: Reporter
+) -> "EngineStage":
+    from node.stage_engine import EngineStage
+
+    dtype = arguments.dtype or ("float32" if machine.torch_device == "cpu" else "bfloat16")
+    with reporter.phase("Measuring this machine"):
+        engine = await EngineStage.open(
+            store,
+            name=arguments.model_name,
+            torch_device=machine.torch_device,
+            dtype=dtype,
+            memory_bytes=machine.lend_bytes,
+            threads=arguments.threads,
+        )
+    fastest = max(engine.tokens_per_s)
+    reporter.event(
+        "measured", tokens_per_s=list(engine.tokens_per_s), layers_max=len(engine.tokens_per_s)
+    )
+    reporter.say(
+        f"Up to {len(engine.tokens_per_s)} of {engine.spec.layers} layers fit;"
+        f" {engine.tokens_per_s[-1]:.0f} tokens/s with all of them, {fastest:.0f} with one"
+    )
+    return engine
+
+
+async def _serve(
+    arguments: argparse.Namespace,
+    transport: "HivemindTransport",
+    engine: "EngineStage",
+    machine: "Machine",
+    reporter: Reporter,
+) -> None:
+    from coordinator.runtime import Coordinator
+
+    from dht.directory import Directory
+    from node import VERSION
+    from node.peer import Peer, PeerConfig
+    from node.stage import StageConfig, StageServer
+
+    directory = Directory(transport, arguments.network, model_key(engine.spec.name))
+    await _refuse_other_weights(directory, engine.spec)
+    engine.peer_id = transport.peer_id
+    stage = StageServer(transport, engine, StageConfig())
+    engine.on_results = stage.on_results
+    coordinator = Coordinator(transport, directory, on_event=reporter.event)
+    record = NodeRecord(
+        peer_id=transport.peer_id,
+        name=arguments.name,
+        version=VERSION,
+        device=machine.device,
+        model=engine.spec,
+        memory_bytes=machine.lend_bytes,
+        kv_tokens_min=engine.kv_tokens_min,
+        tokens_per_s=engine.tokens_per_s,
+        state=NodeState.WAITING,
+        joined_unix_s=transport.now(),
+    )
+    peer = Peer(
+        transport=transport,
+        directory=directory,
+        engine=engine,
+        stage=stage,
+        coordinator=coordinator,
+        reporter=reporter,
+        record=record,
+        config=PeerConfig(),
+    )
+    with _on_interrupt(peer.leave):
+        await peer.run()
+
+
+async def _refuse_other_weights(directory: "Directory", mine: ModelSpec) -> None:
+    """A swarm serves one set of weights under one name."""
+    others = [record.model for record in (await directory.nodes()).values()]
+    if others and all(model.fingerprint != mine.fingerprint for model in others):
+        raise UserError(
+            f"this swarm serves other weights as {mine.name}: theirs are"
+            f" {others[0].fingerprint[:12]}, yours {mine.fingerprint[:12]}"
+        )
+
+
+class _on_interrupt:
+    """While active, SIGINT and SIGTERM call ``leave`` instead of raising."""
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave = leave
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._loop.add_signal_handler(number, self._leave)
+            except NotImplementedError:  # Windows
+                signal.signal(number, lambda *_: self._loop.call_soon_threadsafe(self._leave))
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._loop.remove_signal_handler(number)
+            except NotImplementedError:
+                signal.signal(number, signal.default_int_handler)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(parse, main))

@@ -1,0 +1,64 @@
+"""The token log accepts every token exactly once."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.answer import AnswerLog, AnswerRequest
+from dht.messages import FinishReason, Sampling
+
+STOP = 7
+
+
+def make_log(new: int = 10, prompt: int = 3) -> AnswerLog:
+    sampling = Sampling(stop_token_ids=(STOP,))
+    return AnswerLog(
+        request=AnswerRequest(
+            prompt_ids=tuple(range(100, 100 + prompt)), max_new_tokens=new, sampling=sampling
+        )
+    )
+
+
+@pytest.mark.property
+@given(
+    answer=st.lists(st.integers(8, 50), min_size=1, max_size=20),
+    frames=st.lists(st.tuples(st.integers(0, 19), st.integers(1, 6), st.integers(0, 1))),
+)
+def test_repeated_late_and_stale_frames_change_nothing(
+    answer: list[int], frames: list[tuple[int, int, int]]
+) -> None:
+    log = make_log(new=len(answer))
+    log.epoch = 1
+    delivered: list[int] = []
+    in_order = [(start, 1, 1) for start in range(len(answer))]
+    for start, size, epoch in [*frames, *in_order]:
+        part = tuple(answer[start : start + size])
+        before = log.next_position
+        got = log.accept(epoch=epoch, position=3 + start, token_ids=part)
+        if epoch == 0 or 3 + start > before:
+            assert got == ()
+        delivered.extend(got)
+        assert delivered == answer[: len(delivered)] == log.token_ids
+    assert log.token_ids == answer
+    assert log.finish_reason is FinishReason.LENGTH
+
+
+def test_nothing_follows_a_stop_token() -> None:
+    log = make_log()
+    assert log.accept(epoch=0, position=3, token_ids=(1, STOP, 2)) == (1, STOP)
+    assert log.finish_reason is FinishReason.STOP
+    assert log.accept(epoch=0, position=5, token_ids=(2,)) == ()
+
+
+def test_nothing_exceeds_the_length() -> None:
+    log = make_log(new=2)
+    assert log.accept(epoch=0, position=3, token_ids=(1, 2, 3, 4)) == (1, 2)
+    assert log.finish_reason is FinishReason.LENGTH
+
+
+def test_a_replay_asks_for_the_rest() -> None:
+    log = make_log(new=5)
+    log.accept(epoch=0, position=3, token_ids=(1, 2))
+    assert log.replay_ids == (100, 101, 102, 1, 2)
+    assert log.remaining_tokens == 3
+    assert log.next_position == 5
