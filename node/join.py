@@ -19,9 +19,9 @@ from node.report import Reporter, gibibytes
 
 if TYPE_CHECKING:
     from dht.hivemind_transport import HivemindTransport
-    from dht.identity import Identity
 
     from dht.directory import Directory
+    from dht.identity import Identity
     from node.hardware import Machine
     from node.stage_engine import EngineStage
     from node.weights import WeightStore
@@ -60,7 +60,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="TCP port (default: any free one)")
     parser.add_argument(
         "--host",
-        default="0.0.0.0",
+        default="0.0.0.0",  # noqa: S104  a peer is there to be reached
         help="IPv4 address to listen on (default: all)",
     )
     parser.add_argument(
@@ -119,7 +119,6 @@ async def main(arguments: argparse.Namespace) -> int:
 
 async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from dht.identity import Identity
-
     from node.weights import WeightStore
 
     store = WeightStore.open(arguments.model)
