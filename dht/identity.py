@@ -1,0 +1,183 @@
+"""Who a peer is: an Ed25519 key pair whose public half is the peer id itself.
+
+The file is libp2p's protobuf ``PrivateKey``, so that any libp2p implementation takes it as it is.
+A peer id is the base58 text of the identity multihash of the protobuf public key
+(https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md), ``12D3KooW…``, so a signature
+is checked with nothing but the id of the peer that made it.
+"""
+
+import importlib
+import os
+import stat
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any
+
+import base58
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from dht.errors import PeerError, UserError
+
+fcntl: Any
+try:
+    fcntl = importlib.import_module("fcntl")
+except ImportError:  # Windows has none: there two processes may share a file unnoticed
+    fcntl = None
+
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+_PEER_ID_CHARS_MAX = 64
+_PRIVATE_HEAD = bytes([0x08, 0x01, 0x12, 2 * KEY_BYTES])
+"""Protobuf PrivateKey: field 1 (type) = Ed25519, field 2 (data) = seed and public key."""
+_PUBLIC_HEAD = bytes([0x00, KEY_BYTES + 4, 0x08, 0x01, 0x12, KEY_BYTES])
+"""Identity multihash of a protobuf PublicKey: hash code 0, length, then type and data."""
+
+
+class Identity:
+    """A peer's key pair. Holds the lock of its file, if it has one, until :meth:`release`."""
+
+    def __init__(self, seed: bytes, *, path: Path | None = None, lock: IO[bytes] | None = None):
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self._seed = seed
+        self._public = self._key.public_key().public_bytes_raw()
+        self._lock = lock
+        self.path = path
+        """Where the key is kept; None for one that lives in memory only."""
+        self.peer_id = base58.b58encode(_PUBLIC_HEAD + self._public).decode()
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id})"
+
+    @classmethod
+    def generate(cls) -> "Identity":
+        """A new identity in memory, for clients and tests."""
+        return cls(os.urandom(KEY_BYTES))
+
+    @classmethod
+    def load_or_create(cls, path: str | os.PathLike[str]) -> "Identity":
+        """The identity kept in ``path``, made at the first call and locked for this process.
+
+        Raises UserError, saying what to do, when the file cannot be read or written, is not an
+        identity, can be read by other users, or is in use by another process.
+        """
+        file = Path(path).expanduser()
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = _take_lock(file)
+            try:
+                seed = _read(file) if file.exists() else _create(file)
+            except BaseException:
+                if lock is not None:
+                    lock.close()
+                raise
+        except OSError as error:
+            raise UserError(
+                f"cannot use identity file {file}: {error.strerror or error}; give another path"
+            ) from error
+        return cls(seed, path=file, lock=lock)
+
+    def sign(self, data: bytes) -> bytes:
+        """The signature of ``data``, 64 bytes."""
+        return self._key.sign(data)
+
+    def libp2p_bytes(self) -> bytes:
+        """The protobuf ``PrivateKey``, which is also the content of the identity file."""
+        return _PRIVATE_HEAD + self._seed + self._public
+
+    def release(self) -> None:
+        """Let other processes use the identity file. Calling it twice is harmless."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def public_key_of(peer_id: str) -> Ed25519PublicKey:
+    """The public key that ``peer_id`` carries; raises PeerError when it carries none."""
+    key = _public_key(peer_id[: _PEER_ID_CHARS_MAX + 1])
+    if key is None:
+        raise PeerError(f"peer id {peer_id[:_PEER_ID_CHARS_MAX]!r} carries no Ed25519 key")
+    return key
+
+
+def verify(peer_id: str, data: bytes, signature: bytes) -> bool:
+    """Whether ``signature`` of ``data`` was made by ``peer_id``; never raises."""
+    key = _public_key(peer_id[: _PEER_ID_CHARS_MAX + 1])
+    if key is None or len(signature) != SIGNATURE_BYTES:
+        return False
+    try:
+        key.verify(signature, data)
+    except InvalidSignature:
+        return False
+    return True
+
+
+@lru_cache(maxsize=8192)
+def _public_key(peer_id: str) -> Ed25519PublicKey | None:
+    if len(peer_id) > _PEER_ID_CHARS_MAX:
+        return None
+    try:
+        raw = base58.b58decode(peer_id)
+    except ValueError:
+        return None
+    # The text must be the only one of its bytes, so that one key is never two peers.
+    if raw[:6] != _PUBLIC_HEAD or len(raw) != 6 + KEY_BYTES:
+        return None
+    if base58.b58encode(raw).decode() != peer_id:
+        return None
+    try:
+        return Ed25519PublicKey.from_public_bytes(raw[6:])
+    except ValueError:
+        return None
+
+
+def _take_lock(file: Path) -> IO[bytes] | None:
+    if fcntl is None:
+        return None
+    lock = open(file.with_name(file.name + ".lock"), "ab")  # noqa: SIM115  (held until release)
+    try:
+        os.chmod(lock.name, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise UserError(
+            f"identity file {file} is in use by another process; stop it or give another path"
+        ) from None
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def _read(file: Path) -> bytes:
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if os.name == "posix" and mode & 0o077:
+        raise UserError(
+            f"identity file {file} has mode {mode:03o}, other users can read it;"
+            f" run: chmod 600 {file}"
+        )
+    with file.open("rb") as opened:
+        data = opened.read(1 << 12)
+    seed, public = data[4 : 4 + KEY_BYTES], data[4 + KEY_BYTES :]
+    if len(data) != 4 + 2 * KEY_BYTES or not data.startswith(_PRIVATE_HEAD):
+        raise UserError(f"{file} is no Ed25519 identity; move it away to get a new one")
+    if Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw() != public:
+        raise UserError(f"identity file {file} is damaged; move it away to get a new one")
+    return seed
+
+
+def _create(file: Path) -> bytes:
+    """Write a new key under another name first, so that a crash never leaves half a file."""
+    identity = Identity.generate()
+    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 600
+    try:
+        with os.fdopen(handle, "wb") as opened:
+            opened.write(identity.libp2p_bytes())
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(name, file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return identity._seed
