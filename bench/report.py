@@ -14,15 +14,8 @@ from bench.local_swarm import ROOT
 
 def provenance(seed: int) -> dict[str, Any]:
     """Commit, machine, versions and seed."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    dirty = subprocess.run(
-        ["git", "status", "--porcelain", "--untracked-files=no"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
+    commit = _git("rev-parse", "--short", "HEAD")
+    dirty = _git("status", "--porcelain", "--untracked-files=no")
     return {
         "commit": commit + ("+changes" if dirty else ""),
         "cpu": _cpu_name(),
@@ -33,6 +26,13 @@ def provenance(seed: int) -> dict[str, Any]:
         "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
         "seed": seed,
     }
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
 
 
 def _module() -> str:

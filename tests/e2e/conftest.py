@@ -1,0 +1,39 @@
+"""Swarms of real processes, shared by the tests that only ask them things."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.local_swarm import ROOT, LocalSwarm
+from bench.reference import Reference, memory_for
+
+MODEL = ROOT / "models" / "brook"
+
+
+def start_swarm(shares: tuple[float, ...], model: Path = MODEL) -> LocalSwarm:
+    """Peers that lend these parts of the whole model's memory; the caller stops the swarm."""
+    whole_gib = memory_for(model) / 2**30
+    swarm = LocalSwarm(model, extra=("--threads", "1"))
+    try:
+        for share in shares:
+            swarm.start_peer(memory_gib=share * whole_gib)
+        swarm.wait_serving()
+    except BaseException:
+        swarm.stop()
+        raise
+    return swarm
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    return Reference.load(MODEL)
+
+
+@pytest.fixture(scope="module", params=[3, 5])
+def swarm(request: pytest.FixtureRequest) -> Iterator[LocalSwarm]:
+    """3 or 5 peers of unequal memory; none can hold the model."""
+    shares = {3: (0.62, 0.45, 0.36), 5: (0.36, 0.3, 0.3, 0.28, 0.26)}[request.param]
+    started = start_swarm(shares)
+    yield started
+    started.stop()

@@ -1,0 +1,122 @@
+"""Mistakes: one plain line on stderr, exit code 2, no traceback."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.local_swarm import ROOT, LocalSwarm
+from tests.e2e.conftest import MODEL
+
+pytestmark = pytest.mark.e2e
+
+DEAD = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+
+
+def run(module: str, *arguments: str, limit_s: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+
+
+def assert_plain(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+def copied(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(MODEL, tmp_path / "model"))
+
+
+def join(tmp_path: Path, model: Path | str, *more: str) -> subprocess.CompletedProcess[str]:
+    identity = str(tmp_path / "id.key")
+    return run(
+        "node.join", "--model", str(model), "--identity", identity, "--host", "127.0.0.1", *more
+    )
+
+
+def test_a_missing_model_directory(tmp_path: Path) -> None:
+    assert_plain(join(tmp_path, tmp_path / "nowhere", "--cpu"), "nowhere")
+
+
+def test_a_model_without_safetensors(tmp_path: Path) -> None:
+    model = copied(tmp_path)
+    (model / "model.safetensors").unlink()
+    assert_plain(join(tmp_path, model, "--cpu"), "safetensors")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage"])
+def test_a_corrupted_file(tmp_path: Path, damage: str) -> None:
+    model = copied(tmp_path)
+    weights = model / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[: len(data) // 2] if damage == "truncated" else b"\xff" * 4096)
+    assert_plain(join(tmp_path, model, "--cpu"), "model.safetensors")
+
+
+@pytest.mark.parametrize("address", ["nonsense", "/ip4/127.0.0.1/tcp/4001", "127.0.0.1:4001"])
+def test_an_address_that_is_no_multiaddr(tmp_path: Path, address: str) -> None:
+    assert_plain(join(tmp_path, MODEL, "--cpu", "--initial-peers", address), address)
+    ask = ("--model", str(MODEL), "--prompt", "x", "--initial-peers", address)
+    assert_plain(run("client.generate", *ask), address)
+
+
+def test_an_address_where_nobody_answers(tmp_path: Path) -> None:
+    assert_plain(join(tmp_path, MODEL, "--cpu", "--initial-peers", DEAD), "127.0.0.1/tcp/9")
+    ask = ("--model", str(MODEL), "--prompt", "x", "--initial-peers", DEAD)
+    assert_plain(run("client.generate", *ask), "127.0.0.1/tcp/9")
+
+
+def test_a_gpu_that_does_not_exist(tmp_path: Path) -> None:
+    assert_plain(join(tmp_path, MODEL, "--gpu", "77"), "GPU 77")
+
+
+def test_less_memory_than_one_layer_needs_says_how_much_would_do(tmp_path: Path) -> None:
+    done = join(tmp_path, MODEL, "--cpu", "--memory", "0.0001")
+    assert_plain(done, "--memory", "GiB")
+
+
+def test_negative_memory_and_absurd_ports(tmp_path: Path) -> None:
+    assert_plain(join(tmp_path, MODEL, "--cpu", "--memory", "-1"), "--memory")
+    assert_plain(join(tmp_path, MODEL, "--cpu", "--port", "99999"), "--port")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--temperature", "-1"),
+        ("--temperature", "1e9"),
+        ("--temperature", "nan"),
+        ("--temperature", "warm"),
+        ("--top-p", "0"),
+        ("--top-p", "2"),
+        ("--top-k", "-3"),
+        ("--seed", "-1"),
+        ("--max-new-tokens", "0"),
+        ("--prompt-ids", "1,x"),
+    ],
+)
+def test_absurd_sampling_values(option: str, value: str) -> None:
+    prompt = () if option == "--prompt-ids" else ("--prompt", "x")
+    ask = ("--model", str(MODEL), "--initial-peers", DEAD, *prompt, option, value)
+    assert_plain(run("client.generate", *ask), option.lstrip("-").replace("-", "").split()[0][:3])
+
+
+def test_a_prompt_longer_than_the_context_and_a_wrong_id(swarm: LocalSwarm) -> None:
+    context = json.loads((MODEL / "config.json").read_text())["max_position_embeddings"]
+    ask = ("--model", str(MODEL), "--initial-peers", *swarm.addresses)
+    too_long = ",".join(["300"] * (context + 1))
+    assert_plain(run("client.generate", *ask, "--prompt-ids", too_long), str(context))
+    assert_plain(run("client.generate", *ask, "--prompt-ids", "99999999"), "99999999")

@@ -1,0 +1,103 @@
+"""Peers that are killed: another coordinator, another plan, and a client that says what it sees."""
+
+import asyncio
+import queue
+import threading
+
+import psutil
+import pytest
+
+from bench.local_swarm import LocalPeer, LocalSwarm
+from bench.reference import Reference, memory_for
+from client import BlockingSwarm
+from tests.e2e.conftest import MODEL, start_swarm
+
+pytestmark = pytest.mark.e2e
+
+PROMPT = "Once upon a time"
+
+
+def coordinator_of(swarm: LocalSwarm) -> LocalPeer:
+    """The peer that the others name as coordinator."""
+    event = swarm.peers[0].wait_for("coordinator")
+    event = swarm.peers[0].find("coordinator") or event
+    return next(peer for peer in swarm.peers if peer.peer_id == event["peer_id"])
+
+
+def test_a_killed_coordinator_is_replaced_and_the_swarm_replanned(reference: Reference) -> None:
+    expected, _ = reference.greedy(reference.encode(PROMPT), 30)
+    swarm = start_swarm((0.62, 0.62, 0.62))
+    with swarm:
+        with BlockingSwarm.connect(swarm.addresses, model=str(MODEL)) as client:
+            assert client.generate(PROMPT, max_new_tokens=30).token_ids == tuple(expected)
+        killed = coordinator_of(swarm)
+        children = psutil.Process(killed.process.pid).children(recursive=True)
+        survivors = [peer for peer in swarm.peers if peer is not killed]
+        seen = {peer.name: len(peer.read_events()) for peer in survivors}
+        killed.kill()
+        for peer in survivors:
+            event = peer.wait_for("coordinator", 90, since=seen[peer.name])
+            assert event["peer_id"] in {survivor.peer_id for survivor in survivors}
+        psutil.wait_procs(children, timeout=30)
+        assert not [child for child in children if child.is_running()], "its daemon ended with it"
+        addresses = [peer.address for peer in survivors]
+        with BlockingSwarm.connect(addresses, model=str(MODEL)) as client:
+            answer = client.generate(PROMPT, max_new_tokens=30)
+        assert answer.token_ids == tuple(expected)
+        assert {stage.peer_id for stage in answer.route} <= {p.peer_id for p in survivors}
+
+
+def test_missing_layers_are_named_and_the_answer_comes_when_a_peer_returns(
+    reference: Reference,
+) -> None:
+    expected, _ = reference.greedy(reference.encode(PROMPT), 30)
+    said: queue.Queue[str] = queue.Queue()
+    swarm = start_swarm((0.45, 0.45, 0.45))
+    with swarm:
+        lost = swarm.peers[2]
+        addresses = [peer.address for peer in swarm.peers[:2]]
+        held = lost.find("serving")
+        assert held is not None
+        with BlockingSwarm.connect(addresses, model=str(MODEL), on_status=said.put) as client:
+            client.generate(PROMPT, max_new_tokens=2)
+            lost.kill()
+            answers: queue.Queue[tuple[int, ...]] = queue.Queue()
+            thread = threading.Thread(
+                target=lambda: answers.put(client.generate(PROMPT, max_new_tokens=30).token_ids)
+            )
+            thread.start()
+            text = said.get(timeout=60)
+            while "held by nobody" not in text:
+                text = said.get(timeout=60)
+            first, last = held["start"], held["end"] - 1
+            assert str(first) in text
+            assert str(last) in text
+            swarm.start_peer(memory_gib=0.45 * memory_for(MODEL) / 2**30, name=lost.name)
+            assert answers.get(timeout=60) == tuple(expected)
+            thread.join()
+
+
+def test_an_answer_survives_the_loss_of_a_stage_in_the_middle(reference: Reference) -> None:
+    expected, _ = reference.greedy(reference.encode(PROMPT), 120, ignore_eos=True)
+    swarm = start_swarm((0.62, 0.62, 0.62, 0.62))
+
+    async def ask() -> tuple[tuple[int, ...], int]:
+        from client import Swarm
+
+        async with Swarm.connect(swarm.addresses, model=str(MODEL)) as client:
+            running = client.begin(PROMPT, max_new_tokens=120, ignore_eos=True)
+            killed = False
+            tokens = 0
+            async for piece in running:
+                tokens += len(piece.token_ids)
+                if tokens >= 20 and not killed:
+                    killed = True
+                    last = running.route[-1].peer_id
+                    next(peer for peer in swarm.peers if peer.peer_id == last).kill()
+            answer = running.answer()
+            return answer.token_ids, answer.failovers
+
+    with swarm:
+        token_ids, failovers = asyncio.run(ask())
+    assert token_ids == tuple(expected)
+    assert failovers >= 1
