@@ -191,7 +191,7 @@ def _socket_directory() -> Path:
     if len(str(directory)) + _SOCKET_CHARS < _UNIX_PATH_CHARS_MAX:
         return directory
     directory.rmdir()
-    return Path(tempfile.mkdtemp(prefix="anabranch-", dir="/tmp"))  # noqa: S108  (mode 700)
+    return Path(tempfile.mkdtemp(prefix="anabranch-", dir="/tmp"))
 
 
 def _check_free(address: str) -> None:

@@ -45,7 +45,7 @@ class Identity:
         self._lock = lock
         self.path = path
         """Where the key is kept; None for one that lives in memory only."""
-        self.peer_id = base58.b58encode(_PUBLIC_HEAD + self._public).decode()
+        self.peer_id: str = base58.b58encode(_PUBLIC_HEAD + self._public).decode()
 
     def __repr__(self) -> str:
         return f"Identity({self.peer_id})"

@@ -10,6 +10,7 @@ newer one. See the table in ``docs/`` for keys and lifetimes.
 import hashlib
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dht import wire
@@ -166,18 +167,31 @@ class RecordGuard:
         return len(self._known)
 
     def admit(
-        self, data: bytes, *, key: str | None = None, author: str | None = None, now_unix_s: float
+        self,
+        data: bytes,
+        *,
+        key: str | None = None,
+        author: str | None = None,
+        now_unix_s: float,
+        check: Callable[[SignedRecord], None] | None = None,
     ) -> SignedRecord:
-        """The record in ``data``, remembered; RecordError when it breaks a rule or is older."""
+        """The record in ``data``, remembered; RecordError when it breaks a rule or is older.
+
+        ``check`` may raise RecordError for rules of the caller's; nothing is remembered then.
+        """
         if len(data) > SIGNED_BYTES_MAX:
             raise RecordError(f"record of {len(data)} bytes; the limit is {SIGNED_BYTES_MAX}")
         digest = hashlib.sha256(data).digest()
         known = self._known.get(digest)
         if known is not None:
             _check_claims(known, key=key, author=author, now_unix_s=now_unix_s)
+            if check is not None:
+                check(known)
             return known
         record = _decode(data)
         _check_claims(record, key=key, author=author, now_unix_s=now_unix_s)
+        if check is not None:
+            check(record)
         seen = self._keys.get(record.key, {}).get(record.peer_id)
         if seen is not None and record.expires_unix_s <= seen.record.expires_unix_s:
             raise RecordError(

@@ -31,6 +31,7 @@ class Pipe:
         self._in_flight_bytes = 0
         self._wanted_bytes = 0
         self._ended: str | None = None
+        self._reader_gone: str | None = None
         self._broken: str | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -49,6 +50,13 @@ class Pipe:
 
         self._send(0, arrive)
 
+    def stop_reading(self, reason: str) -> None:
+        """The reader left: its reads fail, what arrives is dropped. The writer does not know."""
+        self._reader_gone = self._reader_gone or reason
+        self._chunks.clear()
+        self._buffered_bytes = 0
+        self._wake()
+
     def break_off(self, reason: str) -> None:
         """Fail both sides now; what was not read is lost."""
         self._broken = self._broken or reason
@@ -60,8 +68,8 @@ class Pipe:
         self._wanted_bytes = count
         try:
             self._wake()  # a writer that waits for room may have it now
-            while self._buffered_bytes < count or self._broken is not None:
-                reason = self._broken or self._ended
+            while self._buffered_bytes < count or self._broken or self._reader_gone:
+                reason = self._broken or self._reader_gone or self._ended
                 if reason is not None:
                     raise NetworkError(reason)
                 await self._wait()
@@ -90,8 +98,9 @@ class Pipe:
     def _arrive(self, data: bytes) -> None:
         if self._broken is None:
             self._in_flight_bytes -= len(data)
-            self._buffered_bytes += len(data)
-            self._chunks.append(data)
+            if self._reader_gone is None:
+                self._buffered_bytes += len(data)
+                self._chunks.append(data)
             self._wake()
 
     def _take(self, count: int) -> bytes:
@@ -149,7 +158,7 @@ class PipeStream:
         if self._closed:
             return
         self._closed = True
-        self._incoming.break_off("the stream is closed")
+        self._incoming.stop_reading("the stream is closed")
         # What the other side writes from now on has no reader; it learns so when the end arrives.
         self._outgoing.end(
             "the other side closed the stream",
@@ -208,7 +217,7 @@ class StreamHandlers:
         except (PeerError, NetworkError) as error:
             self.errors[type(error).__name__] += 1
             _log.debug("stream of %s ended: %s", peer_id, error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (one stream must not end the process)
             self.errors[type(error).__name__] += 1
             _log.exception("the handler of a stream of %s failed", peer_id)
         finally:

@@ -1,0 +1,202 @@
+"""hivemind's Kademlia node with our rules for records. Imports hivemind: import it lazily.
+
+Stock nodes refuse a whole dictionary for one bad entry, so that one record which has just expired
+would hide all the others; here each entry stands for itself. Stock nodes also trust the expiry
+that a replica states for a whole dictionary, with which one peer can end a search early.
+"""
+
+import logging
+import math
+from collections import Counter
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import P2PContext
+from hivemind.proto import dht_pb2
+from hivemind.utils import get_dht_time
+
+from dht.errors import PeerError
+from dht.messages import SignedRecord
+from dht.records import RecordError, RecordGuard
+from dht.types import PEERS_MAX
+
+REPLICAS = 8
+BUCKET_PEERS = 20
+DEPTH_MODULO = 5
+RPC_LIMIT_S = 3.0
+STORES_PER_S = 64.0
+"""How many values one peer may store here per second in the long run."""
+STORES_BURST = 1024.0
+"""How many at once: what a neighbour hands over to a newcomer."""
+STORERS_MAX = 4096
+
+_log = logging.getLogger(__name__)
+_accepted: ContextVar[list[bool] | None] = ContextVar("accepted", default=None)
+
+
+class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
+    """Takes signed records of their authors only; ``rejected`` counts the reasons."""
+
+    def __init__(self) -> None:
+        self.guard = RecordGuard()
+        self.rejected: Counter[str] = Counter()
+
+    def validate(self, record: DHTRecord) -> bool:
+        """Whether ``record`` may be stored or returned. Never raises."""
+        try:
+            self._admit(record)
+        except (PeerError, msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+            self.rejected[type(error).__name__] += 1
+            _log.debug("refused a DHT record: %s", error)
+            return False
+        return True
+
+    def _admit(self, record: DHTRecord) -> None:
+        # A plain value has the subkey None, a whole dictionary an empty one: neither is a string.
+        author = msgspec.msgpack.decode(record.subkey, type=str)
+        data = msgspec.msgpack.decode(record.value, type=bytes)
+
+        def check(opened: SignedRecord) -> None:
+            if DHTID.generate(source=opened.key).to_bytes() != record.key:
+                raise RecordError(f"a record of {opened.key[:80]!r} lies under another key")
+            if opened.expires_unix_s != record.expiration_time:
+                raise RecordError("the expiry given differs from the signed one")
+
+        self.guard.admit(data, author=author, now_unix_s=get_dht_time(), check=check)
+
+    def merge_with(self, other: RecordValidatorBase) -> bool:
+        return False
+
+
+class RecordProtocol(DHTProtocol):  # type: ignore[misc]
+    """The node's RPCs, with per-entry validation and a rate limit per storing peer."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.refused_stores = 0
+        self._buckets: dict[Any, tuple[float, float]] = {}
+
+    @classmethod
+    def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
+        # The stock name: peers of one network may run different subclasses.
+        name = f"{DHTProtocol.__name__}.{method_name}"
+        return name if namespace is None else f"{namespace}::{name}"
+
+    async def rpc_store(
+        self, request: dht_pb2.StoreRequest, context: P2PContext
+    ) -> dht_pb2.StoreResponse:
+        """Store values for another peer, within its rate."""
+        if not self._within_rate(context.remote_id, len(request.keys)):
+            self.refused_stores += 1
+            return dht_pb2.StoreResponse(store_ok=[False] * len(request.keys), peer=self.node_info)
+        return await super().rpc_store(request, context)
+
+    async def call_store(self, *args: Any, **kwargs: Any) -> list[bool] | None:
+        stored: list[bool] | None = await super().call_store(*args, **kwargs)
+        accepted = _accepted.get()
+        if accepted is not None and stored:
+            accepted.extend(stored)
+        return stored
+
+    async def call_find(self, peer: Any, keys: Any) -> Any:
+        found = await super().call_find(peer, keys)
+        if not found:
+            return found
+        return {key: (_restated(value), nearest) for key, (value, nearest) in found.items()}
+
+    def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
+        """Drop the entries that break the rules; whether any are left."""
+        if not isinstance(dictionary, DictionaryDHTValue) or len(dictionary.data) > PEERS_MAX:
+            return False
+        for subkey, (value, expires_s) in list(dictionary.data.items()):
+            if not (
+                isinstance(subkey, str)
+                and isinstance(value, bytes)
+                and self._validate_record(
+                    key_bytes, self.serializer.dumps(subkey), value, expires_s
+                )
+            ):
+                del dictionary[subkey]
+        dictionary.maxsize = math.inf
+        dictionary.latest_expiration_time = max(
+            (item.expiration_time for item in dictionary.data.values()), default=-math.inf
+        )
+        kept: int = len(dictionary.data)
+        return kept > 0
+
+    def _within_rate(self, peer: Any, count: int) -> bool:
+        now_s = get_dht_time()
+        left, since_s = self._buckets.pop(peer, (STORES_BURST, now_s))
+        left = min(STORES_BURST, left + max(0.0, now_s - since_s) * STORES_PER_S)
+        fits = count <= left
+        self._buckets[peer] = (left - count if fits else left, now_s)
+        if len(self._buckets) > STORERS_MAX:  # forget who has been silent for longest
+            del self._buckets[next(iter(self._buckets))]
+        return fits
+
+
+def _restated(found: Any) -> Any:
+    """The value found at one peer, with the expiry that its entries prove."""
+    if found is None or not isinstance(found.value, DictionaryDHTValue):
+        return None
+    return type(found)(found.value, found.value.latest_expiration_time)
+
+
+async def create_node(p2p: Any, *, client_mode: bool) -> tuple[Any, RecordValidator]:
+    """A DHT node on ``p2p`` that knows nobody yet, and its validator."""
+    validator = RecordValidator()
+    # Made in client mode so that the stock protocol registers no handlers; ours then takes over.
+    node = await DHTNode.create(
+        p2p,
+        num_replicas=REPLICAS,
+        bucket_size=BUCKET_PEERS,
+        depth_modulo=DEPTH_MODULO,
+        wait_timeout=RPC_LIMIT_S,
+        # Copies outside the replicas would only go stale: records live for seconds.
+        cache_locally=False,
+        cache_nearest=0,
+        cache_on_store=False,
+        cache_refresh_before_expiry=0,
+        reuse_get_requests=False,
+        client_mode=True,
+        record_validator=validator,
+    )
+    protocol = await RecordProtocol.create(
+        p2p,
+        node.node_id,
+        BUCKET_PEERS,
+        DEPTH_MODULO,
+        REPLICAS,
+        RPC_LIMIT_S,
+        client_mode=client_mode,
+        record_validator=validator,
+    )
+    node.protocol = protocol
+    return node, validator
+
+
+async def store(node: Any, key: str, author: str, data: bytes, expires_unix_s: float) -> bool:
+    """Store ``data`` under ``author``; True as soon as any replica has it.
+
+    hivemind reports the answer of whoever answered last, which one refusing peer can spoil.
+    """
+    accepted: list[bool] = []
+    token = _accepted.set(accepted)
+    try:
+        stored = await node.store(
+            key,
+            data,
+            expiration_time=expires_unix_s,
+            subkey=author,
+            # Nobody asks a client for records.
+            exclude_self=node.protocol.client_mode,
+        )
+    finally:
+        _accepted.reset(token)
+    return bool(stored) or any(accepted)

@@ -1,0 +1,355 @@
+"""The transport over libp2p: hivemind's daemon for streams, its Kademlia node for records.
+
+Everything runs on the caller's event loop; the only other process is the daemon, see
+:mod:`dht.daemon`. hivemind takes seconds to import and is imported where it is used.
+"""
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dht.daemon import DaemonConfig, P2pDaemon
+from dht.errors import NetworkError
+from dht.identity import Identity
+from dht.libp2p import (
+    LibP2PStream,
+    ask,
+    asking_daemon,
+    parse_known,
+    parse_peers,
+    ranked,
+    raw_id,
+)
+from dht.records import RecordSigner
+from dht.streams import StreamHandlers, stream_pair
+from dht.transport import Stream, StreamHandler
+
+OPEN_LIMIT_S = 10.0
+"""Longest time that opening a stream may take."""
+CONNECT_LIMIT_S = 15.0
+REJOIN_PERIOD_S = 20.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportConfig:
+    """How one peer takes part in the network."""
+
+    identity: Identity
+    port: int = 0
+    """TCP port to listen on; 0 takes any free one."""
+    loopback_only: bool = False
+    """Listen on 127.0.0.1 alone, for swarms within one machine."""
+    host_addresses: tuple[str, ...] = ()
+    """Multiaddresses to listen on, instead of all interfaces."""
+    announce_addresses: tuple[str, ...] = ()
+    """What others are told, where that differs from what this machine sees."""
+    initial_peers: tuple[str, ...] = ()
+    """Full multiaddresses of peers to join; none founds a new network."""
+    client_mode: bool = False
+    """Listen nowhere, store nothing for others."""
+    nat_traversal: bool | None = None
+    """Port mapping, AutoNAT and relays; by default where others than this machine may call."""
+    connect_timeout_s: float = CONNECT_LIMIT_S
+
+    def listen_addresses(self) -> tuple[str, ...]:
+        """Where to listen; nowhere in client mode."""
+        if self.client_mode:
+            return ()
+        host = "127.0.0.1" if self.loopback_only else "0.0.0.0"  # noqa: S104  (volunteers serve)
+        return self.host_addresses or (f"/ip4/{host}/tcp/{self.port}",)
+
+    def wants_nat_traversal(self) -> bool:
+        """Whether to ask routers and relays for reachability."""
+        if self.nat_traversal is not None:
+            return self.nat_traversal
+        return any("/127.0.0.1/" not in f"{a}/" for a in self.listen_addresses())
+
+
+class HivemindTransport:
+    """A :class:`dht.transport.Transport`; make one with :meth:`create`."""
+
+    def __init__(self, config: TransportConfig) -> None:
+        self._config = config
+        self._handlers = StreamHandlers()
+        self._signer = RecordSigner(config.identity)
+        self._reached: set[str] = set()
+        self._addresses: tuple[str, ...] = ()
+        self._daemon: P2pDaemon | None = None
+        self._control_path = Path()
+        self._p2p: Any = None
+        self._node: Any = None
+        self._validator: Any = None
+        self._closed = False
+
+    @classmethod
+    async def create(cls, config: TransportConfig) -> "HivemindTransport":
+        """Start the daemon, join the network through ``config.initial_peers``.
+
+        Raises UserError for malformed addresses or a port that is taken, NetworkError when nobody
+        answers, within ``config.connect_timeout_s`` (15 s at most).
+        """
+        _quiet_hivemind()
+        self = cls(config)
+        peers = parse_peers(config.initial_peers)
+        limit_s = min(config.connect_timeout_s, CONNECT_LIMIT_S)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._start()
+                await self._join(peers)
+        except TimeoutError:
+            await self.close()
+            where = ", ".join(config.initial_peers) or "the p2p daemon"
+            raise NetworkError(f"no answer from {where} within {limit_s:.0f} s") from None
+        except BaseException:
+            await self.close()
+            raise
+        if peers:
+            self._handlers.adopt(self._keep_joined(peers))
+        return self
+
+    @property
+    def peer_id(self) -> str:
+        return self._config.identity.peer_id
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    @property
+    def stream_errors(self) -> Counter[str]:
+        """Failed incoming streams by the type of their error."""
+        return self._handlers.errors
+
+    @property
+    def rejected_records(self) -> Counter[str]:
+        """DHT records refused since the start, by the type of the error."""
+        rejected: Counter[str] = self._validator.rejected
+        return rejected
+
+    @property
+    def daemon_pid(self) -> int:
+        """Process id of the p2p daemon."""
+        return self._daemon.pid if self._daemon is not None else 0
+
+    def now(self) -> float:
+        from hivemind.utils import get_dht_time
+
+        now_s: float = get_dht_time()
+        return now_s
+
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        self._handlers.by_protocol[protocol] = handler
+
+        async def on_stream(
+            info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            self._handlers.start(handler, LibP2PStream(info.peer_id.to_base58(), reader, writer))
+
+        self._check_alive()
+        await asking_daemon(self._p2p.add_binary_stream_handler(protocol, on_stream))
+
+    async def open_stream(
+        self, peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()
+    ) -> Stream:
+        self._check_alive()
+        if peer_id == self.peer_id:
+            return self._open_to_self(protocol)
+        try:
+            async with asyncio.timeout(OPEN_LIMIT_S):
+                return await self._open(peer_id, protocol, addresses)
+        except TimeoutError:
+            self._reached.discard(peer_id)
+            raise NetworkError(
+                f"peer {peer_id} did not answer within {OPEN_LIMIT_S:.0f} s"
+            ) from None
+
+    async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
+        from dht import hivemind_dht
+
+        self._check_alive()
+        data, expires_unix_s = self._signer.sign(key, value, expires_unix_s)
+        stored: bool = await asking_daemon(
+            hivemind_dht.store(self._node, key, self.peer_id, data, expires_unix_s)
+        )
+        return stored
+
+    async def get(self, key: str) -> Mapping[str, bytes]:
+        self._check_alive()
+        # What is found goes through the validator's guard, which then holds the newest of each
+        # author: later than any single replica, and never older than what was read before.
+        await asking_daemon(self._node.get(key, latest=True))
+        living = self._validator.guard.living(key, self.now())
+        return {author: record.payload for author, record in living.items()}
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await self._handlers.close()
+        p2p, node, daemon = self._p2p, self._node, self._daemon
+        if node is not None:
+            node.is_alive = False  # its background loops end; its handlers end with the daemon
+        tasks: list[asyncio.Task[None]] = []
+        if p2p is not None:
+            control = p2p._client.control
+            tasks = [t for t in (p2p._listen_task, control._read_task, control._write_task) if t]
+            tasks += control._handler_tasks.values()
+            for task in tasks:
+                task.cancel()
+        if daemon is not None:
+            # Shielded: a caller that gives up waiting must not leave the daemon behind.
+            await asyncio.shield(asyncio.ensure_future(daemon.stop()))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if p2p is not None:
+            await p2p.shutdown()
+
+    async def _start(self) -> None:
+        import hivemind
+        from hivemind.p2p import P2P
+        from hivemind.utils.multiaddr import Multiaddr
+
+        from dht import hivemind_dht
+
+        config = self._config
+        self._daemon = await P2pDaemon.start(
+            DaemonConfig(
+                binary=Path(hivemind.__file__).parent / "hivemind_cli" / "p2pd",
+                identity=config.identity,
+                host_addresses=config.listen_addresses(),
+                announce_addresses=config.announce_addresses,
+                nat_traversal=config.wants_nat_traversal(),
+            )
+        )
+        self._control_path = self._daemon.control_path
+        # hivemind puts its sockets under a fixed prefix in /tmp; ours go to the private directory.
+        prefix = {"_UNIX_SOCKET_PREFIX": f"/unix{self._daemon.directory}/"}
+        attached = type("PrivateP2P", (P2P,), prefix)
+        self._p2p = await asking_daemon(
+            attached.replicate(Multiaddr(f"/unix{self._control_path}"))  # type: ignore[attr-defined]
+        )
+        self._node, self._validator = await hivemind_dht.create_node(
+            self._p2p, client_mode=config.client_mode
+        )
+        if not config.client_mode:
+            self._addresses = ranked([str(a) for a in await self._p2p.get_visible_maddrs()])
+
+    async def _join(self, peers: dict[str, list[bytes]]) -> None:
+        """Reach at least one of ``peers`` and learn of their neighbours."""
+        others = [item for item in peers.items() if item[0] != self.peer_id]
+        if not others:
+            return
+        results = await asyncio.gather(
+            *(self._greet(peer, dialed) for peer, dialed in others), return_exceptions=True
+        )
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if len(errors) == len(others):
+            reasons = "; ".join(str(error) for error in errors)
+            where = ", ".join(self._config.initial_peers)
+            raise NetworkError(f"nobody answers at {where} ({reasons})")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(3.0):
+                await self._node.find_nearest_nodes([self._node.node_id])
+
+    async def _greet(self, peer_id: str, dialed: list[bytes]) -> None:
+        from hivemind.dht.protocol import ValidationError
+        from hivemind.p2p import PeerID
+
+        await self._connect(peer_id, dialed)
+        peer = PeerID.from_base58(peer_id)
+        try:
+            answer = await self._node.protocol.call_ping(peer, validate=True, strict=True)
+        except ValidationError as error:
+            # Records carry some tolerance for clocks; a peer behind a firewall can still serve.
+            _log.warning("peer %s says: %s", peer_id, error)
+            answer = await self._node.protocol.call_ping(peer, validate=False)
+        if answer is None:
+            raise NetworkError(f"peer {peer_id} is there but is no member of a swarm")
+
+    async def _keep_joined(self, peers: dict[str, list[bytes]]) -> None:
+        """Greet again the initial peers that were lost, so that a swarm cut in two heals."""
+        from hivemind.p2p import PeerID
+
+        while True:
+            await asyncio.sleep(REJOIN_PERIOD_S)
+            for peer_id, dialed in peers.items():
+                known = self._node.protocol.routing_table.peer_id_to_uid
+                if peer_id == self.peer_id or PeerID.from_base58(peer_id) in known:
+                    continue
+                try:
+                    async with asyncio.timeout(OPEN_LIMIT_S):
+                        await self._greet(peer_id, dialed)
+                except (NetworkError, TimeoutError) as error:
+                    _log.debug("initial peer %s is still away: %s", peer_id, error)
+
+    def _open_to_self(self, protocol: str) -> Stream:
+        handler = self._handlers.by_protocol.get(protocol)
+        if handler is None:
+            raise NetworkError(f"this peer does not serve {protocol}")
+        near, far = stream_pair(self.peer_id, self.peer_id)
+        self._handlers.start(handler, far)
+        return near
+
+    async def _open(self, peer_id: str, protocol: str, addresses: tuple[str, ...]) -> Stream:
+        failure: NetworkError | None = None
+        if addresses and peer_id not in self._reached:
+            try:
+                await self._connect(peer_id, parse_known(addresses))
+            except NetworkError as error:
+                failure = error  # the daemon may know another way, through its own routing
+        try:
+            stream = await self._open_known(peer_id, protocol)
+        except NetworkError as error:
+            again = addresses and peer_id in self._reached
+            self._reached.discard(peer_id)
+            if not again:
+                raise failure or error from None
+            await self._connect(peer_id, parse_known(addresses))
+            stream = await self._open_known(peer_id, protocol)
+        self._reached.add(peer_id)
+        return stream
+
+    async def _open_known(self, peer_id: str, protocol: str) -> Stream:
+        from hivemind.proto import p2pd_pb2
+
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.STREAM_OPEN,
+            streamOpen=p2pd_pb2.StreamOpenRequest(peer=raw_id(peer_id), proto=[protocol]),
+        )
+        reader, writer = await ask(
+            self._control_path, request, f"cannot open a stream to peer {peer_id}"
+        )
+        return LibP2PStream(peer_id, reader, writer)
+
+    async def _connect(self, peer_id: str, dialed: list[bytes]) -> None:
+        from hivemind.proto import p2pd_pb2
+
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.CONNECT,
+            connect=p2pd_pb2.ConnectRequest(peer=raw_id(peer_id), addrs=dialed),
+        )
+        _, writer = await ask(self._control_path, request, f"cannot reach peer {peer_id}")
+        writer.close()
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise NetworkError("this peer has left the network")
+        if self._daemon is None or self._daemon.ended.is_set():
+            words = self._daemon.last_words() if self._daemon is not None else "it never started"
+            raise NetworkError(f"the p2p daemon is gone: {words}")
+
+
+def _quiet_hivemind() -> None:
+    """Keep hivemind's log away from users, who get our errors; ANABRANCH_DEBUG shows it."""
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    import hivemind.utils.logging as hivemind_logging
+
+    hivemind_logging.use_hivemind_log_handler("nowhere")
+    level = logging.DEBUG if os.environ.get("ANABRANCH_DEBUG") else logging.ERROR
+    logging.getLogger("hivemind").setLevel(level)

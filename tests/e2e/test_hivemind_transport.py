@@ -1,0 +1,392 @@
+"""The libp2p transport with real daemons on loopback."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dht.errors import NetworkError, PeerError, UserError
+from dht.hivemind_transport import HivemindTransport, TransportConfig
+from dht.identity import Identity
+from dht.records import sign_record
+from dht.transport import Stream
+
+pytestmark = pytest.mark.e2e
+KEY = "test/model/nodes"
+ECHO = "/test/echo/1"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+async def start(*peers: HivemindTransport, client_mode: bool = False) -> HivemindTransport:
+    return await HivemindTransport.create(
+        TransportConfig(
+            identity=Identity.generate(),
+            loopback_only=True,
+            client_mode=client_mode,
+            initial_peers=tuple(peer.addresses[0] for peer in peers),
+        )
+    )
+
+
+@contextlib.asynccontextmanager
+async def swarm(count: int) -> AsyncIterator[list[HivemindTransport]]:
+    transports = [await start()]
+    try:
+        for _ in range(count - 1):
+            transports.append(await start(transports[0]))
+        yield transports
+    finally:
+        await asyncio.gather(*(t.close() for t in transports))
+
+
+async def eventually(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A killed daemon may stay as a zombie until init collects it.
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "Z"
+
+
+async def echo(stream: Stream) -> None:
+    while True:
+        stream.write(await stream.read_exactly(1 << 16))
+        await stream.drain()
+
+
+def run_on(loop: str, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    if loop == "uvloop":
+        uvloop = pytest.importorskip("uvloop")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(body())
+    else:
+        asyncio.run(body())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_three_peers_share_records_and_streams(loop: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        async with swarm(3) as peers:
+            for number, peer in enumerate(peers):
+                value = f"value {number}".encode()
+                assert await peer.store(KEY, value, expires_unix_s=peer.now() + 60)
+            expected = {p.peer_id: f"value {n}".encode() for n, p in enumerate(peers)}
+            for peer in peers:
+                assert await peer.get(KEY) == expected
+            # Renewed at once: the newest wins everywhere.
+            assert await peers[0].store(KEY, b"newer", expires_unix_s=peers[0].now() + 60)
+            expected[peers[0].peer_id] = b"newer"
+            for peer in peers:
+                assert await peer.get(KEY) == expected
+
+            await peers[1].serve(ECHO, echo)
+            data = os.urandom(1 << 20)
+            # The second and third know of each other through the first only.
+            for opener in (peers[2], peers[0], peers[1]):
+                stream = await opener.open_stream(peers[1].peer_id, ECHO)
+                assert stream.remote_peer_id == peers[1].peer_id
+
+                async def send(to: Stream) -> None:
+                    for start in range(0, len(data), 1 << 16):
+                        to.write(data[start : start + (1 << 16)])
+                        await to.drain()
+
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(send(stream))
+                    assert await stream.read_exactly(len(data)) == data
+                await stream.close()
+                await stream.close()
+            await eventually(lambda: peers[1].stream_errors["NetworkError"] == 3)
+
+    with caplog.at_level(logging.INFO):
+        run_on(loop, body)
+    assert not caplog.records
+
+
+def test_client_reads_without_listening() -> None:
+    async def body() -> None:
+        async with swarm(2) as peers:
+            await peers[1].store(KEY, b"there", expires_unix_s=peers[1].now() + 60)
+            await peers[1].serve(ECHO, echo)
+            client = await start(peers[0], client_mode=True)
+            try:
+                assert client.addresses == ()
+                assert await client.get(KEY) == {peers[1].peer_id: b"there"}
+                assert await client.store(KEY, b"mine", expires_unix_s=client.now() + 60)
+                assert (await peers[0].get(KEY))[client.peer_id] == b"mine"
+                stream = await client.open_stream(
+                    peers[1].peer_id, ECHO, addresses=peers[1].addresses
+                )
+                stream.write(bytes(1 << 16))
+                assert len(await stream.read_exactly(1 << 16)) == 1 << 16
+            finally:
+                await client.close()
+
+    asyncio.run(body())
+
+
+def test_forged_records_neither_appear_nor_replace() -> None:
+    async def body() -> None:
+        from hivemind.dht.node import DHTNode
+
+        async with swarm(2) as peers:
+            owner = peers[0]
+            await owner.store(KEY, b"true", expires_unix_s=owner.now() + 60)
+            attacker = await DHTNode.create(initial_peers=[owner.addresses[0]])
+            try:
+                until_s = owner.now() + 100
+                forger = Identity.generate()
+                forged = sign_record(forger, KEY, b"forged", until_s)
+                other_key = sign_record(forger, "test/other/nodes", b"moved", until_s)
+                plain = {"exclude_self": True}
+                for subkey, value in (
+                    (None, b"plain value"),
+                    (owner.peer_id, b"unsigned"),
+                    (owner.peer_id, forged),
+                    (forger.peer_id, other_key),
+                    (forger.peer_id, "text"),
+                    (7, forged),
+                ):
+                    assert not await attacker.store(KEY, value, until_s, subkey=subkey, **plain)
+                # Signed well, but said to last longer than signed, and for ever.
+                for expires_s in (until_s + 1, float("inf")):
+                    stored = await attacker.store(
+                        KEY, forged, expires_s, subkey=forger.peer_id, **plain
+                    )
+                    assert not stored
+                for peer in peers:
+                    assert await peer.get(KEY) == {owner.peer_id: b"true"}
+                    assert peer.rejected_records.total() > 0
+                # An honest record from a stock node is one like any other.
+                assert await attacker.store(KEY, forged, until_s, subkey=forger.peer_id, **plain)
+                assert (await peers[1].get(KEY))[forger.peer_id] == b"forged"
+            finally:
+                await attacker.shutdown()
+
+    asyncio.run(body())
+
+
+def test_one_bad_entry_does_not_hide_the_others() -> None:
+    async def body() -> None:
+        from hivemind.dht.routing import DHTID
+        from hivemind.dht.storage import DictionaryDHTValue
+
+        async with swarm(2) as peers:
+            await peers[0].store(KEY, b"true", expires_unix_s=peers[0].now() + 60)
+            # What a malicious replica would answer: a forged entry, lasting for ever.
+            storage = peers[0]._node.protocol.storage
+            held = storage.get(DHTID.generate(source=KEY)).value
+            assert isinstance(held, DictionaryDHTValue)
+            held.store(Identity.generate().peer_id, b"forged", float("inf"))
+            assert await peers[1].get(KEY) == {peers[0].peer_id: b"true"}
+
+    asyncio.run(body())
+
+
+def test_a_dead_address_is_named_quickly(caplog: pytest.LogCaptureFixture) -> None:
+    peer_id = Identity.generate().peer_id
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        silent = f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}/p2p/{peer_id}"
+        listening.listen()
+        for address, limit_s in (
+            (f"/ip4/127.0.0.1/tcp/1/p2p/{peer_id}", 15.0),
+            (silent, 3.0),  # takes connections and says nothing
+        ):
+            started_s = time.monotonic()
+            with pytest.raises(NetworkError, match=peer_id):
+                asyncio.run(
+                    HivemindTransport.create(
+                        TransportConfig(
+                            identity=Identity.generate(),
+                            client_mode=True,
+                            initial_peers=(address,),
+                            connect_timeout_s=limit_s,
+                        )
+                    )
+                )
+            assert time.monotonic() - started_s < 15
+    assert not [r for r in caplog.records if r.levelno > logging.DEBUG]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["nonsense", "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/1/p2p/xyz", "/ip4/1.2.3/tcp/1", ""],
+)
+def test_bad_addresses_are_the_users_mistake(address: str) -> None:
+    config = TransportConfig(identity=Identity.generate(), initial_peers=(address,))
+    with pytest.raises(UserError, match="address"):
+        asyncio.run(HivemindTransport.create(config))
+
+
+def test_a_taken_port_is_the_users_mistake() -> None:
+    async def body() -> None:
+        first = await start()
+        try:
+            port = int(first.addresses[0].split("/")[4])
+            config = TransportConfig(identity=Identity.generate(), loopback_only=True, port=port)
+            with pytest.raises(UserError, match=str(port)):
+                await HivemindTransport.create(config)
+        finally:
+            await first.close()
+
+    asyncio.run(body())
+
+
+def test_stream_to_oneself_and_to_nobody() -> None:
+    async def body() -> None:
+        async with swarm(2) as peers:
+            await peers[0].serve(ECHO, echo)
+            stream = await peers[0].open_stream(peers[0].peer_id, ECHO)
+            stream.write(bytes(1 << 20))
+            assert await stream.read_exactly(1 << 20) == bytes(1 << 20)
+            await stream.close()
+            with pytest.raises(NetworkError, match="does not serve"):
+                await peers[0].open_stream(peers[0].peer_id, "/nothing/1")
+            with pytest.raises(NetworkError, match=peers[1].peer_id):
+                await peers[0].open_stream(peers[1].peer_id, "/nothing/1")
+            stranger = Identity.generate().peer_id
+            with pytest.raises(NetworkError, match=stranger):
+                await peers[0].open_stream(
+                    stranger, ECHO, addresses=(f"/ip4/127.0.0.1/tcp/1/p2p/{stranger}",)
+                )
+            with pytest.raises(NetworkError):
+                await peers[0].open_stream("no peer id", ECHO)
+
+    asyncio.run(body())
+
+
+def test_a_failing_handler_ends_its_stream_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(stream: Stream) -> None:
+        kind = await stream.read_exactly(1)
+        if kind == b"p":
+            raise PeerError("bad bytes")
+        raise ZeroDivisionError("a fault of ours")
+
+    async def body() -> None:
+        async with swarm(2) as peers:
+            await peers[0].serve("/test/fail/1", fail)
+            for kind in (b"p", b"z"):
+                stream = await peers[1].open_stream(peers[0].peer_id, "/test/fail/1")
+                stream.write(kind)
+                await stream.drain()
+                with pytest.raises(NetworkError):
+                    await stream.read_exactly(1)
+            assert peers[0].stream_errors == {"PeerError": 1, "ZeroDivisionError": 1}
+
+    asyncio.run(body())
+    assert "a fault of ours" in caplog.text
+    assert "PeerError" not in caplog.text
+
+
+def test_a_slow_reader_holds_the_writer_back() -> None:
+    async def body() -> None:
+        released = asyncio.Event()
+
+        async def wait(stream: Stream) -> None:
+            await released.wait()
+            await stream.read_exactly(1)
+
+        async with swarm(2) as peers:
+            await peers[0].serve("/test/wait/1", wait)
+            stream = await peers[1].open_stream(peers[0].peer_id, "/test/wait/1")
+            written = 0
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2.0):
+                    while written < 256 << 20:
+                        stream.write(bytes(1 << 20))
+                        await stream.drain()
+                        written += 1 << 20
+            assert written < 64 << 20
+            started_s = time.monotonic()
+            await stream.close()  # not held up by what nobody reads
+            assert time.monotonic() - started_s < 3
+            released.set()
+
+    asyncio.run(body())
+
+
+def test_nothing_is_left_after_close() -> None:
+    async def body() -> None:
+        peer = await start()
+        pid, directory = peer.daemon_pid, peer._control_path.parent
+        assert alive(pid)
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert [p.name for p in directory.iterdir() if p.name == "identity"] == []
+        await peer.close()
+        await peer.close()
+        assert not alive(pid)
+        assert not directory.exists()
+        for use in (peer.get(KEY), peer.open_stream("x", ECHO), peer.serve(ECHO, echo)):
+            with pytest.raises(NetworkError, match="left"):
+                await use
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(body())
+
+
+def test_a_dead_daemon_is_a_network_error() -> None:
+    async def body() -> None:
+        async with swarm(2) as peers:
+            os.kill(peers[0].daemon_pid, signal.SIGKILL)
+            await eventually(lambda: not alive(peers[0].daemon_pid))
+            await asyncio.sleep(0.1)
+            with pytest.raises(NetworkError):
+                await peers[0].open_stream(peers[1].peer_id, ECHO)
+            with pytest.raises(NetworkError):
+                await peers[0].get(KEY)
+
+    asyncio.run(body())
+
+
+CHILD = """
+import asyncio, json, sys
+from dht.hivemind_transport import HivemindTransport, TransportConfig
+from dht.identity import Identity
+
+async def main():
+    identity = Identity.load_or_create(sys.argv[1])
+    config = TransportConfig(identity=identity, loopback_only=True)
+    peer = await HivemindTransport.create(config)
+    print(json.dumps({"pid": peer.daemon_pid, "peer_id": peer.peer_id,
+                      "addresses": peer.addresses}), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_the_daemon_dies_with_a_killed_process(tmp_path: Path) -> None:
+    peer_ids = set()
+    for _ in range(2):  # a killed peer comes back with the same id
+        with subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path / "id")], stdout=subprocess.PIPE, cwd=ROOT
+        ) as child:
+            assert child.stdout is not None
+            try:
+                said = json.loads(child.stdout.readline())
+                assert alive(said["pid"])
+                assert said["addresses"][0].endswith(said["peer_id"])
+                peer_ids.add(said["peer_id"])
+            finally:
+                child.send_signal(signal.SIGKILL)
+        asyncio.run(eventually(lambda: not alive(said["pid"]), 5.0))  # noqa: B023
+    assert len(peer_ids) == 1
