@@ -18,9 +18,8 @@ from dht.types import ModelSpec, NodeRecord, NodeState, model_key
 from node.report import Reporter, gibibytes
 
 if TYPE_CHECKING:
-    from dht.hivemind_transport import HivemindTransport
-
     from dht.directory import Directory
+    from dht.hivemind_transport import HivemindTransport
     from dht.identity import Identity
     from node.hardware import Machine
     from node.stage_engine import EngineStage

@@ -1,0 +1,328 @@
+"""The engine: one batch of rows of many sessions through the layers that this peer holds.
+
+Synchronous and used from one thread (:mod:`node.worker`), except :meth:`Engine.reserve` and
+:meth:`Engine.free`, which a lock makes safe from another. Importable without hivemind.
+"""
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dht.errors import UserError
+from dht.messages import Sampling
+from dht.types import ModelSpec, PlannerNode, fits, stage_bytes
+from node.attention import LayerPool, Segment, Step, set_step
+from node.kv_accounts import KvAccounts, Reservation
+from node.model import LoadedRange, ModelLayout, Progress
+from node.sampling import sample_rows
+from node.weights import WeightStore
+
+KV_TOKENS_LEAST_MAX = 2048
+KV_TOKENS_MOST = 1 << 20
+
+
+def kv_tokens_least(spec: ModelSpec) -> int:
+    """KV tokens that a peer keeps per layer at least: one full context, but at most 2048."""
+    return min(spec.context_tokens, KV_TOKENS_LEAST_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine is built from."""
+
+    store: WeightStore
+    name: str
+    device: str = "cpu"
+    dtype: str = "float32"
+    memory_bytes: int
+    """For weights and KV pages together."""
+    page_tokens: int = 16
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkItem:
+    """Rows of one session: layers ``[start, end)`` at ``position`` onwards.
+
+    The first stage gets ``token_ids``, others ``hidden`` of shape ``[tokens, hidden]``. The last
+    stage samples behind the last row when ``sampling`` is set.
+    """
+
+    session: str
+    start: int
+    end: int
+    position: int
+    token_ids: tuple[int, ...] | None = None
+    hidden: torch.Tensor | None = None
+    sampling: Sampling | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Rows of this item."""
+        if self.token_ids is not None:
+            return len(self.token_ids)
+        return 0 if self.hidden is None else int(self.hidden.shape[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkResult:
+    """What became of an item: hidden states for the next stage, a token, or an error."""
+
+    item: WorkItem
+    hidden: torch.Tensor | None = None
+    token_id: int | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Rows:
+    """An item that takes part in a step, and its rows ``[first, last)`` in the packed batch."""
+
+    index: int
+    item: WorkItem
+    reservation: Reservation
+    first: int = 0
+    last: int = 0
+    segment: Segment = field(init=False)
+
+
+class Engine:
+    """Runs a contiguous range of layers for many sessions at once."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.config = config
+        self.device = torch.device(config.device)
+        self.layout = ModelLayout.of(config.store, config.dtype)
+        self.spec = self.layout.spec(config.name)
+        self.kv_tokens_min = kv_tokens_least(self.spec)
+        self.layers_max = self._count_layers()
+        self.held = (0, 0)
+        self.bytes_loaded = 0
+        self._range = LoadedRange(self.layout, self.device)
+        self._pools: dict[int, LayerPool] = {}
+        self._lock = threading.Lock()
+        self._accounts = KvAccounts(0, config.page_tokens)
+
+    def _count_layers(self) -> int:
+        """How many layers fit somewhere in the model; UserError when not even one does."""
+        spec = self.spec
+        node = PlannerNode(
+            peer_id="self",
+            memory_bytes=self.config.memory_bytes,
+            kv_tokens_min=self.kv_tokens_min,
+            tokens_per_s=(1.0,) * spec.layers,
+        )
+        spans = range(spec.layers, 0, -1)
+        for count in spans:
+            if any(fits(spec, node, at, at + count) for at in range(spec.layers - count + 1)):
+                return count
+        least = min(stage_bytes(spec, at, at + 1, self.kv_tokens_min) for at in range(spec.layers))
+        raise UserError(
+            f"{self.config.memory_bytes / 2**30:.4f} GiB cannot hold one layer of {spec.name}:"
+            f" --memory {least / 2**30 + 0.00005:.4f} would do (GiB, with room for"
+            f" {self.kv_tokens_min} tokens)"
+        )
+
+    @property
+    def kv_tokens_free(self) -> int:
+        """Tokens that a new session could reserve here."""
+        return self._accounts.free_tokens
+
+    def load(self, start: int, end: int, progress: Progress | None = None) -> int:
+        """Hold exactly layers ``[start, end)`` and give the rest of the memory to KV pages.
+
+        Sessions must have ended: their KV is gone afterwards. Returns bytes read from disk.
+        Raises UserError when the range does not fit the memory or cannot be run.
+        """
+        weights = stage_bytes(self.spec, start, end, 0)
+        per_token = self.spec.kv_bytes_per_token_layer * (end - start)
+        tokens = min((self.config.memory_bytes - weights) // per_token, KV_TOKENS_MOST)
+        pages = tokens // self.config.page_tokens
+        if pages < 1:
+            raise UserError(f"layers [{start}, {end}) do not fit {self.config.memory_bytes} bytes")
+        self._pools = {}
+        self.bytes_loaded = self._range.set(start, end, progress)
+        with self._lock:
+            self._accounts = KvAccounts(pages, self.config.page_tokens)
+        self._pools = {index: self._pool(pages) for index in range(start, end)}
+        self.held = (start, end)
+        return self.bytes_loaded
+
+    def _pool(self, pages: int) -> LayerPool:
+        text = self.layout.config.get_text_config()
+        heads = text.num_attention_heads
+        width = getattr(text, "head_dim", None) or text.hidden_size // heads
+        kv_heads = getattr(text, "num_key_value_heads", None) or heads
+        shape = (pages * self.config.page_tokens, kv_heads, width)
+        keys = torch.empty(shape, dtype=self.layout.dtype, device=self.device)
+        return LayerPool(keys=keys, values=torch.empty_like(keys))
+
+    def reserve(self, session: str, tokens: int) -> str | None:
+        """Reserve KV for a whole session; the reason when there is no room."""
+        with self._lock:
+            return self._accounts.reserve(session, tokens)
+
+    def free(self, session: str) -> None:
+        """Give a session's KV back at once. Its items that still come get an error."""
+        with self._lock:
+            self._accounts.free(session)
+
+    def step(self, items: Sequence[WorkItem]) -> list[WorkResult]:
+        """Run one batch; results come in the order of the items.
+
+        At most one item per session. An item of an unknown session, outside the layers held or
+        beyond its reservation gets an error; the others go on.
+        """
+        results: list[WorkResult | None] = [None] * len(items)
+        rows: list[_Rows] = []
+        for index, item in enumerate(items):
+            with self._lock:
+                reservation = self._accounts.get(item.session)
+            error = self._refuse(item, reservation)
+            if error is not None or reservation is None:
+                results[index] = WorkResult(item=item, error=error or "no KV is reserved")
+            else:
+                rows.append(_Rows(index=index, item=item, reservation=reservation))
+        if rows:
+            with torch.inference_mode():
+                for row, result in zip(rows, self._run(rows), strict=True):
+                    results[row.index] = result
+        return [result for result in results if result is not None]
+
+    def _refuse(self, item: WorkItem, reservation: Reservation | None) -> str | None:
+        start, end = self.held
+        if reservation is None:
+            return "this session holds no KV here"
+        if not start <= item.start < item.end <= end:
+            return f"layers [{item.start}, {item.end}) asked, [{start}, {end}) held"
+        if item.tokens < 1 or item.position + item.tokens > reservation.tokens:
+            return f"position {item.position + item.tokens} of {reservation.tokens} reserved"
+        if item.token_ids is not None:
+            if item.start != 0:
+                return "token ids are for the first layer"
+            if max(item.token_ids) >= self.spec.vocab:
+                return f"token id {max(item.token_ids)} of a vocabulary of {self.spec.vocab}"
+        return None
+
+    def _run(self, rows: list[_Rows]) -> list[WorkResult]:
+        """Pack the rows, run each layer over those that need it, split the results.
+
+        Rows are ordered by the layers they need, so that those active in a layer are few slices.
+        """
+        ordered = sorted(rows, key=lambda row: (row.item.start, row.item.end))
+        at = 0
+        for row in ordered:
+            row.first, row.last = at, at + row.item.tokens
+            at = row.last
+        hidden = self._embed(ordered)
+        positions = torch.cat(
+            [torch.arange(r.item.position, r.item.position + r.item.tokens) for r in ordered]
+        ).to(self.device)
+        slots = torch.cat([self._slots(row) for row in ordered]).to(self.device)
+        cuts = sorted({r.item.start for r in ordered} | {r.item.end for r in ordered})
+        for start, end in itertools.pairwise(cuts):
+            active = [r for r in ordered if r.item.start <= start < r.item.end]
+            if active:
+                hidden = self._run_layers(start, end, active, at, hidden, positions, slots)
+        return self._results(rows, hidden)
+
+    def _embed(self, rows: list[_Rows]) -> torch.Tensor:
+        """Hidden states going in, ``[tokens, hidden]``."""
+        parts = []
+        for row in rows:
+            if row.item.token_ids is not None and self._range.embed is not None:
+                ids = torch.tensor(row.item.token_ids, device=self.device)
+                parts.append(self._range.embed(ids))
+            elif row.item.hidden is not None:
+                parts.append(row.item.hidden.to(self.device, self.layout.dtype))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _slots(self, row: _Rows) -> torch.Tensor:
+        """Pool rows of the item's new tokens; sets the row's segment."""
+        page_tokens = self.config.page_tokens
+        pages = row.reservation.pages
+        context = row.item.position + row.item.tokens
+        if row.reservation.run:
+            base = pages[0] * page_tokens
+            whole: torch.Tensor | slice = slice(base, base + context)
+            slots = torch.arange(base + row.item.position, base + context)
+        else:
+            used = torch.tensor(pages[: -(-context // page_tokens)])
+            every = (used[:, None] * page_tokens + torch.arange(page_tokens)).flatten()[:context]
+            whole = every.to(self.device)
+            slots = every[row.item.position :]
+        row.segment = Segment(first=0, last=0, context_tokens=context, slots=whole)
+        return slots
+
+    def _run_layers(
+        self,
+        start: int,
+        end: int,
+        active: list[_Rows],
+        total: int,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """Layers ``[start, end)`` over the active rows; the others pass unchanged."""
+        tokens = sum(row.last - row.first for row in active)
+        chosen: torch.Tensor | None = None
+        inside = hidden
+        if tokens < total:
+            chosen = torch.cat([torch.arange(r.first, r.last) for r in active]).to(self.device)
+            inside, positions, slots = hidden[chosen], positions[chosen], slots[chosen]
+        at = 0
+        for row in active:
+            row.segment.first, row.segment.last = at, at + row.last - row.first
+            at = row.segment.last
+        set_step(
+            Step(pools=self._pools, write_slots=slots, segments=[row.segment for row in active])
+        )
+        try:
+            packed, position_ids = inside[None], positions[None]
+            rotary = self._range.rotary(packed, position_ids)
+            for index in range(start, end):
+                out = self._range.layers[index](
+                    packed,
+                    attention_mask=None,
+                    position_ids=position_ids,
+                    past_key_values=None,
+                    use_cache=False,
+                    position_embeddings=rotary,
+                )
+                packed = out[0] if isinstance(out, tuple) else out
+        finally:
+            set_step(None)
+        if chosen is None:
+            return packed[0]
+        merged = hidden.clone()
+        merged[chosen] = packed[0]
+        return merged
+
+    def _results(self, rows: list[_Rows], hidden: torch.Tensor) -> list[WorkResult]:
+        """Tokens for the rows that are sampled, hidden states for those that go on."""
+        sampled = [row for row in rows if row.item.sampling is not None]
+        tokens: dict[int, int] = {}
+        if sampled and self._range.norm is not None and self._range.head is not None:
+            last = hidden[torch.tensor([row.last - 1 for row in sampled], device=self.device)]
+            logits = self._range.head(self._range.norm(last))
+            drawn = sample_rows(
+                logits,
+                [row.item.sampling for row in sampled if row.item.sampling is not None],
+                [row.item.position + row.item.tokens for row in sampled],
+            )
+            tokens = {row.index: token for row, token in zip(sampled, drawn, strict=True)}
+        goes_on = self.spec.layers
+        return [
+            WorkResult(
+                item=row.item,
+                hidden=hidden[row.first : row.last] if row.item.end < goes_on else None,
+                token_id=tokens.get(row.index),
+            )
+            for row in rows
+        ]

@@ -1,0 +1,246 @@
+"""Layers of a decoder-only model, built from its configuration and filled range by range.
+
+``transformers`` supplies every line of model code. Its parts are found by structure, never by a
+model's name: the one list of ``num_hidden_layers`` modules, the input embedding, the output head,
+a rotary module, and one final norm.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dht.errors import UserError
+from dht.types import ModelSpec
+from node.attention import ATTENTION_NAME, register
+from node.tensors import DTYPES
+from node.weights import WeightStore
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLayout:
+    """Where the parts of a model are, on the meta device: shapes without memory."""
+
+    store: WeightStore
+    dtype: torch.dtype
+    config: Any
+    model: nn.Module
+    base: nn.Module
+    layers: nn.ModuleList
+    layers_name: str
+    embed_name: str
+    norm_name: str
+    rotary_name: str
+    head_name: str
+    tied: bool
+
+    @classmethod
+    def of(cls, store: WeightStore, dtype: str) -> "ModelLayout":
+        """Build the model without weights; UserError when its structure cannot be served."""
+        from accelerate import init_empty_weights
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        register()
+        try:
+            config = AutoConfig.from_pretrained(store.directory, trust_remote_code=False)
+            with init_empty_weights():
+                model = AutoModelForCausalLM.from_config(
+                    config, attn_implementation=ATTENTION_NAME, trust_remote_code=False
+                )
+        except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
+            first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            raise UserError(f"{store.directory} cannot be built: {first_line}") from error
+        return cls._found(store, DTYPES[dtype], config, model)
+
+    @classmethod
+    def _found(
+        cls, store: WeightStore, dtype: torch.dtype, config: Any, model: nn.Module
+    ) -> "ModelLayout":
+        where = store.directory
+        count = config.get_text_config().num_hidden_layers
+        modules: dict[str, Any] = dict(model.named_modules())
+        stacks = [
+            (name, module)
+            for name, module in modules.items()
+            if isinstance(module, nn.ModuleList) and len(module) == count and name
+        ]
+        stacks = [(n, m) for n, m in stacks if not any(n.startswith(f"{o}.") for o, _ in stacks)]
+        if len(stacks) != 1:
+            raise UserError(f"{where} cannot be served yet: it has {len(stacks)} stacks of layers")
+        layers_name, layers = stacks[0]
+        base_name = layers_name.rpartition(".")[0]
+        base = model.get_submodule(base_name)
+        names = {id(module): name for name, module in model.named_modules()}
+        anatomy: Any = model
+        embed = anatomy.get_input_embeddings()
+        head = anatomy.get_output_embeddings()
+        if embed is None or head is None:
+            raise UserError(f"{where} cannot be served yet: it has no embedding or no LM head")
+        rest = {
+            name: module
+            for name, module in base.named_children()
+            if module is not layers and module is not embed
+        }
+        rotary = [n for n, m in rest.items() if not list(m.parameters()) and list(m.buffers())]
+        norms = [n for n, m in rest.items() if list(m.parameters())]
+        if len(rotary) != 1 or len(norms) != 1 or len(rest) != 2:
+            raise UserError(
+                f"{where} cannot be served yet: beside its layers it has {', '.join(sorted(rest))}"
+            )
+        return cls(
+            store=store,
+            dtype=dtype,
+            config=config,
+            model=model,
+            base=base,
+            layers=layers,
+            layers_name=layers_name,
+            embed_name=names[id(embed)],
+            norm_name=f"{base_name}.{norms[0]}",
+            rotary_name=f"{base_name}.{rotary[0]}",
+            head_name=names[id(head)],
+            tied=f"{names[id(head)]}.weight" not in store.tensors,
+        )
+
+    def spec(self, name: str) -> ModelSpec:
+        """What planners must know; sizes are in the dtype that peers compute in."""
+        text = self.config.get_text_config()
+        item = self.dtype.itemsize
+        heads = text.num_attention_heads
+        width = getattr(text, "head_dim", None) or text.hidden_size // heads
+        kv_heads = getattr(text, "num_key_value_heads", None) or heads
+        return ModelSpec(
+            name=name,
+            fingerprint=self.store.fingerprint,
+            layers=len(self.layers),
+            layer_bytes=max(_numbers(layer) for layer in self.layers) * item,
+            embed_bytes=_numbers(self.model.get_submodule(self.embed_name)) * item,
+            head_bytes=(
+                _numbers(self.model.get_submodule(self.head_name))
+                + _numbers(self.model.get_submodule(self.norm_name))
+            )
+            * item,
+            kv_bytes_per_token_layer=2 * kv_heads * width * item,
+            activation_bytes=text.hidden_size * item,
+            context_tokens=text.max_position_embeddings,
+            vocab=text.vocab_size,
+        )
+
+    def tensor_names(self, start: int, end: int) -> list[str]:
+        """Checkpoint names that layers ``[start, end)`` need, ends of the model included."""
+        names = [
+            f"{self.layers_name}.{index}.{name}"
+            for index in range(start, end)
+            for name, _ in self.layers[index].named_parameters()
+        ]
+        if start == 0:
+            names.append(f"{self.embed_name}.weight")
+        if end == len(self.layers):
+            norm = self.model.get_submodule(self.norm_name)
+            names += [f"{self.norm_name}.{name}" for name, _ in norm.named_parameters()]
+            names.append(f"{self.embed_name if self.tied else self.head_name}.weight")
+            if not self.tied:
+                head = self.model.get_submodule(self.head_name)
+                names += [
+                    f"{self.head_name}.{name}"
+                    for name, _ in head.named_parameters()
+                    if name != "weight"
+                ]
+        return list(dict.fromkeys(names))
+
+
+def _numbers(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+class LoadedRange:
+    """The modules of the layers that this peer holds, filled on its device."""
+
+    def __init__(self, layout: ModelLayout, device: torch.device) -> None:
+        self._layout = layout
+        self._device = device
+        self.layers: dict[int, nn.Module] = {}
+        self.embed: nn.Module | None = None
+        self.norm: nn.Module | None = None
+        self.head: nn.Module | None = None
+        self.rotary = self._make_rotary()
+
+    def _make_rotary(self) -> nn.Module:
+        """Rotary frequencies are computed, not stored: made anew on the real device."""
+        on_meta = self._layout.model.get_submodule(self._layout.rotary_name)
+        text = self._layout.config.get_text_config()
+        with torch.device(self._device):
+            rotary: nn.Module = type(on_meta)(config=text)
+        return rotary
+
+    def set(self, start: int, end: int, progress: Progress | None = None) -> int:
+        """Hold exactly ``[start, end)``; what stays is not read again. Returns bytes read."""
+        layout = self._layout
+        total = len(layout.layers)
+        self.layers = {i: layer for i, layer in self.layers.items() if start <= i < end}
+        if start != 0:
+            self.embed = None
+        if end != total:
+            self.norm = self.head = None
+        wanted = set(layout.tensor_names(start, end))
+        for index in self.layers:
+            wanted -= set(layout.tensor_names(index, index + 1)) - {f"{layout.embed_name}.weight"}
+        tensors = self._read(sorted(wanted), progress)
+        for index in range(start, end):
+            if index not in self.layers:
+                prefix = f"{layout.layers_name}.{index}."
+                self.layers[index] = self._fill(layout.layers[index], prefix, tensors)
+        embedding = f"{layout.embed_name}."
+        if start == 0 and self.embed is None:
+            module = layout.model.get_submodule(layout.embed_name)
+            self.embed = self._fill(module, embedding, tensors)
+        if end == total and self.head is None:
+            norm = layout.model.get_submodule(layout.norm_name)
+            self.norm = self._fill(norm, f"{layout.norm_name}.", tensors)
+            head = layout.model.get_submodule(layout.head_name)
+            if layout.tied:
+                weight = tensors[f"{layout.embed_name}.weight"]
+                tensors = {**tensors, f"{layout.head_name}.weight": weight}
+            self.head = self._fill(head, f"{layout.head_name}.", tensors)
+        return self._last_read
+
+    def _read(self, names: list[str], progress: Progress | None) -> dict[str, torch.Tensor]:
+        store, layout = self._layout.store, self._layout
+        before = store.bytes_read
+        entries = [store.tensors[name] for name in names if name in store.tensors]
+        total = sum(entry.numbers for entry in entries) * layout.dtype.itemsize
+        done = 0
+        tensors: dict[str, torch.Tensor] = {}
+        for name, tensor in store.read(names):
+            tensors[name] = tensor.to(self._device, layout.dtype, copy=True)
+            done += tensor.numel() * layout.dtype.itemsize
+            if progress is not None:
+                progress(done, total)
+        self._last_read = store.bytes_read - before
+        return tensors
+
+    def _fill(self, on_meta: nn.Module, prefix: str, tensors: dict[str, torch.Tensor]) -> nn.Module:
+        module = copy.deepcopy(on_meta)
+        state = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(prefix)
+        }
+        module.load_state_dict(state, strict=True, assign=True)
+        left = [name for name, tensor in _tensors(module) if tensor.device.type == "meta"]
+        if left:
+            raise UserError(
+                f"{self._layout.store.directory} cannot be served yet: {prefix}{left[0]} is"
+                " computed by the model's code, not stored"
+            )
+        return module.eval().requires_grad_(False)
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
