@@ -127,11 +127,10 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         dictionary.latest_expiration_time = max(
             (item.expiration_time for item in dictionary.data.values()), default=-math.inf
         )
-        kept: int = len(dictionary.data)
-        return kept > 0
+        return len(dictionary.data) > 0
 
     def _within_rate(self, peer: Any, count: int) -> bool:
-        now_s = get_dht_time()
+        now_s: float = get_dht_time()
         left, since_s = self._buckets.pop(peer, (STORES_BURST, now_s))
         left = min(STORES_BURST, left + max(0.0, now_s - since_s) * STORES_PER_S)
         fits = count <= left

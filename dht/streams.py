@@ -137,6 +137,8 @@ class PipeStream:
         self._incoming = incoming
         self._outgoing = outgoing
         self._closed = False
+        self.on_close: Callable[[], None] | None = None
+        """Called once, when this end is closed."""
 
     @property
     def remote_peer_id(self) -> str:
@@ -158,6 +160,8 @@ class PipeStream:
         if self._closed:
             return
         self._closed = True
+        if self.on_close is not None:
+            self.on_close()
         self._incoming.stop_reading("the stream is closed")
         # What the other side writes from now on has no reader; it learns so when the end arrives.
         self._outgoing.end(
@@ -225,8 +229,12 @@ class StreamHandlers:
 
     async def close(self) -> None:
         """Cancel every handler and wait until all have ended."""
+        await asyncio.gather(*self.cancel(), return_exceptions=True)
+
+    def cancel(self) -> list[asyncio.Task[None]]:
+        """Cancel every handler, but for a calling one; they are returned."""
         current = asyncio.current_task()
         tasks = [task for task in self._tasks if task is not current]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return tasks
