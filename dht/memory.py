@@ -8,7 +8,7 @@ comes from the generator given. Streams are reliable: a loss on one costs time, 
 import asyncio
 import contextlib
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -23,6 +23,8 @@ EPOCH_UNIX_S = 1.7e9
 OPEN_LIMIT_S = 10.0
 RETRY_S = 0.2
 """What a lost packet costs a stream, besides its round trip."""
+TICK_S = 1e-6
+"""What differs by less is the same instant."""
 VERSIONS_MAX = 16
 """Versions of one author's record that replicas on different sides may hold."""
 
@@ -43,7 +45,10 @@ class _LinkState:
     """Streams of one direction share the link, first come, first served."""
 
     free_at_s: float = 0.0
-    held: list[Callable[[], None]] = field(default_factory=list)
+    arrives_s: float = 0.0
+    """When the last of what is on its way arrives."""
+    queue: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
+    timer: asyncio.TimerHandle | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +163,8 @@ class MemoryNetwork:
             stream.break_off(reason)
 
     def _release(self) -> None:
-        for (source, target), state in self._states.items():
-            if not self.silent(source, target):
-                held, state.held = state.held, []
-                for deliver in held:
-                    deliver()
+        for source, target in list(self._states):
+            self._deliver(source, target)
 
     def _carry(
         self, source: str, target: str, size_bytes: int, deliver: Callable[[], None]
@@ -170,25 +172,34 @@ class MemoryNetwork:
         """Bring bytes over a link: in order, after its queue, its delay and what is lost."""
         link = self.link_of(source, target)
         state = self._states.setdefault((source, target), _LinkState())
-
-        def arrive() -> None:
-            if state.held or self.silent(source, target):
-                state.held.append(deliver)
-            else:
-                deliver()
-
-        loop = asyncio.get_running_loop()
-        sent_s = max(loop.time(), state.free_at_s)
+        sent_s = max(asyncio.get_running_loop().time(), state.free_at_s)
         if link.bandwidth_bytes_per_s is not None:
             sent_s += size_bytes / link.bandwidth_bytes_per_s
         if link.loss and self.rng.random() < link.loss:
             sent_s += RETRY_S + 2 * link.delay_s
         state.free_at_s = sent_s
-        arrives_s = sent_s + link.delay_s
-        if arrives_s <= loop.time():
-            arrive()
-        else:
-            loop.call_at(arrives_s, arrive)
+        state.arrives_s = max(state.arrives_s, sent_s + link.delay_s)
+        state.queue.append((state.arrives_s, deliver))
+        if len(state.queue) == 1:
+            self._deliver(source, target)
+
+    def _deliver(self, source: str, target: str) -> None:
+        """Bring what is due, in the order in which it was sent; the rest waits for a timer.
+
+        One queue per link, since timers of one instant run in no particular order.
+        """
+        state = self._states[source, target]
+        loop = asyncio.get_running_loop()
+        if state.timer is not None:
+            state.timer.cancel()
+            state.timer = None
+        while state.queue and not self.silent(source, target):
+            due_s, deliver = state.queue[0]
+            if due_s > loop.time() + TICK_S:
+                state.timer = loop.call_at(due_s, self._deliver, source, target)
+                return
+            state.queue.popleft()
+            deliver()
 
     async def _open(self, source: str, target: str, protocol: str) -> PipeStream:
         there, back = self.link_of(source, target), self.link_of(target, source)

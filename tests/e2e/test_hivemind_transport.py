@@ -52,7 +52,7 @@ async def swarm(count: int) -> AsyncIterator[list[HivemindTransport]]:
 
 async def eventually(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
     async with asyncio.timeout(limit_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  (the state of processes sets no event)
             await asyncio.sleep(0.02)
 
 

@@ -1,0 +1,300 @@
+"""The codec: golden bytes of version 1, laws over generated values, framing."""
+
+import asyncio
+import contextlib
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dht import wire
+from dht.errors import NetworkError, PeerError
+from dht.messages import (
+    ActivationItem,
+    Activations,
+    FinishReason,
+    Ping,
+    Prompt,
+    RefusalCode,
+    RingToken,
+    RingTokens,
+    SessionClose,
+    SessionRefused,
+    SignedRecord,
+    Tokens,
+)
+from dht.types import LeaseRecord, Link, LinksRecord, PlanEpoch, PlanHead
+
+S = "session-1"
+# What version 1 looks like on the wire. A change here breaks every peer that runs today.
+GOLDEN: list[tuple[Any, str]] = [
+    (Ping(nonce=7), "9301a470696e6781a56e6f6e636507"),
+    (
+        SessionClose(session=S, epoch=3),
+        "9301a5636c6f736582a773657373696f6ea973657373696f6e2d31a565706f636803",
+    ),
+    (
+        SessionRefused(session=S, epoch=1, peer_id="peer", code=RefusalCode.NO_KV, reason="full"),
+        "9301a77265667573656485a773657373696f6ea973657373696f6e2d31a565706f636801a7706565725f6964"
+        "a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6c",
+    ),
+    (
+        Prompt(session=S, epoch=0, position=0, token_ids=(1, 2, 300)),
+        "9301a670726f6d707484a773657373696f6ea973657373696f6e2d31a565706f636800a8706f736974696f6e"
+        "00a9746f6b656e5f696473930102cd012c",
+    ),
+    (
+        Activations(
+            items=(ActivationItem(session=S, epoch=0, position=5, tokens=2),),
+            dtype="bfloat16",
+            hidden=64,
+        ),
+        "9301a46163747383a56974656d739184a773657373696f6ea973657373696f6e2d31a565706f636800a8706f"
+        "736974696f6e05a6746f6b656e7302a56474797065a862666c6f61743136a668696464656e40",
+    ),
+    (
+        Tokens(session=S, epoch=0, position=9, token_ids=(4,), finish_reason=FinishReason.STOP),
+        "9301a6746f6b656e7385a773657373696f6ea973657373696f6e2d31a565706f636800a8706f736974696f6e"
+        "09a9746f6b656e5f6964739104ad66696e6973685f726561736f6ea473746f70",
+    ),
+    (
+        LeaseRecord(peer_id="peer", term=2, expires_unix_s=1.5),
+        "9301a56c6561736583a7706565725f6964a470656572a47465726d02ae657870697265735f756e69785f73cb"
+        "3ff8000000000000",
+    ),
+    (
+        PlanHead(
+            peer_id="peer",
+            epoch=PlanEpoch(term=1, counter=2, rank=3),
+            sha256="0" * 64,
+            size_bytes=10,
+        ),
+        "9301a9706c616e2d6865616484a7706565725f6964a470656572a565706f636883a47465726d01a7636f756e"
+        "74657202a472616e6b03a6736861323536d940" + "30" * 64 + "aa73697a655f62797465730a",
+    ),
+    (
+        SignedRecord(
+            key="n/m/nodes",
+            peer_id="peer",
+            expires_unix_s=1.5,
+            payload=b"p",
+            signature=b"s" * 64,
+        ),
+        "9301a67369676e656485a36b6579a96e2f6d2f6e6f646573a7706565725f6964a470656572ae657870697265"
+        "735f756e69785f73cb3ff8000000000000a77061796c6f6164c40170a97369676e6174757265c440"
+        + "73"
+        * 64,
+    ),
+]
+
+ids = st.text(min_size=8, max_size=32)
+peer_ids = st.text(min_size=1, max_size=64)
+epochs = st.integers(0, 1 << 20)
+positions = st.integers(0, 1 << 22)
+tokens = st.integers(0, 1 << 24)
+rates = st.floats(0, 1e15)
+seconds = st.floats(0, 1e10)
+messages = st.one_of(
+    st.builds(Ping, nonce=st.integers(0, 1 << 50)),
+    st.builds(
+        Prompt,
+        session=ids,
+        epoch=epochs,
+        position=positions,
+        token_ids=st.lists(tokens, min_size=1, max_size=50).map(tuple),
+    ),
+    st.builds(
+        Tokens,
+        session=ids,
+        epoch=epochs,
+        position=positions,
+        token_ids=st.lists(tokens, max_size=50).map(tuple),
+        finish_reason=st.none() | st.sampled_from(FinishReason),
+    ),
+    st.builds(
+        RingTokens,
+        tokens=st.lists(
+            st.builds(RingToken, session=ids, epoch=epochs, position=positions, token_id=tokens),
+            min_size=1,
+            max_size=8,
+        ).map(tuple),
+    ),
+    st.builds(
+        SessionRefused,
+        session=ids,
+        epoch=epochs,
+        peer_id=peer_ids,
+        code=st.sampled_from(RefusalCode),
+        reason=st.text(max_size=512),
+    ),
+    st.builds(
+        LinksRecord,
+        peer_id=peer_ids,
+        links=st.lists(
+            st.builds(
+                Link,
+                source=peer_ids,
+                target=peer_ids,
+                bandwidth_bytes_per_s=rates,
+                rtt_s=seconds,
+                measured_unix_s=seconds,
+            ),
+            max_size=4,
+        ).map(tuple),
+    ),
+    st.builds(
+        SignedRecord,
+        key=st.text(max_size=512),
+        peer_id=peer_ids,
+        expires_unix_s=seconds,
+        payload=st.binary(max_size=4096),
+        signature=st.binary(min_size=64, max_size=64),
+    ),
+)
+
+
+@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda v: type(v).__name__)
+def test_version_1_stays_as_it_is(message: Any, golden: str) -> None:
+    assert wire.encode(message).hex() == golden
+    assert wire.decode(bytes.fromhex(golden)) == message
+
+
+def test_unknown_fields_are_ignored() -> None:
+    data = msgspec.msgpack.encode((1, "ping", {"nonce": 7, "added_later": [1, {"x": None}]}))
+    assert wire.decode(data) == Ping(nonce=7)
+
+
+@pytest.mark.parametrize(
+    ("envelope", "reason"),
+    [
+        ((2, "ping", {"nonce": 7}), "wire version 2"),
+        ((1, "pingpong", {"nonce": 7}), "unknown message kind"),
+        ((1, "ping", {}), "not a message"),
+        ((1, "ping", {"nonce": -1}), "not a message"),
+        ((1, "ping", {"nonce": "7"}), "not a message"),
+        ((1, "ping"), "not a message"),
+        ((1, "close", {"session": "s" * 33, "epoch": 0}), "not a message"),
+        ((1, "prompt", {"session": S, "epoch": 0, "position": 0, "token_ids": []}), "not a mess"),
+    ],
+)
+def test_what_is_refused(envelope: Any, reason: str) -> None:
+    with pytest.raises(wire.MalformedError, match=reason) as caught:
+        wire.decode(msgspec.msgpack.encode(envelope))
+    assert isinstance(caught.value, PeerError)
+
+
+def test_size_and_type_are_checked() -> None:
+    data = wire.encode(Ping(nonce=7))
+    with pytest.raises(wire.MalformedError, match="the limit is 3"):
+        wire.decode(data, limit_bytes=3)
+    with pytest.raises(wire.MalformedError, match="expected LeaseRecord, got Ping"):
+        wire.decode_as(LeaseRecord, data, limit_bytes=4096)
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(wire.MalformedError):
+        wire.decode(b"\x93\x01\xa4ping" + b"\x91" * 100_000 + b"\x00")
+    deep = b"\x81\xa5other" + b"\x91" * 100_000 + b"\x00"
+    with pytest.raises(wire.MalformedError):
+        wire.decode(b"\x93\x01\xa4ping" + deep)
+
+
+@pytest.mark.property
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_are_malformed(data: bytes) -> None:
+    with contextlib.suppress(wire.MalformedError):
+        wire.decode(data)
+
+
+@pytest.mark.property
+@given(messages, st.data())
+def test_damaged_messages_decode_or_are_malformed(message: Any, data: st.DataObject) -> None:
+    encoded = bytearray(wire.encode(message))
+    for _ in range(data.draw(st.integers(1, 3))):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(wire.MalformedError):
+        wire.decode(bytes(encoded))
+
+
+@pytest.mark.property
+@given(messages)
+def test_messages_survive_the_wire(message: Any) -> None:
+    assert wire.decode(wire.encode(message)) == message
+
+
+class Bytes:
+    """A byte stream of what was written; records the largest read."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = data
+        self.largest = 0
+
+    async def read_exactly(self, count: int) -> bytes:
+        self.largest = max(self.largest, count)
+        if count > len(self.data):
+            raise NetworkError("ended")
+        taken, self.data = self.data[:count], self.data[count:]
+        return taken
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    async def drain(self) -> None:
+        pass
+
+
+@pytest.mark.property
+@settings(max_examples=50)
+@given(st.lists(st.tuples(messages, st.binary(max_size=1000)), max_size=4))
+def test_frames_follow_one_another(frames: list[tuple[Any, bytes]]) -> None:
+    async def body() -> None:
+        stream = Bytes()
+        for message, tensor in frames:
+            await wire.send_frame(stream, message, tensor)
+        for message, tensor in frames:
+            frame = await wire.read_frame(stream)
+            assert frame.message == message
+            assert bytes(frame.body) == tensor
+        with pytest.raises(NetworkError):
+            await wire.read_frame(stream)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("total", "envelope"),
+    [
+        (wire.FRAME_BYTES_MAX + 1, 10),
+        (0xFFFFFFFF, 10),
+        (100, 0),
+        (100, 97),
+        (100, 0xFFFFFFFF),
+        (0, 0),
+        (3, 0),
+        (4, 1),
+    ],
+)
+def test_odd_lengths_are_refused_before_reading(total: int, envelope: int) -> None:
+    stream = Bytes(struct.pack("<II", total, envelope) + bytes(200))
+    with pytest.raises(wire.MalformedError):
+        asyncio.run(wire.read_frame(stream))
+    assert stream.largest == 8
+
+
+def test_a_frame_over_the_limit_is_never_made() -> None:
+    with pytest.raises(ValueError, match="the limit is"):
+        wire.encode_frame(Ping(nonce=1), bytes(wire.FRAME_BYTES_MAX))
+
+
+@pytest.mark.property
+@settings(max_examples=50)
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_frame_an_end_or_malformed(data: bytes) -> None:
+    async def body() -> None:
+        with contextlib.suppress(wire.MalformedError, NetworkError):
+            await wire.read_frame(Bytes(data))
+
+    asyncio.run(body())
