@@ -25,6 +25,8 @@ _PR_SET_PDEATHSIG = 1
 _UNIX_PATH_CHARS_MAX = 104
 """The shortest limit of common systems for the path of a unix socket."""
 _SOCKET_CHARS = len("/p2pclient-0123456789a.sock")
+_DIRECTORY_PREFIX = "anabranch-p2p-"
+_OWNER_FILE = "owner"
 _LAST_LINES = 20
 _STOP_LIMIT_S = 2.0
 _ATTACH_LIMIT_S = 60
@@ -117,6 +119,8 @@ class P2pDaemon:
                 stderr=asyncio.subprocess.STDOUT,
                 env={"GOLOG_LOG_LEVEL": "error", **os.environ},
                 preexec_fn=_die_with_parent(),
+                # Ctrl-C is for us: the daemon must outlive it until we have said goodbye.
+                start_new_session=True,
             )
         except OSError as error:
             raise UserError(
@@ -187,11 +191,32 @@ def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]
 
 def _socket_directory() -> Path:
     """A private directory whose path leaves room for the name of a unix socket."""
-    directory = Path(tempfile.mkdtemp(prefix="anabranch-"))
-    if len(str(directory)) + _SOCKET_CHARS < _UNIX_PATH_CHARS_MAX:
-        return directory
-    directory.rmdir()
-    return Path(tempfile.mkdtemp(prefix="anabranch-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX))
+    if len(str(directory)) + _SOCKET_CHARS >= _UNIX_PATH_CHARS_MAX:
+        directory.rmdir()
+        directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX, dir="/tmp"))
+    (directory / _OWNER_FILE).write_text(str(os.getpid()))
+    _sweep(directory.parent)
+    return directory
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the directories of processes that were killed and could not do it themselves."""
+    for directory in parent.glob(f"{_DIRECTORY_PREFIX}*"):
+        with suppress(OSError, ValueError):  # another user's, or being swept by someone else
+            owner = int((directory / _OWNER_FILE).read_text())
+            if directory.stat().st_uid == os.getuid() and not _is_running(owner):
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _check_free(address: str) -> None:

@@ -203,6 +203,10 @@ class HivemindTransport:
             tasks += control._handler_tasks.values()
             for task in tasks:
                 task.cancel()
+            # Calls that wait for an answer would wait for their time-out.
+            for call in list(control._pending_calls.values()):
+                if not call.done():
+                    call.set_exception(ConnectionAbortedError("this peer has left the network"))
         if daemon is not None:
             # Shielded: a caller that gives up waiting must not leave the daemon behind.
             await asyncio.shield(asyncio.ensure_future(daemon.stop()))

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -66,6 +67,14 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+def left_behind() -> list[str]:
+    """Daemons and socket directories of this process."""
+    owners = Path(tempfile.gettempdir()).glob("anabranch-p2p-*/owner")
+    found = [str(path) for path in owners if path.read_text() == str(os.getpid())]
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return found + [c for c in children if "p2pd" in Path(f"/proc/{c}/comm").read_text()]
+
+
 async def echo(stream: Stream) -> None:
     while True:
         stream.write(await stream.read_exactly(1 << 16))
@@ -118,7 +127,7 @@ def test_three_peers_share_records_and_streams(loop: str, caplog: pytest.LogCapt
 
     with caplog.at_level(logging.INFO):
         run_on(loop, body)
-    assert not caplog.records
+    assert not [r for r in caplog.records if r.name != "asyncio"]
 
 
 def test_client_reads_without_listening() -> None:
@@ -329,6 +338,7 @@ def test_nothing_is_left_after_close() -> None:
         peer = await start()
         pid, directory = peer.daemon_pid, peer._control_path.parent
         assert alive(pid)
+        assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C reaches us alone
         assert directory.stat().st_mode & 0o777 == 0o700
         assert [p.name for p in directory.iterdir() if p.name == "identity"] == []
         await peer.close()
@@ -339,6 +349,45 @@ def test_nothing_is_left_after_close() -> None:
             with pytest.raises(NetworkError, match="left"):
                 await use
         assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(body())
+
+
+def test_a_founder_that_comes_back_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dht.hivemind_transport.REJOIN_PERIOD_S", 0.5)
+
+    async def body() -> None:
+        identity = Identity.generate()
+        founder = await start()
+        port = int(founder.addresses[0].split("/")[4])
+        await founder.close()
+        config = TransportConfig(identity=identity, loopback_only=True, port=port)
+        founder = await HivemindTransport.create(config)
+        others = [await start(founder), await start(founder)]
+        try:
+            await founder.close()
+            assert await others[0].store(KEY, b"on", expires_unix_s=founder.now() + 60)
+            assert await others[1].get(KEY) == {others[0].peer_id: b"on"}
+            founder = await HivemindTransport.create(config)  # knows nobody
+            async with asyncio.timeout(40):
+                while not await founder.get(KEY):
+                    await others[0].store(KEY, b"on", expires_unix_s=founder.now() + 60)
+                    await asyncio.sleep(0.1)
+        finally:
+            await asyncio.gather(*(t.close() for t in (founder, *others)))
+
+    asyncio.run(body())
+
+
+def test_giving_up_on_a_start_leaves_nothing() -> None:
+    async def body() -> None:
+        for pause_s in (0.0, 0.02, 0.1, 0.2):
+            creating = asyncio.create_task(start())
+            await asyncio.sleep(pause_s)
+            creating.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await creating).close()
+        assert not left_behind()
 
     asyncio.run(body())
 
@@ -367,6 +416,7 @@ async def main():
     config = TransportConfig(identity=identity, loopback_only=True)
     peer = await HivemindTransport.create(config)
     print(json.dumps({"pid": peer.daemon_pid, "peer_id": peer.peer_id,
+                      "directory": str(peer._control_path.parent),
                       "addresses": peer.addresses}), flush=True)
     await asyncio.Event().wait()
 
@@ -389,4 +439,12 @@ def test_the_daemon_dies_with_a_killed_process(tmp_path: Path) -> None:
             finally:
                 child.send_signal(signal.SIGKILL)
         asyncio.run(eventually(lambda: not alive(said["pid"]), 5.0))  # noqa: B023
+        assert Path(said["directory"]).exists()
     assert len(peer_ids) == 1
+
+    async def sweep() -> None:
+        peer = await start()
+        await peer.close()
+
+    asyncio.run(sweep())
+    assert not Path(said["directory"]).exists()
