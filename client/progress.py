@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.routes import NoRoute
-
 from client.errors import layers_text
+from coordinator.routes import NoRoute
 from dht.types import RouteStage
 
 StatusCallback = Callable[[str], None]

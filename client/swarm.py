@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from coordinator.plan_store import PlanStore
-from coordinator.routes import NoRoute, Router, route_from_records
-
 from client.answer import AnswerLog
 from client.attempt import Attempt, AttemptConfig, RouteAddresses
 from client.errors import (
@@ -24,6 +21,8 @@ from client.generation import Answer, GenerationOptions, Piece
 from client.progress import Progress, StatusCallback, Waiting
 from client.running import Generation
 from client.text import Tokenizer, stop_token_ids
+from coordinator.plan_store import PlanStore
+from coordinator.routes import NoRoute, Router, route_from_records
 from dht.directory import Directory
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages import RefusalCode

@@ -154,8 +154,7 @@ async def _connect(
             transport = await HivemindTransport.create(
                 TransportConfig(
                     identity=identity,
-                    port=arguments.port,
-                    host=arguments.host,
+                    host_addresses=(f"/ip4/{arguments.host}/tcp/{arguments.port}",),
                     initial_peers=tuple(arguments.initial_peers),
                 )
             )
@@ -205,8 +204,8 @@ async def _serve(
     machine: "Machine",
     reporter: Reporter,
 ) -> None:
-    from coordinator.runtime import Coordinator
-
+    from coordinator.plan_store import PlanStore
+    from coordinator.runtime import Coordinator, CoordinatorConfig
     from dht.directory import Directory
     from node import VERSION
     from node.peer import Peer, PeerConfig
@@ -217,7 +216,15 @@ async def _serve(
     engine.peer_id = transport.peer_id
     stage = StageServer(transport, engine, StageConfig())
     engine.on_results = stage.on_results
-    coordinator = Coordinator(transport, directory, on_event=reporter.event)
+    plans = PlanStore(transport, directory)
+    coordinator = Coordinator(
+        transport,
+        directory,
+        plans,
+        model=engine.spec,
+        config=CoordinatorConfig(),
+        on_event=reporter.event,
+    )
     record = NodeRecord(
         peer_id=transport.peer_id,
         name=arguments.name,
@@ -236,6 +243,7 @@ async def _serve(
         engine=engine,
         stage=stage,
         coordinator=coordinator,
+        plans=plans,
         reporter=reporter,
         record=record,
         config=PeerConfig(),

@@ -85,7 +85,7 @@ class StageEngine(Protocol):
     @property
     def hidden(self) -> int: ...
 
-    def reserve(self, key: str, start: int, end: int, tokens: int) -> str | None: ...
+    def reserve(self, key: str, tokens: int) -> str | None: ...
 
     def free(self, key: str) -> None: ...
 
@@ -318,9 +318,7 @@ class StageServer:
         refusal = refusal_of(open_, self._engine.view) or self._refuse_for_room(open_)
         session = StageSession(open=open_)
         if refusal is None:
-            no_kv = self._engine.reserve(
-                session.key, session.stage.start, session.stage.end, session.kv_tokens
-            )
+            no_kv = self._engine.reserve(session.key, session.kv_tokens)
             refusal = None if no_kv is None else (RefusalCode.NO_KV, no_kv)
         if refusal is not None:
             code, reason = refusal

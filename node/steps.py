@@ -17,6 +17,11 @@ class StepRequest:
     chunk: Chunk
     rows: Rows | None
 
+    @property
+    def tokens(self) -> int:
+        """Rows of this request."""
+        return self.chunk.tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:

@@ -1,0 +1,178 @@
+"""Who coordinates: leases in a DHT that has no compare-and-swap.
+
+Two leaders can exist for a while and must be harmless: plans carry epochs, and a peer adopts only
+larger ones. The machine is pure: :func:`step` takes what was seen and the time, and returns the
+new state with effects to perform in order.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dht.types import NO_EPOCH, LeaseRecord, PlanEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionConfig:
+    """Times in seconds of a monotonic clock."""
+
+    renew_s: float = 10.0
+    fence_s: float = 20.0
+    """A leader that could not store its lease for so long stops acting: others may have elected."""
+    stagger_s: float = 1.0
+    """Candidates wait so long per rank, so that mostly one of them tries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Election:
+    """One peer's view. ``term`` is its own while it holds or seeks a lease."""
+
+    peer_id: str
+    term: int = 0
+    seeking: bool = False
+    """Its lease was stored but not yet read back as the best."""
+    leading: bool = False
+    stored_s: float = 0.0
+    leaderless_since_s: float | None = None
+    leader: str | None = None
+    highest_term: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What the DHT showed: living leases, peers that may lead, and the highest plan epoch seen.
+
+    ``silent`` peers do not answer; their leases count for nothing.
+    """
+
+    leases: Mapping[str, LeaseRecord]
+    candidates: frozenset[str]
+    epoch: PlanEpoch = NO_EPOCH
+    silent: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The lease of ``term`` was stored."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLease:
+    """Store a lease of ``term`` now, and report with :class:`Stored` when somebody took it."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elected:
+    """Another coordinator than before is the one to follow; it may be this peer."""
+
+    peer_id: str
+    term: int
+
+
+Event = Observed | Stored
+Effect = StoreLease | Elected
+
+
+def rank(peer_id: str, term: int) -> int:
+    """Rendezvous hash of a candidate in a term: the smallest goes first."""
+    digest = hashlib.sha256(f"{term}/{peer_id}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+def step(
+    state: Election, event: Event, now_s: float, config: ElectionConfig
+) -> tuple[Election, tuple[Effect, ...]]:
+    """The next state, and what to do."""
+    match event:
+        case Stored(term=term):
+            return _stored(state, term, now_s), ()
+        case Observed():
+            return _observed(state, event, now_s, config)
+
+
+def _stored(state: Election, term: int, now_s: float) -> Election:
+    if term != state.term or not (state.seeking or state.leading):
+        return state
+    return replace(state, stored_s=now_s)
+
+
+def _best(observed: Observed) -> LeaseRecord | None:
+    """The lease to follow: the highest term, the smallest rank within it."""
+    living = [
+        lease
+        for lease in observed.leases.values()
+        if lease.peer_id not in observed.silent and lease.peer_id in observed.candidates
+    ]
+    return max(living, key=lambda ls: (ls.term, -rank(ls.peer_id, ls.term)), default=None)
+
+
+def _observed(
+    state: Election, observed: Observed, now_s: float, config: ElectionConfig
+) -> tuple[Election, tuple[Effect, ...]]:
+    seen = max((ls.term for ls in observed.leases.values()), default=0)
+    state = replace(state, highest_term=max(state.highest_term, seen, observed.epoch.term))
+    best = _best(observed)
+    effects: list[Effect] = []
+    if state.leading or state.seeking:
+        state = _hold(state, best, observed, now_s, config, effects)
+    elif best is not None and best.peer_id != state.peer_id:
+        state = replace(state, leaderless_since_s=None)
+    else:
+        state = _seek(state, observed, now_s, config, effects)
+    leader = state.peer_id if state.leading else None
+    if leader is None and best is not None and best.peer_id != state.peer_id:
+        leader = best.peer_id
+    if leader is not None and leader != state.leader:
+        term = state.term if leader == state.peer_id or best is None else best.term
+        effects.append(Elected(peer_id=leader, term=term))
+    return replace(state, leader=leader), tuple(effects)
+
+
+def _hold(
+    state: Election,
+    best: LeaseRecord | None,
+    observed: Observed,
+    now_s: float,
+    config: ElectionConfig,
+    effects: list[Effect],
+) -> Election:
+    """Renew, confirm or give up this peer's own lease."""
+    mine = (state.term, -rank(state.peer_id, state.term))
+    better = best is not None and (best.term, -rank(best.peer_id, best.term)) > mine
+    fenced = state.leading and now_s - state.stored_s > config.fence_s
+    if better or fenced:
+        return replace(state, leading=False, seeking=False, leaderless_since_s=None)
+    if best is not None and best.peer_id == state.peer_id and best.term == state.term:
+        state = replace(state, leading=True, seeking=False)
+    if observed.epoch.term > state.term:
+        # Somebody planned in a later term: this peer's plans would never be adopted again.
+        state = replace(state, term=observed.epoch.term + 1, leading=False, seeking=True)
+        effects.append(StoreLease(term=state.term))
+    elif state.seeking or now_s - state.stored_s >= config.renew_s:
+        effects.append(StoreLease(term=state.term))
+    return state
+
+
+def _seek(
+    state: Election,
+    observed: Observed,
+    now_s: float,
+    config: ElectionConfig,
+    effects: list[Effect],
+) -> Election:
+    """Nobody leads: try for a lease when this peer's turn has come."""
+    if state.peer_id not in observed.candidates:
+        return replace(state, leaderless_since_s=None)
+    since_s = now_s if state.leaderless_since_s is None else state.leaderless_since_s
+    state = replace(state, leaderless_since_s=since_s)
+    term = state.highest_term + 1
+    living = observed.candidates - observed.silent
+    place = sorted(living, key=lambda peer: rank(peer, term)).index(state.peer_id)
+    if now_s - since_s >= place * config.stagger_s:
+        effects.append(StoreLease(term=term))
+        state = replace(state, term=term, seeking=True, stored_s=now_s)
+    return state

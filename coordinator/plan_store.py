@@ -1,0 +1,156 @@
+"""Plan bodies by hash: fetched from any peer that has them, checked, kept, served on."""
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter, OrderedDict
+
+from coordinator.check import check_shape
+from dht import wire
+from dht.directory import Directory
+from dht.errors import NetworkError, PeerError
+from dht.messages import Ping, PlanBody, PlanRequest, Pong
+from dht.transport import PLAN_PROTOCOL, Stream, Transport
+from dht.types import NO_EPOCH, Plan, PlanEpoch, PlanHead
+
+logger = logging.getLogger(__name__)
+
+BODIES_MAX = 8
+FETCH_S = 5.0
+REQUESTS_MAX = 64
+"""Requests that one stream may make."""
+
+
+class PlanStore:
+    """The newest plan this peer has seen and checked. Any peer may ask it for bodies."""
+
+    def __init__(self, transport: Transport, directory: Directory) -> None:
+        self._transport = transport
+        self._directory = directory
+        self._bodies: OrderedDict[str, bytes] = OrderedDict()
+        self._refused: set[str] = set()
+        self._changed = asyncio.Condition()
+        self.newest: Plan | None = None
+        self.head: PlanHead | None = None
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def epoch(self) -> PlanEpoch:
+        """Epoch of the newest plan; the zero epoch before there is one."""
+        return self.newest.epoch if self.newest is not None else NO_EPOCH
+
+    async def serve(self) -> None:
+        """Answer others' requests for bodies, and their pings."""
+        await self._transport.serve(PLAN_PROTOCOL, self._serve)
+
+    async def _serve(self, stream: Stream) -> None:
+        for _ in range(REQUESTS_MAX):
+            message = (await wire.read_frame(stream, limit_bytes=1 << 10)).message
+            match message:
+                case Ping(nonce=nonce):
+                    await wire.send_frame(stream, Pong(nonce=nonce))
+                case PlanRequest(sha256=sha256):
+                    body = self._bodies.get(sha256, b"")
+                    await wire.send_frame(stream, PlanBody(sha256=sha256), body)
+                case _:
+                    raise wire.MalformedError("this stream takes plan requests and pings")
+
+    async def add(self, plan: Plan) -> PlanHead:
+        """Keep this peer's own plan as the newest; returns its head to publish."""
+        body = wire.encode(plan)
+        head = PlanHead(
+            peer_id=self._transport.peer_id,
+            epoch=plan.epoch,
+            sha256=hashlib.sha256(body).hexdigest(),
+            size_bytes=len(body),
+        )
+        await self._adopt(plan, head, body)
+        return head
+
+    async def refresh(self) -> None:
+        """Look for a newer plan and fetch it. A plan that fails its checks is never asked again.
+
+        Raises NetworkError when the DHT cannot be read.
+        """
+        heads = await self._directory.plan_heads()
+        newer = [head for head in heads.values() if head.epoch > self.epoch]
+        for head in sorted(newer, key=lambda head: head.epoch, reverse=True):
+            if head.sha256 in self._refused:
+                continue
+            holders = [
+                head.peer_id,
+                *(h.peer_id for h in heads.values() if h.sha256 == head.sha256),
+            ]
+            if await self._fetch(head, list(dict.fromkeys(holders))):
+                return
+
+    async def _fetch(self, head: PlanHead, holders: list[str]) -> bool:
+        for holder in holders:
+            try:
+                async with asyncio.timeout(FETCH_S):
+                    body = await self._ask(holder, head)
+            except (NetworkError, TimeoutError) as error:
+                self.counters["fetch_failed"] += 1
+                logger.info("no plan %s from %s: %s", head.epoch, holder, error)
+                continue
+            except PeerError as error:
+                self.counters["malformed"] += 1
+                logger.warning("plan %s from %s: %s", head.epoch, holder, error)
+                continue
+            return await self._take(head, body)
+        return False
+
+    async def _ask(self, holder: str, head: PlanHead) -> bytes:
+        if holder == self._transport.peer_id:
+            body = self._bodies.get(head.sha256)
+            if body is None:
+                raise NetworkError("published by this peer before it was restarted")
+            return body
+        stream = await self._transport.open_stream(holder, PLAN_PROTOCOL)
+        try:
+            await wire.send_frame(stream, PlanRequest(sha256=head.sha256))
+            frame = await wire.read_frame(stream, limit_bytes=head.size_bytes + 1024)
+        finally:
+            await stream.close()
+        if not isinstance(frame.message, PlanBody) or len(frame.body) != head.size_bytes:
+            raise NetworkError("it does not have that plan")
+        if hashlib.sha256(frame.body).hexdigest() != head.sha256:
+            raise wire.MalformedError("the body has another hash than its head says")
+        return bytes(frame.body)
+
+    async def _take(self, head: PlanHead, body: bytes) -> bool:
+        try:
+            plan: Plan = wire.decode_as(Plan, body, limit_bytes=wire.ENVELOPE_BYTES_MAX)
+            wrong = check_shape(plan)
+        except PeerError as error:
+            wrong = [str(error)]
+        else:
+            if plan.epoch != head.epoch or plan.coordinator != head.peer_id:
+                wrong.append("its head speaks of another plan")
+            if plan.model.key != self._directory.model_key:
+                wrong.append("it is for another model")
+        if wrong:
+            self.counters["refused"] += 1
+            self._refused.add(head.sha256)
+            logger.warning("refused plan %s of %s: %s", head.epoch, head.peer_id, wrong[0])
+            return False
+        await self._adopt(plan, head, body)
+        return True
+
+    async def _adopt(self, plan: Plan, head: PlanHead, body: bytes) -> None:
+        async with self._changed:
+            if plan.epoch <= self.epoch:
+                return
+            self._bodies[head.sha256] = body
+            while len(self._bodies) > BODIES_MAX:
+                self._bodies.popitem(last=False)
+            self.newest, self.head = plan, head
+            self._changed.notify_all()
+
+    async def wait_newer(self, epoch: PlanEpoch) -> Plan:
+        """The newest plan, once it is newer than ``epoch``."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.epoch > epoch)
+            if self.newest is None:
+                raise RuntimeError("an epoch without a plan")
+            return self.newest

@@ -1,0 +1,139 @@
+"""Routes: which peers run which layers of one session.
+
+Interleaved weighted round-robin (IWRR) per vertex over the plan's flow (Helix §5.1); where the
+plan is missing or does not match what peers really serve, the shortest way over the node records.
+Layers that two neighbours both hold are run once, by the earlier one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dht.types import SINK, SOURCE, NodeRecord, Plan, RouteStage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoRoute:
+    """Why there is no route; ``missing`` are half-open ranges of layers that nobody holds."""
+
+    reason: str
+    missing: tuple[tuple[int, int], ...] = ()
+
+
+class Wheel:
+    """Interleaved weighted round-robin over names: smooth, deterministic, no randomness.
+
+    Each turn every name earns its weight; the richest is drawn and pays the sum. Over any window
+    the draws follow the weights to within one.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = dict(weights)
+        self._credit = dict.fromkeys(self._weights, 0.0)
+
+    def order(self) -> list[str]:
+        """All names, the one whose turn it is first."""
+        return sorted(
+            self._weights, key=lambda name: (-self._credit[name] - self._weights[name], name)
+        )
+
+    def draw(self, name: str) -> None:
+        """Take ``name``'s turn."""
+        for other, weight in self._weights.items():
+            self._credit[other] += weight
+        self._credit[name] -= sum(self._weights.values())
+
+
+class Router:
+    """Draws routes over one plan. Keeps its wheels' positions between draws."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        weights: dict[str, dict[str, float]] = {}
+        for edge in plan.edges:
+            weights.setdefault(edge.tail, {})[edge.head] = edge.tokens_per_s
+        self._wheels = {tail: Wheel(heads) for tail, heads in weights.items()}
+        self._ends = {a.peer_id: a.end for a in plan.assignments}
+
+    def next_route(self, usable: Mapping[str, NodeRecord]) -> tuple[RouteStage, ...] | NoRoute:
+        """The next session's route over peers in ``usable`` that hold what the plan gave them.
+
+        A peer that is masked is passed over for the next in turn; a dead end is backed out of.
+        Only the vertices of the route that is returned take a turn.
+        """
+        layers = self.plan.model.layers
+        path: list[tuple[str, str]] = []
+        dead: set[tuple[str, int]] = set()
+
+        def walk(vertex: str, layer: int) -> list[RouteStage] | None:
+            if layer == layers:
+                return []
+            wheel = self._wheels.get(vertex)
+            if wheel is None or (vertex, layer) in dead:
+                return None
+            for name in wheel.order():
+                record = usable.get(name)
+                end = self._ends.get(name, 0)
+                if name == SINK or record is None or not record.holds(layer, end):
+                    continue
+                rest = walk(name, end)
+                if rest is not None:
+                    path.append((vertex, name))
+                    return [RouteStage(peer_id=name, start=layer, end=end), *rest]
+            dead.add((vertex, layer))
+            return None
+
+        stages = walk(SOURCE, 0)
+        if stages is None:
+            return NoRoute(reason="the plan has no route over the peers that can be used")
+        for vertex, name in path:
+            self._wheels[vertex].draw(name)
+        return tuple(stages)
+
+
+def missing_layers(nodes: Mapping[str, NodeRecord], layers: int) -> tuple[tuple[int, int], ...]:
+    """Half-open ranges of layers that no serving peer of ``nodes`` holds."""
+    gaps: list[tuple[int, int]] = []
+    for layer in range(layers):
+        if any(record.holds(layer, layer + 1) for record in nodes.values()):
+            continue
+        if gaps and gaps[-1][1] == layer:
+            gaps[-1] = (gaps[-1][0], layer + 1)
+        else:
+            gaps.append((layer, layer + 1))
+    return tuple(gaps)
+
+
+def route_from_records(
+    usable: Mapping[str, NodeRecord], layers: int
+) -> tuple[RouteStage, ...] | NoRoute:
+    """The route with the least expected time per token, over what peers say they serve.
+
+    A stage's time is one over its T_j at the layers it would run, so fewer and faster stages win.
+    Peers may be entered in the middle of their range and always run to its end.
+    """
+    gaps = missing_layers(usable, layers)
+    if gaps:
+        return NoRoute(reason="some layers are held by nobody", missing=gaps)
+    best: dict[int, tuple[float, tuple[RouteStage, ...]]] = {0: (0.0, ())}
+    for layer in range(layers):
+        if layer not in best:
+            continue
+        time_s, stages = best[layer]
+        for record in usable.values():
+            if not record.holds(layer, layer + 1) or record.end <= layer:
+                continue
+            stage = RouteStage(peer_id=record.peer_id, start=layer, end=record.end)
+            total_s = time_s + _stage_s(record, record.end - layer)
+            if record.end not in best or total_s < best[record.end][0]:
+                best[record.end] = (total_s, (*stages, stage))
+    if layers not in best:
+        return NoRoute(reason="the peers that can be used do not join up to a route")
+    return best[layers][1]
+
+
+def _stage_s(record: NodeRecord, count: int) -> float:
+    rates = record.tokens_per_s
+    if not rates:
+        return float(count)
+    rate = rates[min(count, len(rates)) - 1]
+    return 1.0 / rate if rate > 0 else float("inf")

@@ -1,0 +1,80 @@
+"""``python -m coordinator.solve``: one solve in a process of its own.
+
+Reads a :class:`SolveRequest` from stdin and writes a :class:`SolveAnswer` to stdout, both msgpack.
+A coordinator runs it so that neither a long solve nor the solver's memory or crashes touch
+serving.
+"""
+
+import sys
+import time
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from coordinator.placement import HEURISTICS, NoPlacementError, Placement, best_placement, make_plan
+from dht.types import Plan, PlanEpoch, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveRequest:
+    """What to solve, and what to write on the plan."""
+
+    problem: Problem
+    epoch: PlanEpoch
+    coordinator: str
+    time_limit_s: float
+    seed: int
+    now_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveAnswer:
+    """The best plan, and the one that moves nobody (None where layers are lost).
+
+    ``error`` says why there is no plan at all.
+    """
+
+    best: Plan | None = None
+    kept: Plan | None = None
+    error: str = ""
+
+
+def solve(request: SolveRequest) -> SolveAnswer:
+    """Solve one request."""
+    started_s = time.monotonic()
+    try:
+        placement = best_placement(
+            request.problem, time_limit_s=request.time_limit_s, seed=request.seed
+        )
+    except NoPlacementError as error:
+        return SolveAnswer(error=str(error))
+    best = _plan(request, placement, time.monotonic() - started_s)
+    kept_spans = HEURISTICS["keep"](request.problem)
+    if kept_spans is None or not any(node.current for node in request.problem.nodes):
+        return SolveAnswer(best=best)
+    kept = _plan(
+        request, Placement(assignments=kept_spans, flow_tokens_per_s=0.0, planner="keep"), 0.0
+    )
+    return SolveAnswer(best=best, kept=replace(kept, bound_tokens_per_s=best.bound_tokens_per_s))
+
+
+def _plan(request: SolveRequest, placement: Placement, solve_s: float) -> Plan:
+    return make_plan(
+        request.problem,
+        placement,
+        epoch=request.epoch,
+        coordinator=request.coordinator,
+        solve_s=solve_s,
+        now_unix_s=request.now_unix_s,
+    )
+
+
+def main() -> int:
+    """One request in, one answer out."""
+    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SolveRequest)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(solve(request)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The engine as the stage server and the peer use it: a worker thread behind a narrow interface."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from dht.types import ModelSpec
+from node.batching import BatchLimits
+from node.engine import Engine, EngineConfig, WorkItem
+from node.model import Progress
+from node.profile import time_layer, tokens_per_s
+from node.stage_session import StageView
+from node.steps import StepRequest, StepResult
+from node.tensors import Rows
+from node.weights import WeightStore
+from node.worker import Worker, WorkerTimes
+
+
+class EngineStage:
+    """Implements :class:`node.stage.StageEngine`. Set ``peer_id`` and ``on_results`` once."""
+
+    def __init__(self, engine: Engine, profile: tuple[float, ...]) -> None:
+        self._engine = engine
+        self._serving = (0, 0)
+        self.tokens_per_s = profile
+        self.peer_id = ""
+        self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
+        self._worker: Worker[StepRequest, StepResult] = Worker(
+            self._step, self._hand_over, BatchLimits()
+        )
+
+    @classmethod
+    async def open(
+        cls,
+        store: WeightStore,
+        *,
+        name: str,
+        torch_device: str,
+        dtype: str,
+        memory_bytes: int,
+        threads: int | None,
+    ) -> "EngineStage":
+        """Build the engine and measure it, in a thread. Raises UserError."""
+
+        def build() -> tuple[Engine, tuple[float, ...]]:
+            engine = Engine(
+                EngineConfig(
+                    store=store,
+                    name=name,
+                    device=torch_device,
+                    dtype=dtype,
+                    memory_bytes=memory_bytes,
+                    threads=threads,
+                )
+            )
+            return engine, tokens_per_s(engine, time_layer(engine))
+
+        return cls(*await asyncio.to_thread(build))
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._engine.spec
+
+    @property
+    def kv_tokens_min(self) -> int:
+        return self._engine.kv_tokens_min
+
+    @property
+    def kv_tokens_free(self) -> int:
+        return self._engine.kv_tokens_free
+
+    @property
+    def times(self) -> WorkerTimes:
+        """Where the engine's time went."""
+        return self._worker.times
+
+    @property
+    def view(self) -> StageView:
+        start, end = self._serving
+        spec = self._engine.spec
+        return StageView(
+            peer_id=self.peer_id,
+            fingerprint=spec.fingerprint,
+            layers=spec.layers,
+            context_tokens=spec.context_tokens,
+            start=start,
+            end=end,
+            serving=start < end,
+        )
+
+    @property
+    def wire_dtype(self) -> str:
+        return self._engine.config.dtype
+
+    @property
+    def hidden(self) -> int:
+        return self._engine.spec.activation_bytes // self._engine.layout.dtype.itemsize
+
+    async def load(self, start: int, end: int, progress: Progress) -> int:
+        """Hold exactly ``[start, end)``; returns bytes read. No session may be live."""
+        loop = asyncio.get_running_loop()
+
+        def report(done_bytes: int, total_bytes: int) -> None:
+            loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
+
+        return await self._worker.call(lambda: self._engine.load(start, end, report))
+
+    def start_serving(self, start: int, end: int) -> None:
+        """Accept sessions over ``[start, end)`` from now on."""
+        self._serving = (start, end)
+
+    def stop_serving(self) -> None:
+        """Refuse new sessions."""
+        self._serving = (0, 0)
+
+    def reserve(self, key: str, tokens: int) -> str | None:
+        return self._engine.reserve(key, tokens)
+
+    def free(self, key: str) -> None:
+        self._worker.drop(key)
+        self._engine.free(key)
+
+    def submit(self, request: StepRequest) -> None:
+        self._worker.submit(request)
+
+    def close(self) -> None:
+        """End the worker's thread."""
+        self._worker.stop()
+
+    def _hand_over(self, results: Sequence[StepResult]) -> None:
+        self.on_results(results)
+
+    def _step(self, batch: Sequence[StepRequest]) -> list[StepResult]:
+        results = self._engine.step([_item(request) for request in batch])
+        return [
+            StepResult(
+                request=request,
+                rows=None if result.hidden is None else Rows(tensor=result.hidden),
+                token_id=result.token_id,
+                error=result.error,
+            )
+            for request, result in zip(batch, results, strict=True)
+        ]
+
+
+def _item(request: StepRequest) -> WorkItem:
+    chunk, stage = request.chunk, request.session.stage
+    return WorkItem(
+        session=request.key,
+        start=stage.start,
+        end=stage.end,
+        position=chunk.position,
+        token_ids=chunk.token_ids,
+        hidden=None if request.rows is None else request.rows.tensor,
+        sampling=request.session.open.sampling if chunk.sample else None,
+    )

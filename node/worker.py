@@ -1,0 +1,133 @@
+"""The thread that owns an engine: takes what is ready, runs steps, hands results back.
+
+Submitting is cheap and safe from the event loop's thread. Results of a step come back by one call
+on the loop. Other work on the engine (loading layers) runs between steps in the same thread.
+"""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from node.batching import Batcher, BatchLimits, Work
+
+logger = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread may keep the interpreter while another wants it: the event loop must answer
+while a step prepares its next operation."""
+
+W = TypeVar("W", bound=Work)
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class WorkerTimes:
+    """Where the worker's time went since it started."""
+
+    steps: int = 0
+    tokens: int = 0
+    compute_s: float = 0.0
+    waiting_s: float = 0.0
+    """Summed over items: from being submitted to the start of their step."""
+
+
+class Worker(Generic[W, R]):
+    """Runs ``run_step`` over batches in a thread of its own."""
+
+    def __init__(
+        self,
+        run_step: Callable[[Sequence[W]], Sequence[R]],
+        on_results: Callable[[Sequence[R]], None],
+        limits: BatchLimits,
+    ) -> None:
+        self._run_step = run_step
+        self._on_results = on_results
+        self._loop = asyncio.get_running_loop()
+        self._ready = threading.Condition()
+        self._batcher: Batcher[W] = Batcher(limits)
+        self._submitted_s: dict[int, float] = {}
+        self._calls: list[Callable[[], None]] = []
+        self._stopping = False
+        self.times = WorkerTimes()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: W) -> None:
+        """Queue one item for the next step that takes it."""
+        with self._ready:
+            self._submitted_s[id(work)] = time.perf_counter()
+            self._batcher.add(work)
+            self._ready.notify()
+
+    def drop(self, key: str) -> None:
+        """Forget queued work of a session that ended."""
+        with self._ready:
+            self._batcher.drop(key)
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Run ``work`` between steps in the engine's thread and return what it returns."""
+        done: asyncio.Future[T] = self._loop.create_future()
+
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
+                self._on_loop(_fail, done, error)
+            else:
+                self._on_loop(_finish, done, result)
+
+        with self._ready:
+            self._calls.append(run)
+            self._ready.notify()
+        return await done
+
+    def stop(self) -> None:
+        """End the thread after its running step."""
+        with self._ready:
+            self._stopping = True
+            self._ready.notify()
+        self._thread.join()
+
+    def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            logger.debug("the event loop ended before a result was handed over")
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                while not (self._stopping or self._calls or len(self._batcher)):
+                    self._ready.wait()
+                if self._stopping:
+                    return
+                calls, self._calls = self._calls, []
+                batch = [] if calls else self._batcher.next_batch()
+                started_s = time.perf_counter()
+                for work in batch:
+                    self.times.waiting_s += started_s - self._submitted_s.pop(id(work), started_s)
+            for run in calls:
+                run()
+            if batch:
+                results = self._run_step(batch)
+                self.times.steps += 1
+                self.times.tokens += sum(work.tokens for work in batch)
+                self.times.compute_s += time.perf_counter() - started_s
+                self._on_loop(self._on_results, results)
+
+
+def _finish(done: "asyncio.Future[T]", result: T) -> None:
+    if not done.cancelled():
+        done.set_result(result)
+
+
+def _fail(done: "asyncio.Future[T]", error: BaseException) -> None:
+    if not done.cancelled():
+        done.set_exception(error)
