@@ -82,8 +82,10 @@ class P2pDaemon:
         return self._process.pid if self._process is not None else 0
 
     def last_words(self) -> str:
-        """The last line the daemon wrote, for messages."""
-        return self._lines[-1] if self._lines else "it said nothing"
+        """How the daemon ended, if it has, and the last line it wrote."""
+        last = f"last line: {self._lines[-1]}" if self._lines else "it wrote nothing"
+        code = self._process.returncode if self._process is not None else None
+        return last if code is None else f"exit code {code}, {last}"
 
     async def stop(self) -> None:
         """End the daemon (after 2 s by force) and remove its files. May be called twice."""

@@ -5,6 +5,7 @@ Everything runs on the caller's event loop; the only other process is the daemon
 """
 
 import asyncio
+import ipaddress
 import logging
 import os
 from collections import Counter
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from dht.daemon import DaemonConfig, P2pDaemon
-from dht.errors import NetworkError
+from dht.errors import NetworkError, UserError
 from dht.identity import Identity
 from dht.libp2p import (
     LibP2PStream,
     ask,
     asking_daemon,
+    is_loopback,
     parse_known,
     parse_peers,
     ranked,
@@ -44,10 +46,10 @@ class TransportConfig:
     identity: Identity
     port: int = 0
     """TCP port to listen on; 0 takes any free one."""
-    loopback_only: bool = False
-    """Listen on 127.0.0.1 alone, for swarms within one machine."""
+    host: str = "0.0.0.0"  # noqa: S104  (volunteers serve others)
+    """IP address to listen on; 127.0.0.1 for swarms within one machine."""
     host_addresses: tuple[str, ...] = ()
-    """Multiaddresses to listen on, instead of all interfaces."""
+    """Multiaddresses to listen on, instead of ``host`` and ``port``."""
     announce_addresses: tuple[str, ...] = ()
     """What others are told, where that differs from what this machine sees."""
     initial_peers: tuple[str, ...] = ()
@@ -59,17 +61,25 @@ class TransportConfig:
     connect_timeout_s: float = CONNECT_LIMIT_S
 
     def listen_addresses(self) -> tuple[str, ...]:
-        """Where to listen; nowhere in client mode."""
+        """Where to listen; nowhere in client mode. Raises UserError for a malformed host."""
         if self.client_mode:
             return ()
-        host = "127.0.0.1" if self.loopback_only else "0.0.0.0"  # noqa: S104  (volunteers serve)
-        return self.host_addresses or (f"/ip4/{host}/tcp/{self.port}",)
+        if self.host_addresses:
+            return self.host_addresses
+        try:
+            version = ipaddress.ip_address(self.host).version
+        except ValueError:
+            raise UserError(
+                f"cannot listen on {self.host!r}: give an IP address of this machine,"
+                " or 0.0.0.0 for all"
+            ) from None
+        return (f"/ip{version}/{self.host}/tcp/{self.port}",)
 
     def wants_nat_traversal(self) -> bool:
         """Whether to ask routers and relays for reachability."""
         if self.nat_traversal is not None:
             return self.nat_traversal
-        return any("/127.0.0.1/" not in f"{a}/" for a in self.listen_addresses())
+        return not all(is_loopback(address) for address in self.listen_addresses())
 
 
 class HivemindTransport:
@@ -158,6 +168,11 @@ class HivemindTransport:
     async def open_stream(
         self, peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()
     ) -> Stream:
+        """As the interface says, within 10 s.
+
+        A stream on a protocol that the peer is known to speak opens without a round trip; a peer
+        that froze since then shows by its silence, so the first answer needs a time limit.
+        """
         self._check_alive()
         if peer_id == self.peer_id:
             return self._open_to_self(protocol)
@@ -238,6 +253,8 @@ class HivemindTransport:
         self._p2p = await asking_daemon(
             attached.replicate(Multiaddr(f"/unix{self._control_path}"))  # type: ignore[attr-defined]
         )
+        if self._p2p.peer_id.to_base58() != self.peer_id:
+            raise UserError("the identity file was exchanged while this peer started; start again")
         self._node, self._validator = await hivemind_dht.create_node(
             self._p2p, client_mode=config.client_mode
         )

@@ -168,5 +168,9 @@ def _parse(address: str) -> tuple[str, bytes]:
 def ranked(addresses: list[str]) -> tuple[str, ...]:
     """Addresses that other machines can use first, loopback last, TCP only."""
     tcp = [address for address in addresses if "/tcp/" in address]
-    tcp.sort(key=lambda address: address.startswith(("/ip4/127.", "/ip6/::1/")))
-    return tuple(tcp[:ADDRESSES_MAX])
+    return tuple(sorted(tcp, key=is_loopback)[:ADDRESSES_MAX])
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can use a multiaddress."""
+    return address.startswith(("/ip4/127.", "/ip6/::1/"))

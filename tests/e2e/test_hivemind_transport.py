@@ -33,7 +33,7 @@ async def start(*peers: HivemindTransport, client_mode: bool = False) -> Hivemin
     return await HivemindTransport.create(
         TransportConfig(
             identity=Identity.generate(),
-            loopback_only=True,
+            host="127.0.0.1",
             client_mode=client_mode,
             initial_peers=tuple(peer.addresses[0] for peer in peers),
         )
@@ -246,12 +246,21 @@ def test_bad_addresses_are_the_users_mistake(address: str) -> None:
         asyncio.run(HivemindTransport.create(config))
 
 
+@pytest.mark.parametrize(
+    ("host", "port"), [("here", 0), ("192.0.2.200", 0), ("127.0.0.1", 65536), ("127.0.0.1", -1)]
+)
+def test_bad_places_to_listen_are_the_users_mistake(host: str, port: int) -> None:
+    config = TransportConfig(identity=Identity.generate(), host=host, port=port)
+    with pytest.raises(UserError, match="cannot listen on"):
+        asyncio.run(HivemindTransport.create(config))
+
+
 def test_a_taken_port_is_the_users_mistake() -> None:
     async def body() -> None:
         first = await start()
         try:
             port = int(first.addresses[0].split("/")[4])
-            config = TransportConfig(identity=Identity.generate(), loopback_only=True, port=port)
+            config = TransportConfig(identity=Identity.generate(), host="127.0.0.1", port=port)
             with pytest.raises(UserError, match=str(port)):
                 await HivemindTransport.create(config)
         finally:
@@ -361,7 +370,7 @@ def test_a_founder_that_comes_back_is_found_again(monkeypatch: pytest.MonkeyPatc
         founder = await start()
         port = int(founder.addresses[0].split("/")[4])
         await founder.close()
-        config = TransportConfig(identity=identity, loopback_only=True, port=port)
+        config = TransportConfig(identity=identity, host="127.0.0.1", port=port)
         founder = await HivemindTransport.create(config)
         others = [await start(founder), await start(founder)]
         try:
@@ -413,7 +422,7 @@ from dht.identity import Identity
 
 async def main():
     identity = Identity.load_or_create(sys.argv[1])
-    config = TransportConfig(identity=identity, loopback_only=True)
+    config = TransportConfig(identity=identity, host='127.0.0.1')
     peer = await HivemindTransport.create(config)
     print(json.dumps({"pid": peer.daemon_pid, "peer_id": peer.peer_id,
                       "directory": str(peer._control_path.parent),

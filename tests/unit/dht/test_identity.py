@@ -29,9 +29,9 @@ def test_the_id_survives_a_restart(tmp_path: Path) -> None:
 
 
 def test_the_peer_id_is_libp2ps() -> None:
-    # Seed 00 01 … 1f; its id as other libp2p implementations compute it: multihash 0x00 of the
-    # protobuf public key.
+    # The end-to-end tests check that the daemon computes the same id from the same file.
     identity = Identity(bytes(range(32)))
+    assert identity.peer_id == "12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
     raw = identity.libp2p_bytes()
     assert raw[:4] == bytes.fromhex("08011240")
     assert raw[4:36] == bytes(range(32))
