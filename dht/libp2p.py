@@ -12,6 +12,8 @@ from dht.errors import NetworkError, UserError
 from dht.types import ADDRESSES_MAX
 
 _CLOSE_LIMIT_S = 1.0
+"""How long closing a stream waits for what was written to leave."""
+_FLUSH_LIMIT_S = 60.0
 _READ_BYTES = 256 << 10
 _P2P_CODE = b"\xa5\x03"
 """Multiaddress protocol 421 as a varint."""
@@ -61,8 +63,11 @@ class LibP2PStream:
             self._writer.close()
             async with asyncio.timeout(_CLOSE_LIMIT_S):
                 await self._writer.wait_closed()
-        except (OSError, RuntimeError, TimeoutError):
-            # The other side does not read: what it did not take is lost with the stream.
+        except TimeoutError:
+            # The other side reads slowly: go on in the background, but not for ever.
+            loop = asyncio.get_running_loop()
+            loop.call_later(_FLUSH_LIMIT_S, self._writer.transport.abort)
+        except (OSError, RuntimeError):
             self._writer.transport.abort()
 
 
