@@ -10,7 +10,7 @@ from client.progress import Progress
 from client.text import Detokenizer, StopStrings, Tokenizer
 from dht.errors import UserError
 from dht.messages import FinishReason
-from dht.types import ModelSpec, Plan
+from dht.types import ModelSpec, Plan, RouteStage
 
 
 class AnswersTokens(Protocol):
@@ -87,6 +87,11 @@ class Generation:
         if rest:
             self._text.append(rest)
             yield Piece(text=rest, token_ids=())
+
+    @property
+    def route(self) -> tuple[RouteStage, ...]:
+        """The route that the answer takes now; empty before the first."""
+        return self._progress.route
 
     def answer(self) -> Answer:
         """The finished answer; RuntimeError while it is still being made."""

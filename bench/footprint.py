@@ -1,0 +1,87 @@
+"""What an idle peer of the bundled model costs: processes, memory, and time to serve.
+
+Starts a founder that keeps the plan alive, then times a peer that returns under an identity which
+the plan knows: from its command to each of its events. Memory is the proportional set size (PSS)
+of the peer and its children while nothing is asked of it.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from bench import report
+from bench.local_swarm import ROOT, LocalPeer, LocalSwarm
+from bench.reference import memory_for
+
+MODEL = ROOT / "models" / "brook"
+EVENTS = ("listening", "measured", "assigned", "serving")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.footprint", description=__doc__)
+    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    parser.add_argument("--rounds", type=int, default=3)
+    return parser.parse_args()
+
+
+def footprint(peer: LocalPeer) -> dict[str, Any]:
+    """Processes and PSS in MiB of a peer and its children."""
+    root = psutil.Process(peer.process.pid)
+    family = [root, *root.children(recursive=True)]
+    return {
+        "processes": len(family),
+        "pss_mib": sum(process.memory_full_info().pss for process in family) / 2**20,
+        "by_process": {
+            f"{process.name()}": process.memory_full_info().pss / 2**20 for process in family
+        },
+    }
+
+
+def main() -> int:
+    arguments = parse()
+    console = Console()
+    whole_gib = memory_for(MODEL) / 2**30
+    rounds: list[dict[str, Any]] = []
+    alone: dict[str, Any] = {}
+    with LocalSwarm(MODEL) as swarm:
+        first = swarm.start_peer(memory_gib=1.2 * whole_gib, name="first")
+        first.wait_for("serving")
+        swarm.start_peer(memory_gib=0.62 * whole_gib, name="returning").wait_for("serving")
+        for _ in range(arguments.rounds):
+            swarm.peers[-1].stop()
+            started_unix_s = time.time()
+            peer = swarm.start_peer(memory_gib=0.62 * whole_gib, name="returning")
+            peer.wait_for("serving")
+            since = {
+                name: event["unix_s"] - started_unix_s
+                for name in EVENTS
+                if (event := peer.find(name)) is not None
+            }
+            rounds.append({"seconds_to": since})
+        swarm.peers[-1].stop()
+        # Alone on the machine, a process shares no pages with its like: the honest figure.
+        alone = footprint(first)
+    result = {
+        **report.provenance(0),
+        "idle_peer": alone,
+        "seconds_to_median": {
+            name: statistics.median(r["seconds_to"][name] for r in rounds)
+            for name in EVENTS
+            if all(name in r["seconds_to"] for r in rounds)
+        },
+        "rounds": rounds,
+    }
+    console.print(result)
+    if arguments.out is not None:
+        report.write(arguments.out, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
