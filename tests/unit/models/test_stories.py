@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from models.drills import drill
 from models.stories import PLOTS, Story, story, texts
 from models.words import HE_NAMES, PLACES, SHE_NAMES, Character
 
@@ -99,3 +100,11 @@ def test_only_the_cast_appears_and_the_hero_most_of_all(many: list[Story]) -> No
         cast = {person.name for person in one.cast}
         assert _named(one.text) <= cast, one.text
         assert one.text.count(one.cast[0].name) >= 3, one.text
+
+
+def test_drills_are_repeatable_and_keep_to_their_names() -> None:
+    for index in range(500):
+        text = drill(3, index)
+        assert text == drill(3, index)
+        assert not re.search(r"[{}<>_]|  ", text), text
+        assert 2 <= len(_named(text)) <= 4, text
