@@ -10,7 +10,7 @@ from dht.types import NodeRecord, NodeState, Plan
 class TransitionConfig:
     """Times in seconds."""
 
-    settle_s: float = 1.5
+    settle_s: float = 0.9
     """Joins are gathered for so long before a plan is made for them."""
     settle_max_s: float = 5.0
     """…but a plan is not put off longer than this by joins that keep coming."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dht import lean_hivemind
 from dht.daemon import DaemonConfig, P2pDaemon
 from dht.errors import NetworkError, UserError
 from dht.identity import Identity
@@ -369,6 +370,7 @@ class HivemindTransport:
 def _quiet_hivemind() -> None:
     """Keep hivemind's log away from users, who get our errors; ANABRANCH_DEBUG shows it."""
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    lean_hivemind.prepare()
     import hivemind.utils.logging as hivemind_logging
 
     hivemind_logging.use_hivemind_log_handler("nowhere")

@@ -174,10 +174,12 @@ async def _connect(
 async def _open_engine(
     arguments: argparse.Namespace, store: "WeightStore", machine: "Machine", reporter: Reporter
 ) -> "EngineStage":
+    from node import lean_transformers
     from node.stage_engine import EngineStage
 
     dtype = arguments.dtype or ("float32" if machine.torch_device == "cpu" else "bfloat16")
     with reporter.phase("Measuring this machine"):
+        await asyncio.to_thread(lean_transformers.prepare)
         engine = await EngineStage.open(
             store,
             name=arguments.model_name,

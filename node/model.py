@@ -45,11 +45,12 @@ class ModelLayout:
         """Build the model without weights; UserError when its structure cannot be served."""
         from accelerate import init_empty_weights
         from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers.initialization import no_init_weights
 
         register()
         try:
             config = AutoConfig.from_pretrained(store.directory, trust_remote_code=False)
-            with init_empty_weights():
+            with init_empty_weights(), no_init_weights():
                 model = AutoModelForCausalLM.from_config(
                     config, attn_implementation=ATTENTION_NAME, trust_remote_code=False
                 )

@@ -1,0 +1,30 @@
+"""hivemind without the parts that train models.
+
+``import hivemind`` runs its package file, which imports its optimisers, mixture-of-experts and
+averaging, and with them SciPy: some 45 MiB and most of a second in every peer, for nothing that is
+used here. Its DHT and libp2p modules do not need that file. Both are measured by
+``bench/footprint.py``.
+"""
+
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+def prepare() -> None:
+    """Let ``hivemind.dht`` and ``hivemind.p2p`` be imported without their package file.
+
+    Does nothing where hivemind was imported already. Raises ModuleNotFoundError without hivemind.
+    """
+    if "hivemind" in sys.modules:
+        return
+    spec = importlib.util.find_spec("hivemind")
+    if spec is None or spec.submodule_search_locations is None:
+        raise ModuleNotFoundError("hivemind is not installed", name="hivemind")
+    package = ModuleType("hivemind")
+    package.__file__ = spec.origin
+    package.__path__ = list(spec.submodule_search_locations)
+    package.__spec__ = ModuleSpec("hivemind", None, origin=spec.origin, is_package=True)
+    package.__spec__.submodule_search_locations = package.__path__
+    sys.modules["hivemind"] = package
