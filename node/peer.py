@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from coordinator.plan_store import PlanStore
 from coordinator.runtime import Coordinator
-
 from dht.directory import Directory
 from dht.errors import NetworkError
 from dht.transport import Transport
@@ -87,6 +86,7 @@ class Peer:
 
     async def run(self) -> None:
         """Serve until :meth:`leave` is called, then drain and return."""
+        self._stage.on_idle = self._report_stats
         await ProbeServer(self._transport).start()
         await self._stage.start()
         await self._announce()
@@ -104,6 +104,19 @@ class Peer:
             for task in tasks:
                 task.cancel()
         await self._stage.close("the peer left")
+
+    def _report_stats(self) -> None:
+        """Where this peer's time went since it started; written whenever it becomes idle."""
+        times = self._engine.times
+        self._reporter.event(
+            "stats",
+            steps=times.steps,
+            tokens=times.tokens,
+            compute_s=round(times.compute_s, 6),
+            waiting_s=round(times.waiting_s, 6),
+            serialisation_s=round(self._stage.serialisation_s, 6),
+            counters=dict(self._stage.counters),
+        )
 
     # Announcing
 

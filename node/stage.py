@@ -7,8 +7,9 @@ the order of frames.
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -122,6 +123,10 @@ class StageServer:
         self._idle = asyncio.Event()
         self._idle.set()
         self.counters: Counter[str] = Counter()
+        self.serialisation_s = 0.0
+        """Time spent between tensors and frames, both ways, writing included."""
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called when the last session has freed its KV."""
 
     @property
     def sessions(self) -> int:
@@ -423,11 +428,13 @@ class StageServer:
             raise wire.MalformedError(
                 f"activations of width {activations.hidden}; the model's is {self._engine.hidden}"
             )
+        started_s = time.perf_counter()
         counts = [item.tokens for item in activations.items]
         try:
             parts = Rows.split(body, activations.dtype, activations.hidden, counts)
         except RowsError as error:
             raise wire.MalformedError(str(error)) from error
+        self.serialisation_s += time.perf_counter() - started_s
         for item, rows in zip(activations.items, parts, strict=True):
             live = self._live.get(session_key(item.session, item.epoch))
             if live is None:
@@ -481,8 +488,10 @@ class StageServer:
             if result.token_id is not None:
                 self._take_sampled(live, result.token_id, outbox)
             self._feed(live)
+        started_s = time.perf_counter()
         for peer_id, message, body in outbox.frames(self._engine.wire_dtype, self._engine.hidden):
             self._hops.get(peer_id).send(message, body)
+        self.serialisation_s += time.perf_counter() - started_s
 
     def _take_sampled(self, live: _Live, token_id: int, outbox: Outbox) -> None:
         session = live.session
@@ -579,6 +588,7 @@ class StageServer:
         self._hop_use.subtract(live.hop_peers)
         if self.sessions == 0:
             self._idle.set()
+            self.on_idle()
 
     @staticmethod
     def _close_of(session: StageSession) -> SessionClose:
