@@ -58,9 +58,11 @@ class Step:
 
     pools: dict[int, LayerPool]
     """By layer index."""
-    write_slots: torch.Tensor
-    """Pool rows of the step's new tokens, ``[tokens]``."""
+    write_slots: torch.Tensor | slice
+    """Pool rows of the step's new tokens, ``[tokens]``; a slice where they are consecutive."""
     segments: list[Segment]
+    calls: int = 0
+    """How often attention was called."""
 
 
 class _Running(threading.local):
@@ -101,9 +103,14 @@ def paged_attention(
         raise NotImplementedError("attention with soft-capping or sinks")
     if key.shape[-1] != value.shape[-1]:
         raise NotImplementedError("keys and values of different width")
+    step.calls += 1
     pool = step.pools[module.layer_idx]
-    pool.keys.index_copy_(0, step.write_slots, key[0].transpose(0, 1))
-    pool.values.index_copy_(0, step.write_slots, value[0].transpose(0, 1))
+    if isinstance(step.write_slots, slice):
+        pool.keys[step.write_slots] = key[0].transpose(0, 1)
+        pool.values[step.write_slots] = value[0].transpose(0, 1)
+    else:
+        pool.keys.index_copy_(0, step.write_slots, key[0].transpose(0, 1))
+        pool.values.index_copy_(0, step.write_slots, value[0].transpose(0, 1))
     window = sliding_window or 0
     parts = [_attend(query, pool, segment, window, scaling) for segment in step.segments]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)), None

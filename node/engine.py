@@ -99,6 +99,7 @@ class Engine:
         self.device = torch.device(config.device)
         self.layout = ModelLayout.of(config.store, config.dtype)
         self.spec = self.layout.spec(config.name)
+        self._width: int = self.layout.config.get_text_config().hidden_size
         self.kv_tokens_min = kv_tokens_least(self.spec)
         self.layers_max = self._count_layers()
         self.held = (0, 0)
@@ -145,13 +146,34 @@ class Engine:
         pages = tokens // self.config.page_tokens
         if pages < 1:
             raise UserError(f"layers [{start}, {end}) do not fit {self.config.memory_bytes} bytes")
-        self._pools = {}
+        self.held, self._pools = (0, 0), {}
+        with self._lock:
+            self._accounts = KvAccounts(0, self.config.page_tokens)
         self.bytes_loaded = self._range.set(start, end, progress)
+        self._pools = {index: self._pool(pages) for index in range(start, end)}
+        self._warm_up(start)
         with self._lock:
             self._accounts = KvAccounts(pages, self.config.page_tokens)
-        self._pools = {index: self._pool(pages) for index in range(start, end)}
         self.held = (start, end)
         return self.bytes_loaded
+
+    def _warm_up(self, index: int) -> None:
+        """One row through one layer; UserError when its attention cannot be computed here."""
+        segment = Segment(first=0, last=1, context_tokens=1, slots=slice(0, 1))
+        step = Step(pools=self._pools, write_slots=slice(0, 1), segments=[segment])
+        row = torch.zeros(1, self._width, dtype=self.layout.dtype, device=self.device)
+        position = torch.zeros(1, dtype=torch.long, device=self.device)
+        where = self.config.store.directory
+        try:
+            with torch.inference_mode():
+                out = self._through(index, index + 1, step, row, position)
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+            raise UserError(f"{where} cannot be served yet: {error}") from error
+        if step.calls != 1 or out.shape != row.shape:
+            raise UserError(
+                f"{where} cannot be served yet: its layers do not call attention through"
+                " transformers' interface"
+            )
 
     def _pool(self, pages: int) -> LayerPool:
         text = self.layout.config.get_text_config()
@@ -180,13 +202,17 @@ class Engine:
         """
         results: list[WorkResult | None] = [None] * len(items)
         rows: list[_Rows] = []
+        sessions: set[str] = set()
         for index, item in enumerate(items):
             with self._lock:
                 reservation = self._accounts.get(item.session)
             error = self._refuse(item, reservation)
+            if item.session in sessions:
+                error = "two items of one session in a step"
             if error is not None or reservation is None:
                 results[index] = WorkResult(item=item, error=error or "no KV is reserved")
             else:
+                sessions.add(item.session)
                 rows.append(_Rows(index=index, item=item, reservation=reservation))
         if rows:
             with torch.inference_mode():
@@ -200,13 +226,22 @@ class Engine:
             return "this session holds no KV here"
         if not start <= item.start < item.end <= end:
             return f"layers [{item.start}, {item.end}) asked, [{start}, {end}) held"
-        if item.tokens < 1 or item.position + item.tokens > reservation.tokens:
-            return f"position {item.position + item.tokens} of {reservation.tokens} reserved"
+        if item.tokens < 1:
+            return "an item without rows"
+        if item.position < 0 or item.position + item.tokens > reservation.tokens:
+            at = f"[{item.position}, {item.position + item.tokens})"
+            return f"positions {at} asked, {reservation.tokens} reserved"
+        if (item.token_ids is None) == (item.hidden is None):
+            return "exactly one of token ids and hidden states is taken"
         if item.token_ids is not None:
             if item.start != 0:
                 return "token ids are for the first layer"
-            if max(item.token_ids) >= self.spec.vocab:
-                return f"token id {max(item.token_ids)} of a vocabulary of {self.spec.vocab}"
+            for token_id in (min(item.token_ids), max(item.token_ids)):
+                if not 0 <= token_id < self.spec.vocab:
+                    return f"token id {token_id} of a vocabulary of {self.spec.vocab}"
+        elif item.hidden is not None and item.hidden.shape[1:] != (self._width,):
+            shape = tuple(item.hidden.shape)
+            return f"hidden states of shape {shape}, ({item.tokens}, {self._width}) expected"
         return None
 
     def _run(self, rows: list[_Rows]) -> list[WorkResult]:
@@ -220,10 +255,9 @@ class Engine:
             row.first, row.last = at, at + row.item.tokens
             at = row.last
         hidden = self._embed(ordered)
-        positions = torch.cat(
-            [torch.arange(r.item.position, r.item.position + r.item.tokens) for r in ordered]
-        ).to(self.device)
-        slots = torch.cat([self._slots(row) for row in ordered]).to(self.device)
+        positions = _joined([self._positions(row) for row in ordered])
+        written = [self._slots(row) for row in ordered]
+        slots = written[0] if len(written) == 1 else _joined([self._rows_of(w) for w in written])
         cuts = sorted({r.item.start for r in ordered} | {r.item.end for r in ordered})
         for start, end in itertools.pairwise(cuts):
             active = [r for r in ordered if r.item.start <= start < r.item.end]
@@ -240,22 +274,33 @@ class Engine:
                 parts.append(self._range.embed(ids))
             elif row.item.hidden is not None:
                 parts.append(row.item.hidden.to(self.device, self.layout.dtype))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return _joined(parts)
 
-    def _slots(self, row: _Rows) -> torch.Tensor:
+    def _positions(self, row: _Rows) -> torch.Tensor:
+        at = row.item.position
+        return torch.arange(at, at + row.item.tokens, device=self.device)
+
+    def _rows_of(self, slots: torch.Tensor | slice) -> torch.Tensor:
+        if isinstance(slots, slice):
+            return torch.arange(slots.start, slots.stop, device=self.device)
+        return slots
+
+    def _slots(self, row: _Rows) -> torch.Tensor | slice:
         """Pool rows of the item's new tokens; sets the row's segment."""
         page_tokens = self.config.page_tokens
         pages = row.reservation.pages
         context = row.item.position + row.item.tokens
+        slots: torch.Tensor | slice
+        whole: torch.Tensor | slice
         if row.reservation.run:
             base = pages[0] * page_tokens
-            whole: torch.Tensor | slice = slice(base, base + context)
-            slots = torch.arange(base + row.item.position, base + context)
+            whole = slice(base, base + context)
+            slots = slice(base + row.item.position, base + context)
         else:
             used = torch.tensor(pages[: -(-context // page_tokens)])
             every = (used[:, None] * page_tokens + torch.arange(page_tokens)).flatten()[:context]
             whole = every.to(self.device)
-            slots = every[row.item.position :]
+            slots = whole[row.item.position :]
         row.segment = Segment(first=0, last=0, context_tokens=context, slots=whole)
         return slots
 
@@ -267,24 +312,30 @@ class Engine:
         total: int,
         hidden: torch.Tensor,
         positions: torch.Tensor,
-        slots: torch.Tensor,
+        slots: torch.Tensor | slice,
     ) -> torch.Tensor:
         """Layers ``[start, end)`` over the active rows; the others pass unchanged."""
-        tokens = sum(row.last - row.first for row in active)
-        chosen: torch.Tensor | None = None
-        inside = hidden
-        if tokens < total:
-            chosen = torch.cat([torch.arange(r.first, r.last) for r in active]).to(self.device)
-            inside, positions, slots = hidden[chosen], positions[chosen], slots[chosen]
         at = 0
         for row in active:
             row.segment.first, row.segment.last = at, at + row.last - row.first
             at = row.segment.last
-        set_step(
-            Step(pools=self._pools, write_slots=slots, segments=[row.segment for row in active])
-        )
+        segments = [row.segment for row in active]
+        if at == total:
+            step = Step(pools=self._pools, write_slots=slots, segments=segments)
+            return self._through(start, end, step, hidden, positions)
+        chosen = _joined([self._rows_of(slice(row.first, row.last)) for row in active])
+        step = Step(pools=self._pools, write_slots=self._rows_of(slots)[chosen], segments=segments)
+        merged = hidden.clone()
+        merged[chosen] = self._through(start, end, step, hidden[chosen], positions[chosen])
+        return merged
+
+    def _through(
+        self, start: int, end: int, step: Step, hidden: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """``hidden`` of shape ``[tokens, hidden]`` behind layers ``[start, end)``."""
+        packed, position_ids = hidden[None], positions[None]
+        set_step(step)
         try:
-            packed, position_ids = inside[None], positions[None]
             rotary = self._range.rotary(packed, position_ids)
             for index in range(start, end):
                 out = self._range.layers[index](
@@ -298,11 +349,7 @@ class Engine:
                 packed = out[0] if isinstance(out, tuple) else out
         finally:
             set_step(None)
-        if chosen is None:
-            return packed[0]
-        merged = hidden.clone()
-        merged[chosen] = packed[0]
-        return merged
+        return packed[0]
 
     def _results(self, rows: list[_Rows], hidden: torch.Tensor) -> list[WorkResult]:
         """Tokens for the rows that are sampled, hidden states for those that go on."""
@@ -326,3 +373,7 @@ class Engine:
             )
             for row in rows
         ]
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -15,6 +15,7 @@ from torch import nn
 
 from dht.errors import UserError
 from dht.types import ModelSpec
+from node.anatomy import hidden_steps
 from node.attention import ATTENTION_NAME, register
 from node.tensors import DTYPES
 from node.weights import WeightStore
@@ -94,7 +95,7 @@ class ModelLayout:
             raise UserError(
                 f"{where} cannot be served yet: beside its layers it has {', '.join(sorted(rest))}"
             )
-        return cls(
+        layout = cls(
             store=store,
             dtype=dtype,
             config=config,
@@ -108,6 +109,46 @@ class ModelLayout:
             head_name=names[id(head)],
             tied=f"{names[id(head)]}.weight" not in store.tensors,
         )
+        layout._check_flow()
+        return layout
+
+    def _check_flow(self) -> None:
+        """Raise UserError when the parts in a row are not the whole model."""
+        names = {
+            "embed": self.embed_name,
+            "layers": self.layers_name,
+            "norm": self.norm_name,
+            "head": self.head_name,
+            "rotary": self.rotary_name,
+        }
+        width = self.config.get_text_config().hidden_size
+        rotary = self.make_rotary(torch.device("cpu"))
+        found = hidden_steps(self.model, names, len(self.layers), width, rotary)
+        if found is not None:
+            raise UserError(f"{self.store.directory} cannot be served yet: {found}")
+
+    def make_rotary(self, device: torch.device) -> nn.Module:
+        """Rotary frequencies are computed, not stored: made anew on the real device.
+
+        Raises UserError where they depend on how long the context is, because sessions of
+        different lengths share a step.
+        """
+        on_meta = self.model.get_submodule(self.rotary_name)
+        kind = str(getattr(on_meta, "rope_type", "default"))
+        if "dynamic" in kind or kind == "longrope":
+            raise UserError(
+                f"{self.store.directory} cannot be served yet: its rotary embedding ({kind})"
+                " changes with the length of the context"
+            )
+        try:
+            with torch.device(device):
+                rotary: nn.Module = type(on_meta)(config=self.config.get_text_config())
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            raise UserError(
+                f"{self.store.directory} cannot be served yet: its rotary embedding cannot be made"
+                f" ({error})"
+            ) from error
+        return rotary
 
     def spec(self, name: str) -> ModelSpec:
         """What planners must know; sizes are in the dtype that peers compute in."""
@@ -133,27 +174,24 @@ class ModelLayout:
             vocab=text.vocab_size,
         )
 
-    def tensor_names(self, start: int, end: int) -> list[str]:
-        """Checkpoint names that layers ``[start, end)`` need, ends of the model included."""
-        names = [
-            f"{self.layers_name}.{index}.{name}"
-            for index in range(start, end)
-            for name, _ in self.layers[index].named_parameters()
+    def layer_names(self, index: int) -> list[str]:
+        """Checkpoint names that one layer needs."""
+        prefix = f"{self.layers_name}.{index}"
+        return [f"{prefix}.{name}" for name, _ in self.layers[index].named_parameters()]
+
+    def tail_names(self) -> list[str]:
+        """Checkpoint names of the final norm and the head; a tied head is the embedding."""
+        norm, head = (
+            self.model.get_submodule(self.norm_name),
+            self.model.get_submodule(self.head_name),
+        )
+        weight = f"{self.embed_name if self.tied else self.head_name}.weight"
+        biases = [n for n, _ in head.named_parameters() if n != "weight"]
+        return [
+            *(f"{self.norm_name}.{name}" for name, _ in norm.named_parameters()),
+            weight,
+            *(f"{self.head_name}.{name}" for name in biases),
         ]
-        if start == 0:
-            names.append(f"{self.embed_name}.weight")
-        if end == len(self.layers):
-            norm = self.model.get_submodule(self.norm_name)
-            names += [f"{self.norm_name}.{name}" for name, _ in norm.named_parameters()]
-            names.append(f"{self.embed_name if self.tied else self.head_name}.weight")
-            if not self.tied:
-                head = self.model.get_submodule(self.head_name)
-                names += [
-                    f"{self.head_name}.{name}"
-                    for name, _ in head.named_parameters()
-                    if name != "weight"
-                ]
-        return list(dict.fromkeys(names))
 
 
 def _numbers(module: nn.Module) -> int:
@@ -170,15 +208,7 @@ class LoadedRange:
         self.embed: nn.Module | None = None
         self.norm: nn.Module | None = None
         self.head: nn.Module | None = None
-        self.rotary = self._make_rotary()
-
-    def _make_rotary(self) -> nn.Module:
-        """Rotary frequencies are computed, not stored: made anew on the real device."""
-        on_meta = self._layout.model.get_submodule(self._layout.rotary_name)
-        text = self._layout.config.get_text_config()
-        with torch.device(self._device):
-            rotary: nn.Module = type(on_meta)(config=text)
-        return rotary
+        self.rotary = layout.make_rotary(device)
 
     def set(self, start: int, end: int, progress: Progress | None = None) -> int:
         """Hold exactly ``[start, end)``; what stays is not read again. Returns bytes read."""
@@ -189,18 +219,19 @@ class LoadedRange:
             self.embed = None
         if end != total:
             self.norm = self.head = None
-        wanted = set(layout.tensor_names(start, end))
-        for index in self.layers:
-            wanted -= set(layout.tensor_names(index, index + 1)) - {f"{layout.embed_name}.weight"}
-        tensors = self._read(sorted(wanted), progress)
-        for index in range(start, end):
-            if index not in self.layers:
-                prefix = f"{layout.layers_name}.{index}."
-                self.layers[index] = self._fill(layout.layers[index], prefix, tensors)
-        embedding = f"{layout.embed_name}."
+        added = [index for index in range(start, end) if index not in self.layers]
+        names = [name for index in added for name in layout.layer_names(index)]
+        if start == 0 and self.embed is None:
+            names.append(f"{layout.embed_name}.weight")
+        if end == total and self.head is None:
+            names += layout.tail_names()
+        tensors = self._read(sorted(set(names)), progress)
+        for index in added:
+            prefix = f"{layout.layers_name}.{index}."
+            self.layers[index] = self._fill(layout.layers[index], prefix, tensors)
         if start == 0 and self.embed is None:
             module = layout.model.get_submodule(layout.embed_name)
-            self.embed = self._fill(module, embedding, tensors)
+            self.embed = self._fill(module, f"{layout.embed_name}.", tensors)
         if end == total and self.head is None:
             norm = layout.model.get_submodule(layout.norm_name)
             self.norm = self._fill(norm, f"{layout.norm_name}.", tensors)
@@ -233,7 +264,13 @@ class LoadedRange:
             for name, tensor in tensors.items()
             if name.startswith(prefix)
         }
-        module.load_state_dict(state, strict=True, assign=True)
+        try:
+            module.load_state_dict(state, strict=True, assign=True)
+        except RuntimeError as error:  # names or shapes that the model's code does not have
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"{self._layout.store.directory} cannot be served yet: {reason}"
+            ) from error
         left = [name for name, tensor in _tensors(module) if tensor.device.type == "meta"]
         if left:
             raise UserError(
