@@ -32,6 +32,7 @@ from dht.types import ModelSpec, NodeRecord, NodeState, Plan, RouteStage, model_
 logger = logging.getLogger(__name__)
 
 DEFAULT_NETWORK = "anabranch"
+AVOID_FACTOR_MAX = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,15 @@ class SwarmConfig:
     busy_s: float = 1.0
     """How long a peer without room is avoided."""
     attempt: AttemptConfig = field(default_factory=AttemptConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Avoided:
+    """A peer that failed, in its present life, ``times`` in a row."""
+
+    until_s: float
+    joined_unix_s: float
+    times: int
 
 
 class Swarm:
@@ -76,7 +86,7 @@ class Swarm:
             raise UserError(f"{model!r} is not a directory; give a model's directory or its name")
         self._nodes: dict[str, NodeRecord] = {}
         self._router: Router | None = None
-        self._avoid: dict[str, tuple[float, float]] = {}
+        self._avoid: dict[str, _Avoided] = {}
         self._poll: asyncio.Task[None] | None = None
         self.counters: Counter[str] = Counter()
 
@@ -193,13 +203,31 @@ class Swarm:
         return route_from_records(usable, spec.layers)
 
     def _avoided(self, record: NodeRecord) -> bool:
-        until_s, joined = self._avoid.get(record.peer_id, (0.0, 0.0))
-        return asyncio.get_running_loop().time() < until_s and record.joined_unix_s <= joined
+        avoided = self._avoid.get(record.peer_id)
+        if avoided is None or record.joined_unix_s > avoided.joined_unix_s:
+            return False
+        return asyncio.get_running_loop().time() < avoided.until_s
 
     def _avoid_peer(self, peer_id: str, for_s: float) -> None:
+        """Avoid a peer for ``for_s``, twice as long each time in a row: the DHT still shows a peer
+        that died or froze for as long as its record lives."""
         record = self._nodes.get(peer_id)
-        joined = record.joined_unix_s if record is not None else 0.0
-        self._avoid[peer_id] = (asyncio.get_running_loop().time() + for_s, joined)
+        joined_unix_s = record.joined_unix_s if record is not None else 0.0
+        before = self._avoid.get(peer_id)
+        times = 1
+        if before is not None and before.joined_unix_s == joined_unix_s:
+            times = before.times + 1
+        factor = min(2 ** (times - 1), AVOID_FACTOR_MAX)
+        self._avoid[peer_id] = _Avoided(
+            until_s=asyncio.get_running_loop().time() + factor * for_s,
+            joined_unix_s=joined_unix_s,
+            times=times,
+        )
+
+    def _worked(self, route: tuple[RouteStage, ...]) -> None:
+        """Peers that delivered are no longer held to their past."""
+        for stage in route:
+            self._avoid.pop(stage.peer_id, None)
 
     # Answers
 
@@ -222,6 +250,7 @@ class Swarm:
             try:
                 async with aclosing(self._attempt(session, route, log, progress)) as attempt:
                     async for token_ids in attempt:
+                        self._worked(route)
                         waiting.over()
                         deadline_s = loop.time() + self._config.wait_s
                         yield token_ids

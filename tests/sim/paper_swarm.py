@@ -1,0 +1,238 @@
+"""A whole swarm in one process under a virtual clock: real sessions, stages, hops and clients over
+the in-memory network, with an engine that computes a number instead of hidden states.
+
+The engine's "hidden state" of a token is its id carried along; the last stage folds all of a
+session's ids in order into a hash and samples from it. So an answer is right only if every token
+of the session reached the last stage exactly once and in order, on whatever route.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from client import Swarm, SwarmConfig
+from dht.directory import Directory
+from dht.identity import Identity
+from dht.memory import MemoryNetwork, MemoryTransport
+from dht.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
+from node.hops import HopConfig
+from node.stage import StageConfig, StageServer
+from node.stage_session import StageView
+from node.steps import StepRequest, StepResult
+from node.tensors import Rows
+
+LAYERS = 8
+VOCAB = 1000
+CONTEXT = 512
+SPEC = ModelSpec(
+    name="paper",
+    fingerprint="paper-weights",
+    layers=LAYERS,
+    layer_bytes=1,
+    embed_bytes=1,
+    head_bytes=1,
+    kv_bytes_per_token_layer=1,
+    activation_bytes=4,
+    context_tokens=CONTEXT,
+    vocab=VOCAB,
+)
+NETWORK = "test"
+
+
+def answer_of(prompt: Sequence[int], tokens: int) -> tuple[int, ...]:
+    """What a right swarm answers."""
+    state, answer = 7, []
+    for token_id in prompt:
+        state = fold(state, token_id)
+    for _ in range(tokens):
+        answer.append(state % VOCAB)
+        state = fold(state, answer[-1])
+    return tuple(answer)
+
+
+def fold(state: int, token_id: int) -> int:
+    return (state * 1_000_003 + token_id + 1) % (1 << 61)
+
+
+class PaperEngine:
+    """Implements the stage's engine: every request takes ``step_s`` of virtual time."""
+
+    wire_dtype = "float32"
+    hidden = 1
+
+    def __init__(self, peer_id: str, start: int, end: int, *, kv_tokens: int, step_s: float):
+        self.peer_id = peer_id
+        self.span = (start, end)
+        self.serving = True
+        self.step_s = step_s
+        self.kv_free = kv_tokens
+        self.kv: dict[str, int] = {}
+        self.states: dict[str, int] = {}
+        self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
+        self.free_at_s = 0.0
+
+    @property
+    def view(self) -> StageView:
+        return StageView(
+            peer_id=self.peer_id,
+            fingerprint=SPEC.fingerprint,
+            layers=LAYERS,
+            context_tokens=CONTEXT,
+            start=self.span[0],
+            end=self.span[1],
+            serving=self.serving,
+        )
+
+    def reserve(self, key: str, tokens: int) -> str | None:
+        assert key not in self.kv, "reserved twice"
+        if tokens > self.kv_free:
+            return f"{tokens} tokens asked, {self.kv_free} free"
+        self.kv_free -= tokens
+        self.kv[key] = tokens
+        return None
+
+    def free(self, key: str) -> None:
+        self.kv_free += self.kv.pop(key, 0)
+        self.states.pop(key, None)
+
+    def submit(self, request: StepRequest) -> None:
+        loop = asyncio.get_running_loop()
+        self.free_at_s = max(self.free_at_s, loop.time()) + self.step_s
+        loop.call_at(self.free_at_s, lambda: self.on_results([self._run(request)]))
+
+    def _run(self, request: StepRequest) -> StepResult:
+        key, chunk = request.key, request.chunk
+        if key not in self.kv:
+            return StepResult(request=request, error="no KV is reserved")
+        ids = chunk.token_ids
+        if ids is None:
+            assert request.rows is not None
+            ids = tuple(int(n) for n in request.rows.tensor.flatten().tolist())
+        if not request.session.is_last:
+            rows = Rows(tensor=torch.tensor(ids, dtype=torch.float32)[:, None])
+            return StepResult(request=request, rows=rows)
+        state = self.states.get(key, 7)
+        for token_id in ids:
+            state = fold(state, token_id)
+        self.states[key] = state
+        return StepResult(request=request, token_id=state % VOCAB if chunk.sample else None)
+
+
+@dataclass(slots=True)
+class PaperPeer:
+    """One peer: its transport, its engine and its stage server."""
+
+    transport: MemoryTransport
+    engine: PaperEngine
+    stage: StageServer
+    directory: Directory
+    joined_unix_s: float
+    tasks: list["asyncio.Task[None]"] = field(default_factory=list)
+
+    @property
+    def peer_id(self) -> str:
+        return self.transport.peer_id
+
+    async def announce(self) -> None:
+        start, end = self.engine.span
+        await self.directory.publish(
+            NodeRecord(
+                peer_id=self.peer_id,
+                name="paper",
+                version="0",
+                device=DeviceSpec(kind="cpu", name="paper", memory_bytes=1),
+                model=SPEC,
+                memory_bytes=1,
+                kv_tokens_min=1,
+                tokens_per_s=(100.0,) * LAYERS,
+                state=NodeState.SERVING if self.engine.serving else NodeState.DRAINING,
+                start=start,
+                end=end,
+                joined_unix_s=self.joined_unix_s,
+            )
+        )
+
+    async def keep_announced(self) -> None:
+        while True:
+            await self.announce()
+            await asyncio.sleep(15)
+
+
+class PaperSwarm:
+    """Peers over given spans of layers."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.network = MemoryNetwork(random.Random(seed))
+        self.peers: list[PaperPeer] = []
+
+    async def add(
+        self, start: int, end: int, *, kv_tokens: int = 10_000, step_s: float = 0.01
+    ) -> PaperPeer:
+        transport = self.network.transport(Identity.generate())
+        engine = PaperEngine(transport.peer_id, start, end, kv_tokens=kv_tokens, step_s=step_s)
+        stage = StageServer(
+            transport, engine, StageConfig(chunk_tokens=16, hops=HopConfig(idle_s=30.0))
+        )
+        engine.on_results = stage.on_results
+        await stage.start()
+        peer = PaperPeer(
+            transport=transport,
+            engine=engine,
+            stage=stage,
+            directory=Directory(transport, NETWORK, SPEC.key),
+            joined_unix_s=transport.now(),
+        )
+        peer.tasks = [asyncio.create_task(stage.run()), asyncio.create_task(peer.keep_announced())]
+        await peer.announce()
+        self.peers.append(peer)
+        return peer
+
+    def kill(self, peer: PaperPeer) -> None:
+        """End a peer as a crash does: its streams break."""
+        for task in peer.tasks:
+            task.cancel()
+        self.network.kill(peer.peer_id)
+
+    def freeze(self, peer: PaperPeer) -> None:
+        """Stop a peer without breaking anything: it just never answers again."""
+        self.network.freeze(peer.peer_id)
+
+    def client(
+        self, *, wait_s: float = 60.0, on_status: Callable[[str], None] | None = None
+    ) -> Swarm:
+        transport = self.network.transport(Identity.generate())
+
+        async def open_transport() -> MemoryTransport:
+            return transport
+
+        return Swarm(
+            model=SPEC.name,
+            config=SwarmConfig(network=NETWORK, wait_s=wait_s),
+            open_transport=open_transport,
+            on_status=on_status,
+        )
+
+    async def close(self) -> None:
+        tasks = [task for peer in self.peers for task in peer.tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for peer in self.peers:
+            await peer.stage.close("the test ended")
+            await peer.transport.close()
+
+
+@asynccontextmanager
+async def paper_swarm(*spans: tuple[int, int], seed: int = 0) -> AsyncIterator[PaperSwarm]:
+    """A swarm with one peer per span."""
+    swarm = PaperSwarm(seed)
+    try:
+        for start, end in spans:
+            await swarm.add(start, end)
+        yield swarm
+    finally:
+        await swarm.close()

@@ -1,0 +1,254 @@
+"""What a hostile peer may send: its stream is closed and counted, and nothing else happens."""
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from dht import wire
+from dht.errors import NetworkError
+from dht.memory import MemoryTransport
+from dht.messages import (
+    ActivationItem,
+    Activations,
+    Prompt,
+    RingToken,
+    RingTokens,
+    Sampling,
+    SessionAccepted,
+    SessionClose,
+    SessionFailed,
+    SessionOpen,
+    SessionRefused,
+    TokensAttach,
+)
+from dht.transport import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
+from dht.types import RouteStage
+from dht.virtual_time import run_virtual
+from tests.sim.paper_swarm import LAYERS, SPEC, PaperSwarm, answer_of, paper_swarm
+
+pytestmark = pytest.mark.sim
+
+PROMPT = tuple(range(30))
+Attack = Callable[[PaperSwarm, MemoryTransport, SessionOpen], Awaitable[None]]
+
+
+def open_for(swarm: PaperSwarm, client: str, **changes: object) -> SessionOpen:
+    """A well-formed open over the swarm's peers in order."""
+    route = tuple(
+        RouteStage(peer_id=p.peer_id, start=p.engine.span[0], end=p.engine.span[1])
+        for p in swarm.peers
+    )
+    open_ = SessionOpen(
+        session="a" * 32,
+        epoch=0,
+        client=client,
+        fingerprint=SPEC.fingerprint,
+        route=route,
+        addresses=((),) * len(route),
+        hop=0,
+        prompt_tokens=len(PROMPT),
+        max_new_tokens=50,
+        sampling=Sampling(),
+    )
+    return replace(open_, **changes)  # type: ignore[arg-type]
+
+
+async def ended(stream: Stream) -> None:
+    """Read until the other side has closed; whatever came before is dropped."""
+    async with asyncio.timeout(100):
+        while True:
+            try:
+                await stream.read_exactly(1)
+            except NetworkError:
+                return
+
+
+RAW = {
+    "garbage": b"\xff" * 64,
+    "a frame of 4 GiB": struct.pack("<II", 0xFFFFFFFF, 10),
+    "an envelope longer than its frame": struct.pack("<II", 20, 400) + b"x" * 400,
+    "an empty envelope": struct.pack("<II", 4, 0),
+    "an unknown version": struct.pack("<II", 4 + 8, 8) + bytes([0x93, 99, 0xA4]) + b"ping\x80",
+    "an unknown kind": struct.pack("<II", 4 + 7, 7) + bytes([0x93, 1, 0xA3]) + b"owl\x80",
+    "deep nesting": struct.pack("<II", 4 + 5000, 5000) + b"\x91" * 5000,
+}
+
+
+@pytest.mark.parametrize("protocol", [SESSION_PROTOCOL, TOKENS_PROTOCOL, HOP_PROTOCOL])
+@pytest.mark.parametrize("raw", RAW.values(), ids=RAW.keys())
+def test_malformed_bytes_close_their_stream_alone(protocol: str, raw: bytes) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, max_new_tokens=50)
+            pieces = aiter(running)
+            tokens = list((await anext(pieces)).token_ids)
+            evil = swarm.network.transport()
+            target = swarm.peers[0]
+            stream = await evil.open_stream(target.peer_id, protocol)
+            stream.write(raw)
+            await ended(stream)
+            assert target.stage.counters["malformed"] == 1
+            async for piece in pieces:
+                tokens += piece.token_ids
+            assert tuple(tokens) == answer_of(PROMPT, 50)
+            assert running.answer().failovers == 0
+
+    run_virtual(scenario(), limit_s=300)
+
+
+async def foreign_attach(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
+    stream = await evil.open_stream(swarm.peers[-1].peer_id, TOKENS_PROTOCOL)
+    await wire.send_frame(
+        stream, TokensAttach(session=open_.session, epoch=open_.epoch, position=0)
+    )
+    assert isinstance((await wire.read_frame(stream)).message, SessionFailed)
+
+
+async def foreign_ring_tokens(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
+    stream = await evil.open_stream(swarm.peers[0].peer_id, HOP_PROTOCOL)
+    token = RingToken(session=open_.session, epoch=0, position=len(PROMPT) + 1, token_id=3)
+    await wire.send_frame(stream, RingTokens(tokens=(token,)))
+    await asyncio.sleep(1)
+    assert swarm.peers[0].stage.counters["foreign_frames"] == 1
+
+
+async def foreign_rows(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
+    stream = await evil.open_stream(swarm.peers[-1].peer_id, HOP_PROTOCOL)
+    item = ActivationItem(session=open_.session, epoch=0, position=len(PROMPT), tokens=1)
+    message = Activations(items=(item,), dtype="float32", hidden=1)
+    await wire.send_frame(stream, message, struct.pack("<f", 5.0))
+    await asyncio.sleep(1)
+    assert swarm.peers[-1].stage.counters["foreign_frames"] == 1
+
+
+async def rows_of_another_length(
+    swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen
+) -> None:
+    stream = await evil.open_stream(swarm.peers[-1].peer_id, HOP_PROTOCOL)
+    item = ActivationItem(session=open_.session, epoch=0, position=0, tokens=1000)
+    message = Activations(items=(item,), dtype="float32", hidden=1)
+    await wire.send_frame(stream, message, struct.pack("<f", 5.0))
+    await ended(stream)
+    assert swarm.peers[-1].stage.counters["malformed"] == 1
+
+
+async def foreign_close(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
+    for peer in swarm.peers:
+        stream = await evil.open_stream(peer.peer_id, HOP_PROTOCOL)
+        await wire.send_frame(stream, SessionClose(session=open_.session, epoch=0))
+    await asyncio.sleep(1)
+
+
+async def open_in_another_name(
+    swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen
+) -> None:
+    stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+    await wire.send_frame(stream, replace(open_, session="b" * 32))
+    await ended(stream)
+    assert swarm.peers[0].stage.counters["malformed"] == 1
+
+
+async def open_past_the_first_stage(
+    swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen
+) -> None:
+    stream = await evil.open_stream(swarm.peers[-1].peer_id, HOP_PROTOCOL)
+    hop = len(swarm.peers) - 1
+    await wire.send_frame(stream, replace(open_, session="c" * 32, hop=hop))
+    await ended(stream)
+    assert swarm.peers[-1].stage.counters["malformed"] == 1
+
+
+ATTACKS: list[Attack] = [
+    foreign_attach,
+    foreign_ring_tokens,
+    foreign_rows,
+    rows_of_another_length,
+    foreign_close,
+    open_in_another_name,
+    open_past_the_first_stage,
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_a_strangers_frames_do_not_touch_a_session(attack: Attack) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8)) as swarm:
+            client = swarm.network.transport()
+            open_ = open_for(swarm, client.peer_id)
+            first = await client.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+            await wire.send_frame(first, open_)
+            assert isinstance((await wire.read_frame(first)).message, SessionAccepted)
+            await attack(swarm, swarm.network.transport(), open_)
+            await wire.send_frame(
+                first, Prompt(session=open_.session, epoch=0, position=0, token_ids=PROMPT)
+            )
+            last = await client.open_stream(swarm.peers[-1].peer_id, TOKENS_PROTOCOL)
+            await wire.send_frame(
+                last, TokensAttach(session=open_.session, epoch=0, position=len(PROMPT))
+            )
+            tokens: list[int] = []
+            while len(tokens) < 50:
+                async with asyncio.timeout(60):
+                    tokens += (await wire.read_frame(last)).message.token_ids
+            assert tuple(tokens) == answer_of(PROMPT, 50)
+
+    run_virtual(scenario(), limit_s=300)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_new_tokens": 10_000},
+        {"fingerprint": "others"},
+        {"route": (), "addresses": ()},
+        {"addresses": ()},
+        {"model": "loop"},
+        {"model": "gap"},
+    ],
+)
+def test_absurd_opens_are_refused_and_hold_nothing(changes: dict[str, object]) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8)) as swarm:
+            evil = swarm.network.transport()
+            open_ = open_for(swarm, evil.peer_id)
+            one, two = open_.route
+            match changes.get("model"):
+                case "loop":
+                    open_ = replace(open_, route=(one, one))
+                case "gap":
+                    open_ = replace(open_, route=(one, replace(two, start=5, end=LAYERS)))
+                case _:
+                    open_ = replace(open_, **changes)  # type: ignore[arg-type]
+            stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+            await wire.send_frame(stream, open_)
+            try:
+                reply = (await wire.read_frame(stream)).message
+                assert isinstance(reply, SessionRefused)
+            except NetworkError:
+                assert swarm.peers[0].stage.counters["malformed"] == 1
+            assert not any(peer.engine.kv for peer in swarm.peers)
+
+    run_virtual(scenario(), limit_s=300)
+
+
+def test_one_client_cannot_take_every_place() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 8)) as swarm:
+            evil = swarm.network.transport()
+            replies = []
+            for number in range(80):
+                stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+                open_ = open_for(swarm, evil.peer_id, session=f"{number:032d}", max_new_tokens=1)
+                await wire.send_frame(stream, open_)
+                replies.append((await wire.read_frame(stream)).message)
+            accepted = sum(isinstance(reply, SessionAccepted) for reply in replies)
+            assert accepted == 64
+            assert swarm.peers[0].stage.counters["refused_too_many"] == 16
+            async with swarm.client() as client:
+                answer = await client.generate(PROMPT, max_new_tokens=5)
+            assert answer.token_ids == answer_of(PROMPT, 5)
+
+    run_virtual(scenario(), limit_s=300)

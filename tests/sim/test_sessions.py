@@ -1,0 +1,209 @@
+"""Sessions over a swarm that loses peers, under a virtual clock."""
+
+import asyncio
+import random
+
+import pytest
+
+from client import UnavailableError
+from dht.memory import LinkModel
+from dht.virtual_time import run_virtual
+from tests.sim.paper_swarm import CONTEXT, PaperPeer, PaperSwarm, answer_of, paper_swarm
+
+pytestmark = pytest.mark.sim
+
+PROMPT = tuple(range(100, 140))
+
+
+def held(swarm: PaperSwarm) -> int:
+    """Sessions that hold KV anywhere."""
+    return sum(len(peer.engine.kv) for peer in swarm.peers)
+
+
+async def until(condition: object, limit_s: float = 120.0) -> None:
+    """Wait in virtual time until ``condition()`` holds."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + limit_s
+    while not condition():  # type: ignore[operator]
+        assert loop.time() < end_s, "never happened"
+        await asyncio.sleep(0.1)
+
+
+def owner(swarm: PaperSwarm, peer_id: str) -> PaperPeer:
+    return next(peer for peer in swarm.peers if peer.peer_id == peer_id)
+
+
+@pytest.mark.parametrize("spans", [((0, 8),), ((0, 4), (4, 8)), ((0, 2), (2, 5), (5, 8))])
+@pytest.mark.parametrize("length", [1, 7, 300])
+def test_answers_are_right_and_everything_is_freed(
+    spans: tuple[tuple[int, int], ...], length: int
+) -> None:
+    async def scenario() -> None:
+        async with paper_swarm(*spans) as swarm, swarm.client() as client:
+            prompts = [tuple(range(n, n + length)) for n in range(5)]
+            answers = await asyncio.gather(
+                *(client.generate(prompt, max_new_tokens=20) for prompt in prompts)
+            )
+            for prompt, answer in zip(prompts, answers, strict=True):
+                assert answer.token_ids == answer_of(prompt, 20)
+                assert answer.failovers == 0
+            await until(lambda: held(swarm) == 0)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_overlapping_ranges_run_each_layer_once() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 5), (3, 8)) as swarm, swarm.client() as client:
+            answer = await client.generate(PROMPT, max_new_tokens=10)
+            assert answer.token_ids == answer_of(PROMPT, 10)
+            assert [(s.start, s.end) for s in answer.route] == [(0, 5), (5, 8)]
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("way", ["kill", "freeze"])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_lost_stage_costs_time_and_no_token(way: str, stage: int) -> None:
+    async def scenario() -> float:
+        spans = ((0, 3), (3, 6), (6, 8)) * 2
+        async with paper_swarm(*spans) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, max_new_tokens=60)
+            tokens: list[int] = []
+            loop, last_s, gap_s, lost = asyncio.get_running_loop(), 0.0, 0.0, False
+            async for piece in running:
+                now_s = loop.time()
+                gap_s = max(gap_s, now_s - last_s if lost else 0.0)
+                last_s = now_s
+                tokens += piece.token_ids
+                if len(tokens) >= 20 and not lost:
+                    lost = True
+                    victim = owner(swarm, running.route[stage].peer_id)
+                    getattr(swarm, way)(victim)
+            assert tuple(tokens) == answer_of(PROMPT, 60)
+            answer = running.answer()
+            assert answer.failovers == 1
+            assert victim.peer_id not in {s.peer_id for s in answer.route}
+            living = [peer for peer in swarm.peers if peer is not victim]
+            await until(lambda: not any(peer.engine.kv for peer in living))
+            return gap_s
+
+    gap_s = run_virtual(scenario(), limit_s=600)
+    # Virtual seconds: what the protocol's own time limits allow, on any machine.
+    assert gap_s < (1.0 if way == "kill" else 12.0)
+
+
+def test_layers_that_nobody_holds_are_named_and_waited_for() -> None:
+    async def scenario() -> None:
+        said: list[str] = []
+        async with (
+            paper_swarm((0, 3), (3, 6)) as swarm,
+            swarm.client(wait_s=30, on_status=said.append) as client,
+        ):
+            with pytest.raises(UnavailableError) as caught:
+                await client.generate(PROMPT, max_new_tokens=5)
+            assert caught.value.missing == ((6, 8),)
+            assert "6-7" in said[0]
+            task = asyncio.create_task(client.generate(PROMPT, max_new_tokens=5))
+            await asyncio.sleep(10)
+            await swarm.add(6, 8)
+            assert (await task).token_ids == answer_of(PROMPT, 5)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_a_peer_without_room_is_passed_over() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4)) as swarm:
+            full = await swarm.add(4, 8, kv_tokens=10)
+            roomy = await swarm.add(4, 8)
+            async with swarm.client() as client:
+                for _ in range(4):
+                    answer = await client.generate(PROMPT, max_new_tokens=5)
+                    assert answer.token_ids == answer_of(PROMPT, 5)
+                    assert answer.route[-1].peer_id == roomy.peer_id
+            assert full.stage.counters["refused_no_kv"] > 0
+            await until(lambda: held(swarm) == 0)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("way", ["close", "kill", "freeze"])
+def test_a_client_that_disappears_frees_everything(way: str) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 3), (3, 6), (6, 8)) as swarm:
+            client = swarm.client()
+            await client.__aenter__()
+            running = client.begin(PROMPT, max_new_tokens=400)
+            pieces = aiter(running)
+            await anext(pieces)
+            assert held(swarm) == 3
+            if way == "close":
+                await pieces.aclose()
+            else:
+                getattr(swarm.network, way)(client._transport.peer_id)
+            await until(lambda: held(swarm) == 0)
+            await pieces.aclose()
+            await client.__aexit__(None, None, None)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_far_away_links_and_small_ones_change_nothing_but_time() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8), seed=3) as swarm, swarm.client() as client:
+            for one in swarm.peers:
+                for other in swarm.peers:
+                    if one is not other:
+                        link = LinkModel(delay_s=0.15, bandwidth_bytes_per_s=2e4, loss=0.02)
+                        swarm.network.set_link(one.peer_id, other.peer_id, link)
+            answer = await client.generate(tuple(range(200)), max_new_tokens=20)
+            assert answer.token_ids == answer_of(tuple(range(200)), 20)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_churn_never_changes_an_answer(seed: int) -> None:
+    """Peers are lost and come back while answers run; every answer is right or says why not."""
+
+    async def scenario() -> int:
+        rng = random.Random(seed)
+        spans = ((0, 2), (2, 5), (5, 8))
+        async with paper_swarm(*spans * 3, seed=seed) as swarm, swarm.client(wait_s=240) as client:
+
+            async def churn() -> None:
+                while True:
+                    await asyncio.sleep(rng.uniform(0.2, 2.0))
+                    living = [p for p in swarm.peers if p.tasks]
+                    victim = rng.choice(living)
+                    span = victim.engine.span
+                    if sum(p.engine.span == span for p in living) > 1:
+                        (swarm.kill if rng.random() < 0.5 else swarm.freeze)(victim)
+                        victim.tasks = []
+                    await asyncio.sleep(rng.uniform(0.1, 1.0))
+                    await swarm.add(*rng.choice(spans))
+
+            trouble = asyncio.create_task(churn())
+            answers = await asyncio.gather(
+                *(
+                    client.generate(tuple(range(n, n + 30)), max_new_tokens=100 + n)
+                    for n in range(6)
+                )
+            )
+            trouble.cancel()
+            for n, answer in enumerate(answers):
+                assert answer.token_ids == answer_of(tuple(range(n, n + 30)), 100 + n)
+            return sum(answer.failovers for answer in answers)
+
+    run_virtual(scenario(), limit_s=3600)
+
+
+def test_a_prompt_that_fills_the_context_is_answered() -> None:
+    async def scenario() -> None:
+        prompt = tuple(n % 900 for n in range(CONTEXT - 1))
+        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+            answer = await client.generate(prompt, max_new_tokens=1)
+            assert answer.token_ids == answer_of(prompt, 1)
+
+    run_virtual(scenario(), limit_s=600)

@@ -1,0 +1,152 @@
+"""Problems for the planner's tests: written by hand, or made by hypothesis."""
+
+from collections.abc import Sequence
+from itertools import permutations
+
+from hypothesis import strategies as st
+
+from coordinator.placement import Placement, make_plan
+from dht.types import (
+    Assignment,
+    DeviceSpec,
+    Link,
+    ModelSpec,
+    NodeRecord,
+    NodeState,
+    Plan,
+    PlanEpoch,
+    PlannerNode,
+    Problem,
+)
+
+LAYER_BYTES = 100
+
+
+def model(
+    layers: int, *, embed_bytes: int = 0, head_bytes: int = 0, kv_bytes: int = 0
+) -> ModelSpec:
+    """A model whose layers weigh 100 bytes and whose tokens take 10 bytes on a link."""
+    return ModelSpec(
+        name="toy",
+        fingerprint="f00d",
+        layers=layers,
+        layer_bytes=LAYER_BYTES,
+        embed_bytes=embed_bytes,
+        head_bytes=head_bytes,
+        kv_bytes_per_token_layer=kv_bytes,
+        activation_bytes=10,
+        context_tokens=1024,
+        vocab=100,
+    )
+
+
+def node(
+    peer_id: str,
+    rates: Sequence[float],
+    *,
+    memory_bytes: int | None = None,
+    current: tuple[int, int] | None = None,
+) -> PlannerNode:
+    """A peer that has room for as many layers as it has rates, unless told otherwise."""
+    return PlannerNode(
+        peer_id=peer_id,
+        memory_bytes=LAYER_BYTES * len(rates) if memory_bytes is None else memory_bytes,
+        kv_tokens_min=0,
+        tokens_per_s=tuple(rates),
+        current=None if current is None else span(peer_id, *current),
+    )
+
+
+def steady(rate: float, layers: int) -> list[float]:
+    """T_j of a peer whose time grows with the layers it holds."""
+    return [rate / count for count in range(1, layers + 1)]
+
+
+def span(peer_id: str, start: int, end: int) -> Assignment:
+    return Assignment(peer_id=peer_id, start=start, end=end)
+
+
+def link(source: str, target: str, tokens_per_s: float, *, rtt_s: float = 0.01) -> Link:
+    """A link that carries so many of the toy model's tokens."""
+    return Link(
+        source=source,
+        target=target,
+        bandwidth_bytes_per_s=10 * tokens_per_s,
+        rtt_s=rtt_s,
+        measured_unix_s=0.0,
+    )
+
+
+def plan_of(problem: Problem, spans: Sequence[Assignment], planner: str = "test") -> Plan:
+    """The plan of these spans with its max flow."""
+    return make_plan(
+        problem,
+        Placement(assignments=tuple(spans), flow_tokens_per_s=0.0, planner=planner),
+        epoch=PlanEpoch(term=1, counter=1),
+        coordinator="a",
+        solve_s=0.0,
+        now_unix_s=0.0,
+    )
+
+
+def record(
+    peer_id: str,
+    start: int,
+    end: int,
+    *,
+    rates: Sequence[float] = (10.0,),
+    state: NodeState = NodeState.SERVING,
+    layers: int = 12,
+) -> NodeRecord:
+    """What a peer announces that serves ``[start, end)``."""
+    return NodeRecord(
+        peer_id=peer_id,
+        name=peer_id,
+        version="0",
+        device=DeviceSpec(kind="cpu", name="cpu", memory_bytes=1),
+        model=model(layers),
+        memory_bytes=1000,
+        kv_tokens_min=0,
+        tokens_per_s=tuple(rates),
+        state=state,
+        start=start,
+        end=end,
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn, *, peers_max: int = 6, layers_max: int = 8) -> Problem:
+    """Small clusters of unlike peers, some links slow, some with no room at all."""
+    spec = model(
+        draw(st.integers(1, layers_max)),
+        embed_bytes=draw(st.sampled_from([0, 30, 150])),
+        head_bytes=draw(st.sampled_from([0, 30, 150])),
+    )
+    names = [f"p{index}" for index in range(draw(st.integers(1, peers_max)))]
+    rate = st.floats(0.5, 1000.0, allow_nan=False)
+    nodes = [
+        node(
+            name,
+            sorted(draw(st.lists(rate, min_size=1, max_size=spec.layers)), reverse=True),
+            memory_bytes=draw(st.integers(0, LAYER_BYTES * (spec.layers + 4))),
+        )
+        for name in names
+    ]
+    pairs = list(permutations(names, 2))
+    measured = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=8)) if pairs else []
+    links = [link(*pair, draw(st.floats(0.0, 500.0))) for pair in measured]
+    return Problem(model=spec, nodes=tuple(nodes), links=tuple(links))
+
+
+@st.composite
+def placed(draw: st.DrawFn) -> tuple[Problem, tuple[Assignment, ...]]:
+    """A problem, and any spans at all that its peers' profiles allow."""
+    problem = draw(problems())
+    spans = []
+    for peer in problem.nodes:
+        start = draw(st.integers(0, problem.model.layers - 1))
+        most = min(len(peer.tokens_per_s), problem.model.layers - start)
+        count = draw(st.integers(0, most))
+        if count:
+            spans.append(span(peer.peer_id, start, start + count))
+    return problem, tuple(spans)
