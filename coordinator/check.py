@@ -37,11 +37,23 @@ def check_shape(plan: Plan) -> list[str]:
     """What is wrong with a plan taken by itself; empty when nothing is."""
     layers = plan.model.layers
     wrong = [
+        f"its {name} is {number}"
+        for name, number in (
+            ("flow", plan.flow_tokens_per_s),
+            ("bound", plan.bound_tokens_per_s),
+        )
+        if not math.isfinite(number) or number < 0
+    ]
+    if plan.edges and not plan.flow_tokens_per_s > 0:
+        wrong.append("it has edges but no flow")
+    wrong += [
         f"{a.peer_id} is given [{a.start}, {a.end}) of {layers} layers"
         for a in plan.assignments
         if not 0 <= a.start < a.end <= layers
     ]
     peers = [a.peer_id for a in plan.assignments]
+    if SOURCE in peers or SINK in peers:
+        wrong.append("a peer is named like an end of the flow")
     if len(set(peers)) != len(peers):
         wrong.append("a peer is given layers twice")
     gaps = uncovered(plan.assignments, layers)
@@ -56,6 +68,9 @@ def _check_edges(plan: Plan) -> list[str]:
     held = {a.peer_id: a for a in plan.assignments}
     inflow: defaultdict[str, float] = defaultdict(float)
     outflow: defaultdict[str, float] = defaultdict(float)
+    pairs = [(edge.tail, edge.head) for edge in plan.edges]
+    if len(set(pairs)) != len(pairs):
+        wrong.append("an edge is listed twice")
     for edge in plan.edges:
         legal = math.isfinite(edge.tokens_per_s) and edge.tokens_per_s > 0
         tail, head = held.get(edge.tail), held.get(edge.head)
@@ -88,6 +103,8 @@ def _check_edges(plan: Plan) -> list[str]:
 def check_plan(plan: Plan, problem: Problem) -> list[str]:
     """What is wrong with a plan for this problem; empty when nothing is."""
     wrong = check_shape(plan)
+    if plan.model != problem.model:
+        wrong.append("it is for another model")
     nodes = {node.peer_id: node for node in problem.nodes}
     for a in plan.assignments:
         node = nodes.get(a.peer_id)

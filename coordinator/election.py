@@ -7,7 +7,7 @@ new state with effects to perform in order.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dht.types import NO_EPOCH, LeaseRecord, PlanEpoch
 
@@ -16,7 +16,13 @@ from dht.types import NO_EPOCH, LeaseRecord, PlanEpoch
 class ElectionConfig:
     """Times in seconds of a monotonic clock."""
 
-    renew_s: float = 10.0
+    renew_s: float = 4.0
+    unrenewed_s: float = 6.0
+    """The lease of a holder that does not answer pings is void when not renewed for so long.
+
+    One that is renewed counts, even if this peer in particular cannot reach its holder: otherwise
+    two peers that cannot reach each other would take the lead from one another for ever.
+    """
     fence_s: float = 20.0
     """A leader that could not store its lease for so long stops acting: others may have elected."""
     stagger_s: float = 1.0
@@ -36,19 +42,23 @@ class Election:
     leaderless_since_s: float | None = None
     leader: str | None = None
     highest_term: int = 0
+    renewed: Mapping[str, tuple[LeaseRecord, float]] = field(default_factory=dict)
+    """The newest lease seen of each holder, and when it was first seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """What the DHT showed: living leases, peers that may lead, and the highest plan epoch seen.
 
-    ``silent`` peers do not answer; their leases count for nothing.
+    ``silent`` peers do not answer pings. ``elders`` are candidates that have been here for long;
+    they try first, the others after them.
     """
 
     leases: Mapping[str, LeaseRecord]
     candidates: frozenset[str]
     epoch: PlanEpoch = NO_EPOCH
     silent: frozenset[str] = frozenset()
+    elders: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +110,31 @@ def _stored(state: Election, term: int, now_s: float) -> Election:
     return replace(state, stored_s=now_s)
 
 
-def _best(observed: Observed) -> LeaseRecord | None:
+def _note_renewals(state: Election, observed: Observed, now_s: float) -> Election:
+    renewed: dict[str, tuple[LeaseRecord, float]] = {}
+    for peer_id, lease in observed.leases.items():
+        known = state.renewed.get(peer_id)
+        renewed[peer_id] = known if known is not None and known[0] == lease else (lease, now_s)
+    return replace(state, renewed=renewed)
+
+
+def _void(
+    state: Election, observed: Observed, now_s: float, config: ElectionConfig
+) -> frozenset[str]:
+    """Holders that neither answer nor renew."""
+    return frozenset(
+        peer_id
+        for peer_id, (_, seen_s) in state.renewed.items()
+        if peer_id in observed.silent and now_s - seen_s >= config.unrenewed_s
+    )
+
+
+def _best(observed: Observed, void: frozenset[str]) -> LeaseRecord | None:
     """The lease to follow: the highest term, the smallest rank within it."""
     living = [
         lease
         for lease in observed.leases.values()
-        if lease.peer_id not in observed.silent and lease.peer_id in observed.candidates
+        if lease.peer_id not in void and lease.peer_id in observed.candidates
     ]
     return max(living, key=lambda ls: (ls.term, -rank(ls.peer_id, ls.term)), default=None)
 
@@ -115,7 +144,8 @@ def _observed(
 ) -> tuple[Election, tuple[Effect, ...]]:
     seen = max((ls.term for ls in observed.leases.values()), default=0)
     state = replace(state, highest_term=max(state.highest_term, seen, observed.epoch.term))
-    best = _best(observed)
+    state = _note_renewals(state, observed, now_s)
+    best = _best(observed, _void(state, observed, now_s, config))
     effects: list[Effect] = []
     if state.leading or state.seeking:
         state = _hold(state, best, observed, now_s, config, effects)
@@ -170,8 +200,9 @@ def _seek(
     since_s = now_s if state.leaderless_since_s is None else state.leaderless_since_s
     state = replace(state, leaderless_since_s=since_s)
     term = state.highest_term + 1
-    living = observed.candidates - observed.silent
-    place = sorted(living, key=lambda peer: rank(peer, term)).index(state.peer_id)
+    living = observed.candidates - observed.silent | {state.peer_id}
+    order = sorted(living, key=lambda peer: (peer not in observed.elders, rank(peer, term)))
+    place = order.index(state.peer_id)
     if now_s - since_s >= place * config.stagger_s:
         effects.append(StoreLease(term=term))
         state = replace(state, term=term, seeking=True, stored_s=now_s)

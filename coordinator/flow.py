@@ -5,8 +5,9 @@ the holders of layer 0, holders of the last layer to sink, and i to j when j can
 ends: ``s_j <= e_i < e_j`` (j then runs only ``[e_i, e_j)``, partial inference).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dht.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
@@ -35,13 +36,24 @@ def follows(before: Assignment, after: Assignment) -> bool:
     return before.peer_id != after.peer_id and after.start <= before.end < after.end
 
 
+def bandwidth_bytes_per_s(problem: Problem) -> Callable[[str, str], float]:
+    """A function from a directed pair of peers to their link's bandwidth; the least measured."""
+    measured: dict[tuple[str, str], float] = {}
+    for link in problem.links:
+        pair = link.source, link.target
+        known = measured.get(pair, link.bandwidth_bytes_per_s)
+        measured[pair] = min(known, link.bandwidth_bytes_per_s)
+    default = problem.default_bandwidth_bytes_per_s
+    return lambda source, target: measured.get((source, target), default)
+
+
 def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacities:
     """The network of a placement. Peers without layers are left out."""
     nodes = {node.peer_id: node for node in problem.nodes}
-    measured = {(link.source, link.target): link for link in problem.links}
+    bandwidth = bandwidth_bytes_per_s(problem)
     held = [a for a in assignments if a.start < a.end]
     peers = {a.peer_id: nodes[a.peer_id].tokens_per_s[a.end - a.start - 1] for a in held}
-    client = problem.client_bandwidth_bytes_per_s / problem.token_bytes
+    client = problem.client_bandwidth_bytes_per_s / max(1, problem.token_bytes)
     edges: dict[tuple[str, str], float] = {}
     for a in held:
         if a.start == 0:
@@ -50,13 +62,8 @@ def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacitie
             edges[a.peer_id, SINK] = client
         for b in held:
             if follows(a, b):
-                link = measured.get((a.peer_id, b.peer_id))
-                bandwidth = (
-                    problem.default_bandwidth_bytes_per_s
-                    if link is None
-                    else link.bandwidth_bytes_per_s
-                )
-                edges[a.peer_id, b.peer_id] = bandwidth / max(1, problem.model.activation_bytes)
+                limit = bandwidth(a.peer_id, b.peer_id) / max(1, problem.model.activation_bytes)
+                edges[a.peer_id, b.peer_id] = limit
     return Capacities(peers=peers, edges=edges)
 
 
@@ -110,8 +117,56 @@ def upper_bound(problem: Problem) -> float:
 
 def ring_latency_s(problem: Problem, peers: Sequence[str]) -> float:
     """Time that one token spends on links in a closed ring over ``peers``, in seconds."""
+    return _ring_s(_rtts(problem), problem.default_rtt_s, peers)
+
+
+def _rtts(problem: Problem) -> dict[tuple[str, str], float]:
+    return {(link.source, link.target): link.rtt_s for link in problem.links}
+
+
+def _ring_s(
+    rtts: Mapping[tuple[str, str], float], default_rtt_s: float, peers: Sequence[str]
+) -> float:
     if len(peers) < 2:
         return 0.0
-    rtts = {(link.source, link.target): link.rtt_s for link in problem.links}
     hops = zip(peers, [*peers[1:], peers[0]], strict=True)
-    return sum(rtts.get(hop, problem.default_rtt_s) / 2 for hop in hops)
+    return sum(rtts.get(hop, default_rtt_s) / 2 for hop in hops)
+
+
+def paths(edges: Iterable[FlowEdge]) -> tuple[tuple[tuple[str, ...], float], ...]:
+    """A flow taken apart into routes: peers from source to sink, and the tokens/s they carry.
+
+    There are at most as many as edges. The widest edge is followed first.
+    """
+    rest: dict[str, dict[str, float]] = {}
+    for edge in edges:
+        rest.setdefault(edge.tail, {})[edge.head] = edge.tokens_per_s
+    least = 1e-9 * sum(rest.get(SOURCE, {}).values())
+    found: list[tuple[tuple[str, ...], float]] = []
+    while rest.get(SOURCE):
+        path = [SOURCE]
+        while path[-1] != SINK and rest.get(path[-1]):
+            heads = rest[path[-1]]
+            path.append(max(heads, key=lambda name: (heads[name], name)))
+        steps = list(pairwise(path))
+        carried = min(rest[tail][head] for tail, head in steps)
+        for tail, head in steps:
+            rest[tail][head] -= carried
+            if rest[tail][head] <= least:
+                del rest[tail][head]
+        if path[-1] == SINK:
+            found.append((tuple(path[1:-1]), carried))
+    return tuple(found)
+
+
+def mean_latency_s(problem: Problem, solution: FlowSolution) -> float:
+    """What a token's turn of the ring costs on links, averaged over the flow, in seconds."""
+    rtts = _rtts(problem)
+    routes = paths(solution.edges)
+    total = sum(carried for _, carried in routes)
+    if total <= 0:
+        return 0.0
+    return (
+        sum(carried * _ring_s(rtts, problem.default_rtt_s, peers) for peers, carried in routes)
+        / total
+    )

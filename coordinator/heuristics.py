@@ -3,67 +3,169 @@
 Each function takes a problem and returns assignments or None. They are deterministic.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 from coordinator.check import uncovered
 from dht.types import Assignment, PlannerNode, Problem, fits
 
-ORDERS_MAX = 120
-"""Orders of peers that the chain tries; all of them up to five peers."""
+PAIRS_PEERS_MAX = 6
+"""Up to so many peers, the chain tries every pair of peers for its two ends."""
+EVEN_OUT_MAX = 64
+"""Longer chains are left as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """The most layers that one peer can hold, by where they lie."""
+
+    peer_id: str
+    first: int
+    """From layer 0 on, without the last one: the embedding takes room."""
+    middle: int
+    """Without the first and the last layer."""
+    last: int
+    """Up to the last layer, without the first: the head takes room."""
+    whole: bool
+    """All layers."""
+
+
+def reach(problem: Problem, node: PlannerNode) -> Reach:
+    """What ``node`` can hold at most."""
+    model = problem.model
+    embed, head = model.embed_bytes, model.head_bytes
+    return Reach(
+        peer_id=node.peer_id,
+        first=min(model.layers - 1, _layers_max(problem, node, embed)),
+        middle=max(0, min(model.layers - 2, _layers_max(problem, node, 0))),
+        last=min(model.layers - 1, _layers_max(problem, node, head)),
+        whole=fits(model, node, 0, model.layers),
+    )
+
+
+def _layers_max(problem: Problem, node: PlannerNode, extra_bytes: int) -> int:
+    model = problem.model
+    each = model.layer_bytes + node.kv_tokens_min * model.kv_bytes_per_token_layer
+    room = node.memory_bytes - extra_bytes
+    if room < 0:
+        return 0
+    most = min(len(node.tokens_per_s), model.layers)
+    return most if each == 0 else min(most, room // each)
 
 
 def span_max(problem: Problem, node: PlannerNode, start: int) -> int:
     """The most layers that ``node`` can hold from ``start`` on."""
-    most = min(len(node.tokens_per_s), problem.model.layers - start)
-    for count in range(most, 0, -1):
-        if fits(problem.model, node, start, start + count):
-            return count
-    return 0
+    model = problem.model
+    embed = model.embed_bytes if start == 0 else 0
+    left = model.layers - start
+    if _layers_max(problem, node, embed + model.head_bytes) >= left:
+        return left
+    return min(left - 1, _layers_max(problem, node, embed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Whether the peers can hold every layer at all. Exact.
+
+    A covering needs one peer at each end; all others lie anywhere between. So the most layers that
+    can be held are those of the best two ends with everybody else's in the middle.
+    """
+
+    layers: int
+    """The most layers held at once, at most the model's."""
+    first: str | None
+    """Who takes layer 0 then; None when nobody can."""
+    last: str | None
+    """Who takes the last layer then; None when nobody (else) can."""
+
+
+def coverage(problem: Problem) -> Coverage:
+    """How many layers the peers can hold at most, and who takes the ends."""
+    layers = problem.model.layers
+    reaches = [reach(problem, node) for node in problem.nodes]
+    whole = next((r.peer_id for r in reaches if r.whole), None)
+    if whole is not None:
+        return Coverage(layers=layers, first=whole, last=whole)
+    firsts = _two_best({r.peer_id: r.first - r.middle for r in reaches if r.first})
+    lasts = _two_best({r.peer_id: r.last - r.middle for r in reaches if r.last})
+    inner = sum(r.middle for r in reaches)
+    ends = [(a, b) for a in (*firsts, None) for b in (*lasts, None) if a is None or a != b]
+    first, last = max(
+        ends,
+        key=lambda pair: (
+            sum(end is not None for end in pair),
+            firsts.get(pair[0] or "", 0) + lasts.get(pair[1] or "", 0),
+        ),
+    )
+    inner = min(inner, layers * len(reaches))
+    held = inner + firsts.get(first or "", 0) + lasts.get(last or "", 0)
+    reachable = layers - (first is None) - (last is None)
+    return Coverage(layers=min(held, reachable), first=first, last=last)
+
+
+def _two_best(gains: dict[str, int]) -> dict[str, int]:
+    best = sorted(gains, key=lambda peer: (-gains[peer], peer))[:2]
+    return {peer: gains[peer] for peer in best}
 
 
 def chain(problem: Problem) -> tuple[Assignment, ...] | None:
-    """One chain over some of the peers, each as far as its memory goes, then evened out."""
-    for order in _orders(problem.nodes):
-        spans = _greedy_chain(problem, order)
-        if spans is not None:
-            return even_out(problem, spans)
-    return None
+    """One chain over as few peers as memory allows, evened out; found whenever one exists."""
+    covered = coverage(problem)
+    if covered.layers < problem.model.layers or covered.first is None or covered.last is None:
+        return None
+    nodes = {node.peer_id: node for node in problem.nodes}
+    if covered.first == covered.last:
+        return (Assignment(peer_id=covered.first, start=0, end=problem.model.layers),)
+    ends = [(covered.first, covered.last)]
+    if len(nodes) <= PAIRS_PEERS_MAX:
+        ends += permutations(sorted(nodes), 2)
+    chains = [spans for first, last in ends if (spans := _chain_between(problem, first, last))]
+    chains = [even_out(problem, spans) for spans in chains]
+    return max(chains, key=lambda spans: (_rates(nodes, spans)[0], -len(spans)), default=None)
 
 
-def _orders(nodes: Sequence[PlannerNode]) -> Iterator[Sequence[PlannerNode]]:
-    by_memory = sorted(nodes, key=lambda n: (-n.memory_bytes, n.peer_id))
-    yield by_memory
-    yield by_memory[::-1]
-    if len(nodes) <= 5:
-        yield from permutations(by_memory)
-        return
-    for turn in range(1, min(len(nodes), ORDERS_MAX)):
-        yield by_memory[turn:] + by_memory[:turn]
-
-
-def _greedy_chain(problem: Problem, order: Sequence[PlannerNode]) -> tuple[Assignment, ...] | None:
-    at, spans = 0, []
-    for node in order:
-        count = span_max(problem, node, at)
-        if count == 0:
+def _chain_between(problem: Problem, first: str, last: str) -> tuple[Assignment, ...] | None:
+    """A chain from ``first`` to ``last``, the widest peers between them."""
+    layers = problem.model.layers
+    reaches = {node.peer_id: reach(problem, node) for node in problem.nodes}
+    at, ahead = reaches[first].first, reaches[last].last
+    if at == 0 or ahead == 0:
+        return None
+    spans = [Assignment(peer_id=first, start=0, end=at)]
+    between = sorted(reaches.values(), key=lambda r: (-r.middle, r.peer_id))
+    for r in between:
+        if r.peer_id in {first, last} or r.middle == 0 or at + ahead >= layers:
             continue
-        spans.append(Assignment(peer_id=node.peer_id, start=at, end=at + count))
-        at += count
-        if at == problem.model.layers:
-            return tuple(spans)
-    return None
+        end = min(at + r.middle, layers - 1)
+        spans.append(Assignment(peer_id=r.peer_id, start=at, end=end))
+        at = end
+    if at + ahead < layers:
+        return None
+    return (*spans, Assignment(peer_id=last, start=at, end=layers))
+
+
+def chains(problem: Problem) -> tuple[Assignment, ...] | None:
+    """Chain after chain, each over the peers that the ones before left; the rest are spares."""
+    placed: list[Assignment] = []
+    left = problem
+    while spans := chain(left):
+        placed += spans
+        taken = {a.peer_id for a in spans}
+        left = replace(left, nodes=tuple(n for n in left.nodes if n.peer_id not in taken))
+    return fill(problem, placed) if placed else None
+
+
+def _rates(nodes: dict[str, PlannerNode], spans: Sequence[Assignment]) -> tuple[float, ...]:
+    """Tokens/s of a chain's peers, the slowest first."""
+    return tuple(sorted(nodes[a.peer_id].tokens_per_s[a.end - a.start - 1] for a in spans))
 
 
 def even_out(problem: Problem, spans: Sequence[Assignment]) -> tuple[Assignment, ...]:
     """Move boundaries of a chain while that relieves its slowest peer."""
     nodes = {node.peer_id: node for node in problem.nodes}
     chained = list(spans)
-
-    def slowest(candidate: Sequence[Assignment]) -> tuple[float, ...]:
-        return tuple(sorted(nodes[a.peer_id].tokens_per_s[a.end - a.start - 1] for a in candidate))
-
-    improved = True
+    improved = len(chained) <= EVEN_OUT_MAX
     while improved:
         improved = False
         for index in range(len(chained) - 1):
@@ -77,9 +179,46 @@ def even_out(problem: Problem, spans: Sequence[Assignment]) -> tuple[Assignment,
                 if not all(fits(problem.model, nodes[a.peer_id], a.start, a.end) for a in moved):
                     continue
                 candidate = [*chained[:index], *moved, *chained[index + 2 :]]
-                if slowest(candidate) > slowest(chained):
+                if _rates(nodes, candidate) > _rates(nodes, chained):
                     chained, improved = candidate, True
     return tuple(chained)
+
+
+def equal_stages(problem: Problem) -> tuple[Assignment, ...] | None:
+    """Swarm's rule: equal stages; each peer in turn joins the one that is served the least.
+
+    SWARM parallelism (Ryabinin et al., 2023). Of all numbers of stages, the one whose least served
+    stage is served the most.
+    """
+    best: tuple[float, tuple[Assignment, ...]] | None = None
+    longest = max((span_max(problem, node, 1) for node in problem.nodes), default=0)
+    layers = problem.model.layers
+    fewest = max(1, layers // max(1, longest))
+    for count in range(fewest, min(layers, len(problem.nodes), 2 * fewest + 2) + 1):
+        cuts = [layers * index // count for index in range(count + 1)]
+        served, placed = _join_stages(problem, cuts)
+        if served > 0 and (best is None or served > best[0]):
+            best = served, placed
+    return None if best is None else fill(problem, best[1])
+
+
+def _join_stages(problem: Problem, cuts: Sequence[int]) -> tuple[float, tuple[Assignment, ...]]:
+    served = [0.0] * (len(cuts) - 1)
+    placed: list[Assignment] = []
+    # Those with the fewest choices first, so that the narrow do not find their stage taken.
+    for node in sorted(problem.nodes, key=lambda n: (n.memory_bytes, n.peer_id)):
+        able = [
+            index
+            for index in range(len(served))
+            if fits(problem.model, node, cuts[index], cuts[index + 1])
+        ]
+        if not able:
+            continue
+        index = min(able, key=lambda index: (served[index], index))
+        start, end = cuts[index], cuts[index + 1]
+        served[index] += node.tokens_per_s[end - start - 1]
+        placed.append(Assignment(peer_id=node.peer_id, start=start, end=end))
+    return min(served), tuple(placed)
 
 
 def greedy(problem: Problem) -> tuple[Assignment, ...] | None:
@@ -92,7 +231,10 @@ def greedy(problem: Problem) -> tuple[Assignment, ...] | None:
 
 
 def fill(problem: Problem, placed: Sequence[Assignment]) -> tuple[Assignment, ...]:
-    """Give every peer without layers the span that is served the least: spare replicas."""
+    """Give every peer without layers the span that is served the least: spare replicas.
+
+    Where what it holds now is as badly served as any other span, it keeps that.
+    """
     layers = problem.model.layers
     nodes = {node.peer_id: node for node in problem.nodes}
     served = [0.0] * layers
@@ -106,20 +248,35 @@ def fill(problem: Problem, placed: Sequence[Assignment]) -> tuple[Assignment, ..
     for node in order:
         if node.peer_id in taken:
             continue
-        spans = [
-            (min(served[at : at + count]), sum(served[at : at + count]) / count, -count, at)
-            for at in range(layers)
-            if (count := span_max(problem, node, at)) > 0
-        ]
-        if not spans:
+        added = _worst_served(problem, node, served)
+        if added is None:
             continue
-        _, _, negative, at = min(spans)
-        added = Assignment(peer_id=node.peer_id, start=at, end=at - negative)
         rate = node.tokens_per_s[added.end - added.start - 1]
         for layer in range(added.start, added.end):
             served[layer] += rate
         result.append(added)
     return tuple(result)
+
+
+def _worst_served(
+    problem: Problem, node: PlannerNode, served: Sequence[float]
+) -> Assignment | None:
+    spans = [
+        (min(served[at : at + count]), sum(served[at : at + count]) / count, -count, at)
+        for at in range(problem.model.layers)
+        if (count := span_max(problem, node, at)) > 0
+    ]
+    if not spans:
+        return None
+    least, _, negative, at = min(spans)
+    now = node.current
+    if (
+        now is not None
+        and fits(problem.model, node, now.start, now.end)
+        and min(served[now.start : now.end]) <= least
+    ):
+        return replace(now, peer_id=node.peer_id)
+    return Assignment(peer_id=node.peer_id, start=at, end=at - negative)
 
 
 def replicas(problem: Problem) -> tuple[Assignment, ...] | None:
@@ -135,12 +292,11 @@ def replicas(problem: Problem) -> tuple[Assignment, ...] | None:
 
 def keep(problem: Problem) -> tuple[Assignment, ...] | None:
     """What the peers hold now, with layers for those that have none; None if layers are lost."""
-    nodes = {node.peer_id: node for node in problem.nodes}
     held = [
-        node.current
+        replace(node.current, peer_id=node.peer_id)
         for node in problem.nodes
         if node.current is not None
-        and fits(problem.model, nodes[node.peer_id], node.current.start, node.current.end)
+        and fits(problem.model, node, node.current.start, node.current.end)
     ]
     placed = fill(problem, held)
     return None if uncovered(placed, problem.model.layers) else placed

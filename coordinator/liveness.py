@@ -1,7 +1,7 @@
 """Which peers answer: pings on the plan protocol, independent of what their records still say."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from dht import wire
@@ -36,13 +36,14 @@ class Liveness:
         limit = self._config.failures
         return frozenset(peer for peer, count in self._failures.items() if count >= limit)
 
-    def watch(self, peers: Mapping[str, tuple[str, ...]]) -> None:
-        """Watch exactly these peers (by their addresses), and the silent ones."""
+    def watch(self, peers: Mapping[str, tuple[str, ...]], known: Collection[str]) -> None:
+        """Watch exactly these peers (by their addresses), and the silent ones among ``known``."""
         self._addresses.update(peers)
-        keep = set(peers) | self.silent
+        keep = set(peers) | (self.silent & set(known))
         for peer_id in set(self._tasks) - keep:
             self._tasks.pop(peer_id).cancel()
             self._failures.pop(peer_id, None)
+            self._addresses.pop(peer_id, None)
         for peer_id in peers:
             if peer_id not in self._tasks:
                 self._tasks[peer_id] = asyncio.create_task(self._ping(peer_id))

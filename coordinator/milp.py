@@ -7,10 +7,14 @@ where its ends' layers follow each other.
 from collections.abc import Sequence
 from typing import Any
 
-from dht.types import Assignment, Problem, fits
+from coordinator.flow import bandwidth_bytes_per_s, solve_flow, upper_bound
+from dht.types import SINK, SOURCE, Assignment, Problem, fits
 
 UNITS_MAX = 10_000_000
 """The largest total flow in whole units: fine enough to compare, small enough to search."""
+WITHIN = 0.98
+"""Flow that may be given up for shorter routes and less movement."""
+WORKERS = 2
 
 
 def solve(
@@ -18,7 +22,8 @@ def solve(
 ) -> tuple[Assignment, ...] | None:
     """The placement with the most flow that was found in time, then with the fewest stages.
 
-    None when none was found. ``hint`` is where the search starts.
+    Among those, the one that moves the fewest layers. None when none was found. ``hint`` is where
+    the search starts. Repeatable where the search ends before its time does.
     """
     program = _Program(problem, seed)
     program.hint(hint)
@@ -46,6 +51,7 @@ class _Program:
         }
         self._scale = self._units_per_token()
         self._peers = [node.peer_id for node in problem.nodes]
+        self._flows: dict[tuple[str, str], tuple[Any, Any]] = {}
         self._define_spans()
         self._define_flow()
         self.best: tuple[Assignment, ...] | None = None
@@ -55,45 +61,47 @@ class _Program:
         return UNITS_MAX / max(total, 1e-9)
 
     def _define_spans(self) -> None:
+        """Each peer has at most one span; start, end and T_i(j) follow from which it is."""
         model = self._model
         self._start, self._end, self._rate, self._used = {}, {}, {}, {}
         for node in self._problem.nodes:
-            mine = {key: var for key, var in self._choices.items() if key[0] == node.peer_id}
+            mine = [(key, var) for key, var in self._choices.items() if key[0] == node.peer_id]
+            variables = [var for _, var in mine]
+            units = [int(rate * self._scale) for rate in node.tokens_per_s]
             used = model.new_bool_var("used")
-            model.add(sum(mine.values()) == used)
+            start = model.new_int_var(0, self._layers, "start")
+            end = model.new_int_var(0, self._layers, "end")
+            rate = model.new_int_var(0, max(units, default=0), "rate")
+            sums = self._cp.LinearExpr.weighted_sum
+            model.add(sum(variables) == used)
+            model.add(start == sums(variables, [at for (_, at, _), _ in mine]))
+            model.add(end == sums(variables, [at + n for (_, at, n), _ in mine]))
+            model.add(rate == sums(variables, [units[n - 1] for (_, _, n), _ in mine]))
             self._used[node.peer_id] = used
-            self._start[node.peer_id] = sum(at * var for (_, at, _), var in mine.items())
-            self._end[node.peer_id] = sum((at + n) * var for (_, at, n), var in mine.items())
-            self._rate[node.peer_id] = sum(
-                int(node.tokens_per_s[n - 1] * self._scale) * var for (_, _, n), var in mine.items()
-            )
+            self._start[node.peer_id], self._end[node.peer_id] = start, end
+            self._rate[node.peer_id] = rate
 
     def _define_flow(self) -> None:
         model, problem = self._model, self._problem
-        measured = {(link.source, link.target): link for link in problem.links}
+        bandwidth = bandwidth_bytes_per_s(problem)
         inflow: dict[str, list[Any]] = {peer: [] for peer in self._peers}
         outflow: dict[str, list[Any]] = {peer: [] for peer in self._peers}
-        client = problem.client_bandwidth_bytes_per_s / problem.token_bytes
+        client = problem.client_bandwidth_bytes_per_s / max(1, problem.token_bytes)
         entering = []
         for peer in self._peers:
-            first = self._edge(client)
-            model.add(self._start[peer] == 0).only_enforce_if(first[1])
-            model.add_implication(first[1], self._used[peer])
-            last = self._edge(client)
-            model.add(self._end[peer] == self._layers).only_enforce_if(last[1])
-            inflow[peer].append(first[0])
-            outflow[peer].append(last[0])
-            entering.append(first[0])
+            flow, is_open = self._edge(SOURCE, peer, client)
+            model.add(self._start[peer] == 0).only_enforce_if(is_open)
+            model.add_implication(is_open, self._used[peer])
+            inflow[peer].append(flow)
+            entering.append(flow)
+            flow, is_open = self._edge(peer, SINK, client)
+            model.add(self._end[peer] == self._layers).only_enforce_if(is_open)
+            outflow[peer].append(flow)
             for other in self._peers:
                 if other == peer:
                     continue
-                link = measured.get((peer, other))
-                bandwidth = (
-                    problem.default_bandwidth_bytes_per_s
-                    if link is None
-                    else link.bandwidth_bytes_per_s
-                )
-                flow, is_open = self._edge(bandwidth / max(1, problem.model.activation_bytes))
+                limit = bandwidth(peer, other) / max(1, problem.model.activation_bytes)
+                flow, is_open = self._edge(peer, other, limit)
                 model.add(self._start[other] <= self._end[peer]).only_enforce_if(is_open)
                 model.add(self._end[other] >= self._end[peer] + 1).only_enforce_if(is_open)
                 model.add_implication(is_open, self._used[peer])
@@ -102,13 +110,16 @@ class _Program:
         for peer in self._peers:
             model.add(sum(inflow[peer]) == sum(outflow[peer]))
             model.add(sum(inflow[peer]) <= self._rate[peer])
-        self._total = sum(entering)
+        most = int(upper_bound(problem) * self._scale) + 1
+        self._total = model.new_int_var(1, max(1, most), "total")
+        model.add(sum(entering) == self._total)
 
-    def _edge(self, limit_tokens_per_s: float) -> tuple[Any, Any]:
+    def _edge(self, tail: str, head: str, limit_tokens_per_s: float) -> tuple[Any, Any]:
         limit = int(min(UNITS_MAX, limit_tokens_per_s * self._scale))
         flow = self._model.new_int_var(0, limit, "flow")
         is_open = self._model.new_bool_var("open")
         self._model.add(flow == 0).only_enforce_if(is_open.Not())
+        self._flows[tail, head] = flow, is_open
         return flow, is_open
 
     def hint(self, assignments: Sequence[Assignment]) -> None:
@@ -116,6 +127,15 @@ class _Program:
         spans = {(a.peer_id, a.start, a.end - a.start) for a in assignments}
         for key, var in self._choices.items():
             self._model.add_hint(var, key in spans)
+        if not assignments:
+            return
+        carried = {
+            (e.tail, e.head): int(e.tokens_per_s * self._scale)
+            for e in solve_flow(self._problem, assignments).edges
+        }
+        for edge, (flow, is_open) in self._flows.items():
+            self._model.add_hint(flow, carried.get(edge, 0))
+            self._model.add_hint(is_open, edge in carried)
 
     def maximise_flow(self, limit_s: float) -> bool:
         """Whether a placement with flow was found."""
@@ -123,29 +143,32 @@ class _Program:
         return self._run(limit_s)
 
     def prefer_short(self, limit_s: float) -> None:
-        """Within 2% of the flow found: the fewest layers held on the way, then little movement.
+        """Within 2% of the flow found: the fewest peers at work, then the fewest layers moved.
 
-        Fewer layers held in all means fewer overlapping and fewer stages, as every session's
-        tokens pass every layer once anyway.
+        Every token passes every layer once, so fewer peers at work are fewer and wider stages.
         """
-        self._model.add(self._total >= int(self._found * 0.98))
-        current = {
-            (n.current.peer_id, n.current.start, n.current.end - n.current.start)
-            for n in self._problem.nodes
-            if n.current is not None
-        }
-        moved = [var for key, var in self._choices.items() if current and key not in current]
-        stages = sum(self._used.values())
-        self._model.minimize((len(self._peers) + 1) * stages + sum(moved))
+        self._model.add(self._total >= int(self._found * WITHIN))
+        held = {n.peer_id: n.current for n in self._problem.nodes if n.current is not None}
+        moved = [
+            (var, fetched(held.get(peer), at, at + count))
+            for (peer, at, count), var in self._choices.items()
+        ]
+        moves = self._cp.LinearExpr.weighted_sum([v for v, _ in moved], [n for _, n in moved])
+        most = len(self._peers) * self._layers + 1
+        self._model.minimize(most * sum(self._used.values()) + moves)
+        self._model.clear_hints()
+        best = {(a.peer_id, a.start, a.end - a.start) for a in self.best or ()}
+        for key, var in self._choices.items():
+            self._model.add_hint(var, key in best)
         self._run(limit_s)
 
     def _run(self, limit_s: float) -> bool:
         solver = self._cp.CpSolver()
         solver.parameters.max_time_in_seconds = max(0.05, limit_s)
-        solver.parameters.num_workers = 2
+        solver.parameters.num_workers = WORKERS
         solver.parameters.random_seed = self._seed % (1 << 31)
         status = solver.solve(self._model)
-        if status not in {self._cp.OPTIMAL, self._cp.FEASIBLE} or solver.value(self._total) == 0:
+        if status not in {self._cp.OPTIMAL, self._cp.FEASIBLE}:
             return False
         self._found = solver.value(self._total)
         self.best = tuple(
@@ -154,3 +177,10 @@ class _Program:
             if solver.value(var)
         )
         return True
+
+
+def fetched(held: Assignment | None, start: int, end: int) -> int:
+    """How many of ``[start, end)`` the peer does not hold yet."""
+    if held is None:
+        return end - start
+    return end - start - max(0, min(end, held.end) - max(start, held.start))

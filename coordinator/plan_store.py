@@ -17,6 +17,12 @@ logger = logging.getLogger(__name__)
 
 BODIES_MAX = 8
 FETCH_S = 5.0
+HOLDERS_MAX = 4
+"""Peers that are asked for one body in one look."""
+RETRY_S = 2.0
+RETRY_MAX_S = 30.0
+"""A body that nobody had is asked for again after a pause, which doubles up to this."""
+REFUSED_MAX = 256
 REQUESTS_MAX = 64
 """Requests that one stream may make."""
 
@@ -28,7 +34,8 @@ class PlanStore:
         self._transport = transport
         self._directory = directory
         self._bodies: OrderedDict[str, bytes] = OrderedDict()
-        self._refused: set[str] = set()
+        self._refused: OrderedDict[str, None] = OrderedDict()
+        self._retry: dict[str, tuple[float, float]] = {}
         self._changed = asyncio.Condition()
         self.newest: Plan | None = None
         self.head: PlanHead | None = None
@@ -74,15 +81,29 @@ class PlanStore:
         """
         heads = await self._directory.plan_heads()
         newer = [head for head in heads.values() if head.epoch > self.epoch]
+        self._retry = {
+            head.sha256: self._retry[head.sha256] for head in newer if head.sha256 in self._retry
+        }
+        now_s = asyncio.get_running_loop().time()
         for head in sorted(newer, key=lambda head: head.epoch, reverse=True):
-            if head.sha256 in self._refused:
+            due_s, pause_s = self._retry.get(head.sha256, (0.0, RETRY_S))
+            if head.sha256 in self._refused or now_s < due_s:
                 continue
-            holders = [
-                head.peer_id,
-                *(h.peer_id for h in heads.values() if h.sha256 == head.sha256),
-            ]
-            if await self._fetch(head, list(dict.fromkeys(holders))):
+            if await self._fetch(head, [head.peer_id]):
                 return
+            if await self._fetch(head, await self._adopters(head)):
+                return
+            self._retry[head.sha256] = (now_s + pause_s, min(RETRY_MAX_S, 2 * pause_s))
+
+    async def _adopters(self, head: PlanHead) -> list[str]:
+        """Other peers that say they adopted this plan: its author may be gone."""
+        nodes = await self._directory.nodes()
+        having = [
+            peer_id
+            for peer_id, record in nodes.items()
+            if record.epoch == head.epoch and peer_id not in {head.peer_id, self._transport.peer_id}
+        ]
+        return sorted(having)[:HOLDERS_MAX]
 
     async def _fetch(self, head: PlanHead, holders: list[str]) -> bool:
         for holder in holders:
@@ -131,7 +152,9 @@ class PlanStore:
                 wrong.append("it is for another model")
         if wrong:
             self.counters["refused"] += 1
-            self._refused.add(head.sha256)
+            self._refused[head.sha256] = None
+            while len(self._refused) > REFUSED_MAX:
+                self._refused.popitem(last=False)
             logger.warning("refused plan %s of %s: %s", head.epoch, head.peer_id, wrong[0])
             return False
         await self._adopt(plan, head, body)

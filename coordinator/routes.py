@@ -5,10 +5,14 @@ plan is missing or does not match what peers really serve, the shortest way over
 Layers that two neighbours both hold are run once, by the earlier one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dht.types import SINK, SOURCE, NodeRecord, Plan, RouteStage
+from dht.messages import STAGES_MAX
+from dht.types import SOURCE, NodeRecord, Plan, RouteStage
+
+HOP_S = 0.02
+"""What one more stage costs a token, where nothing is known about the link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +27,8 @@ class Wheel:
     """Interleaved weighted round-robin over names: smooth, deterministic, no randomness.
 
     Each turn every name earns its weight; the richest is drawn and pays the sum. Over any window
-    the draws follow the weights to within one.
+    the draws follow the weights to within one. A name that was passed over for long does not come
+    back with all its turns at once: what is owed to it is bounded by one round.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -38,9 +43,10 @@ class Wheel:
 
     def draw(self, name: str) -> None:
         """Take ``name``'s turn."""
+        most = sum(self._weights.values())
         for other, weight in self._weights.items():
-            self._credit[other] += weight
-        self._credit[name] -= sum(self._weights.values())
+            self._credit[other] = min(most, self._credit[other] + weight)
+        self._credit[name] = max(-most, self._credit[name] - most)
 
 
 class Router:
@@ -57,37 +63,43 @@ class Router:
     def next_route(self, usable: Mapping[str, NodeRecord]) -> tuple[RouteStage, ...] | NoRoute:
         """The next session's route over peers in ``usable`` that hold what the plan gave them.
 
-        A peer that is masked is passed over for the next in turn; a dead end is backed out of.
+        A peer that is masked is passed over for the next in turn; a dead end is backed out of,
+        and no peer is tried twice.
         Only the vertices of the route that is returned take a turn.
         """
         layers = self.plan.model.layers
-        path: list[tuple[str, str]] = []
-        dead: set[tuple[str, int]] = set()
+        dead: set[str] = set()
+        stages: list[RouteStage] = []
+        choices = [self._choices(SOURCE, 0, usable, dead)]
+        while choices:
+            stage = next(choices[-1], None)
+            if stage is None or len(stages) == STAGES_MAX:
+                choices.pop()
+                if stages:  # nothing follows it: back to its neighbours
+                    dead.add(stages.pop().peer_id)
+                continue
+            stages.append(stage)
+            if stage.end == layers:
+                self._take_turns(stages)
+                return tuple(stages)
+            choices.append(self._choices(stage.peer_id, stage.end, usable, dead))
+        return NoRoute(reason="the plan has no route over the peers that can be used")
 
-        def walk(vertex: str, layer: int) -> list[RouteStage] | None:
-            if layer == layers:
-                return []
-            wheel = self._wheels.get(vertex)
-            if wheel is None or (vertex, layer) in dead:
-                return None
-            for name in wheel.order():
-                record = usable.get(name)
-                end = self._ends.get(name, 0)
-                if name == SINK or record is None or not record.holds(layer, end):
-                    continue
-                rest = walk(name, end)
-                if rest is not None:
-                    path.append((vertex, name))
-                    return [RouteStage(peer_id=name, start=layer, end=end), *rest]
-            dead.add((vertex, layer))
-            return None
+    def _choices(
+        self, vertex: str, layer: int, usable: Mapping[str, NodeRecord], dead: set[str]
+    ) -> Iterator[RouteStage]:
+        """Stages that can go on from ``layer``, those whose turn it is first."""
+        wheel = self._wheels.get(vertex)
+        for name in wheel.order() if wheel is not None else ():
+            record, end = usable.get(name), self._ends.get(name, 0)
+            if record is not None and name not in dead and record.holds(layer, end):
+                yield RouteStage(peer_id=name, start=layer, end=end)
 
-        stages = walk(SOURCE, 0)
-        if stages is None:
-            return NoRoute(reason="the plan has no route over the peers that can be used")
-        for vertex, name in path:
-            self._wheels[vertex].draw(name)
-        return tuple(stages)
+    def _take_turns(self, stages: list[RouteStage]) -> None:
+        vertex = SOURCE
+        for stage in stages:
+            self._wheels[vertex].draw(stage.peer_id)
+            vertex = stage.peer_id
 
 
 def missing_layers(nodes: Mapping[str, NodeRecord], layers: int) -> tuple[tuple[int, int], ...]:
@@ -108,7 +120,8 @@ def route_from_records(
 ) -> tuple[RouteStage, ...] | NoRoute:
     """The route with the least expected time per token, over what peers say they serve.
 
-    A stage's time is one over its T_j at the layers it would run, so fewer and faster stages win.
+    A stage's time is one over its T_j at the layers it would run, and a hop's on top, so fewer and
+    faster stages win.
     Peers may be entered in the middle of their range and always run to its end.
     """
     gaps = missing_layers(usable, layers)
@@ -123,11 +136,13 @@ def route_from_records(
             if not record.holds(layer, layer + 1) or record.end <= layer:
                 continue
             stage = RouteStage(peer_id=record.peer_id, start=layer, end=record.end)
-            total_s = time_s + _stage_s(record, record.end - layer)
+            total_s = time_s + HOP_S + _stage_s(record, record.end - layer)
             if record.end not in best or total_s < best[record.end][0]:
                 best[record.end] = (total_s, (*stages, stage))
     if layers not in best:
         return NoRoute(reason="the peers that can be used do not join up to a route")
+    if len(best[layers][1]) > STAGES_MAX:
+        return NoRoute(reason=f"every route needs more than {STAGES_MAX} stages")
     return best[layers][1]
 
 

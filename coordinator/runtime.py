@@ -6,9 +6,10 @@ publishes it.
 """
 
 import asyncio
+import contextlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -25,13 +26,15 @@ from coordinator.election import (
     step,
 )
 from coordinator.liveness import Liveness, LivenessConfig
+from coordinator.placement import why_uncoverable
 from coordinator.plan_store import PlanStore
 from coordinator.solve import SolveAnswer, SolveRequest
 from coordinator.transition import (
     Change,
     TransitionConfig,
+    choose_plan,
     difference,
-    reason_to_adopt,
+    elders,
     reason_to_plan,
     usable_nodes,
 )
@@ -56,6 +59,8 @@ logger = logging.getLogger(__name__)
 
 ReportEvent = Callable[..., None]
 """Called with an event's name and its fields."""
+Solver = Callable[[SolveRequest, float], Awaitable[SolveAnswer]]
+"""Solves a request within so many seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +88,16 @@ class Coordinator:
         model: ModelSpec,
         config: CoordinatorConfig,
         on_event: ReportEvent,
+        solve: Solver | None = None,
     ) -> None:
+        """``solve`` defaults to :func:`solve_apart`, a process of its own."""
         self._transport = transport
         self._directory = directory
         self._plans = plans
         self._model = model
         self._config = config
         self._on_event = on_event
+        self._solve = solve or solve_apart
         self._election = Election(peer_id=transport.peer_id)
         self._liveness = Liveness(transport, config.liveness)
         self._change: Change | None = None
@@ -98,22 +106,41 @@ class Coordinator:
         self._highest = NO_EPOCH
         self._said = ""
         self._solving: asyncio.Task[None] | None = None
+        self._considered: frozenset[str] = frozenset()
+        self._retry_s = 0.0
+        self._pokes: list[asyncio.Event] = []
+
+    def poke(self) -> None:
+        """Look now rather than at the next poll."""
+        for poked in self._pokes:
+            poked.set()
 
     async def run(self) -> None:
         """Poll until cancelled; a failed look at the DHT is logged and tried again."""
         await self._plans.serve()
         try:
-            while True:
-                try:
-                    await self._poll()
-                except NetworkError as error:
-                    logger.info("cannot read or write the DHT: %s", error)
-                await asyncio.sleep(self._config.poll_s)
+            async with asyncio.TaskGroup() as group:
+                # Apart: a plan whose holders do not answer must not hold up an election.
+                group.create_task(self._again(self._poll))
+                group.create_task(self._again(self._plans.refresh))
         finally:
             if self._solving is not None:
                 self._solving.cancel()
                 await asyncio.gather(self._solving, return_exceptions=True)
             await self._liveness.close()
+
+    async def _again(self, look: Callable[[], Awaitable[None]]) -> None:
+        poked = asyncio.Event()
+        self._pokes.append(poked)
+        while True:
+            poked.clear()
+            try:
+                await look()
+            except NetworkError as error:
+                logger.info("cannot read or write the DHT: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.poll_s):
+                    await poked.wait()
 
     @property
     def leads(self) -> bool:
@@ -121,23 +148,20 @@ class Coordinator:
         return self._election.leading
 
     async def _poll(self) -> None:
-        nodes, leases, links, _ = await asyncio.gather(
-            self._directory.nodes(),
-            self._directory.leases(),
-            self._directory.links(),
-            self._plans.refresh(),
+        nodes, leases, links = await asyncio.gather(
+            self._directory.nodes(), self._directory.leases(), self._directory.links()
         )
         await self._elect(nodes, leases)
         silent = self._liveness.silent
         usable = usable_nodes(nodes, self._model.fingerprint, silent)
-        self._watch(usable)
+        self._watch(usable, nodes)
         if not self.leads:
             self._change = None
             return
         self._note_change(usable)
         if self._solving is not None and self._solving.done():
-            self._solving.result()
-            self._solving = None
+            solved, self._solving = self._solving, None
+            solved.result()
         reason = reason_to_plan(
             self._plans.newest,
             self._change,
@@ -145,8 +169,13 @@ class Coordinator:
             self._now(),
             self._config.transition,
         )
-        if reason is not None and self._solving is None:
-            problem = problem_of(self._model, usable, links)
+        if reason is not None and self._solving is None and self._now() >= self._retry_s:
+            problem = problem_of(self._model, usable, links, self._plans.newest)
+            shortage = why_uncoverable(problem)
+            if shortage is not None:
+                self._say("no_plan", reason=shortage, peers=len(problem.nodes))
+                return
+            self._considered = frozenset(usable)
             self._solving = asyncio.create_task(self._plan(problem, usable, reason))
         elif self._now() - self._published_s >= self._config.publish_every_s:
             await self._republish()
@@ -172,6 +201,7 @@ class Coordinator:
                 candidates=candidates,
                 epoch=self._highest,
                 silent=self._liveness.silent,
+                elders=elders(nodes, self._transport.now(), self._config.transition),
             )
             self._election, effects = step(
                 self._election, observed, self._now(), self._config.election
@@ -200,7 +230,7 @@ class Coordinator:
         )
         return True
 
-    def _watch(self, usable: dict[str, NodeRecord]) -> None:
+    def _watch(self, usable: dict[str, NodeRecord], nodes: dict[str, NodeRecord]) -> None:
         """Ping the coordinator when following, and the plan's peers when leading."""
         watched = set()
         if self.leads and self._plans.newest is not None:
@@ -209,13 +239,18 @@ class Coordinator:
             watched = {self._election.leader}
         watched.discard(self._transport.peer_id)
         self._liveness.watch(
-            {peer: usable[peer].addresses if peer in usable else () for peer in watched}
+            {peer: usable[peer].addresses if peer in usable else () for peer in watched},
+            nodes.keys(),
         )
 
     # Planning
 
     def _note_change(self, usable: dict[str, NodeRecord]) -> None:
+        if self._now() - self._planned_s >= self._config.transition.period_s:
+            self._considered = frozenset()
+        self._considered &= usable.keys()  # who left and comes back has joined again
         joined, lost = map(frozenset, difference(self._plans.newest, usable))
+        joined -= self._considered  # the last solve had no use for them
         if not joined and not lost:
             self._change = None
             return
@@ -229,11 +264,7 @@ class Coordinator:
         )
 
     async def _plan(self, problem: Problem, usable: dict[str, NodeRecord], reason: str) -> None:
-        epoch = PlanEpoch(
-            term=self._election.term,
-            counter=self._highest.counter + 1,
-            rank=rank(self._transport.peer_id, self._election.term),
-        )
+        epoch = self._next_epoch()
         request = SolveRequest(
             problem=problem,
             epoch=epoch,
@@ -243,29 +274,36 @@ class Coordinator:
             now_unix_s=self._transport.now(),
         )
         try:
-            answer = await solve_apart(request, self._config.solve_s + 20.0)
+            answer = await self._solve(request, self._config.solve_s + 20.0)
         finally:
             self._planned_s = self._now()
             self._change = None
+            self._retry_s = self._planned_s + self._config.transition.retry_s
         if answer.error:
             self._say("no_plan", reason=answer.error, peers=len(problem.nodes))
             return
-        old = self._plans.newest
-        for plan in (answer.best, answer.kept):
-            if plan is None:
-                continue
-            wrong = check_plan(plan, problem)
-            if wrong:
-                logger.error("the solver's plan is wrong: %s", wrong[0])
-                continue
-            worth = reason_to_adopt(old, plan, usable, self._config.transition)
-            if worth is not None and self.leads:
-                await self._publish(plan, f"{reason}: {worth}")
-                return
+        best, kept = _checked(answer.best, problem), _checked(answer.kept, problem)
+        best = best or kept
+        if best is None or not self.leads:
+            return
+        choice = choose_plan(self._plans.newest, best, kept, usable, self._config.transition)
+        if choice is not None:
+            plan, why = choice
+            # Another epoch may have been seen while this was solved.
+            await self._publish(replace(plan, epoch=self._next_epoch()), f"{reason}: {why}")
+
+    def _next_epoch(self) -> PlanEpoch:
+        seen = max(self._highest, self._plans.epoch)
+        return PlanEpoch(
+            term=self._election.term,
+            counter=seen.counter + 1,
+            rank=rank(self._transport.peer_id, self._election.term),
+        )
 
     async def _publish(self, plan: Plan, reason: str) -> None:
         head = await self._plans.add(plan)
         self._published_s = self._now()
+        self._retry_s = 0.0
         self._said = ""
         self._on_event(
             "plan",
@@ -288,12 +326,7 @@ class Coordinator:
         if plan.coordinator == self._transport.peer_id and self._plans.head is not None:
             await self._directory.publish(self._plans.head)
             return
-        epoch = PlanEpoch(
-            term=self._election.term,
-            counter=self._highest.counter + 1,
-            rank=rank(self._transport.peer_id, self._election.term),
-        )
-        taken_over = replace(plan, epoch=epoch, coordinator=self._transport.peer_id)
+        taken_over = replace(plan, epoch=self._next_epoch(), coordinator=self._transport.peer_id)
         await self._publish(taken_over, "taken over from the coordinator before")
 
     def _say(self, event: str, **fields: object) -> None:
@@ -304,21 +337,34 @@ class Coordinator:
             self._on_event(event, **fields)
 
 
+def _checked(plan: Plan | None, problem: Problem) -> Plan | None:
+    """The solver's plan if the checker finds nothing wrong with it."""
+    if plan is None:
+        return None
+    wrong = check_plan(plan, problem)
+    for reason in wrong:
+        logger.error("the solver's plan is wrong: %s", reason)
+    return None if wrong else plan
+
+
 def problem_of(
-    model: ModelSpec, usable: dict[str, NodeRecord], links: dict[str, LinksRecord]
+    model: ModelSpec,
+    usable: dict[str, NodeRecord],
+    links: dict[str, LinksRecord],
+    plan: Plan | None = None,
 ) -> Problem:
-    """The planners' input from the peers' announcements; links only between usable peers."""
+    """The planners' input from the peers' announcements; links only between usable peers.
+
+    What a peer holds is what ``plan`` gave it, or else what it serves: it may be loading still.
+    """
+    given = {a.peer_id: a for a in plan.assignments} if plan is not None else {}
     nodes = tuple(
         PlannerNode(
             peer_id=peer_id,
             memory_bytes=record.memory_bytes,
             kv_tokens_min=record.kv_tokens_min,
             tokens_per_s=record.tokens_per_s,
-            current=(
-                Assignment(peer_id=peer_id, start=record.start, end=record.end)
-                if record.start < record.end
-                else None
-            ),
+            current=given.get(peer_id, _served(record)),
         )
         for peer_id, record in sorted(usable.items())
     )
@@ -329,6 +375,12 @@ def problem_of(
         if link.target == author and link.source in usable and author in usable
     )
     return Problem(model=model, nodes=nodes, links=measured)
+
+
+def _served(record: NodeRecord) -> Assignment | None:
+    if record.start >= record.end:
+        return None
+    return Assignment(peer_id=record.peer_id, start=record.start, end=record.end)
 
 
 async def solve_apart(request: SolveRequest, limit_s: float) -> SolveAnswer:

@@ -44,7 +44,10 @@ def solve(request: SolveRequest) -> SolveAnswer:
     started_s = time.monotonic()
     try:
         placement = best_placement(
-            request.problem, time_limit_s=request.time_limit_s, seed=request.seed
+            request.problem,
+            time_limit_s=request.time_limit_s,
+            seed=request.seed,
+            out_of_time=lambda: time.monotonic() - started_s > request.time_limit_s,
         )
     except NoPlacementError as error:
         return SolveAnswer(error=str(error))

@@ -15,6 +15,10 @@ class TransitionConfig:
     settle_max_s: float = 5.0
     """…but a plan is not put off longer than this by joins that keep coming."""
     period_s: float = 60.0
+    retry_s: float = 5.0
+    """After a solve that led to no plan, the next one waits so long."""
+    elder_s: float = 300.0
+    """Peers that have been here for so long coordinate before others do."""
     gain_min: float = 1.1
     """A plan that moves peers is adopted for so much more flow, or when layers are lost."""
 
@@ -69,19 +73,44 @@ def reason_to_plan(
     return None
 
 
-def reason_to_adopt(
-    old: Plan | None, new: Plan, usable: Mapping[str, NodeRecord], cfg: TransitionConfig
-) -> str | None:
-    """Why ``new`` should replace ``old``, or None to stay."""
+def elders(
+    nodes: Mapping[str, NodeRecord], now_unix_s: float, cfg: TransitionConfig
+) -> frozenset[str]:
+    """Peers that say they have been here for long; none in a young swarm."""
+    return frozenset(
+        peer_id
+        for peer_id, record in nodes.items()
+        if now_unix_s - record.joined_unix_s >= cfg.elder_s
+    )
+
+
+def choose_plan(
+    old: Plan | None,
+    best: Plan,
+    kept: Plan | None,
+    usable: Mapping[str, NodeRecord],
+    cfg: TransitionConfig,
+) -> tuple[Plan, str] | None:
+    """The plan to run next and why, or None to stay with ``old``.
+
+    ``kept`` is the plan that moves nobody who holds layers, None where layers would be lost. The
+    best plan is worth its moves for 10% more flow; otherwise who stays is not moved, also when
+    somebody else left (or one death makes all survivors fetch their weights anew).
+    """
+    worth = kept is None or best.flow_tokens_per_s >= cfg.gain_min * kept.flow_tokens_per_s
+    plan = best if worth or kept is None else kept
     if old is None:
-        return "there was no plan"
+        return plan, "there was no plan"
     joined, lost = difference(old, usable)
     if lost:
-        return f"{len(lost)} peers left"
-    if new.flow_tokens_per_s >= cfg.gain_min * old.flow_tokens_per_s:
-        return f"{new.flow_tokens_per_s / max(old.flow_tokens_per_s, 1e-9):.2f} times the flow"
-    kept = {(a.peer_id, a.start, a.end) for a in old.assignments}
-    added = {(a.peer_id, a.start, a.end) for a in new.assignments}
-    if joined and kept < added:
-        return f"{len(joined)} peers joined, nobody moves"
+        return plan, f"{len(lost)} peer{'s' if len(lost) > 1 else ''} left"
+    now = {(a.peer_id, a.start, a.end) for a in old.assignments}
+    then = {(a.peer_id, a.start, a.end) for a in plan.assignments}
+    if now == then:
+        return None
+    if now < then:
+        return plan, f"{len(joined)} peer{'s' if len(joined) > 1 else ''} joined, nobody moves"
+    before = kept.flow_tokens_per_s if kept is not None else old.flow_tokens_per_s
+    if plan is best and worth:
+        return plan, f"{plan.flow_tokens_per_s / max(before, 1e-9):.2f} times the flow"
     return None

@@ -1,0 +1,157 @@
+"""``coordinator.plan``: cluster files, the JSON contract, and mistakes in one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coordinator.cluster import read_cluster
+from coordinator.plan import main
+from dht.errors import UserError
+
+OWN = {
+    "schema": "anabranch-cluster/1",
+    "models": {
+        "tiny": {
+            "layers": 8,
+            "layer_bytes": 100,
+            "embed_bytes": 50,
+            "head_bytes": 70,
+            "activation_bytes": 64,
+        }
+    },
+    "nodes": [
+        {"id": name, "memory_bytes": 480, "tokens_per_s": {"tiny": [80.0, 40.0, 30.0, 20.0]}}
+        for name in "abc"
+    ],
+    "links": [["a", "b", 1e6, 0.01]],
+}
+
+HELIX = {
+    "schema": "helix-cluster/1",
+    "name": "hand",
+    "coordinator": {"id": "coordinator"},
+    "models": {
+        "30b": {
+            "layers": 6,
+            "token_bytes": 2,
+            "activation_bytes": 1000,
+            "layer_bytes": 1000.5,
+            "upper_bound_tps": 100.0,
+            "gpus": {
+                "T4": {"max_layers": 3, "tokens_per_s": [90.0, 40.0, 25.0]},
+                "L4": {"max_layers": 4, "tokens_per_s": [100.0, 50.0, 33.0, 20.0]},
+            },
+        }
+    },
+    "nodes": [
+        {"id": 0, "gpu": "T4", "region": "r0", "vram_bytes": 1},
+        {"id": 1, "gpu": "L4", "region": "r0", "vram_bytes": 1},
+    ],
+    "links": [
+        ["coordinator", 0, 1e6, 0.001],
+        ["coordinator", 1, 1e6, 0.001],
+        [0, 1, 20000.0, 0.01],
+        [1, 0, 1e9, 0.01],
+    ],
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write_(content: object) -> str:
+        path = tmp_path / "cluster.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return str(path)
+
+    return write_
+
+
+def test_json_keeps_its_contract(write, capsys):
+    assert main([write(OWN), "--model", "tiny", "--time-limit", "1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert set(answer) == {
+        "planner",
+        "placement",
+        "edges",
+        "flow_tokens_per_s",
+        "bound_tokens_per_s",
+        "estimate_tokens_per_s",
+        "seconds",
+    }
+    layers = {layer for start, end in answer["placement"].values() for layer in range(start, end)}
+    assert layers == set(range(8))
+    assert answer["flow_tokens_per_s"] == answer["estimate_tokens_per_s"] == pytest.approx(30.0)
+    assert answer["flow_tokens_per_s"] <= answer["bound_tokens_per_s"]
+
+
+def test_helix_clusters(write, capsys):
+    problem = read_cluster(json.dumps(HELIX).encode(), "30b")
+    assert [len(node.tokens_per_s) for node in problem.nodes] == [3, 4]
+    assert problem.client_bandwidth_bytes_per_s == 1e6
+    assert {(k.source, k.target): k.rtt_s for k in problem.links} == {
+        ("0", "1"): 0.02,
+        ("1", "0"): 0.02,
+    }
+    assert main([write(HELIX), "--model", "30b", "--time-limit", "1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    # 1 -> 0 over the fast link; three layers each: min(25, 33).
+    assert answer["placement"] == {"1": [0, 3], "0": [3, 6]}
+    assert answer["flow_tokens_per_s"] == pytest.approx(25.0)
+
+
+def test_the_table_is_honest_about_its_estimate(write, capsys):
+    assert main([write(OWN), "--model", "tiny", "--time-limit", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "max flow 30.0 tokens/s" in out
+    assert "not simulated" in out.replace("\n", " ")
+
+
+def without(key: str) -> dict:
+    return {k: v for k, v in OWN.items() if k != key}
+
+
+MISTAKES = {
+    "not JSON": ("{", "tiny", "not a cluster file"),
+    "a list": ([], "tiny", "not a cluster file"),
+    "no nodes": (without("nodes"), "tiny", "not a cluster file"),
+    "other schema": ({**OWN, "schema": "x/9"}, "tiny", "schema 'x/9' is not known"),
+    "other model": (OWN, "huge", "no model huge; it has tiny"),
+    "twice": ({**OWN, "nodes": OWN["nodes"][:1] * 2}, "tiny", "node a is listed twice"),
+    "a link to nowhere": ({**OWN, "links": [["a", "z", 1.0, 0.1]]}, "tiny", "names z"),
+    "negative rate": (
+        {**OWN, "nodes": [{"id": "a", "memory_bytes": 1, "tokens_per_s": {"tiny": [-1.0]}}]},
+        "tiny",
+        "not a cluster file",
+    ),
+    "no profile": (
+        {**OWN, "nodes": [{"id": "a", "memory_bytes": 1, "tokens_per_s": {}}]},
+        "tiny",
+        "node a has no tokens_per_s for tiny",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_one_line(name, write, capsys):
+    content, model, expected = MISTAKES[name]
+    assert main([write(content), "--model", model]) == 2
+    err = capsys.readouterr().err
+    assert expected in err
+    assert err.count("\n") == 1
+
+
+def test_a_missing_file_is_one_line(tmp_path, capsys):
+    assert main([str(tmp_path / "none.json"), "--model", "m"]) == 2
+    assert capsys.readouterr().err.startswith("error: cannot read ")
+
+
+def test_too_small_a_cluster_says_what_is_missing(write, capsys):
+    alone = {**OWN, "nodes": OWN["nodes"][:1], "links": []}
+    assert main([write(alone), "--model", "tiny"]) == 3
+    assert "the 1 peer here can hold at most 4 of 8 layers" in capsys.readouterr().err
+
+
+def test_reading_raises_for_callers_too():
+    with pytest.raises(UserError, match="not a cluster file"):
+        read_cluster(b"\xff\xfe", "m")

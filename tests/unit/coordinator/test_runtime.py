@@ -1,0 +1,274 @@
+"""The shell, on the in-memory network and a virtual clock: real elections, plans and losses."""
+
+import asyncio
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from coordinator.check import check_shape
+from coordinator.plan_store import PlanStore
+from coordinator.runtime import Coordinator, CoordinatorConfig, solve_apart
+from coordinator.solve import SolveAnswer, SolveRequest, solve
+from dht.directory import Directory
+from dht.memory import MemoryNetwork, MemoryTransport
+from dht.types import NodeRecord, NodeState, PlanEpoch
+from dht.virtual_time import run_virtual
+
+pytestmark = pytest.mark.sim
+
+
+async def solve_here(request: SolveRequest, limit_s: float) -> SolveAnswer:
+    """In this process, as real processes do not run on a virtual clock."""
+    del limit_s
+    return solve(replace(request, time_limit_s=0.5))
+
+
+@dataclass
+class Member:
+    """A peer that coordinates and does what plans say at once."""
+
+    transport: MemoryTransport
+    record: NodeRecord
+    events: list[tuple[str, dict]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.directory = Directory(self.transport, "net", self.record.model.key)
+        self.plans = PlanStore(self.transport, self.directory)
+        self.coordinator = Coordinator(
+            self.transport,
+            self.directory,
+            self.plans,
+            model=self.record.model,
+            config=CoordinatorConfig(),
+            on_event=lambda name, **fields: self.events.append((name, fields)),
+            solve=solve_here,
+        )
+
+    def start(self) -> None:
+        self.tasks = [
+            asyncio.create_task(self.coordinator.run()),
+            asyncio.create_task(self.announce()),
+        ]
+
+    async def announce(self) -> None:
+        while True:
+            plan = self.plans.newest
+            mine = plan.assignment_of(self.transport.peer_id) if plan is not None else None
+            if mine is not None:
+                self.record = replace(
+                    self.record, state=NodeState.SERVING, start=mine.start, end=mine.end
+                )
+            self.record = replace(self.record, epoch=self.plans.epoch)
+            await self.directory.publish(self.record)
+            await asyncio.sleep(2.0)
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    def named(self, name: str) -> list[dict]:
+        return [fields for event, fields in self.events if event == name]
+
+
+class Swarm:
+    def __init__(self, make, memories: list[int], *, seed: int = 1) -> None:
+        self.make = make
+        self.network = MemoryNetwork(random.Random(seed), dht_delay_s=0.05)
+        self.members: list[Member] = []
+        for memory in memories:
+            self.join(memory)
+
+    def join(self, memory: int) -> Member:
+        transport = self.network.transport()
+        record = replace(self.make.record(transport.peer_id), memory_bytes=memory)
+        self.members.append(Member(transport, record))
+        return self.members[-1]
+
+    async def __aenter__(self) -> "Swarm":
+        for member in self.members:
+            member.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for member in self.members:
+            await member.stop()
+
+    async def kill(self, member: Member) -> None:
+        self.members.remove(member)
+        self.network.kill(member.transport.peer_id)
+        await member.stop()
+
+    def leaders(self) -> list[Member]:
+        return [member for member in self.members if member.coordinator.leads]
+
+    async def settle(self, condition, limit_s: float = 60.0) -> float:
+        """Virtual seconds until ``condition()`` holds."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        while not condition():
+            assert loop.time() - started_s < limit_s, "did not settle"
+            await asyncio.sleep(0.25)
+        return loop.time() - started_s
+
+    def agreed(self) -> bool:
+        """Everyone runs one plan that covers the model over the living."""
+        plans = {member.plans.epoch for member in self.members}
+        plan = self.members[0].plans.newest
+        living = {member.transport.peer_id for member in self.members}
+        return (
+            len(plans) == 1
+            and plan is not None
+            and not check_shape(plan)
+            and {a.peer_id for a in plan.assignments} <= living
+        )
+
+
+def test_peers_elect_one_and_follow_its_plan(make):
+    async def body() -> None:
+        async with Swarm(make, [450, 350, 450]) as swarm:
+            assert await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1) < 15
+            leader = swarm.leaders()[0].transport.peer_id
+            for member in swarm.members:
+                assert member.named("coordinator")[-1]["peer_id"] == leader
+            assert len(swarm.members[0].plans.newest.assignments) == 3
+            published = swarm.leaders()[0].named("plan")
+            assert "there was no plan" in published[0]["reason"]
+            await asyncio.sleep(120)
+            assert len(swarm.leaders()[0].named("plan")) <= 2, "a steady swarm is left alone"
+
+    run_virtual(body(), limit_s=1000)
+
+
+def test_a_killed_coordinator_is_replaced_soon(make):
+    async def body() -> None:
+        async with Swarm(make, [600, 600, 600]) as swarm:
+            await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
+            await asyncio.sleep(20)
+            before = swarm.members[0].plans.epoch
+            await swarm.kill(swarm.leaders()[0])
+            assert await swarm.settle(lambda: len(swarm.leaders()) == 1) < 15
+            assert await swarm.settle(swarm.agreed) < 15
+            assert swarm.members[0].plans.epoch > before
+
+    run_virtual(body(), limit_s=1000)
+
+
+def test_a_killed_stage_is_planned_around_and_a_newcomer_used(make):
+    async def body() -> None:
+        async with Swarm(make, [450, 450, 470, 600]) as swarm:
+            await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
+            await asyncio.sleep(10)
+            victim = next(m for m in swarm.members if not m.coordinator.leads)
+            await swarm.kill(victim)
+            assert await swarm.settle(swarm.agreed) < 15
+            new = swarm.join(1000)
+            new.start()
+            await swarm.settle(
+                lambda: (
+                    swarm.agreed()
+                    and new.plans.newest is not None
+                    and new.plans.newest.assignment_of(new.transport.peer_id) is not None
+                )
+            )
+
+    run_virtual(body(), limit_s=1000)
+
+
+def test_too_little_memory_is_said_once_and_a_joiner_mends_it(make):
+    async def body() -> None:
+        async with Swarm(make, [300, 300]) as swarm:
+            await asyncio.sleep(60)
+            said = [fields for member in swarm.members for fields in member.named("no_plan")]
+            texts = [fields["reason"] for fields in said if fields["peers"] == 2]
+            assert len(texts) == 1
+            assert "the 2 peers here can hold at most 4 of 8 layers" in texts[0]
+            swarm.join(700).start()
+            await swarm.settle(swarm.agreed)
+
+    run_virtual(body(), limit_s=1000)
+
+
+def test_a_peer_without_use_does_not_keep_the_solver_busy(make):
+    solved = 0
+
+    async def counting(request: SolveRequest, limit_s: float) -> SolveAnswer:
+        nonlocal solved
+        solved += 1
+        return await solve_here(request, limit_s)
+
+    async def body() -> None:
+        swarm = Swarm(make, [1000, 20])
+        for member in swarm.members:
+            member.coordinator._solve = counting
+        async with swarm:
+            await asyncio.sleep(50)
+            assert swarm.agreed()
+            assert solved <= 3
+
+    run_virtual(body(), limit_s=1000)
+
+
+def test_a_body_is_had_from_others_when_its_author_is_gone(make):
+    async def body() -> None:
+        network = MemoryNetwork(random.Random(5))
+        transports = [network.transport() for _ in range(3)]
+        author, adopter, _late = transports
+        directories = [Directory(t, "net", make.model.key) for t in transports]
+        stores = [PlanStore(t, d) for t, d in zip(transports, directories, strict=True)]
+        for store in stores:
+            await store.serve()
+        plan = make.plan(
+            [make.span(author.peer_id, 0, 8)],
+            [make.edge("source", author.peer_id, 1.0), make.edge(author.peer_id, "sink", 1.0)],
+        )
+        plan = replace(plan, coordinator=author.peer_id)
+        await directories[0].publish(await stores[0].add(plan))
+        await stores[1].refresh()
+        record = replace(make.record(adopter.peer_id), epoch=plan.epoch)
+        await directories[1].publish(record)
+        network.kill(author.peer_id)
+        await stores[2].refresh()
+        assert stores[2].newest == plan
+        assert (await stores[2].wait_newer(PlanEpoch())) == plan
+
+    run_virtual(body(), limit_s=1000)
+
+
+def test_a_broken_plan_is_refused(make):
+    async def body() -> None:
+        network = MemoryNetwork(random.Random(5))
+        author, other = network.transport(), network.transport()
+        directory = Directory(author, "net", make.model.key)
+        store = PlanStore(author, directory)
+        await store.serve()
+        plan = make.plan([make.span(author.peer_id, 0, 7)], [])
+        await directory.publish(await store.add(replace(plan, coordinator=author.peer_id)))
+        reader = PlanStore(other, Directory(other, "net", make.model.key))
+        await reader.refresh()
+        await reader.refresh()
+        assert reader.newest is None
+        assert reader.counters["refused"] == 1
+
+    run_virtual(body(), limit_s=1000)
+
+
+def test_solving_in_a_process_of_its_own(make):
+    request = SolveRequest(
+        problem=make.problem([(450, 100.0), (350, 50.0), (450, 80.0)]),
+        epoch=PlanEpoch(term=1, counter=1),
+        coordinator="p0",
+        time_limit_s=1.0,
+        seed=1,
+        now_unix_s=0.0,
+    )
+
+    async def body() -> None:
+        answer = await solve_apart(request, 60.0)
+        assert answer.best is not None
+        assert check_shape(answer.best) == []
+        late = await solve_apart(request, 0.01)
+        assert "did not end within" in late.error
+
+    asyncio.run(body())
