@@ -16,7 +16,6 @@ from coordinator.placement import (
     NoPlacementError,
     Placement,
     best_placement,
-    make_plan,
     score,
     why_uncoverable,
 )
