@@ -21,15 +21,15 @@ from dht.types import Plan
 
 MODEL = ROOT / "models" / "brook"
 SHARES = (0.62, 0.45, 0.36)
-"""Of the memory that the whole model needs: nobody can hold it, any two nearly can."""
-PROMPT = "Once upon a time"
+"""Of the memory that the whole model needs: nobody can hold it."""
+PROMPT = "One morning"
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.demo", description=__doc__)
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--prompt", default=PROMPT)
-    parser.add_argument("--max-new-tokens", type=int, default=160)
+    parser.add_argument("--max-new-tokens", type=int, default=320)
     parser.add_argument("--keep", action="store_true", help="leave the swarm running until Ctrl-C")
     return parser.parse_args()
 
