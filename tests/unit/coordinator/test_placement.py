@@ -16,6 +16,7 @@ from coordinator.placement import (
     NoPlacementError,
     Placement,
     best_placement,
+    make_plan,
     score,
     why_uncoverable,
 )
