@@ -5,8 +5,8 @@ each and go first, but a waiting prefill always gets its share, so neither starv
 OSDI'24, §4; Orca, OSDI'22, §3).
 """
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -34,65 +34,42 @@ class BatchLimits:
 
 
 class Batcher(Generic[T]):
-    """Queues work in order of arrival; at most one item per session is in a step."""
+    """Queues work in order of arrival; only a session's oldest item may be in a step."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
-        self._decodes: deque[T] = deque()
-        self._prefills: deque[T] = deque()
+        self._queues: dict[str, deque[tuple[int, T]]] = {}
+        self._arrivals = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._decodes) + len(self._prefills)
+        return sum(len(queue) for queue in self._queues.values())
 
     def add(self, work: T) -> None:
         """Queue ``work`` behind its session's earlier items."""
-        (self._decodes if work.tokens == 1 else self._prefills).append(work)
+        self._queues.setdefault(work.key, deque()).append((next(self._arrivals), work))
 
-    def drop(self, key: str) -> int:
-        """Forget a session's queued work; returns how many items that were."""
-        before = len(self)
-        self._decodes = deque(work for work in self._decodes if work.key != key)
-        self._prefills = deque(work for work in self._prefills if work.key != key)
-        return before - len(self)
+    def drop(self, key: str) -> list[T]:
+        """Forget a session's queued work and return it."""
+        return [work for _, work in self._queues.pop(key, ())]
 
     def next_batch(self) -> list[T]:
-        """The items of the next step, which leave the queue; empty when nothing is queued."""
-        chosen: dict[str, T] = {}
-        prefilling = {work.key for work in self._prefills}
-        _take(
-            self._decodes,
-            chosen,
-            # A session's single row may follow chunks of its own that still wait.
-            lambda work: len(chosen) < self._limits.decodes_max and work.key not in prefilling,
-        )
+        """The items of the next step, which leave the queue; empty when nothing is queued.
+
+        The oldest waiting prefill is always among them, so each is in time the oldest.
+        """
+        heads = [queue[0] for queue in self._queues.values()]
+        heads.sort(key=lambda head: head[0])
+        chosen = [work for _, work in heads if work.tokens == 1][: self._limits.decodes_max]
         budget = self._limits.prefill_tokens_max
         first = True
-
-        def may_run(work: T) -> bool:
-            nonlocal budget, first
-            if not first and work.tokens > budget:
-                return False
-            first = False
-            budget -= work.tokens
-            return True
-
-        _take(self._prefills, chosen, may_run)
-        return list(chosen.values())
-
-
-def _take(queue: deque[T], chosen: dict[str, T], may_run: Callable[[T], bool]) -> None:
-    """Move what may run from ``queue`` to ``chosen``; a session's later items stay in order."""
-    kept: list[T] = []
-    blocked: set[str] = set()
-    for work in _drain(queue):
-        if work.key not in chosen and work.key not in blocked and may_run(work):
-            chosen[work.key] = work
-        else:
-            blocked.add(work.key)
-            kept.append(work)
-    queue.extend(kept)
-
-
-def _drain(queue: deque[T]) -> Iterator[T]:
-    while queue:
-        yield queue.popleft()
+        for _, work in heads:
+            if work.tokens != 1 and (first or work.tokens <= budget):
+                chosen.append(work)
+                budget -= work.tokens
+                first = False
+        for work in chosen:
+            queue = self._queues[work.key]
+            queue.popleft()
+            if not queue:
+                del self._queues[work.key]
+        return chosen

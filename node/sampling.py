@@ -11,6 +11,8 @@ import torch
 from dht.messages import Sampling
 
 _MASK = (1 << 64) - 1
+LARGE = 1e300
+"""Stands for infinity, which differences turn into no number."""
 
 
 def uniform(seed: int, position: int) -> float:
@@ -24,16 +26,19 @@ def sample(logits: torch.Tensor, sampling: Sampling, *, position: int) -> int:
 
     Temperature 0 is greedy, ties going to the smallest id. Otherwise: temperature, then the
     ``top_k`` most likely tokens, then the smallest set of those whose probability reaches
-    ``top_p``; all in float64 on the CPU.
+    ``top_p``; all in float64 on the CPU. A logit that is no number counts as the least likely.
     """
     if sampling.temperature == 0.0:
         return int(torch.argmax(logits))
-    scores = logits.detach().to("cpu", torch.float64).numpy() / sampling.temperature
+    raw = logits.detach().to("cpu", torch.float64).numpy()
+    raw = np.nan_to_num(raw, nan=-LARGE, posinf=LARGE, neginf=-LARGE)
+    with np.errstate(over="ignore"):
+        scores = (raw - raw.max()) / sampling.temperature
     order = np.argsort(-scores, kind="stable")
     if 0 < sampling.top_k < len(order):
         order = order[: sampling.top_k]
     kept = scores[order]
-    probabilities = np.exp(kept - kept[0])
+    probabilities = np.exp(kept)  # the greatest score is 0
     probabilities /= probabilities.sum()
     cumulative = np.cumsum(probabilities)
     if sampling.top_p < 1.0:

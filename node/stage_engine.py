@@ -25,7 +25,7 @@ class EngineStage:
         self.peer_id = ""
         self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
         self._worker: Worker[StepRequest, StepResult] = Worker(
-            self._step, self._hand_over, BatchLimits()
+            self._step, self._hand_over, _failed, BatchLimits()
         )
 
     @classmethod
@@ -153,3 +153,8 @@ def _item(request: StepRequest) -> WorkItem:
         hidden=None if request.rows is None else request.rows.tensor,
         sampling=request.session.open.sampling if chunk.sample else None,
     )
+
+
+def _failed(request: StepRequest, error: Exception) -> StepResult:
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return StepResult(request=request, error=f"the engine's step failed: {reason}")

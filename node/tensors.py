@@ -34,9 +34,13 @@ class Rows:
         torch_dtype = DTYPES.get(dtype)
         if torch_dtype is None:
             raise RowsError(f"dtype {dtype[:16]!r} may not travel")
+        if hidden < 1 or min(counts, default=0) < 1:
+            raise RowsError(f"rows of {list(counts)[:8]} tokens and width {hidden} cannot be")
         expected = sum(counts) * hidden * torch_dtype.itemsize
-        if len(body) != expected:
-            raise RowsError(f"{len(body)} bytes of activations where {expected} were announced")
+        if memoryview(body).nbytes != expected:
+            raise RowsError(
+                f"{memoryview(body).nbytes} bytes of activations where {expected} were announced"
+            )
         flat = torch.frombuffer(bytearray(body), dtype=torch_dtype)
         parts = torch.split(flat.view(sum(counts), hidden), list(counts))
         return [Rows(tensor=part) for part in parts]

@@ -83,7 +83,10 @@ class WeightStore:
         by_file: dict[Path, list[str]] = {}
         for name in names:
             if name not in self.tensors:
-                raise UserError(f"{self.directory} has no tensor {name}")
+                raise UserError(
+                    f"{self.directory} cannot be served yet: its files hold no tensor {name},"
+                    " which the model's code needs"
+                )
             by_file.setdefault(self.tensors[name].file, []).append(name)
         for file, wanted in by_file.items():
             try:
@@ -102,7 +105,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{directory} has no config.json; is it a model's directory?") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise UserError(f"{path} does not describe a model: it has no model_type")
@@ -132,7 +135,7 @@ def _read_index(directory: Path) -> dict[str, str] | None:
         return None
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is no index of tensors: {error}") from error
     if not isinstance(weight_map, dict) or not all(
         isinstance(name, str) for name in weight_map.values()
@@ -161,7 +164,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
         header.pop("__metadata__", None)
         entries = {name: _entry(file, described) for name, described in header.items()}
         end = max((int(described["data_offsets"][1]) for described in header.values()), default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{file} is damaged: its header cannot be read ({error})") from error
     if 8 + header_bytes + end != size_bytes:
         raise UserError(
@@ -178,6 +181,8 @@ def _entry(file: Path, described: dict[str, Any]) -> TensorEntry:
     if entry.dtype not in ITEM_BYTES:
         raise UserError(f"{file} holds tensors of dtype {entry.dtype}, which cannot be served yet")
     begin, end = described["data_offsets"]
+    if begin < 0 or min(entry.shape, default=0) < 0:
+        raise UserError(f"{file} is damaged: a tensor has a negative size")
     if end - begin != entry.numbers * ITEM_BYTES[entry.dtype]:
         raise UserError(f"{file} is damaged: a tensor's length does not fit its shape")
     return entry

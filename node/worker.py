@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from node.batching import Batcher, BatchLimits, Work
 
 logger = logging.getLogger(__name__)
+
+STOPPED = "the engine's worker has stopped"
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter while another wants it: the event loop must answer
@@ -44,15 +46,18 @@ class Worker(Generic[W, R]):
         self,
         run_step: Callable[[Sequence[W]], Sequence[R]],
         on_results: Callable[[Sequence[R]], None],
+        failed: Callable[[W, Exception], R],
         limits: BatchLimits,
     ) -> None:
+        """``failed`` makes the result of each item whose step raised."""
         self._run_step = run_step
         self._on_results = on_results
+        self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._ready = threading.Condition()
         self._batcher: Batcher[W] = Batcher(limits)
         self._submitted_s: dict[int, float] = {}
-        self._calls: list[Callable[[], None]] = []
+        self._calls: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         self._stopping = False
         self.times = WorkerTimes()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -69,22 +74,19 @@ class Worker(Generic[W, R]):
     def drop(self, key: str) -> None:
         """Forget queued work of a session that ended."""
         with self._ready:
-            self._batcher.drop(key)
+            for work in self._batcher.drop(key):
+                self._submitted_s.pop(id(work), None)
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Run ``work`` between steps in the engine's thread and return what it returns."""
+        """Run ``work`` between steps in the engine's thread and return what it returns.
+
+        Raises RuntimeError when the worker has stopped or stops before.
+        """
         done: asyncio.Future[T] = self._loop.create_future()
-
-        def run() -> None:
-            try:
-                result = work()
-            except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
-                self._on_loop(_fail, done, error)
-            else:
-                self._on_loop(_finish, done, result)
-
         with self._ready:
-            self._calls.append(run)
+            if self._stopping:
+                raise RuntimeError(STOPPED)
+            self._calls.append((work, done))
             self._ready.notify()
         return await done
 
@@ -106,21 +108,39 @@ class Worker(Generic[W, R]):
             with self._ready:
                 while not (self._stopping or self._calls or len(self._batcher)):
                     self._ready.wait()
-                if self._stopping:
-                    return
                 calls, self._calls = self._calls, []
+                if self._stopping:
+                    for _, done in calls:
+                        self._on_loop(_fail, done, RuntimeError(STOPPED))
+                    return
                 batch = [] if calls else self._batcher.next_batch()
                 started_s = time.perf_counter()
                 for work in batch:
                     self.times.waiting_s += started_s - self._submitted_s.pop(id(work), started_s)
-            for run in calls:
-                run()
+            for call, done in calls:
+                self._answer(call, done)
             if batch:
-                results = self._run_step(batch)
+                results = self._results(batch)
                 self.times.steps += 1
                 self.times.tokens += sum(work.tokens for work in batch)
                 self.times.compute_s += time.perf_counter() - started_s
                 self._on_loop(self._on_results, results)
+
+    def _answer(self, call: Callable[[], T], done: "asyncio.Future[T]") -> None:
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
+            self._on_loop(_fail, done, error)
+        else:
+            self._on_loop(_finish, done, result)
+
+    def _results(self, batch: Sequence[W]) -> Sequence[R]:
+        """The step's results; where it raises, every item of it fails and the thread goes on."""
+        try:
+            return self._run_step(batch)
+        except Exception as error:
+            logger.exception("a step of %d items failed", len(batch))
+            return [self._failed(work, error) for work in batch]
 
 
 def _finish(done: "asyncio.Future[T]", result: T) -> None:

@@ -1,0 +1,97 @@
+"""Laws of the batcher over arbitrary arrivals."""
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.batching import Batcher, BatchLimits
+
+
+@dataclass(frozen=True)
+class Work:
+    key: str
+    tokens: int
+    number: int
+
+
+arrivals = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 12)), max_size=40)
+limits = st.builds(
+    BatchLimits, decodes_max=st.integers(1, 4), prefill_tokens_max=st.integers(1, 16)
+)
+
+
+def works(drawn: list[tuple[str, int]]) -> list[Work]:
+    return [Work(key, tokens, number) for number, (key, tokens) in enumerate(drawn)]
+
+
+@given(arrivals, limits, st.integers(1, 7))
+def test_nothing_is_lost_and_sessions_keep_their_order(
+    drawn: list[tuple[str, int]], limits: BatchLimits, burst: int
+) -> None:
+    batcher: Batcher[Work] = Batcher(limits)
+    waiting, done = works(drawn), []
+    while waiting or len(batcher):
+        for work in waiting[:burst]:
+            batcher.add(work)
+        waiting = waiting[burst:]
+        before = len(batcher)
+        batch = batcher.next_batch()
+        assert bool(batch) == bool(before)
+        assert len(batcher) == before - len(batch)
+        assert len({work.key for work in batch}) == len(batch)
+        assert sum(work.tokens == 1 for work in batch) <= limits.decodes_max
+        prefills = [work.tokens for work in batch if work.tokens > 1]
+        assert len(prefills) <= 1 or sum(prefills) <= limits.prefill_tokens_max
+        done += batch
+    assert sorted(work.number for work in done) == list(range(len(drawn)))
+    for key in "abcde":
+        numbers = [work.number for work in done if work.key == key]
+        assert numbers == sorted(numbers)
+    assert batcher.next_batch() == []
+
+
+@given(limits, st.integers(2, 40), st.integers(0, 8))
+def test_a_prefill_runs_at_once_however_many_decodes_wait(
+    limits: BatchLimits, tokens: int, decodes: int
+) -> None:
+    batcher: Batcher[Work] = Batcher(limits)
+    for number in range(decodes):
+        batcher.add(Work(f"decode-{number}", 1, number))
+    batcher.add(Work("prefill", tokens, decodes))
+    assert any(work.key == "prefill" for work in batcher.next_batch())
+
+
+@given(limits, st.integers(1, 8))
+def test_decodes_wait_for_no_prefill_and_not_for_ever(limits: BatchLimits, decodes: int) -> None:
+    batcher: Batcher[Work] = Batcher(limits)
+    for number in range(20):
+        batcher.add(Work(f"prefill-{number}", 9, number))
+    for number in range(decodes):
+        batcher.add(Work(f"decode-{number}", 1, number))
+    steps = -(-decodes // limits.decodes_max)
+    ran = [work.key for _ in range(steps) for work in batcher.next_batch()]
+    assert sum(key.startswith("decode") for key in ran) == decodes
+
+
+@given(limits, st.integers(2, 40))
+def test_a_large_prefill_is_not_overtaken_for_ever(limits: BatchLimits, tokens: int) -> None:
+    batcher: Batcher[Work] = Batcher(limits)
+    batcher.add(Work("first", 2, 0))
+    batcher.add(Work("large", tokens, 1))
+    ran: list[str] = []
+    for number in range(2):
+        batcher.add(Work(f"small-{number}", 2, number + 2))
+        ran += [work.key for work in batcher.next_batch()]
+    assert "large" in ran
+
+
+@given(arrivals, limits)
+def test_dropped_work_never_runs(drawn: list[tuple[str, int]], limits: BatchLimits) -> None:
+    batcher: Batcher[Work] = Batcher(limits)
+    for work in works(drawn):
+        batcher.add(work)
+    assert batcher.drop("a") == [work for work in works(drawn) if work.key == "a"]
+    assert batcher.drop("a") == []
+    while batch := batcher.next_batch():
+        assert all(work.key != "a" for work in batch)
