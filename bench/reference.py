@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+transformers_logging.disable_progress_bar()
 
 
 def memory_for(model: Path, dtype: str = "float32") -> int:

@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from node.sampling import sample
 
 from bench.local_swarm import LocalSwarm
 from bench.reference import Reference
 from client import Answer, BlockingSwarm, GenerationOptions, Swarm
 from dht.messages import FinishReason, Sampling
+from node.sampling import sample
 from tests.e2e.conftest import MODEL
 
 pytestmark = pytest.mark.e2e
