@@ -37,7 +37,7 @@ def check_shape(plan: Plan) -> list[str]:
     """What is wrong with a plan taken by itself; empty when nothing is."""
     layers = plan.model.layers
     wrong = [
-        f"its {name} is {number}"
+        f"the {name} is said to be {number}"
         for name, number in (
             ("flow", plan.flow_tokens_per_s),
             ("bound", plan.bound_tokens_per_s),

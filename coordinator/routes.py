@@ -5,7 +5,7 @@ plan is missing or does not match what peers really serve, the shortest way over
 Layers that two neighbours both hold are run once, by the earlier one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from dht.messages import STAGES_MAX
@@ -27,8 +27,8 @@ class Wheel:
     """Interleaved weighted round-robin over names: smooth, deterministic, no randomness.
 
     Each turn every name earns its weight; the richest is drawn and pays the sum. Over any window
-    the draws follow the weights to within one. A name that was passed over for long does not come
-    back with all its turns at once: what is owed to it is bounded by one round.
+    the draws follow the weights to within one. A name that is passed over earns nothing meanwhile,
+    so that it does not come back with all its turns at once.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -41,12 +41,12 @@ class Wheel:
             self._weights, key=lambda name: (-self._credit[name] - self._weights[name], name)
         )
 
-    def draw(self, name: str) -> None:
-        """Take ``name``'s turn."""
-        most = sum(self._weights.values())
-        for other, weight in self._weights.items():
-            self._credit[other] = min(most, self._credit[other] + weight)
-        self._credit[name] = max(-most, self._credit[name] - most)
+    def draw(self, name: str, among: Collection[str]) -> None:
+        """Take ``name``'s turn; only those it was drawn ``among`` earn one."""
+        earned = {other: self._weights[other] for other in among}
+        for other, weight in earned.items():
+            self._credit[other] += weight
+        self._credit[name] -= sum(earned.values())
 
 
 class Router:
@@ -80,7 +80,7 @@ class Router:
                 continue
             stages.append(stage)
             if stage.end == layers:
-                self._take_turns(stages)
+                self._take_turns(stages, usable, dead)
                 return tuple(stages)
             choices.append(self._choices(stage.peer_id, stage.end, usable, dead))
         return NoRoute(reason="the plan has no route over the peers that can be used")
@@ -95,10 +95,14 @@ class Router:
             if record is not None and name not in dead and record.holds(layer, end):
                 yield RouteStage(peer_id=name, start=layer, end=end)
 
-    def _take_turns(self, stages: list[RouteStage]) -> None:
+    def _take_turns(
+        self, stages: list[RouteStage], usable: Mapping[str, NodeRecord], dead: set[str]
+    ) -> None:
         vertex = SOURCE
         for stage in stages:
-            self._wheels[vertex].draw(stage.peer_id)
+            choices = self._choices(vertex, stage.start, usable, dead)
+            among = [choice.peer_id for choice in choices]
+            self._wheels[vertex].draw(stage.peer_id, among)
             vertex = stage.peer_id
 
 

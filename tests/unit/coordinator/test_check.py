@@ -1,110 +1,164 @@
-"""The checker: a good plan passes, each kind of broken one is named."""
+"""The independent checker: it passes what planners make and catches every kind of broken plan."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
 
 from coordinator.check import check_plan, check_shape, uncovered
+from coordinator.placement import HEURISTICS
+from dht.types import SINK, SOURCE, FlowEdge, Plan, Problem
+from tests.unit.coordinator.problems import model, node, plan_of, problems, span
+
+PROBLEM = Problem(
+    model=model(4, head_bytes=100),
+    nodes=(node("a", [9, 8]), node("b", [9, 5], memory_bytes=300), node("c", [4, 4, 4])),
+)
+SPANS = (span("a", 0, 2), span("b", 2, 4), span("c", 0, 2))
 
 
-@pytest.fixture
-def problem(make):
-    return make.problem([(470, 100.0), (470, 100.0), (470, 100.0)])
+def sound() -> Plan:
+    return plan_of(PROBLEM, SPANS)
 
 
-@pytest.fixture
-def plan(make):
-    return make.plan(
-        [make.span("p0", 0, 4), make.span("p1", 4, 8), make.span("p2", 4, 8)],
-        [
-            make.edge("source", "p0", 25.0),
-            make.edge("p0", "p1", 10.0),
-            make.edge("p0", "p2", 15.0),
-            make.edge("p1", "sink", 10.0),
-            make.edge("p2", "sink", 15.0),
-        ],
+def edge(tail: str, head: str, rate: float) -> FlowEdge:
+    return FlowEdge(tail=tail, head=head, tokens_per_s=rate)
+
+
+def scaled(plan: Plan, factor: float) -> Plan:
+    """The same plan with every flow multiplied."""
+    return replace(
+        plan,
+        edges=tuple(replace(e, tokens_per_s=e.tokens_per_s * factor) for e in plan.edges),
+        flow_tokens_per_s=plan.flow_tokens_per_s * factor,
     )
 
 
-def test_a_good_plan_passes(plan, problem):
-    assert check_plan(plan, problem) == []
+def with_first_edge(plan: Plan, rate: float) -> Plan:
+    return replace(plan, edges=(replace(plan.edges[0], tokens_per_s=rate), *plan.edges[1:]))
 
 
-def with_edge(plan, index, **changes):
-    edges = list(plan.edges)
-    edges[index] = replace(edges[index], **changes)
-    return replace(plan, edges=tuple(edges))
+SHAPELESS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
+    "range beyond the model": (
+        lambda p: replace(p, assignments=(*SPANS[:2], span("c", 3, 5))),
+        "is given [3, 5) of 4 layers",
+    ),
+    "empty range": (
+        lambda p: replace(p, assignments=(*SPANS[:2], span("c", 1, 1))),
+        "is given [1, 1)",
+    ),
+    "gap": (
+        lambda p: replace(p, assignments=(span("a", 0, 1), *SPANS[1:2])),
+        "nobody holds layers ((1, 2),)",
+    ),
+    "nobody at all": (
+        lambda p: replace(p, assignments=(), edges=(), flow_tokens_per_s=0.0),
+        "nobody holds layers ((0, 4),)",
+    ),
+    "a peer twice": (
+        lambda p: replace(p, assignments=(*SPANS, span("a", 2, 4))),
+        "a peer is given layers twice",
+    ),
+    "a peer named as the source": (
+        lambda p: replace(p, assignments=(*SPANS, span(SOURCE, 0, 2))),
+        "a peer is named",
+    ),
+    "flow not conserved": (
+        lambda p: replace(p, edges=p.edges[1:]),
+        "tokens/s",
+    ),
+    "flow overstated without edges": (
+        lambda p: replace(p, flow_tokens_per_s=2 * p.flow_tokens_per_s),
+        "the flow is said to be",
+    ),
+    "flow that is not a number": (
+        lambda p: replace(p, flow_tokens_per_s=math.nan),
+        "the flow is said to be nan",
+    ),
+    "infinite flow": (
+        lambda p: replace(p, flow_tokens_per_s=math.inf),
+        "the flow is said to be inf",
+    ),
+    "edge that is not a number": (lambda p: with_first_edge(p, math.nan), "cannot carry flow"),
+    "negative edge": (lambda p: with_first_edge(p, -1.0), "cannot carry flow"),
+    "edge to a stranger": (
+        lambda p: replace(p, edges=(*p.edges, edge("a", "z", 1.0))),
+        "the edge a to z cannot carry flow",
+    ),
+    "edge backwards": (
+        lambda p: replace(p, edges=(*p.edges, edge("b", "a", 1.0))),
+        "the edge b to a cannot carry flow",
+    ),
+    "edge into the middle from the source": (
+        lambda p: replace(p, edges=(*p.edges, edge(SOURCE, "b", 1.0))),
+        "the edge source to b cannot carry flow",
+    ),
+    "edge to the sink from the middle": (
+        lambda p: replace(p, edges=(*p.edges, edge("a", SINK, 1.0))),
+        "the edge a to sink cannot carry flow",
+    ),
+    "edge from source to sink": (
+        lambda p: replace(p, edges=(*p.edges, edge(SOURCE, SINK, 1.0))),
+        "the edge source to sink cannot carry flow",
+    ),
+    "edge twice": (
+        lambda p: replace(
+            p,
+            edges=tuple(
+                half
+                for e in p.edges
+                for half in 2 * (replace(e, tokens_per_s=e.tokens_per_s / 2),)
+            ),
+        ),
+        "twice",
+    ),
+}  # fmt: skip
 
 
-def with_span(plan, index, **changes):
-    spans = list(plan.assignments)
-    spans[index] = replace(spans[index], **changes)
-    return replace(plan, assignments=tuple(spans))
+class TestShape:
+    def test_a_sound_plan_passes(self) -> None:
+        assert check_shape(sound()) == []
+        assert check_plan(sound(), PROBLEM) == []
+
+    @pytest.mark.parametrize("kind", SHAPELESS)
+    def test_it_catches(self, kind: str) -> None:
+        break_it, complaint = SHAPELESS[kind]
+        wrong = check_shape(break_it(sound()))
+        assert any(complaint in line for line in wrong), wrong
+
+    def test_uncovered_ranges_are_exact(self) -> None:
+        spans = [span("a", 1, 2), span("b", 4, 5)]
+        assert uncovered(spans, 6) == ((0, 1), (2, 4), (5, 6))
 
 
-SHAPE = {
-    "a gap": (lambda p: with_span(p, 0, end=3), "nobody holds layers"),
-    "beyond the end": (lambda p: with_span(p, 1, end=9), "of 8 layers"),
-    "empty": (lambda p: with_span(p, 1, start=4, end=4), "is given"),
-    "twice": (lambda p: with_span(p, 2, peer_id="p1"), "twice"),
-    "reserved name": (lambda p: with_span(p, 2, peer_id="sink"), "named like an end"),
-    "nan flow": (lambda p: replace(p, flow_tokens_per_s=math.nan), "its flow is nan"),
-    "infinite bound": (lambda p: replace(p, bound_tokens_per_s=math.inf), "its bound is inf"),
-    "nan edge": (lambda p: with_edge(p, 1, tokens_per_s=math.nan), "cannot carry"),
-    "negative edge": (lambda p: with_edge(p, 1, tokens_per_s=-1.0), "cannot carry"),
-    "unknown end": (lambda p: with_edge(p, 1, head="p9"), "cannot carry"),
-    "backwards": (lambda p: with_edge(p, 1, tail="p1", head="p0"), "cannot carry"),
-    "source in the middle": (lambda p: with_edge(p, 0, head="p1"), "cannot carry"),
-    "out of the sink": (lambda p: with_edge(p, 1, tail="sink"), "cannot carry"),
-    "not conserved": (lambda p: with_edge(p, 1, tokens_per_s=11.0), "takes"),
-    "flow overstated": (lambda p: replace(p, flow_tokens_per_s=30.0), "the flow is said"),
-    "edge twice": (lambda p: replace(p, edges=(*p.edges, p.edges[0])), "listed twice"),
-}
+class TestAgainstTheProblem:
+    def test_memory_exceeded(self) -> None:
+        tight = replace(PROBLEM, nodes=(*PROBLEM.nodes[:1], node("b", [9, 5]), PROBLEM.nodes[2]))
+        assert check_plan(sound(), tight) == ["[2, 4) does not fit b"]
 
+    def test_unknown_peer(self) -> None:
+        assert "c is not known" in check_plan(sound(), replace(PROBLEM, nodes=PROBLEM.nodes[:2]))
 
-@pytest.mark.parametrize("name", SHAPE)
-def test_shape(name, plan):
-    mutate, reason = SHAPE[name]
-    assert any(reason in wrong for wrong in check_shape(mutate(plan)))
+    def test_more_than_a_peer_can_do(self) -> None:
+        wrong = check_plan(scaled(sound(), 2.0), PROBLEM)
+        assert any("b carries" in line for line in wrong), wrong
 
+    def test_more_than_a_link_can_do(self) -> None:
+        slow = replace(PROBLEM, default_bandwidth_bytes_per_s=1.0)
+        wrong = check_plan(sound(), slow)
+        assert any("carries more than its 0.1 tokens/s" in line for line in wrong), wrong
 
-def test_a_peer_that_is_not_there(plan, problem):
-    gone = replace(problem, nodes=problem.nodes[:2])
-    assert "p2 is not known" in check_plan(plan, gone)
+    def test_less_than_the_placement_could_do(self) -> None:
+        wrong = check_plan(scaled(sound(), 0.5), PROBLEM)
+        assert any("could serve" in line for line in wrong), wrong
 
-
-def test_memory(plan, problem):
-    small = replace(problem.nodes[1], memory_bytes=469)
-    nodes = (problem.nodes[0], small, problem.nodes[2])
-    assert "[4, 8) does not fit p1" in check_plan(plan, replace(problem, nodes=nodes))
-
-
-def test_another_model(plan, problem):
-    other = replace(problem, model=replace(problem.model, layer_bytes=99))
-    assert "it is for another model" in check_plan(plan, other)
-
-
-def test_a_peer_over_its_capacity(plan, problem):
-    slow = replace(problem.nodes[2], tokens_per_s=tuple(40.0 / j for j in range(1, 9)))
-    nodes = (*problem.nodes[:2], slow)
-    wrong = check_plan(plan, replace(problem, nodes=nodes))
-    assert any("p2 carries 15.0, more than its 10.0" in reason for reason in wrong)
-
-
-def test_a_link_over_its_capacity(plan, problem):
-    wrong = check_plan(plan, replace(problem, default_bandwidth_bytes_per_s=12_000.0))
-    assert any("p0 to p2 carries more than its 12.0" in reason for reason in wrong)
-
-
-def test_a_flow_below_what_the_placement_serves(make, problem):
-    plan = make.plan(
-        [make.span("p0", 0, 4), make.span("p1", 4, 8)],
-        [make.edge("source", "p0", 5.0), make.edge("p0", "p1", 5.0), make.edge("p1", "sink", 5.0)],
-    )
-    wrong = check_plan(plan, problem)
-    assert any("could serve 25.000" in reason for reason in wrong)
-
-
-def test_uncovered_ranges(make):
-    assert uncovered([make.span("a", 1, 3), make.span("b", 5, 6)], 8) == ((0, 1), (3, 5), (6, 8))
+    @pytest.mark.property
+    @settings(max_examples=100, deadline=None)
+    @given(problems())
+    def test_what_planners_make_passes(self, problem: Problem) -> None:
+        for name, heuristic in HEURISTICS.items():
+            spans = heuristic(problem)
+            if spans is not None:
+                assert check_plan(plan_of(problem, spans, name), problem) == []

@@ -1,83 +1,144 @@
-"""Max flow: small cases by hand, and networkx as the second opinion."""
+"""The max flow of a placement, against hand-computed cases and two other algorithms."""
 
-from dataclasses import replace
-
-import networkx as nx
+import networkx
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from networkx.algorithms.flow import preflow_push
 
 from coordinator.check import max_flow_tokens_per_s
-from coordinator.flow import capacities, mean_latency_s, paths, ring_latency_s, solve_flow
-from coordinator.heuristics import fill
-from dht.types import Link
+from coordinator.flow import (
+    capacities,
+    follows,
+    ring_latency_s,
+    solve_flow,
+    upper_bound,
+)
+from dht.types import SINK, SOURCE, Assignment, Problem
+from tests.unit.coordinator.problems import link, model, node, placed, span, steady
 
 
-def test_a_chain_serves_what_its_slowest_peer_does(make):
-    problem = make.problem([(10_000, 100.0), (10_000, 60.0)])
-    solution = solve_flow(problem, [make.span("p0", 0, 4), make.span("p1", 4, 8)])
-    assert solution.flow_tokens_per_s == pytest.approx(15.0)
-    assert {(e.tail, e.head) for e in solution.edges} == {
-        ("source", "p0"),
-        ("p0", "p1"),
-        ("p1", "sink"),
-    }
-
-
-def test_a_link_limits_by_the_bytes_of_an_activation(make):
-    problem = make.problem([(10_000, 1e6), (10_000, 1e6)], bandwidth=7000.0)
-    solution = solve_flow(problem, [make.span("p0", 0, 4), make.span("p1", 4, 8)])
-    assert solution.flow_tokens_per_s == pytest.approx(7.0)
-
-
-def test_overlapping_layers_are_run_once(make):
-    """Helix §4.3: j goes on from e_i where s_j <= e_i < e_j."""
-    problem = make.problem([(10_000, 100.0), (10_000, 100.0)])
-    overlapping = [make.span("p0", 0, 5), make.span("p1", 3, 8)]
-    assert solve_flow(problem, overlapping).flow_tokens_per_s == pytest.approx(20.0)
-    gap = [make.span("p0", 0, 4), make.span("p1", 5, 8)]
-    assert solve_flow(problem, gap).flow_tokens_per_s == 0.0
-
-
-def test_small_rates_keep_their_digits(make):
-    problem = make.problem([(10_000, 1e6), (10_000, 0.0123456)])
-    solution = solve_flow(problem, [make.span("p0", 0, 7), make.span("p1", 7, 8)])
-    assert solution.flow_tokens_per_s == pytest.approx(0.0123456, rel=1e-4)
-
-
-def test_a_ring_is_closed(make):
-    problem = make.problem([(1, 1.0)] * 3)
-    link = Link(source="p2", target="p0", bandwidth_bytes_per_s=1.0, rtt_s=0.2, measured_unix_s=0.0)
-    problem = replace(problem, links=(link,), default_rtt_s=0.04)
-    assert ring_latency_s(problem, ["p0", "p1", "p2"]) == pytest.approx(0.02 + 0.02 + 0.1)
-    assert ring_latency_s(problem, ["p0"]) == 0.0
-
-
-@pytest.mark.property
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), peers=st.integers(1, 9), layers=st.integers(1, 12))
-def test_networkx_finds_the_same_flow(make, seed, peers, layers):
-    problem = make.random_problem(seed, peers=peers, layers=layers)
-    placed = fill(problem, ())
-    solution = solve_flow(problem, placed)
-    limits = capacities(problem, placed)
-    graph = nx.DiGraph()
-    graph.add_node(("source", "out"))
-    graph.add_node(("sink", "in"))
+def by_networkx(problem: Problem, spans: tuple[Assignment, ...]) -> float:
+    limits = capacities(problem, spans)
+    graph = networkx.DiGraph()
+    graph.add_nodes_from([(SOURCE, "out"), (SINK, "in")])
     for peer, rate in limits.peers.items():
-        graph.add_edge((peer, "in"), (peer, "out"), capacity=int(rate * 1e6))
+        graph.add_edge((peer, "in"), (peer, "out"), capacity=rate)
     for (tail, head), rate in limits.edges.items():
-        graph.add_edge((tail, "out"), (head, "in"), capacity=int(rate * 1e6))
-    expected = nx.maximum_flow_value(
-        graph, ("source", "out"), ("sink", "in"), flow_func=preflow_push
+        graph.add_edge((tail, "out"), (head, "in"), capacity=rate)
+    return float(
+        networkx.maximum_flow_value(
+            graph,
+            (SOURCE, "out"),
+            (SINK, "in"),
+            flow_func=networkx.algorithms.flow.boykov_kolmogorov,
+        )
     )
-    assert solution.flow_tokens_per_s == pytest.approx(expected / 1e6, rel=1e-4, abs=1e-4)
-    own = max_flow_tokens_per_s(limits.peers, limits.edges)
-    assert own == pytest.approx(solution.flow_tokens_per_s, rel=1e-6, abs=1e-6)
-    assert all(e.tokens_per_s > 0 for e in solution.edges)
-    routes = paths(solution.edges)
-    assert sum(carried for _, carried in routes) == pytest.approx(
-        solution.flow_tokens_per_s, rel=1e-6, abs=1e-9
-    )
-    assert mean_latency_s(problem, solution) >= 0
+
+
+class TestAgainstOtherAlgorithms:
+    @pytest.mark.property
+    @settings(max_examples=150, deadline=None)
+    @given(placed())
+    def test_three_algorithms_agree_on_any_placement(
+        self, case: tuple[Problem, tuple[Assignment, ...]]
+    ) -> None:
+        problem, spans = case
+        flow = solve_flow(problem, spans).flow_tokens_per_s
+        limits = capacities(problem, spans)
+        assert flow == pytest.approx(by_networkx(problem, spans), rel=1e-6, abs=1e-6)
+        slow = max_flow_tokens_per_s(limits.peers, limits.edges)
+        assert flow == pytest.approx(slow, rel=1e-6, abs=1e-6)
+
+    @pytest.mark.property
+    @settings(max_examples=100, deadline=None)
+    @given(placed())
+    def test_no_placement_beats_the_bound(
+        self, case: tuple[Problem, tuple[Assignment, ...]]
+    ) -> None:
+        problem, spans = case
+        assert solve_flow(problem, spans).flow_tokens_per_s <= upper_bound(problem) * (1 + 1e-6)
+
+
+class TestByHand:
+    def test_a_chain_is_as_fast_as_its_slowest_peer(self) -> None:
+        problem = Problem(model=model(3), nodes=(node("a", [9, 8]), node("b", [5])))
+        solution = solve_flow(problem, [span("a", 0, 2), span("b", 2, 3)])
+        assert solution.flow_tokens_per_s == pytest.approx(5)
+        assert {(e.tail, e.head) for e in solution.edges} == {
+            (SOURCE, "a"),
+            ("a", "b"),
+            ("b", SINK),
+        }
+
+    def test_a_slow_link_limits_it(self) -> None:
+        problem = Problem(
+            model=model(2), nodes=(node("a", [9]), node("b", [9])), links=(link("a", "b", 3),)
+        )
+        solution = solve_flow(problem, [span("a", 0, 1), span("b", 1, 2)])
+        assert solution.flow_tokens_per_s == pytest.approx(3)
+
+    def test_the_clients_bandwidth_limits_it(self) -> None:
+        problem = Problem(
+            model=model(1),
+            nodes=(node("a", [100]),),
+            client_bandwidth_bytes_per_s=80,
+            token_bytes=8,
+        )
+        assert solve_flow(problem, [span("a", 0, 1)]).flow_tokens_per_s == pytest.approx(10)
+
+    def test_replicas_of_one_stage_add_up(self) -> None:
+        problem = Problem(model=model(2), nodes=(node("a", [10]), node("b", [4]), node("c", [3])))
+        spans = [span("a", 0, 1), span("b", 1, 2), span("c", 1, 2)]
+        assert solve_flow(problem, spans).flow_tokens_per_s == pytest.approx(7)
+
+    def test_a_peer_may_be_entered_in_the_middle_of_its_layers(self) -> None:
+        problem = Problem(
+            model=model(4), nodes=(node("a", [9, 9]), node("b", [9, 9, 7]), node("c", [2, 2, 2, 2]))
+        )
+        spans = [span("a", 0, 2), span("b", 1, 4), span("c", 0, 4)]
+        assert solve_flow(problem, spans).flow_tokens_per_s == pytest.approx(7 + 2)
+
+    def test_a_gap_is_not_jumped_over(self) -> None:
+        problem = Problem(model=model(3), nodes=(node("a", [9]), node("b", [9])))
+        solution = solve_flow(problem, [span("a", 0, 1), span("b", 2, 3)])
+        assert solution.flow_tokens_per_s == 0
+        assert solution.edges == ()
+
+    def test_nobody_and_empty_ranges_serve_nothing(self) -> None:
+        problem = Problem(model=model(1), nodes=(node("a", [9]),))
+        assert solve_flow(problem, []).flow_tokens_per_s == 0
+        assert solve_flow(problem, [span("a", 0, 0)]).flow_tokens_per_s == 0
+
+    def test_rates_far_apart_keep_their_precision(self) -> None:
+        problem = Problem(
+            model=model(2),
+            nodes=(node("a", [1e6]), node("b", [0.01])),
+            default_bandwidth_bytes_per_s=1e12,
+        )
+        solution = solve_flow(problem, [span("a", 0, 1), span("b", 1, 2)])
+        assert solution.flow_tokens_per_s == pytest.approx(0.01, rel=1e-3)
+
+    @pytest.mark.parametrize(
+        ("before", "after", "legal"),
+        [((0, 2), (2, 3), True), ((0, 2), (1, 3), True), ((0, 2), (0, 2), False),
+         ((0, 2), (3, 4), False), ((1, 3), (0, 2), False)],
+    )  # fmt: skip
+    def test_who_can_follow_whom(
+        self, before: tuple[int, int], after: tuple[int, int], legal: bool
+    ) -> None:
+        assert follows(span("a", *before), span("b", *after)) is legal
+
+    def test_the_bound_takes_each_peer_at_its_best(self) -> None:
+        problem = Problem(model=model(4), nodes=(node("a", [8, 5, 2]), node("b", steady(6, 4))))
+        assert upper_bound(problem) == pytest.approx((10 + 6) / 4)
+
+
+class TestRingLatency:
+    def test_it_closes_the_ring_and_takes_the_default_for_what_is_not_measured(self) -> None:
+        problem = Problem(
+            model=model(1),
+            nodes=(),
+            links=(link("a", "b", 1, rtt_s=0.2),),
+            default_rtt_s=0.04,
+        )
+        assert ring_latency_s(problem, ["a", "b"]) == pytest.approx(0.1 + 0.02)
+        assert ring_latency_s(problem, ["a"]) == 0.0
