@@ -5,6 +5,7 @@ Synchronous and used from one thread (:mod:`node.worker`), except :meth:`Engine.
 """
 
 import itertools
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -123,10 +124,13 @@ class Engine:
             if any(fits(spec, node, at, at + count) for at in range(spec.layers - count + 1)):
                 return count
         least = min(stage_bytes(spec, at, at + 1, self.kv_tokens_min) for at in range(spec.layers))
-        raise UserError(
-            f"{self.config.memory_bytes / 2**30:.4f} GiB cannot hold one layer of {spec.name}:"
-            f" --memory {least / 2**30 + 0.00005:.4f} would do (GiB, with room for"
-            f" {self.kv_tokens_min} tokens)"
+        raise UserError(self._too_little("one layer", least))
+
+    def _too_little(self, wanted: str, least_bytes: int) -> str:
+        least_gib = math.ceil(least_bytes / 2**30 * 10_000) / 10_000
+        return (
+            f"{self.config.memory_bytes / 2**30:.4f} GiB cannot hold {wanted} of {self.spec.name}:"
+            f" --memory {least_gib:.4f} would do (GiB, with room for {self.kv_tokens_min} tokens)"
         )
 
     @property
@@ -140,12 +144,15 @@ class Engine:
         Sessions must have ended: their KV is gone afterwards. Returns bytes read from disk.
         Raises UserError when the range does not fit the memory or cannot be run.
         """
+        if not 0 <= start < end <= self.spec.layers:
+            raise UserError(f"layers [{start}, {end}) asked of {self.spec.layers}")
         weights = stage_bytes(self.spec, start, end, 0)
         per_token = self.spec.kv_bytes_per_token_layer * (end - start)
         tokens = min((self.config.memory_bytes - weights) // per_token, KV_TOKENS_MOST)
         pages = tokens // self.config.page_tokens
         if pages < 1:
-            raise UserError(f"layers [{start}, {end}) do not fit {self.config.memory_bytes} bytes")
+            least = stage_bytes(self.spec, start, end, self.kv_tokens_min)
+            raise UserError(self._too_little(f"layers [{start}, {end})", least))
         self.held, self._pools = (0, 0), {}
         with self._lock:
             self._accounts = KvAccounts(0, self.config.page_tokens)

@@ -56,8 +56,13 @@ class ModelLayout:
                     config, attn_implementation=ATTENTION_NAME, trust_remote_code=False
                 )
         except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
+            if ATTENTION_NAME in str(error):
+                raise UserError(
+                    f"{store.directory} cannot be served yet: its layers do not call attention"
+                    " through transformers' interface"
+                ) from error
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-            raise UserError(f"{store.directory} cannot be built: {first_line}") from error
+            raise UserError(f"{store.directory} cannot be served yet: {first_line}") from error
         return cls._found(store, DTYPES[dtype], config, model)
 
     @classmethod
