@@ -168,6 +168,11 @@ async def _connect(
             f"  python -m node.join --model {arguments.model} --initial-peers"
             f" {transport.addresses[0]}"
         )
+        reporter.say("Anyone asks with:")
+        reporter.say(
+            f"  python -m client.generate --model {arguments.model} --prompt 'One morning'"
+            f" --initial-peers {transport.addresses[0]}"
+        )
     return transport
 
 

@@ -213,7 +213,8 @@ class Peer:
         self._set(NodeState.LOADING, 0, 0, plan.epoch)
         self._stage.fail_outside(0, 0, "the peer moves to other layers")
         total = plan.model.layers
-        with self._reporter.phase(f"Loading layers {mine.start} to {mine.end - 1}") as meter:
+        what = f"Loading layers {mine.start} to {mine.end - 1}"
+        with self._reporter.phase(what, counted=True) as meter:
             loaded_bytes = await self._engine.load(mine.start, mine.end, meter.update)
         self._engine.start_serving(mine.start, mine.end)
         self._set(NodeState.SERVING, mine.start, mine.end, plan.epoch)

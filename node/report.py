@@ -51,17 +51,17 @@ class Reporter:
             self._console.print(text, markup=False)
 
     @contextmanager
-    def phase(self, text: str) -> Iterator[Meter]:
-        """A phase that takes time; its meter may be fed with bytes."""
+    def phase(self, text: str, *, counted: bool = False) -> Iterator[Meter]:
+        """A phase that takes time; a ``counted`` one shows the bytes that its meter is fed with."""
         if self._json_log or not self._console.is_terminal:
             self.say(f"{text} …")
             yield _NoMeter()
             return
+        columns = (BarColumn(bar_width=24), DownloadColumn(binary_units=True)) if counted else ()
         progress = Progress(
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            DownloadColumn(binary_units=True),
+            *columns,
             TimeElapsedColumn(),
             console=self._console,
         )
@@ -73,7 +73,8 @@ class Reporter:
                     progress.update(task, completed=done_bytes, total=total_bytes)
 
             yield _Bar()
-            progress.update(task, total=1, completed=1)
+            done = progress.tasks[0].completed or 1
+            progress.update(task, total=done, completed=done)
 
 
 class _NoMeter:
