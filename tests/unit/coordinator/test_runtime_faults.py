@@ -1,0 +1,101 @@
+"""The shell under cuts, forged plans and joins, on the in-memory network and a virtual clock."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+from coordinator.plan_store import PlanStore
+from dht import wire
+from dht.directory import Directory
+from dht.memory import MemoryNetwork
+from dht.messages import PlanBody, PlanRequest
+from dht.transport import PLAN_PROTOCOL, Stream
+from dht.types import Plan
+from dht.virtual_time import run_virtual
+from tests.unit.coordinator.test_runtime import Swarm
+
+pytestmark = pytest.mark.sim
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cut_heals_to_one_leader_and_one_plan(make, seed):
+    async def body() -> None:
+        async with Swarm(make, [1000] * 4, seed=seed) as swarm:
+            await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
+            before = swarm.members[0].plans.epoch
+            names = [member.transport.peer_id for member in swarm.members]
+            swarm.network.partition(names[:2], names[2:])
+            # Each side can hold the whole model: each goes on under a leader of its own.
+            await swarm.settle(lambda: len(swarm.leaders()) == 2)
+            swarm.network.heal()
+            await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1, 90.0)
+            assert swarm.members[0].plans.epoch > before
+            leader = swarm.leaders()[0]
+            await asyncio.sleep(60)
+            assert swarm.leaders() == [leader]
+            assert swarm.agreed()
+            assert len(swarm.members[0].plans.newest.assignments) == 4
+
+    run_virtual(body(), limit_s=1000)
+
+
+def test_a_joiner_gets_layers_and_nobody_moves(make):
+    async def body() -> None:
+        async with Swarm(make, [450, 350, 450]) as swarm:
+            await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
+            before = swarm.members[0].plans.newest
+            await asyncio.sleep(10)
+            new = swarm.join(160)
+            new.start()
+
+            def has_layers() -> bool:
+                plan = new.plans.newest
+                return plan is not None and plan.assignment_of(new.transport.peer_id) is not None
+
+            await swarm.settle(lambda: has_layers() and swarm.agreed())
+            assert set(before.assignments) < set(new.plans.newest.assignments)
+
+    run_virtual(body(), limit_s=1000)
+
+
+def forged(body: bytes) -> bytes:
+    return bytes([body[0] ^ 1]) + body[1:]
+
+
+@pytest.mark.parametrize("forge", [forged, lambda _: b"", lambda body: body + b"x"])
+def test_a_body_with_another_hash_is_not_taken(make, forge):
+    async def body() -> None:
+        network = MemoryNetwork(random.Random(5))
+        author, other = network.transport(), network.transport()
+        directory = Directory(author, "net", make.model.key)
+        store = PlanStore(author, directory)
+        plan: Plan = replace(
+            make.plan(
+                [make.span(author.peer_id, 0, 8)],
+                [make.edge("source", author.peer_id, 1.0), make.edge(author.peer_id, "sink", 1.0)],
+            ),
+            coordinator=author.peer_id,
+        )
+        await directory.publish(await store.add(plan))
+        real = wire.encode(plan)
+
+        async def answer(stream: Stream) -> None:
+            message = (await wire.read_frame(stream)).message
+            assert isinstance(message, PlanRequest)
+            await wire.send_frame(stream, PlanBody(sha256=message.sha256), forge(real))
+
+        await author.serve(PLAN_PROTOCOL, answer)
+        reader = PlanStore(other, Directory(other, "net", make.model.key))
+        await reader.refresh()
+        assert reader.newest is None
+        assert sum(reader.counters.values()) == 1
+        # The forged answer is held against the one who gave it, not against the plan.
+        await store.serve()
+        await asyncio.sleep(120)
+        await directory.publish(store.head)
+        await reader.refresh()
+        assert reader.newest == plan
+
+    run_virtual(body(), limit_s=1000)
