@@ -204,6 +204,12 @@ class HivemindTransport:
         living = self._validator.guard.living(key, self.now())
         return {author: record.payload for author, record in living.items()}
 
+    async def wait_ended(self) -> str:
+        if self._daemon is None:
+            return "the p2p daemon never started"
+        await self._daemon.ended.wait()
+        return f"the p2p daemon is gone: {self._daemon.last_words()}"
+
     async def close(self) -> None:
         if self._closed:
             return

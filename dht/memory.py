@@ -278,6 +278,7 @@ class MemoryTransport:
         self._signer = RecordSigner(identity)
         self._guard = RecordGuard()
         self._closed = False
+        self._crashed = asyncio.Event()
 
     @property
     def peer_id(self) -> str:
@@ -324,6 +325,10 @@ class MemoryTransport:
         living = self._guard.living(key, self.now())
         return {author: record.payload for author, record in living.items()}
 
+    async def wait_ended(self) -> str:
+        await self._crashed.wait()
+        return "this peer was killed"
+
     async def close(self) -> None:
         if not self._closed:
             self._network.kill(self.peer_id)
@@ -336,6 +341,7 @@ class MemoryTransport:
 
     def _crash(self) -> None:
         self._closed = True
+        self._crashed.set()
         self.handlers.cancel()
 
     def _check_open(self) -> None:

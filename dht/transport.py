@@ -84,6 +84,10 @@ class Transport(Protocol):
         """The newest values of dictionary ``key`` by author's peer id; validated ones only."""
         ...
 
+    async def wait_ended(self) -> str:
+        """Wait until this peer is cut off for good without having been closed; the reason."""
+        ...
+
     async def close(self) -> None:
         """Leave the network and end every process and task that belongs to it."""
         ...

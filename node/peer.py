@@ -6,6 +6,7 @@ refuses what is not.
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from coordinator.plan_store import PlanStore
@@ -29,6 +30,10 @@ from node.stage import StageServer
 from node.stage_engine import EngineStage
 
 logger = logging.getLogger(__name__)
+
+
+RESTART_S = 5.0
+"""Before a part of the peer that failed is started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +96,40 @@ class Peer:
         await self._stage.start()
         await self._announce()
         work = (
-            self._stage.run(),
-            self._coordinator.run(),
-            self._keep_announced(),
-            self._keep_measured(),
-            self._follow_plans(),
+            self._stage.run,
+            self._coordinator.run,
+            self._keep_announced,
+            self._keep_measured,
+            self._follow_plans,
         )
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(task) for task in work]
-            await self._leaving.wait()
-            await self._drain()
-            for task in tasks:
-                task.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._kept_running(each)) for each in work]
+                tasks.append(group.create_task(self._watch_network()))
+                await self._leaving.wait()
+                await self._drain()
+                for task in tasks:
+                    task.cancel()
+        except* NetworkError as failures:
+            raise NetworkError(str(failures.exceptions[0])) from None
         await self._stage.close("the peer left")
+
+    async def _kept_running(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run a part of the peer; a fault of ours in it is reported, and it starts again.
+
+        The other parts go on serving meanwhile.
+        """
+        while True:
+            try:
+                await work()
+            except Exception as error:  # the top of a task: recorded, never swallowed
+                logger.exception("%s failed", work.__qualname__)
+                self._reporter.event("error", message=f"{work.__qualname__}: {error!r}")
+            await asyncio.sleep(RESTART_S)
+
+    async def _watch_network(self) -> None:
+        """End the peer when it is cut off for good, rather than look alive."""
+        raise NetworkError(await self._transport.wait_ended())
 
     def _report_stats(self) -> None:
         """Where this peer's time went since it started; written whenever it becomes idle."""
