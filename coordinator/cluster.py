@@ -102,8 +102,8 @@ class _HelixCluster:
     links: tuple[tuple[int | str, int | str, Rate, Seconds], ...] = field(default=())
 
 
-def read_cluster(data: bytes, model: str) -> Problem:
-    """The problem of placing ``model`` on a cluster file's nodes.
+def read_cluster(data: bytes, model: str | None) -> Problem:
+    """The problem of placing ``model`` (None: the only one) on a cluster file's nodes.
 
     Raises UserError, in one line, for anything that is not a cluster file or not in it.
     """
@@ -134,15 +134,20 @@ def _check_names(problem: Problem) -> None:
                 raise UserError(f"a link names {end}, which is no node of the cluster")
 
 
-def _pick(models: dict[str, Any], model: str) -> Any:
+def _pick(models: dict[str, Any], model: str | None) -> str:
+    have = ", ".join(sorted(models)) or "none"
+    if model is None:
+        if len(models) != 1:
+            raise UserError(f"the cluster file has {len(models)} models, {have}: name one")
+        return next(iter(models))
     if model not in models:
-        have = ", ".join(sorted(models)) or "none"
         raise UserError(f"the cluster file has no model {model}; it has {have}")
-    return models[model]
+    return model
 
 
-def _from_own(cluster: _Cluster, name: str) -> Problem:
-    model: _Model = _pick(cluster.models, name)
+def _from_own(cluster: _Cluster, wanted: str | None) -> Problem:
+    name = _pick(cluster.models, wanted)
+    model = cluster.models[name]
     for node in cluster.nodes:
         if name not in node.tokens_per_s:
             raise UserError(f"node {node.id} has no tokens_per_s for {name}")
@@ -174,8 +179,9 @@ def _from_own(cluster: _Cluster, name: str) -> Problem:
     )
 
 
-def _from_helix(cluster: _HelixCluster, name: str) -> Problem:
-    model: _HelixModel = _pick(cluster.models, name)
+def _from_helix(cluster: _HelixCluster, wanted: str | None) -> Problem:
+    name = _pick(cluster.models, wanted)
+    model = cluster.models[name]
     layer_bytes = math.ceil(model.layer_bytes)
     nodes = []
     for node in cluster.nodes:

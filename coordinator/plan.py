@@ -1,4 +1,4 @@
-"""``python -m coordinator.plan CLUSTER.json --model M``: plan a cluster offline.
+"""``python -m coordinator.plan CLUSTER.json [--model NAME]``: plan a cluster offline.
 
 Prints which node gets which layers and what that serves; ``--json`` prints one object. The
 formats of cluster files are described in :mod:`coordinator.cluster`.
@@ -16,6 +16,7 @@ from pathlib import Path
 from coordinator.check import check_plan
 from coordinator.cluster import read_cluster
 from coordinator.placement import best_placement, make_plan
+from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SWARM, EXIT_USER, Parser
 from dht.errors import SwarmError, UserError
 from dht.types import Assignment, Plan, PlanEpoch, Problem
 
@@ -115,33 +116,55 @@ def _read(path: Path) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m coordinator.plan", description="Plan a cluster offline."
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command's arguments; raises UserError."""
+    parser = Parser(
+        prog="python -m coordinator.plan",
+        description="Plan a cluster offline: which node gets which layers, and what that serves.",
+        epilog="estimate_tokens_per_s is the max flow for now: batches, queues and KV room are not"
+        " simulated. Exit codes: 0 done, 2 your mistake, 3 the cluster cannot hold the model,"
+        " 130 interrupted.",
     )
     parser.add_argument("cluster", type=Path, metavar="CLUSTER.json")
-    parser.add_argument("--model", required=True, help="a model that the cluster file describes")
-    parser.add_argument("--time-limit", type=_seconds, default=10.0, metavar="S")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = parser.parse_args(argv)
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="a model that the cluster file describes; may be left out when it is the only one",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=_seconds,
+        default=10.0,
+        metavar="S",
+        help="seconds for the search (default 10)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same search")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    return parser.parse_args(argv)
+
+
+def _say(error: Exception, code: int) -> int:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
     try:
+        arguments = parse(argv)
         problem = read_cluster(_read(arguments.cluster), arguments.model)
         plan = plan_offline(problem, time_limit_s=arguments.time_limit, seed=arguments.seed)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _say(error, EXIT_USER)
     except SwarmError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
+        return _say(error, EXIT_SWARM)
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
     if arguments.json:
         print(json.dumps(as_json(plan)))
     else:
         print_table(plan, problem)
-    return 0
+    return EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ class NoRoute:
 class Wheel:
     """Interleaved weighted round-robin over names: smooth, deterministic, no randomness.
 
-    Each turn every name earns its weight; the richest is drawn and pays the sum. Over any window
-    the draws follow the weights to within one. A name that is passed over earns nothing meanwhile,
-    so that it does not come back with all its turns at once.
+    Each turn every name earns its weight; the richest is drawn and pays the sum. After as many
+    turns as whole weights sum up to, each name was drawn exactly by its weight. A name that is
+    passed over earns nothing meanwhile, so that it does not come back with all its turns at once.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:

@@ -155,3 +155,30 @@ def test_too_small_a_cluster_says_what_is_missing(write, capsys):
 def test_reading_raises_for_callers_too():
     with pytest.raises(UserError, match="not a cluster file"):
         read_cluster(b"\xff\xfe", "m")
+
+
+def test_the_only_model_need_not_be_named(write, capsys):
+    assert main([write(OWN), "--time-limit", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["flow_tokens_per_s"] == pytest.approx(30.0)
+    two = {**OWN, "models": {**OWN["models"], "big": OWN["models"]["tiny"]}}
+    assert main([write(two)]) == 2
+    assert capsys.readouterr().err == (
+        "error: the cluster file has 2 models, big, tiny: name one\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["c.json", "--time-limit", "-1"], ["c.json", "--what"]])
+def test_wrong_arguments_are_one_line(arguments, capsys):
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "--help lists what" in err
+
+
+def test_help_says_what_the_estimate_is(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "estimate_tokens_per_s is the max flow for now" in " ".join(
+        capsys.readouterr().out.split()
+    )
