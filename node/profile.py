@@ -2,22 +2,35 @@
 
 One real layer is timed with several batch sizes and, for a peer that holds the model's head, its
 cost stays out of the profile: it is one matrix product at one peer of the route.
+
+``python -m node.profile MODEL_DIR`` prints what a peer here would announce.
 """
 
+import argparse
+import json
+import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from node.engine import Engine, WorkItem
+from dht.command_line import EXIT_DONE, Parser, run_command
+from node.engine import Engine, EngineConfig, WorkItem
+from node.hardware import machine_of
+from node.weights import WeightStore
 
 STEP_OVERHEAD_S = 0.002
 """Per step, whatever it runs: receiving, queueing, sending."""
 SESSION_TOKENS = 512
 """Typical length of a session, which bounds the batch by KV room."""
 BATCHES = (1, 4, 16)
-TIMINGS = 3
+TIMINGS_MIN = 3
+TIMINGS_MAX = 64
+TIMING_BUDGET_S = 0.3
+"""For all batches together. Other processes only ever add to a timing, so the least of many is
+the machine's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,41 +43,51 @@ class LayerTimes:
 def time_layer(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> LayerTimes:
     """Load one layer and time it; the engine holds that layer afterwards.
 
-    A layer in the middle is taken where there is one, so that no embedding or head is read.
+    A layer in the middle is taken where there is one, so that no embedding or head is read. The
+    batches are timed in turn, so that a busy moment does not fall on one of them alone.
     """
     index = 1 if engine.spec.layers > 2 else 0
     engine.load(index, index + 1)
-    width = engine.layout.config.get_text_config().hidden_size
+    batches = _batches(engine)
     generator = torch.Generator().manual_seed(0)
-    seconds: dict[int, float] = {}
-    for batch in BATCHES:
-        sessions = [f"profile-{n}" for n in range(batch)]
-        if any(engine.reserve(session, TIMINGS + 1) for session in sessions):
-            for session in sessions:
-                engine.free(session)
+    width = engine.layout.config.get_text_config().hidden_size
+    rows = torch.randn(max(batches), width, generator=generator)
+    for batch in batches:  # the first step of a size warms up
+        _time_step(engine, index, rows[:batch], clock)
+    seconds = dict.fromkeys(batches, math.inf)
+    started_s = clock()
+    for timing in range(TIMINGS_MAX):
+        if timing >= TIMINGS_MIN and clock() - started_s > TIMING_BUDGET_S:
             break
-        rows = torch.randn(batch, width, generator=generator)
-        took = []
-        for position in range(TIMINGS + 1):
-            items = [
-                WorkItem(
-                    session=session,
-                    start=index,
-                    end=index + 1,
-                    position=position,
-                    hidden=rows[n : n + 1],
-                )
-                for n, session in enumerate(sessions)
-            ]
-            started_s = clock()
-            engine.step(items)
-            if engine.device.type == "cuda":
-                torch.cuda.synchronize(engine.device)
-            took.append(clock() - started_s)
-        seconds[batch] = min(took[1:])  # the first step warms up
-        for session in sessions:
-            engine.free(session)
+        for batch in batches:
+            seconds[batch] = min(seconds[batch], _time_step(engine, index, rows[:batch], clock))
+    for n in range(max(batches)):
+        engine.free(_session(n))
     return LayerTimes(seconds=seconds)
+
+
+def _session(number: int) -> str:
+    return f"profile-{number}"
+
+
+def _batches(engine: Engine) -> list[int]:
+    """The batch sizes that KV has room for; their sessions hold a page each afterwards."""
+    held = 0
+    while held < max(BATCHES) and engine.reserve(_session(held), 1) is None:
+        held += 1
+    return [batch for batch in BATCHES if batch <= held]
+
+
+def _time_step(engine: Engine, index: int, rows: torch.Tensor, clock: Callable[[], float]) -> float:
+    items = [
+        WorkItem(session=_session(n), start=index, end=index + 1, position=0, hidden=row[None])
+        for n, row in enumerate(rows)
+    ]
+    started_s = clock()
+    engine.step(items)
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize(engine.device)
+    return clock() - started_s
 
 
 def tokens_per_s(engine: Engine, times: LayerTimes) -> tuple[float, ...]:
@@ -89,3 +112,61 @@ def _sessions(engine: Engine, layers: int) -> int:
 def _rate(layers: int, sessions: int, seconds: dict[int, float]) -> float:
     feasible: Sequence[int] = [batch for batch in seconds if batch <= sessions] or [min(seconds)]
     return max(batch / (STEP_OVERHEAD_S + layers * seconds[batch]) for batch in feasible)
+
+
+def parse() -> argparse.Namespace:
+    """The command's arguments; raises UserError."""
+    parser = Parser(
+        prog="python -m node.profile",
+        description="Measure how fast this machine runs a model's layers, without joining.",
+        epilog="exit codes: 0 done, 2 your mistake",
+    )
+    parser.add_argument("model", metavar="MODEL_DIR", help="directory in Hugging Face layout")
+    device = parser.add_mutually_exclusive_group()
+    device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
+    device.add_argument("--cpu", action="store_true", help="compute on the CPU (default)")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="as for node.join")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    return parser.parse_args()
+
+
+async def main(arguments: argparse.Namespace) -> int:
+    """Measure and print."""
+    machine = machine_of(arguments.gpu, arguments.memory)
+    store = WeightStore.open(arguments.model)
+    on_cpu = machine.torch_device == "cpu"
+    config = EngineConfig(
+        store=store,
+        name=store.directory.resolve().name,
+        device=machine.torch_device,
+        dtype="float32" if on_cpu else "bfloat16",
+        memory_bytes=machine.lend_bytes,
+    )
+    engine = Engine(config)
+    times = time_layer(engine)
+    rates = tokens_per_s(engine, times)
+    if arguments.json:
+        fields = {
+            "device": machine.device.name,
+            "dtype": config.dtype,
+            "memory_bytes": config.memory_bytes,
+            "layers": engine.spec.layers,
+            "layers_max": engine.layers_max,
+            "layer_s": {str(batch): seconds for batch, seconds in times.seconds.items()},
+            "tokens_per_s": list(rates),
+        }
+        print(json.dumps(fields))
+        return EXIT_DONE
+    print(
+        f"{machine.device.name}, {config.dtype}, {config.memory_bytes / 2**30:.2f} GiB:"
+        f" up to {engine.layers_max} of {engine.spec.layers} layers"
+    )
+    for batch, seconds in times.seconds.items():
+        print(f"  one layer, batch of {batch}: {seconds * 1e3:.3f} ms")
+    for layers, rate in enumerate(rates, start=1):
+        print(f"  {layers} layers: {rate:.0f} tokens/s")
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(parse, main))
