@@ -1,6 +1,5 @@
 """Placements: every planner's answer goes through the one checker."""
 
-import time
 from dataclasses import replace
 from itertools import permutations
 
@@ -153,13 +152,6 @@ def test_who_holds_layers_is_not_moved_for_nothing(make):
     best = best_placement(replace(problem, nodes=nodes), time_limit_s=1.0, seed=0)
     assert {a.peer_id: (a.start, a.end) for a in best.assignments} == now
     assert best.moved_layers == 0
-
-
-def test_three_unequal_peers_take_well_under_two_seconds(make):
-    problem = make.problem([(420, 900.0), (350, 500.0), (470, 300.0)])
-    started_s = time.monotonic()
-    best_placement(problem, time_limit_s=1.0, seed=0)
-    assert time.monotonic() - started_s < 4.0  # generous: the machine may be shared
 
 
 def test_span_max_leaves_room_for_the_head(make):
