@@ -204,8 +204,9 @@ class Engine:
     def step(self, items: Sequence[WorkItem]) -> list[WorkResult]:
         """Run one batch; results come in the order of the items.
 
-        At most one item per session. An item of an unknown session, outside the layers held or
-        beyond its reservation gets an error; the others go on.
+        At most one item per session. An item of an unknown session, outside the layers held,
+        beyond its reservation or past a position that was never run gets an error; the others go
+        on. Earlier positions may be run again, and then those behind them must be, too.
         """
         results: list[WorkResult | None] = [None] * len(items)
         rows: list[_Rows] = []
@@ -222,8 +223,11 @@ class Engine:
                 sessions.add(item.session)
                 rows.append(_Rows(index=index, item=item, reservation=reservation))
         if rows:
+            for row in rows:  # should the step fail, what it was to replace counts no longer
+                row.reservation.written = row.item.position
             with torch.inference_mode():
                 for row, result in zip(rows, self._run(rows), strict=True):
+                    row.reservation.written = row.item.position + row.item.tokens
                     results[row.index] = result
         return [result for result in results if result is not None]
 
@@ -238,6 +242,8 @@ class Engine:
         if item.position < 0 or item.position + item.tokens > reservation.tokens:
             at = f"[{item.position}, {item.position + item.tokens})"
             return f"positions {at} asked, {reservation.tokens} reserved"
+        if item.position > reservation.written:
+            return f"position {item.position} asked, {reservation.written} comes next"
         if (item.token_ids is None) == (item.hidden is None):
             return "exactly one of token ids and hidden states is taken"
         if item.token_ids is not None:

@@ -9,7 +9,7 @@ without a copy.
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Reservation:
     """Pages of one session, in the order of its tokens."""
 
@@ -17,6 +17,9 @@ class Reservation:
     tokens: int
     run: bool
     """Whether the pages are consecutive."""
+    written: int = 0
+    """Tokens whose KV is there; behind them the pages hold what an earlier session left. Only the
+    engine's thread changes it, and it dies with the session."""
 
 
 class KvAccounts:

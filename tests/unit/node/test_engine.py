@@ -296,3 +296,26 @@ def test_a_freed_session_gets_an_error(llama: Family) -> None:
     engine.free("s")
     item = WorkItem(session="s", start=0, end=LAYERS, position=0, token_ids=(1,))
     assert engine.step([item])[0].error is not None
+
+
+def test_an_item_that_skips_positions_is_refused(llama: Family) -> None:
+    """Pages are not wiped between sessions: a gap would show what an earlier one left there."""
+    ids = prompt_of(30)
+    engine = llama.engine()
+    for name in ("before", "gap", "rewound"):
+        assert engine.reserve(name, 40) is None
+        whole = {"session": name, "start": 0, "end": LAYERS}
+        only(engine.step([WorkItem(position=0, token_ids=ids[:20], **whole)]))
+        if name == "before":
+            engine.free(name)
+        if name == "gap":
+            skipping = WorkItem(position=21, token_ids=ids[21:], **whole)
+            assert "21" in (engine.step([skipping])[0].error or "")
+        if name == "rewound":  # what was replaced counts no longer
+            only(engine.step([WorkItem(position=0, token_ids=ids[:5], **whole)]))
+            skipping = WorkItem(position=20, token_ids=ids[20:], **whole)
+            assert engine.step([skipping])[0].error is not None
+        at = 20 if name == "gap" else 5
+        if name != "before":
+            item = WorkItem(position=at, token_ids=ids[at:], sampling=GREEDY, **whole)
+            assert only(engine.step([item])).token_id == llama.greedy(ids, 1)[0]
