@@ -28,6 +28,7 @@ from node.probe import ProbeServer, measure_link
 from node.report import Reporter, gibibytes, layers_sentence
 from node.stage import StageServer
 from node.stage_engine import EngineStage
+from node.stage_streams import StageStreams, StreamLimits
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class Peer:
         """Serve until :meth:`leave` is called, then drain and return."""
         self._stage.on_idle = self._report_stats
         await ProbeServer(self._transport).start()
-        await self._stage.start()
+        await StageStreams(self._transport, self._stage, StreamLimits()).start()
         await self._announce()
         work = (
             self._stage.run,

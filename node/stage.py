@@ -15,16 +15,11 @@ from typing import Protocol
 
 from dht import wire
 from dht.channel import FrameSender
-from dht.errors import NetworkError, PeerError
 from dht.messages import (
     Activations,
     FinishReason,
-    Ping,
-    Pong,
-    Prompt,
     RefusalCode,
     RingToken,
-    RingTokens,
     SessionAccepted,
     SessionClose,
     SessionFailed,
@@ -34,11 +29,6 @@ from dht.messages import (
     TokensAttach,
 )
 from dht.transport import (
-    HOP_PROTOCOL,
-    SESSION_PROTOCOL,
-    TOKENS_PROTOCOL,
-    Stream,
-    StreamHandler,
     Transport,
 )
 from node.hops import HopConfig, HopTable
@@ -142,24 +132,6 @@ class StageServer:
             return False
         return True
 
-    async def start(self) -> None:
-        """Accept streams from clients and other stages."""
-        await self._transport.serve(SESSION_PROTOCOL, self._counted(self._serve_client))
-        await self._transport.serve(TOKENS_PROTOCOL, self._counted(self._serve_tokens))
-        await self._transport.serve(HOP_PROTOCOL, self._counted(self._serve_hop))
-
-    def _counted(self, handler: StreamHandler) -> StreamHandler:
-        async def run(stream: Stream) -> None:
-            try:
-                await handler(stream)
-            except PeerError as error:
-                self.counters["malformed"] += 1
-                logger.info("closed a stream from %s: %s", stream.remote_peer_id, error)
-            except NetworkError:
-                self.counters["streams_ended"] += 1
-
-        return run
-
     async def run(self) -> None:
         """Reap idle sessions and resume stalled feeds, until cancelled."""
         loop = asyncio.get_running_loop()
@@ -202,113 +174,38 @@ class StageServer:
             if live.session.state is not StageState.FINISHED and not inside:
                 self._fail(live, self._transport.peer_id, reason)
 
-    # Streams that others open
+    # What streams bring (see node.stage_streams)
 
-    async def _serve_client(self, stream: Stream) -> None:
-        """A client's session: one open, its prompt, and its close."""
-        frame = await wire.read_frame(stream)
-        open_ = frame.message
-        if not isinstance(open_, SessionOpen) or open_.hop != 0:
-            raise wire.MalformedError("a session's stream starts with an open at hop 0")
-        if open_.client != stream.remote_peer_id:
-            raise wire.MalformedError("a session is opened by its own client")
-        sender = FrameSender(stream)
-        pump = asyncio.create_task(sender.run())
-        key = session_key(open_.session, open_.epoch)
-        try:
-            self._open(open_, sender)
-            while True:
-                message = (await wire.read_frame(stream)).message
-                match message:
-                    case Prompt() if (message.session, message.epoch) == (
-                        open_.session,
-                        open_.epoch,
-                    ):
-                        self._take_inputs(key, message.position, message.token_ids)
-                    case SessionClose():
-                        return
-                    case Ping():
-                        sender.send(Pong(nonce=message.nonce))
-                    case _:
-                        raise wire.MalformedError(
-                            f"{type(message).__name__} is not for a session's stream"
-                        )
-        finally:
-            pump.cancel()
-            if (live := self._live.get(key)) is not None and live.upstream is sender:
-                self._close(live)
+    def close_from(self, key: str, upstream: FrameSender) -> None:
+        """The client closed its stream, or it ended."""
+        if (live := self._live.get(key)) is not None and live.upstream is upstream:
+            self._close(live)
 
-    async def _serve_tokens(self, stream: Stream) -> None:
-        """A client that wants the tokens of a session whose last stage is here."""
-        frame = await wire.read_frame(stream, limit_bytes=1 << 12)
-        attach = frame.message
-        if not isinstance(attach, TokensAttach):
-            raise wire.MalformedError("a token stream starts with an attach")
-        sender = FrameSender(stream)
+    def attach(self, attach: TokensAttach, client: str, sender: FrameSender) -> bool:
+        """Send the session's tokens to ``sender``; False where that client has none here."""
         live = self._live.get(session_key(attach.session, attach.epoch))
-        known = live is not None and live.session.is_last
-        if live is None or not known or live.session.open.client != stream.remote_peer_id:
-            failed = SessionFailed(
-                session=attach.session,
-                epoch=attach.epoch,
-                peer_id=self._transport.peer_id,
-                reason="this peer has no such session",
-            )
-            await wire.send_frame(stream, failed)
-            return
-        live.attached = sender
-        live.attached_position = attach.position
+        if live is None or not live.session.is_last or live.session.open.client != client:
+            return False
+        live.attached, live.attached_position = sender, attach.position
         self._send_tokens(live)
-        pump = asyncio.create_task(sender.run())
-        try:
-            while True:
-                message = (await wire.read_frame(stream, limit_bytes=1 << 12)).message
-                if not isinstance(message, Ping):
-                    raise wire.MalformedError("only pings follow an attach")
-                sender.send(Pong(nonce=message.nonce))
-        finally:
-            pump.cancel()
-            if live.attached is sender:
-                live.attached = None
+        return True
 
-    async def _serve_hop(self, stream: Stream) -> None:
-        """The stage before: opens, activations, ring tokens and closes of many sessions."""
-        sender = FrameSender(stream)
-        pump = asyncio.create_task(sender.run())
-        peer_id = stream.remote_peer_id
-        try:
-            while True:
-                frame = await wire.read_frame(stream)
-                match frame.message:
-                    case Activations() as activations:
-                        self._take_activations(peer_id, activations, frame.body)
-                    case RingTokens(tokens=tokens):
-                        self._take_ring(peer_id, tokens)
-                    case SessionOpen() as open_:
-                        self._take_open(peer_id, open_, sender)
-                    case SessionClose() as close:
-                        self._take_close(peer_id, close)
-                    case Ping(nonce=nonce):
-                        sender.send(Pong(nonce=nonce))
-                    case other:
-                        raise wire.MalformedError(f"{type(other).__name__} is not for a hop")
-        finally:
-            pump.cancel()
-            for live in list(self._live.values()):
-                if live.upstream is sender and live.session.state is not StageState.FINISHED:
-                    self._fail(live, peer_id, "the connection to it ended")
+    def detach(self, key: str, sender: FrameSender) -> None:
+        """The token stream ended; the session goes on and may be attached to again."""
+        if (live := self._live.get(key)) is not None and live.attached is sender:
+            live.attached = None
 
-    def _take_open(self, peer_id: str, open_: SessionOpen, sender: FrameSender) -> None:
-        if open_.hop == 0 or open_.hop >= len(open_.route):
-            raise wire.MalformedError("an open over a hop is for a later stage")
-        if open_.route[open_.hop - 1].peer_id != peer_id:
-            raise wire.MalformedError("an open comes from the stage before")
-        self._open(open_, sender)
-
-    def _take_close(self, peer_id: str, close: SessionClose) -> None:
+    def close_by_neighbour(self, peer_id: str, close: SessionClose) -> None:
+        """A stage of the same route closes the session; others may not."""
         live = self._live.get(session_key(close.session, close.epoch))
         if live is not None and self._is_neighbour(live, peer_id):
             self._close(live)
+
+    def upstream_lost(self, peer_id: str, upstream: FrameSender) -> None:
+        """The stream from the stage before ended: its sessions cannot go on."""
+        for live in list(self._live.values()):
+            if live.upstream is upstream and live.session.state is not StageState.FINISHED:
+                self._fail(live, peer_id, "the connection to it ended")
 
     @staticmethod
     def _is_neighbour(live: _Live, peer_id: str) -> bool:
@@ -319,7 +216,8 @@ class StageServer:
 
     # Opening
 
-    def _open(self, open_: SessionOpen, upstream: FrameSender) -> None:
+    def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
+        """Reserve and pass the open on, or answer with a refusal."""
         refusal = refusal_of(open_, self._engine.view) or self._refuse_for_room(open_)
         session = StageSession(open=open_)
         if refusal is None:
@@ -398,7 +296,8 @@ class StageServer:
 
     # Work
 
-    def _take_inputs(self, key: str, position: int, token_ids: tuple[int, ...]) -> None:
+    def take_inputs(self, key: str, position: int, token_ids: tuple[int, ...]) -> None:
+        """First stage: prompt or ring tokens of a session."""
         live = self._live.get(key)
         if live is None or not live.session.add_inputs(position, token_ids):
             self.counters["stale_inputs"] += 1
@@ -406,7 +305,8 @@ class StageServer:
         self._touch(live)
         self._feed(live)
 
-    def _take_ring(self, peer_id: str, tokens: Sequence[RingToken]) -> None:
+    def take_ring(self, peer_id: str, tokens: Sequence[RingToken]) -> None:
+        """First stage: tokens that ``peer_id`` sampled, if it is the route's last stage."""
         for token in tokens:
             key = session_key(token.session, token.epoch)
             live = self._live.get(key)
@@ -415,11 +315,12 @@ class StageServer:
             elif live.session.open.route[-1].peer_id != peer_id:
                 self.counters["foreign_frames"] += 1
             else:
-                self._take_inputs(key, token.position, (token.token_id,))
+                self.take_inputs(key, token.position, (token.token_id,))
 
-    def _take_activations(
+    def take_activations(
         self, peer_id: str, activations: Activations, body: bytes | memoryview
     ) -> None:
+        """Rows of several sessions from the stage before. Raises MalformedError."""
         if activations.dtype != self._engine.wire_dtype:
             raise wire.MalformedError(
                 f"activations in {activations.dtype}; this peer takes {self._engine.wire_dtype}"
@@ -498,7 +399,7 @@ class StageServer:
         position = session.add_sampled(token_id)
         if session.finish_reason is None:
             if session.ring_peer is None:
-                self._take_inputs(session.key, position, (token_id,))
+                self.take_inputs(session.key, position, (token_id,))
             else:
                 token = RingToken(
                     session=session.open.session,

@@ -22,6 +22,7 @@ from dht.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from node.hops import HopConfig
 from node.stage import StageConfig, StageServer
 from node.stage_session import StageView
+from node.stage_streams import StageStreams, StreamLimits
 from node.steps import StepRequest, StepResult
 from node.tensors import Rows
 
@@ -178,7 +179,7 @@ class PaperSwarm:
             transport, engine, StageConfig(chunk_tokens=16, hops=HopConfig(idle_s=30.0))
         )
         engine.on_results = stage.on_results
-        await stage.start()
+        await StageStreams(transport, stage, StreamLimits()).start()
         peer = PaperPeer(
             transport=transport,
             engine=engine,

@@ -1,0 +1,185 @@
+"""The streams that clients and other stages open to a stage server.
+
+A stream that breaks the protocol or ends is closed and counted; nothing else happens to others.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from dht import wire
+from dht.channel import FrameSender
+from dht.errors import NetworkError, PeerError
+from dht.messages import (
+    Activations,
+    Ping,
+    Pong,
+    Prompt,
+    RingTokens,
+    SessionClose,
+    SessionFailed,
+    SessionOpen,
+    TokensAttach,
+)
+from dht.transport import (
+    HOP_PROTOCOL,
+    SESSION_PROTOCOL,
+    TOKENS_PROTOCOL,
+    Stream,
+    StreamHandler,
+    Transport,
+)
+from node.stage import StageServer
+from node.stage_session import session_key
+
+logger = logging.getLogger(__name__)
+
+CONTROL_BYTES_MAX = 1 << 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLimits:
+    """Times in seconds."""
+
+    first_frame_s: float = 15.0
+    """A stream that says nothing for so long after it was opened is closed."""
+    client_silence_s: float = 30.0
+    """Clients ping: one that is silent for so long is gone, and its session is freed."""
+
+
+class StageStreams:
+    """Reads streams and hands what they bring to a :class:`node.stage.StageServer`."""
+
+    def __init__(self, transport: Transport, stage: StageServer, limits: StreamLimits) -> None:
+        self._transport = transport
+        self._stage = stage
+        self._limits = limits
+
+    async def start(self) -> None:
+        """Accept streams from clients and other stages."""
+        await self._transport.serve(SESSION_PROTOCOL, self._counted(self._serve_client))
+        await self._transport.serve(TOKENS_PROTOCOL, self._counted(self._serve_tokens))
+        await self._transport.serve(HOP_PROTOCOL, self._counted(self._serve_hop))
+
+    def _counted(self, handler: StreamHandler) -> StreamHandler:
+        async def run(stream: Stream) -> None:
+            try:
+                await handler(stream)
+            except PeerError as error:
+                self._stage.counters["malformed"] += 1
+                logger.info("closed a stream from %s: %s", stream.remote_peer_id, error)
+            except NetworkError:
+                self._stage.counters["streams_ended"] += 1
+            except TimeoutError:
+                self._stage.counters["streams_silent"] += 1
+
+        return run
+
+    async def _read(self, stream: Stream, limit_s: float, limit_bytes: int) -> wire.Frame:
+        async with asyncio.timeout(limit_s):
+            return await wire.read_frame(stream, limit_bytes=limit_bytes)
+
+    async def _serve_client(self, stream: Stream) -> None:
+        """A client's session: one open, its prompt, and its close."""
+        limits = self._limits
+        frame = await self._read(stream, limits.first_frame_s, wire.FRAME_BYTES_MAX)
+        open_ = frame.message
+        if not isinstance(open_, SessionOpen) or open_.hop != 0:
+            raise wire.MalformedError("a session's stream starts with an open at hop 0")
+        if open_.client != stream.remote_peer_id:
+            raise wire.MalformedError("a session is opened by its own client")
+        key = session_key(open_.session, open_.epoch)
+        async with _sending(stream) as sender:
+            try:
+                self._stage.open(open_, sender)
+                while await self._take_from_client(stream, open_, sender):
+                    pass
+            finally:
+                self._stage.close_from(key, sender)
+
+    async def _take_from_client(
+        self, stream: Stream, open_: SessionOpen, sender: FrameSender
+    ) -> bool:
+        """One frame of a client's session; False when it closes."""
+        frame = await self._read(stream, self._limits.client_silence_s, wire.FRAME_BYTES_MAX)
+        mine = (open_.session, open_.epoch)
+        match frame.message:
+            case Prompt() as prompt if (prompt.session, prompt.epoch) == mine:
+                self._stage.take_inputs(session_key(*mine), prompt.position, prompt.token_ids)
+            case SessionClose():
+                return False
+            case Ping(nonce=nonce):
+                sender.send(Pong(nonce=nonce))
+            case other:
+                raise wire.MalformedError(f"{type(other).__name__} is not for a session's stream")
+        return True
+
+    async def _serve_tokens(self, stream: Stream) -> None:
+        """A client that wants the tokens of a session whose last stage is here."""
+        limits = self._limits
+        attach = (await self._read(stream, limits.first_frame_s, CONTROL_BYTES_MAX)).message
+        if not isinstance(attach, TokensAttach):
+            raise wire.MalformedError("a token stream starts with an attach")
+        async with _sending(stream) as sender:
+            if not self._stage.attach(attach, stream.remote_peer_id, sender):
+                failed = SessionFailed(
+                    session=attach.session,
+                    epoch=attach.epoch,
+                    peer_id=self._transport.peer_id,
+                    reason="this peer has no such session",
+                )
+                await wire.send_frame(stream, failed)
+                return
+            try:
+                while True:
+                    frame = await self._read(stream, limits.client_silence_s, CONTROL_BYTES_MAX)
+                    if not isinstance(frame.message, Ping):
+                        raise wire.MalformedError("only pings follow an attach")
+                    sender.send(Pong(nonce=frame.message.nonce))
+            finally:
+                self._stage.detach(session_key(attach.session, attach.epoch), sender)
+
+    async def _serve_hop(self, stream: Stream) -> None:
+        """The stage before: opens, activations, ring tokens and closes of many sessions."""
+        peer_id = stream.remote_peer_id
+        async with _sending(stream) as sender:
+            try:
+                frame = await self._read(stream, self._limits.first_frame_s, wire.FRAME_BYTES_MAX)
+                while True:
+                    self._take_from_stage(peer_id, frame, sender)
+                    frame = await wire.read_frame(stream)
+            finally:
+                self._stage.upstream_lost(peer_id, sender)
+
+    def _take_from_stage(self, peer_id: str, frame: wire.Frame, sender: FrameSender) -> None:
+        match frame.message:
+            case Activations() as activations:
+                self._stage.take_activations(peer_id, activations, frame.body)
+            case RingTokens(tokens=tokens):
+                self._stage.take_ring(peer_id, tokens)
+            case SessionOpen() as open_:
+                if open_.hop == 0 or open_.hop >= len(open_.route):
+                    raise wire.MalformedError("an open over a hop is for a later stage")
+                if open_.route[open_.hop - 1].peer_id != peer_id:
+                    raise wire.MalformedError("an open comes from the stage before")
+                self._stage.open(open_, sender)
+            case SessionClose() as close:
+                self._stage.close_by_neighbour(peer_id, close)
+            case Ping(nonce=nonce):
+                sender.send(Pong(nonce=nonce))
+            case other:
+                raise wire.MalformedError(f"{type(other).__name__} is not for a hop")
+
+
+@asynccontextmanager
+async def _sending(stream: Stream) -> AsyncIterator[FrameSender]:
+    """A sender for the stream's answers, whose pump ends with the block."""
+    sender = FrameSender(stream)
+    pump = asyncio.create_task(sender.run())
+    try:
+        yield sender
+    finally:
+        pump.cancel()
+        await asyncio.gather(pump, return_exceptions=True)
