@@ -7,6 +7,7 @@ of the peer and its children while nothing is asked of it.
 
 import argparse
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,6 @@ from rich.console import Console
 
 from bench import report
 from bench.local_swarm import ROOT, LocalPeer, LocalSwarm
-from bench.reference import memory_for
 
 MODEL = ROOT / "models" / "brook"
 EVENTS = ("listening", "measured", "assigned", "serving")
@@ -30,6 +30,27 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def memory_apart(model: Path) -> int:
+    """What the whole model needs, found in another process: this one must not hold torch, whose
+    pages the peers would then share with it."""
+    code = f"from bench.reference import memory_for, Path; print(memory_for(Path({str(model)!r})))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+def wait_idle(peer: LocalPeer, limit_s: float = 60.0) -> None:
+    """Wait until the peer has no child but its daemon, for two seconds on end."""
+    root = psutil.Process(peer.process.pid)
+    until_s = time.monotonic() + limit_s
+    quiet_s = time.monotonic()
+    while time.monotonic() - quiet_s < 2.0 and time.monotonic() < until_s:
+        if len(root.children(recursive=True)) > 1:
+            quiet_s = time.monotonic()
+        time.sleep(0.1)
+
+
 def footprint(peer: LocalPeer) -> dict[str, Any]:
     """Processes and PSS in MiB of a peer and its children."""
     root = psutil.Process(peer.process.pid)
@@ -37,16 +58,16 @@ def footprint(peer: LocalPeer) -> dict[str, Any]:
     return {
         "processes": len(family),
         "pss_mib": sum(process.memory_full_info().pss for process in family) / 2**20,
-        "by_process": {
-            f"{process.name()}": process.memory_full_info().pss / 2**20 for process in family
-        },
+        "by_process": [
+            [process.name(), process.memory_full_info().pss / 2**20] for process in family
+        ],
     }
 
 
 def main() -> int:
     arguments = parse()
     console = Console()
-    whole_gib = memory_for(MODEL) / 2**30
+    whole_gib = memory_apart(MODEL) / 2**30
     rounds: list[dict[str, Any]] = []
     alone: dict[str, Any] = {}
     with LocalSwarm(MODEL) as swarm:
@@ -66,6 +87,7 @@ def main() -> int:
             rounds.append({"seconds_to": since})
         swarm.peers[-1].stop()
         # Alone on the machine, a process shares no pages with its like: the honest figure.
+        wait_idle(first)
         alone = footprint(first)
     result = {
         **report.provenance(0),
