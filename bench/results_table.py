@@ -68,7 +68,8 @@ def losses(result: dict[str, Any]) -> str:
         f" names the layers that nobody holds {layers['named_s']:.2f} s after it asked, and its"
         f" answer comes {layers['answered_after_restart_s']:.1f} s after the peer was started"
         f" again; losing a stage in the middle of an answer is a gap of"
-        f" {stage['longest_gap_s']:.2f} s (`python -m bench.losses`,"
+        f" {stage['longest_gap_s']:.2f} s, new plan included where nobody else held its layers"
+        f" (`python -m bench.losses`,"
         " [JSON](bench/results/losses.json))."
     )
 
