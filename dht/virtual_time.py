@@ -47,6 +47,14 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     def _thread_done(self, _future: "asyncio.Future[Any]") -> None:
         self._in_threads -= 1
 
+    async def shutdown_default_executor(self, *args: Any) -> None:
+        """Waits for the executor's threads, which is work in threads too."""
+        self._in_threads += 1
+        try:
+            await super().shutdown_default_executor(*args)
+        finally:
+            self._in_threads -= 1
+
     def _run_once(self) -> None:
         if not self._ready and not self._in_threads:
             while self._scheduled and self._scheduled[0]._cancelled:
