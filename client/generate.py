@@ -58,9 +58,12 @@ def parse() -> argparse.Namespace:
 
 
 def prompt_of(arguments: argparse.Namespace) -> str | tuple[int, ...]:
-    """The prompt as text or ids; raises UserError for ids that are none."""
+    """The prompt as text or ids; raises UserError for what is neither."""
     if arguments.prompt_ids is None:
-        return sys.stdin.read() if arguments.prompt == "-" else str(arguments.prompt)
+        try:
+            return sys.stdin.read() if arguments.prompt == "-" else str(arguments.prompt)
+        except UnicodeDecodeError:
+            raise UserError("the prompt on stdin is not valid UTF-8 text") from None
     try:
         return tuple(int(part) for part in arguments.prompt_ids.split(",") if part.strip())
     except ValueError:

@@ -32,7 +32,14 @@ class Tokenizer:
         return cls(backend)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of ``text`` with the special tokens that the model expects."""
+        """Token ids of ``text`` with the special tokens that the model expects.
+
+        Raises UserError for text that no UTF-8 can express, such as a broken command line.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError("the prompt is not valid UTF-8 text") from None
         return tuple(self._backend.encode(text).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
