@@ -2,6 +2,7 @@
 
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dht.errors import UserError
@@ -27,11 +28,22 @@ class GenerationOptions:
     """0 keeps all tokens."""
     seed: int | None = None
     """Same seed, same answer. None draws one."""
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()
     """The answer ends before the first of these strings; they are not part of it."""
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "top_k", "seed"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, int):
+                raise UserError(f"{name} is {value!r}; it must be a whole number")
+        for name in ("temperature", "top_p"):
+            if not isinstance(getattr(self, name), int | float):
+                raise UserError(f"{name} is {getattr(self, name)!r}; it must be a number")
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(isinstance(each, str) for each in stop):
+            raise UserError(f"stop is {self.stop!r}; it takes strings")
+        object.__setattr__(self, "stop", stop)
         _check("max_new_tokens", self.max_new_tokens, 1, 1 << 22)
         _check("temperature", self.temperature, 0.0, TEMPERATURE_MAX)
         _check("top_k", self.top_k, 0, TOP_K_MAX)

@@ -1,6 +1,7 @@
 """One answer in the making: pieces of text as they become certain, figures at the end."""
 
 import asyncio
+import operator
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
@@ -30,6 +31,13 @@ class AnswersTokens(Protocol):
     ) -> AsyncGenerator[tuple[int, ...], None]: ...
 
 
+def _whole(prompt: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(token_id) for token_id in prompt)
+    except TypeError as error:
+        raise UserError(f"a prompt is text or a list of token ids: {error}") from None
+
+
 class Generation:
     """One answer in the making: iterate to get pieces, then ask for :meth:`answer`."""
 
@@ -46,7 +54,7 @@ class Generation:
                 )
             self._prompt_ids = swarm.tokenizer.encode(prompt)
         else:
-            self._prompt_ids = tuple(prompt)
+            self._prompt_ids = _whole(prompt)
         self._text: list[str] = []
         self._progress = Progress()
         self._log: AnswerLog | None = None
