@@ -46,6 +46,10 @@ class Generation:
     ) -> None:
         self._swarm = swarm
         self._options = options
+        if options.stop and swarm.tokenizer is None:
+            raise UserError(
+                f"stop strings need {swarm.model_name}'s tokenizer: give the model's directory"
+            )
         if isinstance(prompt, str):
             if swarm.tokenizer is None:
                 raise UserError(
