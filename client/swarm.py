@@ -82,7 +82,7 @@ class Swarm:
             self.model_name = directory.resolve().name
             self.tokenizer = Tokenizer.load(directory)
             self.stop_token_ids = stop_token_ids(directory)
-        elif model.startswith((".", "/", "~")) or not model:
+        elif "/" in model or model.startswith((".", "~")) or not model:
             raise UserError(f"{model!r} is not a directory; give a model's directory or its name")
         self._nodes: dict[str, NodeRecord] = {}
         self._router: Router | None = None
