@@ -313,7 +313,7 @@ class Swarm:
         deadline_s = loop.time() + self._config.wait_s
         waiting = Waiting(self._on_status)
         while (spec := self.spec) is None:
-            reason = f"nobody in this swarm announces {self.model_name}"
+            reason = f"nobody in network {self._config.network!r} announces {self.model_name}"
             await self._wait_for_route(NoRoute(reason=reason, missing=()), waiting, deadline_s)
         return spec
 
