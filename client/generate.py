@@ -9,7 +9,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from client.generation import Answer, GenerationOptions
+from client.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
 from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
 from dht.command_line import EXIT_DONE, Parser, run_command
 from dht.errors import NetworkError, UserError
@@ -20,7 +20,8 @@ def parse() -> argparse.Namespace:
     parser = Parser(
         prog="python -m client.generate",
         description="Ask a swarm for text. The text streams to stdout, figures go to stderr.",
-        epilog="exit codes: 0 done, 2 your mistake, 3 the swarm cannot serve this now",
+        epilog="exit codes: 0 done, 2 your mistake, 3 the swarm cannot serve this now,"
+        " 130 interrupted",
     )
     parser.add_argument(
         "--initial-peers",
@@ -38,12 +39,28 @@ def parse() -> argparse.Namespace:
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="text to continue; - reads it from stdin")
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="exact token ids instead of text")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help=f"length of the answer at most (default {NEW_TOKENS_DEFAULT}, less where the context"
+        " ends)",
+    )
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="sample among the likeliest tokens that make up this probability (default 1: all)",
+    )
     parser.add_argument("--top-k", type=int, default=0, help="0 keeps all tokens (default)")
-    parser.add_argument("--seed", type=int, help="same seed, same answer")
-    parser.add_argument("--stop", action="append", default=[], help="may be given several times")
+    parser.add_argument("--seed", type=int, help="same seed, same answer (default: drawn)")
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        help="end before this text; may be given several times",
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="go on after end-of-text")
     parser.add_argument(
         "--wait",
@@ -87,7 +104,8 @@ def figures(answer: Answer) -> str:
     route = " → ".join(
         f"{stage.peer_id[-8:]} [{stage.start}, {stage.end})" for stage in answer.route
     )
-    failovers = f", {answer.failovers} failovers" if answer.failovers else ""
+    noun = "failover" if answer.failovers == 1 else "failovers"
+    failovers = f", {answer.failovers} {noun}" if answer.failovers else ""
     return (
         f"{len(answer.token_ids)} tokens after a prompt of {answer.prompt_tokens}"
         f" ({answer.finish_reason}): first after {answer.ttft_s:.2f} s{rate}{failovers}"
