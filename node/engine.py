@@ -17,9 +17,9 @@ from dht.messages import Sampling
 from dht.types import ModelSpec, PlannerNode, fits, stage_bytes
 from node.attention import LayerPool, Segment, Step, set_step
 from node.kv_accounts import KvAccounts, Reservation
-from node.model import LoadedRange, ModelLayout, Progress
+from node.model import LoadedRange, ModelLayout
 from node.sampling import sample_rows
-from node.weights import WeightStore
+from node.weights import Progress, WeightStore
 
 KV_TOKENS_LEAST_MAX = 2048
 KV_TOKENS_MOST = 1 << 20

@@ -121,6 +121,11 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from node.weights import WeightStore
 
     store = WeightStore.open(arguments.model)
+    reporter.say(
+        "Every tensor is held against its SHA-256 before it serves"
+        if store.verified
+        else "No hashes to check these files against (python -m node.weight_hashes writes them)"
+    )
     identity = Identity.load_or_create(arguments.identity.expanduser())
     transport = await _connect(arguments, identity, reporter)
     try:

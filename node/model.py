@@ -6,7 +6,6 @@ a rotary module, and one final norm.
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +17,7 @@ from dht.types import ModelSpec
 from node.anatomy import hidden_steps
 from node.attention import ATTENTION_NAME, register
 from node.tensors import DTYPES
-from node.weights import WeightStore
-
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
+from node.weights import Progress, WeightStore, is_finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +199,31 @@ def _numbers(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A module to fill: a layer, the embedding, the norm or the head."""
+
+    kind: str
+    prefix: str
+    on_meta: nn.Module
+    names: list[str]
+    layer: int | None = None
+    shares: bool = False
+    """Its weight is the tied matrix, which another part holds."""
+
+
+@dataclass(slots=True)
+class _Meter:
+    total_bytes: int
+    progress: Progress | None
+    done_bytes: int = 0
+
+    def add(self, size_bytes: int) -> None:
+        self.done_bytes += size_bytes
+        if self.progress is not None:
+            self.progress(self.done_bytes, self.total_bytes)
+
+
 class LoadedRange:
     """The modules of the layers that this peer holds, filled on its device."""
 
@@ -216,51 +237,90 @@ class LoadedRange:
         self.rotary = layout.make_rotary(device)
 
     def set(self, start: int, end: int, progress: Progress | None = None) -> int:
-        """Hold exactly ``[start, end)``; what stays is not read again. Returns bytes read."""
+        """Hold exactly ``[start, end)``; what stays is not read again. Returns bytes read.
+
+        What leaves is freed first, and parts are filled one after the other, so that at most the
+        larger of the two ranges and one tensor more are in memory. After an error the parts that
+        were filled stay, and are not read again by the next call.
+        """
         layout = self._layout
         total = len(layout.layers)
         self.layers = {i: layer for i, layer in self.layers.items() if start <= i < end}
+        shared = self._tied_weight()
         if start != 0:
             self.embed = None
         if end != total:
             self.norm = self.head = None
-        added = [index for index in range(start, end) if index not in self.layers]
-        names = [name for index in added for name in layout.layer_names(index)]
-        if start == 0 and self.embed is None:
-            names.append(f"{layout.embed_name}.weight")
-        if end == total and self.head is None:
-            names += layout.tail_names()
-        tensors = self._read(sorted(set(names)), progress)
-        for index in added:
-            prefix = f"{layout.layers_name}.{index}."
-            self.layers[index] = self._fill(layout.layers[index], prefix, tensors)
-        if start == 0 and self.embed is None:
-            module = layout.model.get_submodule(layout.embed_name)
-            self.embed = self._fill(module, f"{layout.embed_name}.", tensors)
-        if end == total and self.head is None:
-            norm = layout.model.get_submodule(layout.norm_name)
-            self.norm = self._fill(norm, f"{layout.norm_name}.", tensors)
-            head = layout.model.get_submodule(layout.head_name)
-            if layout.tied:
-                weight = tensors[f"{layout.embed_name}.weight"]
-                tensors = {**tensors, f"{layout.head_name}.weight": weight}
-            self.head = self._fill(head, f"{layout.head_name}.", tensors)
-        return self._last_read
-
-    def _read(self, names: list[str], progress: Progress | None) -> dict[str, torch.Tensor]:
-        store, layout = self._layout.store, self._layout
+        missing = self._missing(start, end, shared)
+        store = layout.store
+        entries = [store.tensors[n] for part in missing for n in part.names if n in store.tensors]
+        meter = _Meter(sum(entry.size_bytes for entry in entries), progress)
         before = store.bytes_read
-        entries = [store.tensors[name] for name in names if name in store.tensors]
-        total = sum(entry.numbers for entry in entries) * layout.dtype.itemsize
-        done = 0
-        tensors: dict[str, torch.Tensor] = {}
-        for name, tensor in store.read(names):
-            tensors[name] = tensor.to(self._device, layout.dtype, copy=True)
-            done += tensor.numel() * layout.dtype.itemsize
-            if progress is not None:
-                progress(done, total)
-        self._last_read = store.bytes_read - before
-        return tensors
+        store.fetch([name for part in missing for name in part.names])
+        for part in missing:
+            tensors = {f"{part.prefix}weight": shared} if part.shares and shared is not None else {}
+            for name, tensor in store.read(part.names):
+                meter.add(store.tensors[name].size_bytes)
+                tensors[self._target(name, part)] = self._moved(name, tensor)
+            module = self._fill(part.on_meta, part.prefix, tensors)
+            if part.layer is not None:
+                self.layers[part.layer] = module
+            else:
+                setattr(self, part.kind, module)
+            shared = shared if shared is not None else self._tied_weight()
+        return store.bytes_read - before
+
+    def _tied_weight(self) -> torch.Tensor | None:
+        """The matrix that embedding and head share, where the model has one and it is here."""
+        holder = self.embed if self.embed is not None else self.head
+        if not self._layout.tied or holder is None:
+            return None
+        return holder.get_parameter("weight")
+
+    def _missing(self, start: int, end: int, shared: torch.Tensor | None) -> "list[_Part]":
+        """What ``[start, end)`` needs and is not held; the tied matrix is needed once."""
+        layout, total = self._layout, len(self._layout.layers)
+        parts: list[_Part] = []
+        if start == 0 and self.embed is None:
+            names = [] if shared is not None else [f"{layout.embed_name}.weight"]
+            parts.append(self._part("embed", layout.embed_name, names, shares=shared is not None))
+        parts += [
+            _Part(
+                kind="layer",
+                layer=index,
+                prefix=f"{layout.layers_name}.{index}.",
+                on_meta=layout.layers[index],
+                names=layout.layer_names(index),
+            )
+            for index in range(start, end)
+            if index not in self.layers
+        ]
+        if end == total and self.head is None:
+            inside = [n for n in layout.tail_names() if n.startswith(f"{layout.norm_name}.")]
+            outside = [n for n in layout.tail_names() if n not in inside]
+            tied = layout.tied and (shared is not None or start == 0)
+            if tied:
+                outside.remove(f"{layout.embed_name}.weight")
+            parts.append(self._part("norm", layout.norm_name, inside))
+            parts.append(self._part("head", layout.head_name, outside, shares=tied))
+        return parts
+
+    def _part(self, kind: str, path: str, names: list[str], shares: bool = False) -> "_Part":
+        on_meta = self._layout.model.get_submodule(path)
+        return _Part(kind=kind, prefix=f"{path}.", on_meta=on_meta, names=names, shares=shares)
+
+    def _target(self, name: str, part: "_Part") -> str:
+        """A tied head is filled from the embedding's tensor."""
+        return name if name.startswith(part.prefix) else f"{part.prefix}weight"
+
+    def _moved(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        moved = tensor.to(self._device, self._layout.dtype)
+        if self._layout.dtype is torch.float16 and not is_finite(moved):
+            raise UserError(
+                f"{self._layout.store.directory}: {name} has numbers beyond float16;"
+                " use --dtype bfloat16 or float32"
+            )
+        return moved
 
     def _fill(self, on_meta: nn.Module, prefix: str, tensors: dict[str, torch.Tensor]) -> nn.Module:
         module = copy.deepcopy(on_meta)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dht.types import ModelSpec
 from node.batching import BatchLimits
 from node.engine import Engine, EngineConfig, WorkItem
-from node.model import Progress
 from node.profile import time_layer, tokens_per_s
 from node.stage_session import StageView
 from node.steps import StepRequest, StepResult
 from node.tensors import Rows
-from node.weights import WeightStore
+from node.weights import Progress, WeightStore
 from node.worker import Worker, WorkerTimes
 
 

@@ -1,72 +1,105 @@
-"""A model's weights on disk: checked at open without reading them, then read tensor by tensor."""
+"""A model's weights: checked at open by their headers, then read and verified tensor by tensor."""
 
 import hashlib
 import json
-import struct
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from dht.errors import UserError
+from node.tensor_files import DamagedError, TensorEntry, parse_header
+from node.weight_hashes import (
+    MANIFEST,
+    ShardHashes,
+    check_header,
+    check_tensor,
+    read_header,
+    read_manifest,
+)
 
 if TYPE_CHECKING:
     import torch
 
-HEADER_BYTES_MAX = 100 << 20
-ITEM_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
-    "BOOL": 1,
-}  # fmt: skip
+logger = logging.getLogger(__name__)
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 VOLATILE = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
 """Configuration keys that do not tell two models apart."""
 
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorEntry:
-    """One tensor as its file's header describes it."""
 
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
+class ShardSource(Protocol):
+    """Where a model's files come from."""
 
-    @property
-    def numbers(self) -> int:
-        """How many numbers it holds."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+    directory: Path
+    """Holds ``config.json``."""
+    shards: tuple[str, ...]
+    verified: bool
+    """Whether there are hashes that every tensor is checked against."""
+
+    def header(self, shard: str) -> tuple[bytes, int]:
+        """Prefix and header of a shard, and the size of the whole file in bytes."""
+
+    def fetch(self, shards: Iterable[str], progress: Progress | None) -> None:
+        """Make these shards readable here; nothing to do where they are."""
+
+    def path(self, shard: str) -> Path:
+        """Where a shard that was fetched is."""
+
+    def hashes(self, shard: str) -> ShardHashes | None:
+        """What a fetched shard must hold, None where nobody knows."""
+
+    def fetch_again(self, shard: str) -> bool:
+        """Replace a damaged shard; False where that is not possible."""
+
+    def stop(self) -> None:
+        """Let a fetch that is under way in another thread end soon, with an error."""
 
 
 class WeightStore:
-    """A Hugging Face directory with safetensors files. ``bytes_read`` counts tensor data."""
+    """The tensors of one model. ``bytes_read`` counts what was read of them from disk."""
 
     def __init__(
-        self, directory: Path, config: dict[str, Any], tensors: dict[str, TensorEntry]
+        self, source: ShardSource, config: dict[str, Any], tensors: dict[str, TensorEntry]
     ) -> None:
-        self.directory = directory
+        self._source = source
+        self.directory = source.directory
         self.config = config
         self.tensors = tensors
         self.bytes_read = 0
 
     @classmethod
     def open(cls, path: str) -> "WeightStore":
-        """Check configuration and headers of every shard; nothing else is read.
+        """The model in a local directory: its configuration and headers are checked, no more.
 
         Raises UserError for whatever keeps the model from being served.
         """
         directory = Path(path).expanduser()
         if not directory.is_dir():
             raise UserError(f"{path} is not a directory; give a model's directory")
-        config = _read_config(directory)
+        config = read_config(directory)
+        return cls.of(LocalShards(directory), config)
+
+    @classmethod
+    def of(cls, source: ShardSource, config: dict[str, Any]) -> "WeightStore":
+        """The model whose files ``source`` brings. Raises UserError."""
         tensors: dict[str, TensorEntry] = {}
-        for file in _shards(directory):
-            tensors.update(_read_header(file))
-        missing = [name for name in _indexed_names(directory) if name not in tensors]
-        if missing:
-            raise UserError(f"{path}: the index names {missing[0]}, which no file holds")
-        return cls(directory, config, tensors)
+        for shard in source.shards:
+            raw, size_bytes = source.header(shard)
+            tensors.update(parse_header(raw, size_bytes, shard, str(source.directory / shard)))
+        for name, shard in (read_index(source.directory) or {}).items():
+            if name not in tensors or tensors[name].shard != shard:
+                raise UserError(
+                    f"{source.directory}: the index names {name}, which no file holds"
+                    if name not in tensors
+                    else f"{source.directory}: the index places {name} in {shard}, where it is not"
+                )
+        return cls(source, config, tensors)
 
     @property
     def fingerprint(self) -> str:
@@ -76,30 +109,159 @@ class WeightStore:
         text = json.dumps([known, headers], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def read(self, names: Iterable[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
-        """The tensors of these names, file by file. Raises UserError for one that is missing."""
-        from safetensors import SafetensorError, safe_open
+    @property
+    def verified(self) -> bool:
+        """Whether every tensor is held against a SHA-256 when it is read."""
+        return self._source.verified
 
-        by_file: dict[Path, list[str]] = {}
+    def fetch(self, names: Iterable[str], progress: Progress | None = None) -> None:
+        """Bring the files of these tensors here, where they are not yet (see :meth:`read`)."""
+        shards = {self.tensors[name].shard for name in names if name in self.tensors}
+        self._source.fetch(sorted(shards), progress)
+
+    def stop(self) -> None:
+        """End a :meth:`fetch` or :meth:`read` that waits for the network in another thread."""
+        self._source.stop()
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
+        """The tensors of these names, in the order of their files, each read once and checked.
+
+        A damaged file is fetched again once, where it came from a hub. Raises UserError for a
+        tensor that is missing, damaged (DamagedError) or not finite; NetworkError where a file
+        must be fetched and cannot.
+        """
+        by_shard: dict[str, list[str]] = {}
         for name in names:
             if name not in self.tensors:
                 raise UserError(
                     f"{self.directory} cannot be served yet: its files hold no tensor {name},"
                     " which the model's code needs"
                 )
-            by_file.setdefault(self.tensors[name].file, []).append(name)
-        for file, wanted in by_file.items():
+            by_shard.setdefault(self.tensors[name].shard, []).append(name)
+        self._source.fetch(sorted(by_shard), None)
+        for shard in sorted(by_shard):
+            wanted = sorted(by_shard[shard], key=lambda name: self.tensors[name].begin)
+            yield from self._read_shard(shard, wanted)
+
+    def _read_shard(self, shard: str, names: list[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
+        done = 0
+        for again in (False, True):
             try:
-                with safe_open(file, framework="pt", device="cpu") as opened:
-                    for name in wanted:
-                        tensor = opened.get_tensor(name)
-                        self.bytes_read += tensor.numel() * tensor.element_size()
-                        yield name, tensor
-            except (SafetensorError, OSError) as error:
-                raise UserError(f"{file} cannot be read: {error}") from error
+                for name, tensor in self._read_once(shard, names[done:]):
+                    done += 1
+                    yield name, tensor
+            except DamagedError as error:
+                if again or not self._source.fetch_again(shard):
+                    raise
+                logger.warning("%s; it was fetched again", error)
+            else:
+                return
+
+    def _read_once(self, shard: str, names: list[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
+        path = self._source.path(shard)
+        hashes = self._source.hashes(shard)
+        try:
+            with path.open("rb", buffering=0) as opened:
+                if hashes is not None:
+                    size_bytes = path.stat().st_size
+                    raw = read_header(opened, size_bytes, shard, str(path))
+                    self.bytes_read += len(raw)
+                    check_header(raw, size_bytes, hashes, shard, str(path))
+                for name in names:
+                    yield name, self._read_tensor(opened, name, hashes, path)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error}") from error
+
+    def _read_tensor(
+        self, opened: BinaryIO, name: str, hashes: ShardHashes | None, path: Path
+    ) -> "torch.Tensor":
+        import torch
+
+        entry = self.tensors[name]
+        data = torch.empty(entry.size_bytes, dtype=torch.uint8)
+        view = memoryview(data.numpy().data)
+        opened.seek(entry.begin)
+        at = 0
+        while at < len(view):
+            read = opened.readinto(view[at:])  # type: ignore[attr-defined]
+            if not read:
+                raise DamagedError(entry.shard, f"{path} is damaged: it ends within {name}")
+            at += read
+        self.bytes_read += at
+        if hashes is not None:
+            check_tensor(view, name, hashes, entry.shard, str(path))
+        tensor = data.view(_torch_dtype(entry.dtype)).reshape(entry.shape)
+        if not is_finite(tensor):
+            raise DamagedError(entry.shard, f"{path} is damaged: {name} holds NaN or infinity")
+        return tensor
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
+def is_finite(tensor: "torch.Tensor") -> bool:
+    """Whether all numbers are finite; one pass without a temporary copy."""
+    import torch
+
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def _torch_dtype(dtype: str) -> "torch.dtype":
+    import torch
+
+    return {
+        "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+        "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+        "U8": torch.uint8, "BOOL": torch.bool,
+    }[dtype]  # fmt: skip
+
+
+class LocalShards:
+    """The safetensors files of a local directory, with its hash manifest where it has one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.shards = _local_shards(directory)
+        self._manifest = read_manifest(directory / MANIFEST)
+        self.verified = self._manifest is not None
+        for shard in self.shards:
+            if self._manifest is not None and shard not in self._manifest.shards:
+                raise UserError(
+                    f"{directory / MANIFEST} does not know {shard}; write it again with"
+                    " python -m node.weight_hashes"
+                )
+
+    def header(self, shard: str) -> tuple[bytes, int]:
+        path = self.directory / shard
+        try:
+            size_bytes = path.stat().st_size
+            with path.open("rb") as opened:
+                raw = read_header(opened, size_bytes, shard, str(path))
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error}") from error
+        if (hashes := self.hashes(shard)) is not None:
+            check_header(raw, size_bytes, hashes, shard, str(path))
+        return raw, size_bytes
+
+    def fetch(self, shards: Iterable[str], progress: Progress | None) -> None:
+        """Local files are here."""
+
+    def path(self, shard: str) -> Path:
+        return self.directory / shard
+
+    def hashes(self, shard: str) -> ShardHashes | None:
+        return None if self._manifest is None else self._manifest.shards[shard]
+
+    def fetch_again(self, shard: str) -> bool:
+        """Nobody knows where a local file came from."""
+        return False
+
+    def stop(self) -> None:
+        """Nothing here waits."""
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The model's configuration. Raises UserError, also for one that wants code of its own."""
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -114,23 +276,9 @@ def _read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def _shards(directory: Path) -> list[Path]:
-    index = _read_index(directory)
-    if index is not None:
-        files = [directory / name for name in sorted(set(index.values()))]
-    else:
-        files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        only = "only .bin files, which can run code" if any(directory.glob("*.bin")) else "none"
-        raise UserError(f"{directory} has no safetensors files ({only}); weights must be in them")
-    for file in files:
-        if file.parent != directory or not file.is_file():
-            raise UserError(f"{directory}: the index names {file.name}, which is not there")
-    return files
-
-
-def _read_index(directory: Path) -> dict[str, str] | None:
-    path = directory / "model.safetensors.index.json"
+def read_index(directory: Path) -> dict[str, str] | None:
+    """File name by tensor name of a sharded model, None without an index. Raises UserError."""
+    path = directory / INDEX
     if not path.is_file():
         return None
     try:
@@ -144,45 +292,20 @@ def _read_index(directory: Path) -> dict[str, str] | None:
     return weight_map
 
 
-def _indexed_names(directory: Path) -> list[str]:
-    index = _read_index(directory)
-    return [] if index is None else list(index)
-
-
-def _read_header(file: Path) -> dict[str, TensorEntry]:
-    """The file's tensors, with offsets checked against its size."""
-    size_bytes = file.stat().st_size
-    try:
-        with file.open("rb") as opened:
-            prefix = opened.read(8)
-            if len(prefix) < 8:
-                raise UserError(f"{file} is damaged: it has only {size_bytes} bytes")
-            (header_bytes,) = struct.unpack("<Q", prefix)
-            if header_bytes > min(size_bytes - 8, HEADER_BYTES_MAX):
-                raise UserError(f"{file} is damaged: its header cannot have {header_bytes} bytes")
-            header = json.loads(opened.read(header_bytes))
-        header.pop("__metadata__", None)
-        entries = {name: _entry(file, described) for name, described in header.items()}
-        end = max((int(described["data_offsets"][1]) for described in header.values()), default=0)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{file} is damaged: its header cannot be read ({error})") from error
-    if 8 + header_bytes + end != size_bytes:
-        raise UserError(
-            f"{file} is damaged: {size_bytes} bytes where its header promises"
-            f" {8 + header_bytes + end}; download it again"
-        )
-    return entries
-
-
-def _entry(file: Path, described: dict[str, Any]) -> TensorEntry:
-    entry = TensorEntry(
-        file=file, dtype=str(described["dtype"]), shape=tuple(int(n) for n in described["shape"])
-    )
-    if entry.dtype not in ITEM_BYTES:
-        raise UserError(f"{file} holds tensors of dtype {entry.dtype}, which cannot be served yet")
-    begin, end = described["data_offsets"]
-    if begin < 0 or min(entry.shape, default=0) < 0:
-        raise UserError(f"{file} is damaged: a tensor has a negative size")
-    if end - begin != entry.numbers * ITEM_BYTES[entry.dtype]:
-        raise UserError(f"{file} is damaged: a tensor's length does not fit its shape")
-    return entry
+def _local_shards(directory: Path) -> tuple[str, ...]:
+    index = read_index(directory)
+    if index is not None:
+        names = sorted(set(index.values()))
+    elif (directory / SINGLE).is_file():
+        names = [SINGLE]
+    else:
+        names = sorted(file.name for file in directory.glob("*.safetensors"))
+    if not names:
+        pickled = sorted(file.name for kind in PICKLED for file in directory.glob(kind))
+        only = f"only {pickled[0]}, which can run code" if pickled else "none"
+        raise UserError(f"{directory} has no safetensors files ({only}); weights must be in them")
+    for name in names:
+        file = directory / name
+        if file.parent != directory or not file.is_file():
+            raise UserError(f"{directory}: the index names {file.name}, which is not there")
+    return tuple(names)

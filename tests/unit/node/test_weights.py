@@ -74,7 +74,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no type": (config_text("{}"), "no model_type"),
     "auto_map": (config_text('{"model_type": "x", "auto_map": {}}'), "never executed"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "no safetensors files"),
-    "only bin": (only_bin, "only .bin"),
+    "only bin": (only_bin, "only pytorch_model.bin, which can run code"),
     "truncated": (truncate, "download it again"),
     "too long": (lengthen, "download it again"),
     "empty": (model_file(b""), "damaged"),

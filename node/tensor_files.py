@@ -1,0 +1,114 @@
+"""What stands in a safetensors file: names, dtypes, shapes and places of its tensors.
+
+The format (github.com/huggingface/safetensors): eight bytes with the header's length, little
+endian; the header, a JSON object; then every tensor's bytes without gaps. Nothing here reads more
+than the header, and every number in it is checked against the file's size.
+"""
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from dht.errors import UserError
+
+PREFIX_BYTES = 8
+HEADER_BYTES_MAX = 100 << 20
+ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
+    "BOOL": 1,
+}  # fmt: skip
+
+
+class DamagedError(UserError):
+    """A file does not hold what it should. ``shard`` is its name."""
+
+    def __init__(self, shard: str, message: str) -> None:
+        super().__init__(message)
+        self.shard = shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """One tensor as its file's header describes it; its bytes are ``[begin, end)`` of the file."""
+
+    shard: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it holds."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in its file."""
+        return self.end - self.begin
+
+
+def header_bytes_of(prefix: bytes, size_bytes: int, shard: str, where: str) -> int:
+    """Length of prefix and header together, from the first eight bytes of a file.
+
+    ``where`` names the file in messages. Raises DamagedError for a length that cannot be.
+    """
+    if len(prefix) < PREFIX_BYTES:
+        raise DamagedError(shard, f"{where} is damaged: it has only {size_bytes} bytes")
+    (header_bytes,) = struct.unpack("<Q", prefix[:PREFIX_BYTES])
+    if header_bytes > min(size_bytes - PREFIX_BYTES, HEADER_BYTES_MAX):
+        raise DamagedError(
+            shard, f"{where} is damaged: its header cannot have {header_bytes} bytes"
+        )
+    return PREFIX_BYTES + int(header_bytes)
+
+
+def parse_header(raw: bytes, size_bytes: int, shard: str, where: str) -> dict[str, TensorEntry]:
+    """The tensors that ``raw`` (prefix and header) describes, in a file of ``size_bytes``.
+
+    Raises DamagedError for whatever does not fit, UserError for a dtype that is not served.
+    """
+    try:
+        header = json.loads(raw[PREFIX_BYTES:])
+        header.pop("__metadata__", None)
+        entries = {
+            name: _entry(described, len(raw), shard, where) for name, described in header.items()
+        }
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedError(
+            shard, f"{where} is damaged: its header cannot be read ({error})"
+        ) from error
+    at = len(raw)
+    for entry in sorted(entries.values(), key=lambda entry: (entry.begin, entry.end)):
+        if entry.begin != at:
+            raise DamagedError(shard, f"{where} is damaged: its tensors leave gaps or overlap")
+        at = entry.end
+    if at != size_bytes:
+        raise DamagedError(
+            shard,
+            f"{where} is damaged: {size_bytes} bytes where its header promises {at};"
+            " download it again",
+        )
+    return entries
+
+
+def _entry(described: dict[str, Any], data_begin: int, shard: str, where: str) -> TensorEntry:
+    begin, end = (data_begin + int(offset) for offset in described["data_offsets"])
+    entry = TensorEntry(
+        shard=shard,
+        dtype=str(described["dtype"]),
+        shape=tuple(int(n) for n in described["shape"]),
+        begin=begin,
+        end=end,
+    )
+    if entry.dtype not in ITEM_BYTES:
+        raise UserError(f"{where} holds tensors of dtype {entry.dtype}, which cannot be served yet")
+    if begin < data_begin or min(entry.shape, default=0) < 0:
+        raise DamagedError(shard, f"{where} is damaged: a tensor has a negative size")
+    if entry.size_bytes != entry.numbers * ITEM_BYTES[entry.dtype]:
+        raise DamagedError(shard, f"{where} is damaged: a tensor's length does not fit its shape")
+    return entry
