@@ -1,0 +1,68 @@
+"""The estimate follows the link: its rate, its delay and their changes."""
+
+import pytest
+
+from coordinator.delivery import CreditError, DeliveryEstimator
+from coordinator.transmission import LinkScheduler, Traffic
+from tests.unit.coordinator.paper_link import PaperLink
+
+MBIT = 125_000.0
+
+
+def busy(link: PaperLink, until_us: int) -> None:
+    """Keep prefill waiting until then."""
+
+    def refill() -> None:
+        while link.scheduler.queued_bytes < 4 << 20:
+            link.offer(Traffic.PREFILL, 1 << 20)
+        if link.now_us < until_us:
+            link.at(link.now_us + 10_000, refill)
+
+    link.at(link.now_us, refill)
+    link.run(until_us)
+
+
+@pytest.mark.parametrize("mbit", [10, 100, 1000])
+@pytest.mark.parametrize("delay_ms", [1, 30, 100])
+def test_finds_the_links_rate_and_delay(mbit: int, delay_ms: int) -> None:
+    link = PaperLink(LinkScheduler(), lambda _: mbit * MBIT, delay_ms * 1000)
+    busy(link, 40 * 2 * delay_ms * 1000 + 2_000_000)
+    delivery = link.scheduler.delivery
+    assert delivery.bandwidth_bytes_per_s == pytest.approx(mbit * MBIT, rel=0.1)
+    frame_us = link.scheduler.frame_bytes / (mbit * MBIT) * 1e6
+    assert 2 * delay_ms * 1000 <= delivery.base_rtt_us <= 2 * delay_ms * 1000 + 3 * frame_us
+
+
+def test_follows_a_fall_and_a_rise_within_ten_round_trips() -> None:
+    """100 Mbit/s falls to 20 at 3 s and returns at 6 s; a round trip takes 60 ms."""
+    link = PaperLink(
+        LinkScheduler(), lambda t: (20 if 3e6 <= t < 6e6 else 100) * MBIT, delay_us=30_000
+    )
+    busy(link, 3_000_000)
+    assert link.scheduler.delivery.bandwidth_bytes_per_s == pytest.approx(100 * MBIT, rel=0.1)
+    busy(link, 3_000_000 + 14 * 60_000 * 2)
+    assert link.scheduler.delivery.bandwidth_bytes_per_s == pytest.approx(20 * MBIT, rel=0.15)
+    busy(link, 6_000_000 + 14 * 60_000 * 2)
+    assert link.scheduler.delivery.bandwidth_bytes_per_s == pytest.approx(100 * MBIT, rel=0.15)
+
+
+def test_a_sender_with_little_to_send_does_not_lower_the_estimate() -> None:
+    link = PaperLink(LinkScheduler(), lambda _: 100 * MBIT, delay_us=20_000)
+    busy(link, 2_000_000)
+    link.run()
+    known = link.scheduler.delivery.bandwidth_bytes_per_s
+    for _ in range(200):
+        link.offer(Traffic.DECODE, 8192)
+        link.run(link.now_us + 50_000)
+    assert link.scheduler.delivery.bandwidth_bytes_per_s >= 0.9 * known
+
+
+def test_credits_that_cannot_be_are_refused() -> None:
+    delivery = DeliveryEstimator()
+    delivery.sent(1000, 0, limited=False)
+    with pytest.raises(CreditError, match="1001 bytes acknowledged, 1000 were sent"):
+        delivery.acknowledged(1001, 10)
+    delivery.acknowledged(600, 20)
+    with pytest.raises(CreditError, match="500 bytes acknowledged after 600"):
+        delivery.acknowledged(500, 30)
+    assert delivery.in_flight_bytes == 400
