@@ -11,7 +11,7 @@
 """
 
 from client.blocking import BlockingSwarm
-from client.errors import StageFailedError, UnavailableError
+from client.errors import UnavailableError
 from client.generation import Answer, GenerationOptions, Piece
 from client.swarm import Swarm, SwarmConfig
 
@@ -20,7 +20,6 @@ __all__ = [
     "BlockingSwarm",
     "GenerationOptions",
     "Piece",
-    "StageFailedError",
     "Swarm",
     "SwarmConfig",
     "UnavailableError",

@@ -1,17 +1,21 @@
-"""One session over one route: open, prompt, read tokens; ends in tokens or in a clear failure."""
+"""The streams of one route epoch: open the route, prompt it, read tokens, watch both ends.
+
+What happens becomes an event of :mod:`client.failover`; nothing here decides what follows from it.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
-from client.answer import AnswerLog
-from client.errors import StageFailedError, StageRefusedError
+from client.failover import Accepted, Arrived, Event, Lost, Refused
 from dht import wire
 from dht.errors import NetworkError, PeerError
 from dht.messages import (
     Ping,
     Pong,
     Prompt,
+    RefusalCode,
     SessionAccepted,
     SessionClose,
     SessionFailed,
@@ -21,14 +25,13 @@ from dht.messages import (
     TokensAttach,
 )
 from dht.transport import SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream, Transport
-from dht.types import RouteStage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptConfig:
     """Time limits of one attempt, in seconds. None of them depends on a connection breaking."""
 
-    connect_s: float = 5.0
+    connect_s: float = 4.0
     open_s: float = 10.0
     """For every stage to accept or refuse."""
     ping_every_s: float = 1.0
@@ -40,84 +43,73 @@ class AttemptConfig:
     """Added to ``stall_s`` until the first token, per prompt token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteAddresses:
-    """A route with the addresses of its stages, in order."""
+class _StageLost(Exception):
+    """One end of the route is lost; ends the task that found out."""
 
-    stages: tuple[RouteStage, ...]
-    addresses: tuple[tuple[str, ...], ...]
+    def __init__(self, peer_id: str, reason: str) -> None:
+        super().__init__(reason)
+        self.peer_id = peer_id
+        self.reason = reason
 
 
 class Attempt:
-    """Runs ``log`` under its current epoch over ``route``."""
+    """One epoch's streams to the first and to the last stage. Tasks end with :meth:`close`."""
 
     def __init__(
         self,
         transport: Transport,
         config: AttemptConfig,
-        *,
-        session: str,
-        fingerprint: str,
-        route: RouteAddresses,
-        log: AnswerLog,
+        open_: SessionOpen,
+        post: Callable[[Event], None],
     ) -> None:
         self._transport = transport
         self._config = config
-        self._session = session
-        self._fingerprint = fingerprint
-        self._route = route
-        self._log = log
-        self._events: asyncio.Queue[tuple[int, ...] | Exception] = asyncio.Queue()
+        self._open_message = open_
+        self._post = post
         self._tasks: list[asyncio.Task[None]] = []
         self._streams: list[Stream] = []
 
-    async def tokens(self) -> AsyncGenerator[tuple[int, ...], None]:
-        """New tokens as they arrive, until the log has its finish reason.
+    @property
+    def epoch(self) -> int:
+        return self._open_message.epoch
 
-        Raises:
-            StageRefusedError: a stage refused before any work was done.
-            StageFailedError: a stage was lost, stalled or broke the protocol.
-        """
-        log, config = self._log, self._config
-        prompt_ids = log.replay_ids
+    def open(self) -> None:
+        """Send the open down the route; posts Accepted, Refused or Lost."""
+        self._start(self._open())
+
+    def feed(self, position: int, token_ids: tuple[int, ...], *, from_position: int) -> None:
+        """Prompt the first stage at ``position``, and ask the last for tokens."""
+        self._start(self._feed(position, token_ids, from_position))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(self._guarded(work)))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            first = await self._connect(0, SESSION_PROTOCOL)
-            await self._open(first, prompt_ids)
-            await self._send(0, first, self._prompt(prompt_ids))
-            self._watch(0, first)
-            last = await self._connect(-1, TOKENS_PROTOCOL)
-            attach = TokensAttach(
-                session=self._session, epoch=log.epoch, position=log.next_position
-            )
-            await self._send(-1, last, attach)
-            self._watch(-1, last)
-            limit_s = config.stall_s + config.stall_per_prompt_token_s * len(prompt_ids)
-            while log.finish_reason is None:
-                try:
-                    event = await asyncio.wait_for(self._events.get(), limit_s)
-                except TimeoutError:
-                    raise StageFailedError(
-                        self._peer(-1), f"no token for {limit_s:.0f} s although it answers"
-                    ) from None
-                if isinstance(event, Exception):
-                    raise event
-                limit_s = config.stall_s
-                yield event
-        finally:
-            await self._close()
+            await work
+        except _StageLost as lost:
+            self._lose(lost.peer_id, lost.reason)
+
+    def _lose(self, peer_id: str, reason: str) -> None:
+        self._post(Lost(epoch=self.epoch, peer_id=peer_id, reason=reason))
 
     def _peer(self, stage: int) -> str:
-        return self._route.stages[stage].peer_id
+        return self._open_message.route[stage].peer_id
+
+    def _blamed(self, peer_id: str, reporter: str) -> str:
+        """A stage may accuse stages of its own route only; any other name accuses itself."""
+        on_route = {stage.peer_id for stage in self._open_message.route}
+        return peer_id if peer_id in on_route else reporter
 
     async def _connect(self, stage: int, protocol: str) -> Stream:
         try:
             async with asyncio.timeout(self._config.connect_s):
                 stream = await self._transport.open_stream(
-                    self._peer(stage), protocol, addresses=self._route.addresses[stage]
+                    self._peer(stage), protocol, addresses=self._open_message.addresses[stage]
                 )
         except (NetworkError, TimeoutError) as error:
             reason = f"cannot be reached: {str(error) or 'no answer'}"
-            raise StageRefusedError(self._peer(stage), "unreachable", reason) from error
+            raise _StageLost(self._peer(stage), reason) from error
         self._streams.append(stream)
         return stream
 
@@ -126,49 +118,59 @@ class Attempt:
             async with asyncio.timeout(self._config.open_s):
                 await wire.send_frame(stream, message)
         except (NetworkError, TimeoutError) as error:
-            raise StageFailedError(self._peer(stage), f"connection lost: {error}") from error
+            raise _StageLost(self._peer(stage), f"connection lost: {error}") from error
 
-    async def _open(self, stream: Stream, prompt_ids: tuple[int, ...]) -> None:
-        message = SessionOpen(
-            session=self._session,
-            epoch=self._log.epoch,
-            client=self._transport.peer_id,
-            fingerprint=self._fingerprint,
-            route=self._route.stages,
-            addresses=self._route.addresses,
-            hop=0,
-            prompt_tokens=len(prompt_ids),
-            max_new_tokens=self._log.remaining_tokens,
-            sampling=self._log.request.sampling,
-        )
-        await self._send(0, stream, message)
+    async def _open(self) -> None:
+        first = self._peer(0)
+        try:
+            stream = await self._connect(0, SESSION_PROTOCOL)
+        except _StageLost as lost:
+            self._refused(first, RefusalCode.UNREACHABLE, lost.reason, 0.0)
+            return
+        await self._send(0, stream, self._open_message)
         try:
             async with asyncio.timeout(self._config.open_s):
                 reply = (await wire.read_frame(stream)).message
         except TimeoutError:
             reason = f"the route did not answer an open within {self._config.open_s:.0f} s"
-            raise StageRefusedError(self._peer(0), "unreachable", reason) from None
+            self._refused(first, RefusalCode.UNREACHABLE, reason, 0.0)
+            return
         except (NetworkError, PeerError) as error:
-            raise StageFailedError(self._peer(0), str(error)) from error
+            raise _StageLost(first, str(error)) from error
         match reply:
-            case SessionAccepted():
-                return
-            case SessionRefused(peer_id=peer_id, code=code, reason=reason):
-                raise StageRefusedError(peer_id, code, reason)
+            case SessionAccepted(position=position):
+                self._start(self._watched(0, stream))
+                self._post(Accepted(epoch=self.epoch, position=position))
+            case SessionRefused() as refused:
+                blamed = self._blamed(refused.peer_id, first)
+                self._refused(blamed, refused.code, refused.reason, refused.retry_after_s)
             case SessionFailed(peer_id=peer_id, reason=reason):
-                raise StageFailedError(peer_id, reason)
+                raise _StageLost(self._blamed(peer_id, first), reason)
             case other:
-                raise StageFailedError(
-                    self._peer(0), f"answered an open with {type(other).__name__}"
-                )
+                raise _StageLost(first, f"answered an open with {type(other).__name__}")
 
-    def _prompt(self, prompt_ids: tuple[int, ...]) -> Prompt:
-        return Prompt(
-            session=self._session, epoch=self._log.epoch, position=0, token_ids=prompt_ids
+    def _refused(self, peer_id: str, code: str, reason: str, retry_after_s: float) -> None:
+        self._post(
+            Refused(
+                epoch=self.epoch,
+                peer_id=peer_id,
+                code=code,
+                reason=reason,
+                retry_after_s=retry_after_s,
+            )
         )
 
-    def _watch(self, stage: int, stream: Stream) -> None:
-        self._tasks.append(asyncio.create_task(self._watched(stage, stream)))
+    async def _feed(self, position: int, token_ids: tuple[int, ...], from_position: int) -> None:
+        session = self._open_message.session
+        if token_ids:
+            prompt = Prompt(
+                session=session, epoch=self.epoch, position=position, token_ids=token_ids
+            )
+            await self._send(0, self._streams[0], prompt)
+        last = await self._connect(-1, TOKENS_PROTOCOL)
+        attach = TokensAttach(session=session, epoch=self.epoch, position=from_position)
+        await self._send(-1, last, attach)
+        self._start(self._watched(-1, last))
 
     async def _watched(self, stage: int, stream: Stream) -> None:
         """Read one stream and ping it; any end of it becomes an event."""
@@ -179,12 +181,9 @@ class Attempt:
                     message = (await wire.read_frame(stream)).message
                 self._take(stage, message)
         except TimeoutError:
-            reason = f"silent for {self._config.silence_s:.0f} s"
-            self._events.put_nowait(StageFailedError(self._peer(stage), reason))
-        except StageFailedError as error:
-            self._events.put_nowait(error)
+            self._lose(self._peer(stage), f"silent for {self._config.silence_s:.0f} s")
         except (NetworkError, PeerError) as error:
-            self._events.put_nowait(StageFailedError(self._peer(stage), str(error)))
+            self._lose(self._peer(stage), str(error))
         finally:
             pings.cancel()
 
@@ -202,29 +201,29 @@ class Attempt:
         match message:
             case Pong():
                 pass
-            case Tokens() if stage == -1 and message.session == self._session:
-                fresh = self._log.accept(
-                    epoch=message.epoch,
-                    position=message.position,
-                    token_ids=message.token_ids,
+            case Tokens() if stage == -1 and message.session == self._open_message.session:
+                self._post(
+                    Arrived(
+                        epoch=message.epoch,
+                        position=message.position,
+                        token_ids=message.token_ids,
+                    )
                 )
-                if fresh:
-                    self._events.put_nowait(fresh)
-                if message.finish_reason is not None and self._log.finish_reason is None:
-                    raise StageFailedError(self._peer(stage), "ended the answer early")
+                if message.finish_reason is not None:
+                    # Stale if these tokens did complete the answer: the owner is done by then.
+                    self._lose(self._peer(stage), "ended the answer early")
             case SessionFailed(peer_id=peer_id, reason=reason):
-                raise StageFailedError(peer_id, reason)
+                self._lose(self._blamed(peer_id, self._peer(stage)), reason)
             case other:
-                raise StageFailedError(self._peer(stage), f"sent {type(other).__name__}")
+                raise _StageLost(self._peer(stage), f"sent {type(other).__name__}")
 
-    async def _close(self) -> None:
-        """Free the route: a close on the first stream, and the end of both."""
+    async def close(self, *, ends_session: bool) -> None:
+        """End both streams; ``ends_session`` frees the route, too, by a close on the first."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._streams:
-            self._streams[0].write(
-                wire.encode_frame(SessionClose(session=self._session, epoch=self._log.epoch))
-            )
+        if self._streams and ends_session:
+            close = SessionClose(session=self._open_message.session, epoch=self.epoch)
+            self._streams[0].write(wire.encode_frame(close))
         for stream in self._streams:
             await stream.close()

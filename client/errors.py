@@ -19,20 +19,3 @@ class UnavailableError(SwarmError):
     def __init__(self, message: str, missing: tuple[tuple[int, int], ...] = ()) -> None:
         super().__init__(message)
         self.missing = missing
-
-
-class StageFailedError(SwarmError):
-    """A stage was lost or gave up; the session can be replayed elsewhere."""
-
-    def __init__(self, peer_id: str, reason: str) -> None:
-        super().__init__(f"peer {peer_id[-8:]}: {reason}")
-        self.peer_id = peer_id
-        self.reason = reason
-
-
-class StageRefusedError(StageFailedError):
-    """A stage refused the session before any work was done."""
-
-    def __init__(self, peer_id: str, code: str, reason: str) -> None:
-        super().__init__(peer_id, reason)
-        self.code = code

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -11,20 +10,18 @@ from pathlib import Path
 from types import TracebackType
 
 from client.answer import AnswerLog
-from client.attempt import Attempt, AttemptConfig, RouteAddresses
-from client.errors import (
-    StageFailedError,
-    StageRefusedError,
-    UnavailableError,
-)
+from client.attempt import AttemptConfig
+from client.errors import UnavailableError
+from client.failover import Avoid, Owner, Route
 from client.generation import Answer, GenerationOptions, Piece
 from client.progress import Progress, StatusCallback, Waiting
 from client.running import Generation
+from client.session import OwnerSession
 from client.text import Tokenizer, stop_token_ids
 from coordinator.plan_store import PlanStore
-from coordinator.routes import NoRoute, Router, route_from_records
+from coordinator.routes import NoRoute, Router, replacement, route_from_records
 from dht.directory import Directory
-from dht.errors import NetworkError, SwarmError, UserError
+from dht.errors import NetworkError, UserError
 from dht.messages import RefusalCode
 from dht.transport import Transport
 from dht.types import ModelSpec, NodeRecord, NodeState, Plan, RouteStage, model_key
@@ -33,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_NETWORK = "anabranch"
 AVOID_FACTOR_MAX = 8
+LOOK_S = 0.25
+"""Between looks for a first peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,29 +177,28 @@ class Swarm:
     async def _keep_fresh(self) -> None:
         while True:
             await asyncio.sleep(self._config.poll_s)
-            try:
-                await self.refresh()
-            except NetworkError as error:
-                self.counters["refresh_failed"] += 1
-                logger.info("cannot read the DHT: %s", error)
+            await self.look()
 
     def route(self) -> tuple[RouteStage, ...] | NoRoute:
         """The next route: by the plan's flow, or over the node records where that fails."""
         spec = self.spec
         if spec is None:
             return NoRoute(reason="nobody announces this model", missing=())
-        usable = {
+        usable = self._usable(spec)
+        if self._router is not None:
+            route = self._router.next_route(usable)
+            if not isinstance(route, NoRoute):
+                return route
+        return route_from_records(usable, spec.layers)
+
+    def _usable(self, spec: ModelSpec) -> dict[str, NodeRecord]:
+        return {
             peer_id: record
             for peer_id, record in self._nodes.items()
             if record.state is NodeState.SERVING
             and record.model.fingerprint == spec.fingerprint
             and not self._avoided(record)
         }
-        if self._router is not None:
-            route = self._router.next_route(usable)
-            if not isinstance(route, NoRoute):
-                return route
-        return route_from_records(usable, spec.layers)
 
     def _avoided(self, record: NodeRecord) -> bool:
         avoided = self._avoid.get(record.peer_id)
@@ -224,88 +222,71 @@ class Swarm:
             times=times,
         )
 
-    def _worked(self, route: tuple[RouteStage, ...]) -> None:
+    def worked(self, route: tuple[RouteStage, ...]) -> None:
         """Peers that delivered are no longer held to their past."""
         for stage in route:
             self._avoid.pop(stage.peer_id, None)
 
-    # Answers
+    # Answers (see client.session)
 
     async def answer_tokens(
         self, log: AnswerLog, progress: Progress
     ) -> AsyncGenerator[tuple[int, ...], None]:
-        """Tokens of ``log`` as they come; replays over another route when a stage is lost.
+        """Tokens of ``log`` as they come; a lost stage is replaced on the way.
 
         Raises UnavailableError when no route was found for ``wait_s``.
         """
-        loop = asyncio.get_running_loop()
-        session = secrets.token_hex(16)
-        deadline_s = loop.time() + self._config.wait_s
-        waiting = Waiting(self._on_status)
-        while log.finish_reason is None:
-            route = self.route()
-            if isinstance(route, NoRoute):
-                await self._wait_for_route(route, waiting, deadline_s)
-                continue
-            try:
-                async with aclosing(self._attempt(session, route, log, progress)) as attempt:
-                    async for token_ids in attempt:
-                        self._worked(route)
-                        waiting.over()
-                        deadline_s = loop.time() + self._config.wait_s
-                        yield token_ids
-            except StageRefusedError as error:
-                self._take_refusal(error)
-                waiting.heard(str(error))
-                if loop.time() > deadline_s:
-                    raise UnavailableError(f"peers refused for too long: {error}") from error
-            except StageFailedError as error:
-                self.counters["failovers"] += 1
-                progress.failovers += 1
-                self._on_status(f"{error}; going on over another route")
-                self._avoid_peer(error.peer_id, self._config.avoid_s)
-            log.epoch += 1
+        spec = await self.ready_spec()
+        session = OwnerSession(
+            self._transport,
+            self._config.attempt,
+            self,
+            Owner(log=log, wait_s=self._config.wait_s),
+            progress,
+            Waiting(self._on_status),
+            fingerprint=spec.fingerprint,
+        )
+        async with aclosing(session.tokens()) as tokens:
+            async for token_ids in tokens:
+                yield token_ids
 
-    async def _wait_for_route(self, no_route: NoRoute, waiting: Waiting, deadline_s: float) -> None:
-        waiting.say(no_route)
-        if asyncio.get_running_loop().time() >= deadline_s:
-            raise UnavailableError(waiting.text, no_route.missing)
-        await asyncio.sleep(0.25)
+    def draw(self, mend: Route, lost: frozenset[str], kv_tokens: int) -> Route | NoRoute:
+        """A new route, or ``mend`` with what is ``lost`` replaced (``RouteSource``)."""
+        if not mend:
+            return self.route()
+        spec = self.spec
+        if spec is None:
+            return NoRoute(reason="nobody announces this model", missing=())
+        return replacement(mend, lost, self._usable(spec), spec.layers)
+
+    def addresses_of(self, peer_id: str) -> tuple[str, ...]:
+        """Where a peer says that it can be reached; empty when its record is gone."""
+        record = self._nodes.get(peer_id)
+        return () if record is None else record.addresses
+
+    def avoid(self, avoid: Avoid) -> None:
+        """Pass a peer over for a while that failed or refused."""
+        what = "failovers" if avoid.code is None else f"refused_{avoid.code}"
+        self.counters[what] += 1
+        match avoid.code:
+            case None:
+                reason = f"peer {avoid.peer_id[-8:]}: {avoid.reason}"
+                self._on_status(f"{reason}; going on over another route")
+                self._avoid_peer(avoid.peer_id, self._config.avoid_s)
+            case RefusalCode.NO_KV | RefusalCode.TOO_MANY:
+                self._avoid_peer(avoid.peer_id, self._config.busy_s)
+            case RefusalCode.NOT_HELD | RefusalCode.DRAINING:
+                self._avoid_peer(avoid.peer_id, 2 * self._config.poll_s)
+            case _:
+                self._avoid_peer(avoid.peer_id, self._config.avoid_s)
+
+    async def look(self) -> None:
+        """Read the DHT anew; one that cannot be read leaves the view as it is."""
         try:
             await self.refresh()
         except NetworkError as error:
             self.counters["refresh_failed"] += 1
             logger.info("cannot read the DHT: %s", error)
-
-    def _take_refusal(self, error: StageRefusedError) -> None:
-        self.counters[f"refused_{error.code}"] += 1
-        match error.code:
-            case RefusalCode.BAD_REQUEST | RefusalCode.TOO_LONG:
-                raise SwarmError(str(error))
-            case RefusalCode.NO_KV | RefusalCode.TOO_MANY:
-                self._avoid_peer(error.peer_id, self._config.busy_s)
-            case RefusalCode.NOT_HELD | RefusalCode.DRAINING:
-                self._avoid_peer(error.peer_id, 2 * self._config.poll_s)
-            case _:
-                self._avoid_peer(error.peer_id, self._config.avoid_s)
-
-    def _attempt(
-        self,
-        session: str,
-        route: tuple[RouteStage, ...],
-        log: AnswerLog,
-        progress: Progress,
-    ) -> AsyncGenerator[tuple[int, ...], None]:
-        progress.route = route
-        addresses = tuple(self._nodes[stage.peer_id].addresses for stage in route)
-        return Attempt(
-            self._transport,
-            self._config.attempt,
-            session=session,
-            fingerprint=self._nodes[route[0].peer_id].model.fingerprint,
-            route=RouteAddresses(stages=route, addresses=addresses),
-            log=log,
-        ).tokens()
 
     async def ready_spec(self) -> ModelSpec:
         """The model's description; waits for a first peer as long as an answer would."""
@@ -314,7 +295,11 @@ class Swarm:
         waiting = Waiting(self._on_status)
         while (spec := self.spec) is None:
             reason = f"nobody in network {self._config.network!r} announces {self.model_name}"
-            await self._wait_for_route(NoRoute(reason=reason, missing=()), waiting, deadline_s)
+            waiting.say(NoRoute(reason=reason, missing=()))
+            if loop.time() >= deadline_s:
+                raise UnavailableError(waiting.text)
+            await asyncio.sleep(LOOK_S)
+            await self.look()
         return spec
 
     async def stream(

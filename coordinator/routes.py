@@ -131,23 +131,89 @@ def route_from_records(
     gaps = missing_layers(usable, layers)
     if gaps:
         return NoRoute(reason="some layers are held by nobody", missing=gaps)
-    best: dict[int, tuple[float, tuple[RouteStage, ...]]] = {0: (0.0, ())}
-    for layer in range(layers):
+    stages = _quickest(usable, 0, layers)
+    if stages is None:
+        return NoRoute(reason="the peers that can be used do not join up to a route")
+    if len(stages) > STAGES_MAX:
+        return NoRoute(reason=f"every route needs more than {STAGES_MAX} stages")
+    return stages
+
+
+def _quickest(
+    usable: Mapping[str, NodeRecord], first: int, last: int
+) -> tuple[RouteStage, ...] | None:
+    """The quickest stages that together run layers ``[first, last)``, each peer once."""
+    best: dict[int, tuple[float, tuple[RouteStage, ...]]] = {first: (0.0, ())}
+    for layer in range(first, last):
         if layer not in best:
             continue
         time_s, stages = best[layer]
         for record in usable.values():
-            if not record.holds(layer, layer + 1) or record.end <= layer:
+            end = min(record.end, last)
+            if end <= layer or not record.holds(layer, end):
                 continue
-            stage = RouteStage(peer_id=record.peer_id, start=layer, end=record.end)
-            total_s = time_s + HOP_S + _stage_s(record, record.end - layer)
-            if record.end not in best or total_s < best[record.end][0]:
-                best[record.end] = (total_s, (*stages, stage))
-    if layers not in best:
-        return NoRoute(reason="the peers that can be used do not join up to a route")
-    if len(best[layers][1]) > STAGES_MAX:
-        return NoRoute(reason=f"every route needs more than {STAGES_MAX} stages")
-    return best[layers][1]
+            stage = RouteStage(peer_id=record.peer_id, start=layer, end=end)
+            total_s = time_s + HOP_S + _stage_s(record, end - layer)
+            if end not in best or total_s < best[end][0]:
+                best[end] = (total_s, (*stages, stage))
+    return best[last][1] if last in best else None
+
+
+def replacement(
+    route: tuple[RouteStage, ...],
+    lost: Collection[str],
+    usable: Mapping[str, NodeRecord],
+    layers: int,
+) -> tuple[RouteStage, ...] | NoRoute:
+    """``route`` with its ``lost`` peers' stages replaced; the other stages stay as they are.
+
+    Each run of lost stages is covered by one or several peers of ``usable`` that are not on the
+    route already. Where that fails, the neighbours of the gap are given up too, the later one
+    first (its KV is rebuilt from the earlier one's log), then the earlier one, until nothing of
+    the old route is left. ``usable`` need not hold the survivors: they serve the session already.
+    """
+    pool = {peer_id: record for peer_id, record in usable.items() if peer_id not in lost}
+    kept = [stage.peer_id not in lost for stage in route]
+    while True:
+        mended = _mend(route, kept, pool)
+        if not isinstance(mended, tuple):
+            gap_start, gap_end = mended
+            widened = [i for i in (gap_end, gap_start - 1) if 0 <= i < len(route) and kept[i]]
+            if widened:
+                kept[widened[0]] = False
+                continue
+            if any(kept):
+                kept = [False] * len(route)
+                continue
+            return route_from_records(pool, layers)
+        if len(mended) > STAGES_MAX:
+            return NoRoute(reason=f"every route needs more than {STAGES_MAX} stages")
+        return mended
+
+
+def _mend(
+    route: tuple[RouteStage, ...], kept: list[bool], pool: Mapping[str, NodeRecord]
+) -> tuple[RouteStage, ...] | list[int]:
+    """The route with its gaps covered, or ``[first, end)`` of the gap that nobody covers."""
+    taken = {stage.peer_id for stage, keep in zip(route, kept, strict=True) if keep}
+    mended: list[RouteStage] = []
+    at = 0
+    while at < len(route):
+        if kept[at]:
+            mended.append(route[at])
+            at += 1
+            continue
+        end = at
+        while end < len(route) and not kept[end]:
+            end += 1
+        free = {peer_id: record for peer_id, record in pool.items() if peer_id not in taken}
+        stages = _quickest(free, route[at].start, route[end - 1].end)
+        if stages is None:
+            return [at, end]
+        taken |= {stage.peer_id for stage in stages}
+        mended += stages
+        at = end
+    return tuple(mended)
 
 
 def _stage_s(record: NodeRecord, count: int) -> float:

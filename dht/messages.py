@@ -70,7 +70,11 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOpen:
-    """Travels down the route; each stage reserves KV for the whole session or refuses."""
+    """Travels down the route; each stage reserves KV for the whole session or refuses.
+
+    Under a later epoch it replaces the route of a session that is open: stages that hold its KV
+    for the same layers keep it. ``prompt_tokens`` then counts the answer so far, too.
+    """
 
     session: SessionId
     epoch: RouteEpoch
@@ -90,10 +94,14 @@ class SessionOpen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionAccepted:
-    """Travels back up the route from the last stage: every stage has reserved."""
+    """Travels back up the route from the last stage: every stage has reserved.
+
+    Each stage puts in the position from which on it needs rows (the first one: token ids).
+    """
 
     session: SessionId
     epoch: RouteEpoch
+    position: Position = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +113,8 @@ class SessionRefused:
     peer_id: PeerId
     code: RefusalCode
     reason: Reason
+    retry_after_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
+    """For want of room: when this stage expects to have some. 0: it cannot say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,10 @@
 
 No clocks, sockets or tensors: the stage server performs what these methods decide. A frame that
 is not the next one of its session is dropped and counted by the caller.
+
+A session outlives its routes. When the owner opens it again under the next epoch, a stage that
+still holds its layers' KV *takes over*: it keeps what it has run and says from which position on it
+needs rows (:meth:`StageSession.take_over`, :func:`resume_at`).
 """
 
 from dataclasses import dataclass, field
@@ -15,8 +19,53 @@ class StageState(StrEnum):
     OPENING = "opening"
     """Reserved here, waiting for the stages below."""
     ACTIVE = "active"
+    PAUSED = "paused"
+    """A neighbour was lost. KV and log are kept for the owner's next epoch, for a bounded time."""
     FINISHED = "finished"
     """KV freed; the last stage keeps the token log for a client that attaches late."""
+    CLOSED = "closed"
+    """Everything is freed and forgotten."""
+
+
+class StageEvent(StrEnum):
+    ACCEPTED = "accepted"
+    """Every stage below has reserved."""
+    REFUSED = "refused"
+    """A stage below refused or cannot be reached, under an epoch that began here."""
+    REFUSED_AGAIN = "refused_again"
+    """The same for a session that was taken over from an earlier epoch."""
+    NEIGHBOUR_LOST = "neighbour_lost"
+    """A stage that this one sends to or gets from is gone, or says that it gave up."""
+    COMPLETED = "completed"
+    """Last stage: the answer's last token was sampled."""
+    ENDED = "ended"
+    """A close, an expiry, or an error of this stage's own."""
+
+
+TRANSITIONS: dict[StageState, dict[StageEvent, StageState]] = {
+    StageState.OPENING: {
+        StageEvent.ACCEPTED: StageState.ACTIVE,
+        StageEvent.REFUSED: StageState.CLOSED,
+        StageEvent.REFUSED_AGAIN: StageState.PAUSED,
+        StageEvent.NEIGHBOUR_LOST: StageState.PAUSED,
+        StageEvent.ENDED: StageState.CLOSED,
+    },
+    StageState.ACTIVE: {
+        StageEvent.REFUSED: StageState.PAUSED,
+        StageEvent.REFUSED_AGAIN: StageState.PAUSED,
+        StageEvent.NEIGHBOUR_LOST: StageState.PAUSED,
+        StageEvent.COMPLETED: StageState.FINISHED,
+        StageEvent.ENDED: StageState.CLOSED,
+    },
+    StageState.PAUSED: {
+        StageEvent.NEIGHBOUR_LOST: StageState.PAUSED,
+        StageEvent.COMPLETED: StageState.FINISHED,
+        StageEvent.ENDED: StageState.CLOSED,
+    },
+    StageState.FINISHED: {StageEvent.ENDED: StageState.CLOSED},
+    StageState.CLOSED: {},
+}
+"""What may happen in which state; anything else is ignored by :meth:`StageSession.on`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +84,44 @@ class StageSession:
 
     open: SessionOpen
     state: StageState = StageState.OPENING
+    kv_key: str = ""
+    """Under which the engine reserved: a take-over keeps the name of the epoch that reserved."""
+    taken_over: bool = False
+    """Whether KV of an earlier epoch is in use."""
     inputs: list[int] = field(default_factory=list)
     """First stage: all token ids so far, prompt and ring."""
     next_position: int = 0
     """The next position that this stage runs."""
+    done_position: int = 0
+    """Positions before it have left the engine: their KV is there, and their rows are logged."""
+    send_position: int = 0
+    """The next stage has everything before it; rows before it are logged but not sent."""
     in_flight: bool = False
     """First stage: a chunk is in the engine; the next one waits for its result."""
     sampled: list[int] = field(default_factory=list)
     """Last stage: the answer so far."""
     finish_reason: FinishReason | None = None
 
+    def __post_init__(self) -> None:
+        self.kv_key = self.kv_key or session_key(self.open.session, self.open.epoch)
+
     @property
     def key(self) -> str:
-        """Identity within one peer: a replay under a new epoch is another session here."""
-        return session_key(self.open.session, self.open.epoch)
+        """Identity within one peer, whatever the epoch."""
+        return self.open.session
+
+    def on(self, event: StageEvent) -> bool:
+        """Take the transition for ``event``; False, and nothing happens, where there is none."""
+        following = TRANSITIONS[self.state].get(event)
+        if following is None:
+            return False
+        self.state = following
+        return True
+
+    @property
+    def holds_kv(self) -> bool:
+        """Whether a reservation belongs to it."""
+        return self.state in {StageState.OPENING, StageState.ACTIVE, StageState.PAUSED}
 
     @property
     def stage(self) -> RouteStage:
@@ -81,6 +154,42 @@ class StageSession:
     def kv_tokens(self) -> int:
         """Tokens of KV that the whole session needs: the last sampled token is never run."""
         return self.open.prompt_tokens + self.open.max_new_tokens - 1
+
+    def can_take_over(self, open_: SessionOpen) -> bool:
+        """Whether ``open_`` is a later epoch of this session over the KV that is held here."""
+        return (
+            self.holds_kv
+            and open_.session == self.open.session
+            and open_.client == self.open.client
+            and open_.epoch > self.open.epoch
+            and open_.hop < len(open_.route)
+            and open_.route[open_.hop] == self.stage
+            and open_.prompt_tokens >= self.open.prompt_tokens
+            and open_.prompt_tokens + open_.max_new_tokens - 1 == self.kv_tokens
+        )
+
+    def take_over(self, open_: SessionOpen) -> "StageSession":
+        """This session under the epoch of ``open_``, with all that was run so far.
+
+        What is still in the engine is run again, and so is the last prompt row of a last stage:
+        its output is what the first token of the new epoch is sampled from.
+        """
+        known = open_.prompt_tokens
+        following = StageSession(
+            open=open_, kv_key=self.kv_key, taken_over=True, inputs=self.inputs[:known]
+        )
+        position = min(self.done_position, known - 1 if following.is_last else known)
+        following.next_position = following.done_position = position
+        return following
+
+    def rewind(self, position: int) -> None:
+        """Run rows from ``position`` on again: the next stage needs them and no log has them."""
+        self.next_position = self.done_position = min(self.next_position, position)
+
+    @property
+    def needs_from(self) -> int:
+        """The position from which this stage needs its input; the answer to an open."""
+        return len(self.inputs) if self.is_first else self.next_position
 
     def add_inputs(self, position: int, token_ids: tuple[int, ...]) -> bool:
         """First stage: take prompt or ring tokens; False when they are not the next ones."""
@@ -140,6 +249,28 @@ class StageSession:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """How a stage serves the next one from the position it asked for."""
+
+    resend_from: int
+    """Logged rows from here to ``own_position`` are sent at once."""
+    own_position: int
+    """Where this stage itself goes on; smaller than before when it must run rows again."""
+
+
+def resume_at(asked: int, own: int, *, logged: bool) -> Resume:
+    """What a stage at position ``own`` does when the next stage asks for rows from ``asked`` on.
+
+    ``logged`` says whether the log has all rows of ``[asked, own)``. A next stage that is ahead
+    gets nothing until this one has caught up; one that is behind gets the log, or, where that does
+    not reach back so far, rows that are run again.
+    """
+    if asked >= own:
+        return Resume(resend_from=own, own_position=own)
+    return Resume(resend_from=asked, own_position=own if logged else asked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageView:
     """What a stage checks an open against."""
 
@@ -157,10 +288,14 @@ def session_key(session: str, epoch: int) -> str:
     return f"{session}/{epoch}"
 
 
-def refusal_of(open_: SessionOpen, view: StageView) -> tuple[RefusalCode, str] | None:
+def refusal_of(
+    open_: SessionOpen, view: StageView, *, taken_over: bool = False
+) -> tuple[RefusalCode, str] | None:
     """Why this stage cannot take ``open_``, or None; checks everything but KV room.
 
-    The sender is not trusted: a route that is malformed is refused as a bad request.
+    The sender is not trusted: a route that is malformed is refused as a bad request. A stage that
+    leaves still takes over what it holds (``taken_over``), so that losing another stage meanwhile
+    costs no more than usual.
     """
     route = open_.route
     if open_.hop >= len(route) or len(open_.addresses) != len(route):
@@ -178,6 +313,8 @@ def refusal_of(open_: SessionOpen, view: StageView) -> tuple[RefusalCode, str] |
         return RefusalCode.BAD_REQUEST, "this stage belongs to another peer"
     if open_.fingerprint != view.fingerprint:
         return RefusalCode.NOT_HELD, "this peer serves other weights under that name"
+    if taken_over:
+        return None
     if not view.serving:
         return RefusalCode.DRAINING, "this peer is not serving now"
     if not view.start <= mine.start < mine.end <= view.end:

@@ -32,7 +32,6 @@ from dht.transport import (
     Transport,
 )
 from node.stage import StageServer
-from node.stage_session import session_key
 
 logger = logging.getLogger(__name__)
 
@@ -82,22 +81,27 @@ class StageStreams:
             return await wire.read_frame(stream, limit_bytes=limit_bytes)
 
     async def _serve_client(self, stream: Stream) -> None:
-        """A client's session: one open, its prompt, and its close."""
+        """One epoch of a client's session: an open, its prompt, and its close.
+
+        A close alone frees a stage that is not on the session's route any more.
+        """
         limits = self._limits
         frame = await self._read(stream, limits.first_frame_s, wire.FRAME_BYTES_MAX)
         open_ = frame.message
+        if isinstance(open_, SessionClose):
+            self._stage.close_for(open_, stream.remote_peer_id)
+            return
         if not isinstance(open_, SessionOpen) or open_.hop != 0:
             raise wire.MalformedError("a session's stream starts with an open at hop 0")
         if open_.client != stream.remote_peer_id:
             raise wire.MalformedError("a session is opened by its own client")
-        key = session_key(open_.session, open_.epoch)
         async with _sending(stream) as sender:
             try:
                 self._stage.open(open_, sender)
                 while await self._take_from_client(stream, open_, sender):
                     pass
             finally:
-                self._stage.close_from(key, sender)
+                self._stage.close_from(open_.session, sender)
 
     async def _take_from_client(
         self, stream: Stream, open_: SessionOpen, sender: FrameSender
@@ -107,7 +111,7 @@ class StageStreams:
         mine = (open_.session, open_.epoch)
         match frame.message:
             case Prompt() as prompt if (prompt.session, prompt.epoch) == mine:
-                self._stage.take_inputs(session_key(*mine), prompt.position, prompt.token_ids)
+                self._stage.flow.take_inputs(*mine, prompt.position, prompt.token_ids)
             case SessionClose():
                 return False
             case Ping(nonce=nonce):
@@ -139,7 +143,7 @@ class StageStreams:
                         raise wire.MalformedError("only pings follow an attach")
                     sender.send(Pong(nonce=frame.message.nonce))
             finally:
-                self._stage.detach(session_key(attach.session, attach.epoch), sender)
+                self._stage.detach(attach.session, sender)
 
     async def _serve_hop(self, stream: Stream) -> None:
         """The stage before: opens, activations, ring tokens and closes of many sessions."""
@@ -156,9 +160,9 @@ class StageStreams:
     def _take_from_stage(self, peer_id: str, frame: wire.Frame, sender: FrameSender) -> None:
         match frame.message:
             case Activations() as activations:
-                self._stage.take_activations(peer_id, activations, frame.body)
+                self._stage.flow.take_activations(peer_id, activations, frame.body)
             case RingTokens(tokens=tokens):
-                self._stage.take_ring(peer_id, tokens)
+                self._stage.flow.take_ring(peer_id, tokens)
             case SessionOpen() as open_:
                 if open_.hop == 0 or open_.hop >= len(open_.route):
                     raise wire.MalformedError("an open over a hop is for a later stage")

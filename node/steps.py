@@ -1,6 +1,6 @@
 """What goes into an engine step and what comes out, with results coalesced by next peer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dht.messages import ITEMS_MAX, ActivationItem, Activations, RingToken, RingTokens
@@ -33,6 +33,21 @@ class StepResult:
     error: str | None = None
 
 
+def rows_bytes(results: Sequence[StepResult]) -> dict[int, memoryview]:
+    """The rows of each result as bytes, by its index; copied off the device in one go."""
+    with_rows = [(index, r.rows) for index, r in enumerate(results) if r.rows is not None]
+    if not with_rows:
+        return {}
+    whole = Rows.join([rows for _, rows in with_rows])
+    row_bytes = len(whole) // sum(rows.tensor.shape[0] for _, rows in with_rows)
+    parts, at = {}, 0
+    for index, rows in with_rows:
+        size = rows.tensor.shape[0] * row_bytes
+        parts[index] = whole[at : at + size]
+        at += size
+    return parts
+
+
 class Outbox:
     """Frames that follow from one step.
 
@@ -42,19 +57,19 @@ class Outbox:
 
     def __init__(self) -> None:
         self._ring: dict[str, list[RingToken]] = {}
-        self._decodes: dict[str, list[StepResult]] = {}
-        self._prefills: list[tuple[str, StepResult]] = []
+        self._decodes: dict[str, list[tuple[ActivationItem, bytes | memoryview]]] = {}
+        self._prefills: list[tuple[str, ActivationItem, bytes | memoryview]] = []
 
     def add_token(self, peer_id: str, token: RingToken) -> None:
         """A sampled token for the first stage of its session."""
         self._ring.setdefault(peer_id, []).append(token)
 
-    def add_rows(self, peer_id: str, result: StepResult) -> None:
+    def add_rows(self, peer_id: str, item: ActivationItem, body: bytes | memoryview) -> None:
         """Hidden states for the next stage of their session."""
-        if result.request.chunk.tokens == 1:
-            self._decodes.setdefault(peer_id, []).append(result)
+        if item.tokens == 1:
+            self._decodes.setdefault(peer_id, []).append((item, body))
         else:
-            self._prefills.append((peer_id, result))
+            self._prefills.append((peer_id, item, body))
 
     def frames(
         self, dtype: str, hidden: int
@@ -65,22 +80,9 @@ class Outbox:
                 yield peer_id, RingTokens(tokens=tuple(tokens[start : start + ITEMS_MAX])), b""
         for peer_id, group in self._decodes.items():
             for start in range(0, len(group), ITEMS_MAX):
-                yield peer_id, *_rows_frame(group[start : start + ITEMS_MAX], dtype, hidden)
-        for peer_id, result in self._prefills:
-            yield peer_id, *_rows_frame([result], dtype, hidden)
-
-
-def _rows_frame(
-    results: list[StepResult], dtype: str, hidden: int
-) -> tuple[Activations, memoryview]:
-    items = tuple(
-        ActivationItem(
-            session=result.request.session.open.session,
-            epoch=result.request.session.open.epoch,
-            position=result.request.chunk.position,
-            tokens=result.request.chunk.tokens,
-        )
-        for result in results
-    )
-    body = Rows.join([result.rows for result in results if result.rows is not None])
-    return Activations(items=items, dtype=dtype, hidden=hidden), body
+                part = group[start : start + ITEMS_MAX]
+                items = tuple(item for item, _ in part)
+                body = part[0][1] if len(part) == 1 else b"".join(body for _, body in part)
+                yield peer_id, Activations(items=items, dtype=dtype, hidden=hidden), body
+        for peer_id, item, body in self._prefills:
+            yield peer_id, Activations(items=(item,), dtype=dtype, hidden=hidden), body

@@ -72,7 +72,8 @@ class PaperEngine:
         self.step_s = step_s
         self.kv_free = kv_tokens
         self.kv: dict[str, int] = {}
-        self.states: dict[str, int] = {}
+        self.states: dict[str, list[int]] = {}
+        self.rows_run = 0
         self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
         self.free_at_s = 0.0
 
@@ -113,14 +114,17 @@ class PaperEngine:
         if ids is None:
             assert request.rows is not None
             ids = tuple(int(n) for n in request.rows.tensor.flatten().tolist())
+        self.rows_run += len(ids)
+        states = self.states.setdefault(key, [7])
+        assert chunk.position < len(states), "a position was skipped"
+        del states[chunk.position + 1 :]
+        for token_id in ids:
+            states.append(fold(states[-1], token_id))
         if not request.session.is_last:
             rows = Rows(tensor=torch.tensor(ids, dtype=torch.float32)[:, None])
             return StepResult(request=request, rows=rows)
-        state = self.states.get(key, 7)
-        for token_id in ids:
-            state = fold(state, token_id)
-        self.states[key] = state
-        return StepResult(request=request, token_id=state % VOCAB if chunk.sample else None)
+        token_id = states[-1] % VOCAB if chunk.sample else None
+        return StepResult(request=request, token_id=token_id)
 
 
 @dataclass(slots=True)
@@ -171,13 +175,20 @@ class PaperSwarm:
         self.peers: list[PaperPeer] = []
 
     async def add(
-        self, start: int, end: int, *, kv_tokens: int = 10_000, step_s: float = 0.01
+        self,
+        start: int,
+        end: int,
+        *,
+        kv_tokens: int = 10_000,
+        step_s: float = 0.01,
+        log_bytes_max: int = 1 << 20,
     ) -> PaperPeer:
         transport = self.network.transport(Identity.generate())
         engine = PaperEngine(transport.peer_id, start, end, kv_tokens=kv_tokens, step_s=step_s)
-        stage = StageServer(
-            transport, engine, StageConfig(chunk_tokens=16, hops=HopConfig(idle_s=30.0))
+        config = StageConfig(
+            chunk_tokens=16, hops=HopConfig(idle_s=30.0), log_bytes_max=log_bytes_max
         )
+        stage = StageServer(transport, engine, config)
         engine.on_results = stage.on_results
         await StageStreams(transport, stage, StreamLimits()).start()
         peer = PaperPeer(
@@ -228,12 +239,14 @@ class PaperSwarm:
 
 
 @asynccontextmanager
-async def paper_swarm(*spans: tuple[int, int], seed: int = 0) -> AsyncIterator[PaperSwarm]:
+async def paper_swarm(
+    *spans: tuple[int, int], seed: int = 0, log_bytes_max: int = 1 << 20
+) -> AsyncIterator[PaperSwarm]:
     """A swarm with one peer per span."""
     swarm = PaperSwarm(seed)
     try:
         for start, end in spans:
-            await swarm.add(start, end)
+            await swarm.add(start, end, log_bytes_max=log_bytes_max)
         yield swarm
     finally:
         await swarm.close()

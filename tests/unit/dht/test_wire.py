@@ -38,8 +38,9 @@ GOLDEN: list[tuple[Any, str]] = [
     ),
     (
         SessionRefused(session=S, epoch=1, peer_id="peer", code=RefusalCode.NO_KV, reason="full"),
-        "9301a77265667573656485a773657373696f6ea973657373696f6e2d31a565706f636801a7706565725f6964"
-        "a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6c",
+        "9301a77265667573656486a773657373696f6ea973657373696f6e2d31a565706f636801a7706565725f6964"
+        "a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6cad72657472795f61667465725f73cb"
+        "0000000000000000",
     ),
     (
         Prompt(session=S, epoch=0, position=0, token_ids=(1, 2, 300)),
@@ -160,6 +161,15 @@ messages = st.one_of(
 def test_version_1_stays_as_it_is(message: Any, golden: str) -> None:
     assert wire.encode(message).hex() == golden
     assert wire.decode(bytes.fromhex(golden)) == message
+
+
+def test_a_frame_from_before_a_field_was_added_still_decodes() -> None:
+    old = (
+        "9301a77265667573656485a773657373696f6ea973657373696f6e2d31a565706f636801a7706565725f6964"
+        "a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6c"
+    )
+    refused = wire.decode(bytes.fromhex(old))
+    assert (refused.reason, refused.retry_after_s) == ("full", 0.0)
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -1,0 +1,288 @@
+"""The owner's side of one session: which route it takes, when it is mended, when it is given up.
+
+Pure: events with the time go in, effects come out in the order in which they are to be performed
+(:mod:`client.session` does that). The owner alone decides on routes, so it is never in question who
+replaces a stage; stages only keep what they hold until the next epoch reaches them.
+
+An epoch is one route that was tried. It ends when a stage refuses or is lost; the next one keeps
+the survivors of the last route *that was accepted* and replaces the rest.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from client.answer import AnswerLog
+from coordinator.routes import NoRoute
+from dht.messages import RefusalCode
+from dht.types import RouteStage
+
+Route = tuple[RouteStage, ...]
+
+
+class OwnerState(StrEnum):
+    DRAWING = "drawing"
+    """A route is wanted."""
+    OPENING = "opening"
+    """An open is on its way down the route."""
+    RUNNING = "running"
+    """Every stage has accepted; tokens come."""
+    DONE = "done"
+    """The answer is whole."""
+    GAVE_UP = "gave_up"
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """The answer to a :class:`Draw`."""
+
+    route: Route | NoRoute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """Every stage of the epoch's route has reserved; the first wants token ids at ``position``."""
+
+    epoch: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A stage refused the epoch, or could not be reached, before any work was done."""
+
+    epoch: int
+    peer_id: str
+    code: str
+    reason: str
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A stage of the epoch's route was lost, stalled or broke the protocol."""
+
+    epoch: int
+    peer_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """Tokens from the last stage."""
+
+    epoch: int
+    position: int
+    token_ids: tuple[int, ...]
+
+
+Event = Drawn | Accepted | Refused | Lost | Arrived
+
+
+# Effects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Find a route after ``after_s`` and answer with :class:`Drawn`.
+
+    ``mend`` is the route whose survivors hold the session's KV, empty for a new session; ``lost``
+    are its stages that cannot be kept.
+    """
+
+    mend: Route
+    lost: frozenset[str]
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Open ``epoch`` over ``route``; answer with Accepted, Refused or Lost."""
+
+    epoch: int
+    route: Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """Send the known tokens from ``position`` on, and attach to the last stage."""
+
+    epoch: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Close the session at stages that are not on the route any more, as far as they live."""
+
+    epoch: int
+    stages: Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliver:
+    """New tokens, each exactly once and in order."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Avoid:
+    """Do not use a peer for a while. ``code`` is None for one that failed at work."""
+
+    peer_id: str
+    code: str | None
+    reason: str
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Tell the caller what the answer waits for."""
+
+    no_route: NoRoute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """No route for too long, or a request that no stage takes."""
+
+    reason: str
+    no_route: NoRoute | None = None
+    """None: the request itself is refused, and waiting would not help."""
+    retry_after_s: float = 0.0
+
+
+Effect = Draw | Open | Feed | Leave | Deliver | Avoid | Wait | GiveUp
+
+
+@dataclass(slots=True, kw_only=True)
+class Owner:
+    """The state machine. Begin with :meth:`start`, then :meth:`step` for every event."""
+
+    log: AnswerLog
+    wait_s: float
+    """How long without a route or a token before the owner gives up."""
+    poll_s: float = 0.25
+    """Between looks for a route."""
+    state: OwnerState = OwnerState.DRAWING
+    route: Route = ()
+    """Of the present epoch."""
+    accepted: Route = ()
+    """The last route that every stage accepted: its survivors hold the session's KV."""
+    lost: set[str] = field(default_factory=set)
+    """Stages of ``accepted`` that are gone, and peers that refused since."""
+    touched: list[RouteStage] = field(default_factory=list)
+    """Stages that may hold KV although they are not on ``accepted``."""
+    deadline_s: float = 0.0
+    failovers: int = 0
+    last_reason: str = ""
+    retry_after_s: float = 0.0
+
+    @property
+    def epoch(self) -> int:
+        return self.log.epoch
+
+    def start(self, now_s: float) -> list[Effect]:
+        """The first effects of a new session."""
+        self.deadline_s = now_s + self.wait_s
+        return [self._draw()]
+
+    def step(self, event: Event, now_s: float) -> list[Effect]:
+        """Take one event. What does not fit the state or comes from an old epoch does nothing."""
+        match (self.state, event):
+            case (OwnerState.DRAWING, Drawn(route=route)):
+                return self._drawn(route, now_s)
+            case (OwnerState.OPENING, Accepted(epoch=self.epoch, position=position)):
+                return self._accepted(position)
+            case (OwnerState.OPENING, Refused(epoch=self.epoch) as refused):
+                return self._refused(refused, now_s)
+            case (OwnerState.OPENING | OwnerState.RUNNING, Lost(epoch=self.epoch) as lost):
+                return self._lost(lost)
+            case (OwnerState.RUNNING, Arrived() as arrived):
+                return self._arrived(arrived, now_s)
+            case _:
+                return []
+
+    def _draw(self, after_s: float = 0.0) -> Draw:
+        self.state = OwnerState.DRAWING
+        return Draw(mend=self.accepted, lost=frozenset(self.lost), after_s=after_s)
+
+    def _drawn(self, route: Route | NoRoute, now_s: float) -> list[Effect]:
+        if not isinstance(route, NoRoute):
+            self.state, self.route = OwnerState.OPENING, route
+            return [Open(epoch=self.epoch, route=route)]
+        if now_s >= self.deadline_s:
+            self.state = OwnerState.GAVE_UP
+            return [
+                Wait(no_route=route),
+                GiveUp(
+                    reason=self.last_reason or route.reason,
+                    no_route=route,
+                    retry_after_s=self.retry_after_s,
+                ),
+            ]
+        # A peer that came back, or has room again, may serve after all.
+        self.lost &= {stage.peer_id for stage in self.accepted}
+        return [Wait(no_route=route), self._draw(self.poll_s)]
+
+    def _accepted(self, position: int) -> list[Effect]:
+        self.state = OwnerState.RUNNING
+        on_route = set(self.route)
+        left = [s for s in (*self.accepted, *self.touched) if s not in on_route]
+        self.accepted, self.touched = self.route, []
+        self.lost.clear()
+        effects: list[Effect] = [Feed(epoch=self.epoch, position=position)]
+        # A peer that serves other layers now has dropped its old epoch by itself.
+        here = {stage.peer_id for stage in self.route}
+        gone = tuple(dict.fromkeys(s for s in left if s.peer_id not in here))
+        return [*effects, Leave(epoch=self.epoch, stages=gone)] if gone else effects
+
+    def _refused(self, refused: Refused, now_s: float) -> list[Effect]:
+        if refused.code in {RefusalCode.BAD_REQUEST, RefusalCode.TOO_LONG}:
+            self.state = OwnerState.GAVE_UP
+            return [GiveUp(reason=refused.reason)]
+        self.last_reason, self.retry_after_s = refused.reason, refused.retry_after_s
+        self._next_epoch(refused.peer_id)
+        avoid = Avoid(
+            peer_id=refused.peer_id,
+            code=refused.code,
+            reason=refused.reason,
+            retry_after_s=refused.retry_after_s,
+        )
+        if now_s >= self.deadline_s:
+            self.state = OwnerState.GAVE_UP
+            reason = f"peers refused for too long: {refused.reason}"
+            return [
+                avoid,
+                GiveUp(
+                    reason=reason,
+                    no_route=NoRoute(reason=reason),
+                    retry_after_s=self.retry_after_s,
+                ),
+            ]
+        return [avoid, self._draw()]
+
+    def _lost(self, lost: Lost) -> list[Effect]:
+        self.failovers += self.state is OwnerState.RUNNING
+        self._next_epoch(lost.peer_id)
+        return [Avoid(peer_id=lost.peer_id, code=None, reason=lost.reason), self._draw()]
+
+    def _next_epoch(self, lost_peer: str) -> None:
+        self.lost.add(lost_peer)
+        self.touched += [s for s in self.route if s not in self.accepted]
+        self.log.epoch += 1
+
+    def _arrived(self, arrived: Arrived, now_s: float) -> list[Effect]:
+        fresh = self.log.accept(
+            epoch=arrived.epoch, position=arrived.position, token_ids=arrived.token_ids
+        )
+        if not fresh:
+            return []
+        self.deadline_s = now_s + self.wait_s
+        self.last_reason, self.retry_after_s = "", 0.0
+        if self.log.finish_reason is not None:
+            self.state = OwnerState.DONE
+        return [Deliver(token_ids=fresh)]

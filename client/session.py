@@ -1,0 +1,215 @@
+"""One answer's session: performs what its :class:`client.failover.Owner` decides."""
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from client.attempt import Attempt, AttemptConfig
+from client.errors import UnavailableError
+from client.failover import (
+    Avoid,
+    Deliver,
+    Draw,
+    Drawn,
+    Effect,
+    Event,
+    Feed,
+    GiveUp,
+    Leave,
+    Lost,
+    Open,
+    Owner,
+    OwnerState,
+    Route,
+    Wait,
+)
+from client.progress import Progress, Waiting
+from coordinator.routes import NoRoute
+from dht import wire
+from dht.errors import NetworkError, SwarmError
+from dht.messages import SessionClose, SessionOpen
+from dht.transport import SESSION_PROTOCOL, Transport
+
+LEAVE_S = 4.0
+"""For telling a stage that left the route to free its share."""
+
+
+class RouteSource(Protocol):
+    """What a session needs of its swarm."""
+
+    def draw(self, mend: Route, lost: frozenset[str], kv_tokens: int) -> Route | NoRoute:
+        """A route for ``kv_tokens`` tokens; with ``mend``, one that keeps its survivors."""
+        ...
+
+    def addresses_of(self, peer_id: str) -> tuple[str, ...]: ...
+
+    def avoid(self, avoid: Avoid) -> None: ...
+
+    def worked(self, route: Route) -> None: ...
+
+    async def look(self) -> None:
+        """Read the DHT anew."""
+        ...
+
+
+class OwnerSession:
+    """Runs one session. Iterate :meth:`tokens` once."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: AttemptConfig,
+        source: RouteSource,
+        owner: Owner,
+        progress: Progress,
+        waiting: Waiting,
+        *,
+        fingerprint: str,
+    ) -> None:
+        self._transport = transport
+        self._config = config
+        self._source = source
+        self._owner = owner
+        self._progress = progress
+        self._waiting = waiting
+        self._fingerprint = fingerprint
+        self._session = secrets.token_hex(16)
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._attempts: list[Attempt] = []
+        self._addresses: dict[str, tuple[str, ...]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def tokens(self) -> AsyncGenerator[tuple[int, ...], None]:
+        """New tokens as they arrive, until the answer is whole.
+
+        Raises:
+            UnavailableError: no route was found, or peers refused, for too long.
+            SwarmError: the request itself is refused.
+        """
+        owner, loop = self._owner, asyncio.get_running_loop()
+        todo = deque(owner.start(loop.time()))
+        try:
+            while owner.state is not OwnerState.DONE or todo:
+                if not todo:
+                    event = await self._next_event()
+                    todo += owner.step(event, loop.time())
+                    continue
+                effect = todo.popleft()
+                if isinstance(effect, Deliver):
+                    self._waiting.over()
+                    self._source.worked(owner.route)
+                    yield effect.token_ids
+                elif isinstance(effect, Draw):
+                    todo += owner.step(Drawn(route=await self._draw(effect)), loop.time())
+                else:
+                    await self._perform(effect)
+        finally:
+            await self._end()
+
+    async def _next_event(self) -> Event:
+        """What happens next; a loss when the route stalls although both its ends answer."""
+        config, owner = self._config, self._owner
+        limit_s = config.stall_s
+        if not owner.log.token_ids:
+            prompt_tokens = len(owner.log.request.prompt_ids)
+            limit_s += config.stall_per_prompt_token_s * prompt_tokens
+        try:
+            return await asyncio.wait_for(self._events.get(), limit_s)
+        except TimeoutError:
+            reason = f"no token for {limit_s:.0f} s although it answers"
+            return Lost(epoch=owner.epoch, peer_id=owner.route[-1].peer_id, reason=reason)
+
+    async def _draw(self, draw: Draw) -> Route | NoRoute:
+        if draw.after_s:
+            await asyncio.sleep(draw.after_s)
+            await self._source.look()
+        log = self._owner.log
+        kv_tokens = len(log.request.prompt_ids) + log.request.max_new_tokens - 1
+        return self._source.draw(draw.mend, draw.lost, kv_tokens)
+
+    async def _perform(self, effect: Effect) -> None:
+        log = self._owner.log
+        match effect:
+            case Open(epoch=epoch, route=route):
+                self._progress.route = route
+                attempt = Attempt(
+                    self._transport, self._config, self._open_of(epoch, route), self._post
+                )
+                self._attempts.append(attempt)
+                attempt.open()
+            case Feed(position=position):
+                # Earlier epochs' streams kept the first stage's share alive until now.
+                for old in self._attempts[:-1]:
+                    await old.close(ends_session=False)
+                del self._attempts[:-1]
+                known = log.replay_ids
+                self._attempts[-1].feed(position, known[position:], from_position=len(known))
+            case Leave(epoch=epoch, stages=stages):
+                self._leave(epoch, [stage.peer_id for stage in stages])
+            case Avoid() as avoid:
+                self._progress.failovers = self._owner.failovers
+                self._waiting.heard(f"peer {avoid.peer_id[-8:]}: {avoid.reason}")
+                self._source.avoid(avoid)
+            case Wait(no_route=no_route):
+                self._waiting.say(no_route)
+            case GiveUp(no_route=None, reason=reason):
+                raise SwarmError(reason)
+            case GiveUp(no_route=no_route, reason=reason) if no_route is not None:
+                raise UnavailableError(self._waiting.text or reason, no_route.missing)
+
+    def _post(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    def _open_of(self, epoch: int, route: Route) -> SessionOpen:
+        log = self._owner.log
+        addresses: Mapping[str, tuple[str, ...]] = {
+            stage.peer_id: self._source.addresses_of(stage.peer_id) for stage in route
+        }
+        for peer_id, known in addresses.items():
+            if known:  # the record of a stage that goes on may have expired meanwhile
+                self._addresses[peer_id] = known
+        return SessionOpen(
+            session=self._session,
+            epoch=epoch,
+            client=self._transport.peer_id,
+            fingerprint=self._fingerprint,
+            route=route,
+            addresses=tuple(self._addresses.get(stage.peer_id, ()) for stage in route),
+            hop=0,
+            prompt_tokens=len(log.replay_ids),
+            max_new_tokens=log.remaining_tokens,
+            sampling=log.request.sampling,
+        )
+
+    def _leave(self, epoch: int, peers: list[str]) -> None:
+        for peer_id in dict.fromkeys(peers):
+            task = asyncio.create_task(self._close_at(peer_id, epoch))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def _close_at(self, peer_id: str, epoch: int) -> None:
+        """Free one stage's share directly; a stage that is dead has freed it anyway."""
+        with suppress(NetworkError, TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                stream = await self._transport.open_stream(
+                    peer_id, SESSION_PROTOCOL, addresses=self._addresses.get(peer_id, ())
+                )
+                close = SessionClose(session=self._session, epoch=epoch)
+                try:
+                    await wire.send_frame(stream, close)
+                finally:
+                    await stream.close()
+
+    async def _end(self) -> None:
+        """Free the route, and what is left of earlier ones."""
+        owner = self._owner
+        for attempt in self._attempts:
+            await attempt.close(ends_session=True)
+        if owner.state is not OwnerState.DONE and owner.state is not OwnerState.RUNNING:
+            left = (*owner.accepted, *owner.touched, *owner.route)
+            self._leave(owner.epoch, [stage.peer_id for stage in left])
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=LEAVE_S)

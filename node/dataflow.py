@@ -1,0 +1,246 @@
+"""Rows and tokens through one stage: from the stage before into the engine, and on to the next.
+
+Everything a stage makes for the next one is logged before it is sent, so that a next stage that is
+lost can be rebuilt from here.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from dht import wire
+from dht.messages import ActivationItem, Activations, RingToken, Tokens
+from node.hops import HopTable
+from node.session_table import Live, SessionTable
+from node.stage_config import StageConfig, StageEngine
+from node.stage_session import Chunk, StageState
+from node.steps import Outbox, StepRequest, StepResult, rows_bytes
+from node.tensors import DTYPES, Rows, RowsError
+
+
+def row_bytes_of(engine: StageEngine) -> int:
+    """Bytes of one row on the wire."""
+    return engine.hidden * DTYPES[engine.wire_dtype].itemsize
+
+
+class Dataflow:
+    """Moves rows and tokens of the sessions in a table."""
+
+    def __init__(
+        self,
+        engine: StageEngine,
+        config: StageConfig,
+        table: SessionTable,
+        hops: HopTable,
+        counters: Counter[str],
+        *,
+        fail: Callable[[Live, str], None],
+        finish: Callable[[Live], None],
+    ) -> None:
+        """``fail`` ends a session here for a reason of this stage's own; ``finish`` a whole one."""
+        self._engine = engine
+        self._config = config
+        self._table = table
+        self._hops = hops
+        self._counters = counters
+        self._fail = fail
+        self._finish = finish
+        self._stalled: set[str] = set()
+        self.serialisation_s = 0.0
+        """Time spent between tensors and frames, both ways, writing included."""
+
+    @property
+    def stalled(self) -> bool:
+        """Whether a session waits for a slow link; then call :meth:`resume_stalled` soon."""
+        return bool(self._stalled)
+
+    def resume_stalled(self) -> None:
+        """Try again for sessions whose next link was behind."""
+        stalled, self._stalled = self._stalled, set()
+        for key in stalled:
+            if (live := self._table.get(key)) is not None:
+                self.push(live)
+
+    # In
+
+    def take_inputs(self, session: str, epoch: int, position: int, ids: tuple[int, ...]) -> None:
+        """First stage: prompt or ring tokens of a session."""
+        live = self._table.find(session, epoch)
+        if live is None or not live.session.is_first or not live.session.add_inputs(position, ids):
+            self._counters["stale_inputs"] += 1
+            return
+        live.touch()
+        self.push(live)
+
+    def take_ring(self, peer_id: str, tokens: Sequence[RingToken]) -> None:
+        """First stage: tokens that ``peer_id`` sampled, if it is the route's last stage."""
+        for token in tokens:
+            live = self._table.find(token.session, token.epoch)
+            if live is None or not live.session.is_first:
+                self._counters["stale_inputs"] += 1
+            elif live.session.open.route[-1].peer_id != peer_id:
+                self._counters["foreign_frames"] += 1
+            else:
+                self.take_inputs(token.session, token.epoch, token.position, (token.token_id,))
+
+    def take_activations(
+        self, peer_id: str, activations: Activations, body: bytes | memoryview
+    ) -> None:
+        """Rows of several sessions from the stage before. Raises MalformedError."""
+        if activations.dtype != self._engine.wire_dtype:
+            raise wire.MalformedError(
+                f"activations in {activations.dtype}; this peer takes {self._engine.wire_dtype}"
+            )
+        if activations.hidden != self._engine.hidden:
+            raise wire.MalformedError(
+                f"activations of width {activations.hidden}; the model's is {self._engine.hidden}"
+            )
+        started_s = time.perf_counter()
+        counts = [item.tokens for item in activations.items]
+        try:
+            parts = Rows.split(body, activations.dtype, activations.hidden, counts)
+        except RowsError as error:
+            raise wire.MalformedError(str(error)) from error
+        self.serialisation_s += time.perf_counter() - started_s
+        for item, rows in zip(activations.items, parts, strict=True):
+            live = self._table.find(item.session, item.epoch)
+            if live is None:
+                self._counters["stale_activations"] += 1
+                continue
+            if live.session.is_first or live.session.previous_peer != peer_id:
+                self._counters["foreign_frames"] += 1
+                continue
+            chunk = live.session.take_rows(item.position, item.tokens)
+            if chunk is None:
+                self._counters["stale_activations"] += 1
+                continue
+            live.touch()
+            self._submit(live, chunk, rows)
+
+    def _submit(self, live: Live, chunk: Chunk, rows: Rows | None) -> None:
+        session = live.session
+        self._engine.submit(
+            StepRequest(key=session.kv_key, session=session, chunk=chunk, rows=rows)
+        )
+
+    def push(self, live: Live) -> None:
+        """Move what can move: rows that wait for the link, then the first stage's next chunk."""
+        session = live.session
+        if session.state is not StageState.ACTIVE:
+            return
+        if session.next_peer is not None:
+            hop = self._hops.find(session.next_peer)
+            while live.backlog and hop is not None:
+                if hop.queued_bytes > self._config.queued_bytes_max:
+                    break
+                position, body = live.backlog.popleft()
+                item = self._item(live, position, len(body) // row_bytes_of(self._engine))
+                hop.send(self._frame(item), body)
+            behind = hop is not None and hop.queued_bytes > self._config.queued_bytes_max
+            if live.backlog or behind:
+                self._stalled.add(session.key)
+                return
+        if session.is_first:
+            chunk = session.next_chunk(self._config.chunk_tokens)
+            if chunk is not None:
+                self._submit(live, chunk, None)
+
+    # Out
+
+    def resend(self, live: Live, start: int, end: int) -> None:
+        """Send logged rows of positions ``[start, end)`` to the next stage, at the link's pace."""
+        step = self._config.chunk_tokens
+        for at in range(start, end, step):
+            rows = self._table.log.rows(live.session.key, at, min(at + step, end))
+            live.backlog.append((at, rows))
+        self._counters["resent_rows"] += max(0, end - start)
+
+    def on_results(self, results: Sequence[StepResult]) -> None:
+        """Results of one engine step: log, and send rows and tokens on, coalesced by next peer."""
+        started_s = time.perf_counter()
+        bodies = rows_bytes(results)
+        self.serialisation_s += time.perf_counter() - started_s
+        outbox = Outbox()
+        for index, result in enumerate(results):
+            session, chunk = result.request.session, result.request.chunk
+            live = self._table.get(session.key)
+            if live is None or not self._table.is_current(session):
+                self._counters["dropped_results"] += 1
+                continue
+            live.touch()
+            session.in_flight = False
+            if result.error is not None:
+                self._counters["engine_errors"] += 1
+                self._fail(live, result.error)
+                continue
+            session.done_position = chunk.position + chunk.tokens
+            if index in bodies and session.next_peer is not None:
+                self._send_rows(live, chunk, bodies[index], outbox)
+            if result.token_id is not None:
+                self._take_sampled(live, result.token_id, outbox)
+            self.push(live)
+        started_s = time.perf_counter()
+        for peer_id, message, body in outbox.frames(self._engine.wire_dtype, self._engine.hidden):
+            self._hops.get(peer_id).send(message, body)
+        self.serialisation_s += time.perf_counter() - started_s
+
+    def _send_rows(self, live: Live, chunk: Chunk, body: memoryview, outbox: Outbox) -> None:
+        session = live.session
+        self._table.log.append(session.key, chunk.position, body)
+        skip = min(max(0, session.send_position - chunk.position), chunk.tokens)
+        if session.next_peer is None or session.state is not StageState.ACTIVE:
+            return
+        if skip == chunk.tokens:
+            return
+        position = chunk.position + skip
+        rest = body[skip * row_bytes_of(self._engine) :]
+        if live.backlog:
+            live.backlog.append((position, bytes(rest)))
+        else:
+            outbox.add_rows(
+                session.next_peer, self._item(live, position, chunk.tokens - skip), rest
+            )
+
+    def _item(self, live: Live, position: int, tokens: int) -> ActivationItem:
+        open_ = live.session.open
+        return ActivationItem(
+            session=open_.session, epoch=open_.epoch, position=position, tokens=tokens
+        )
+
+    def _frame(self, item: ActivationItem) -> Activations:
+        return Activations(items=(item,), dtype=self._engine.wire_dtype, hidden=self._engine.hidden)
+
+    def _take_sampled(self, live: Live, token_id: int, outbox: Outbox) -> None:
+        session = live.session
+        position = session.add_sampled(token_id)
+        if session.finish_reason is None:
+            open_ = session.open
+            if session.ring_peer is None:
+                self.take_inputs(open_.session, open_.epoch, position, (token_id,))
+            else:
+                token = RingToken(
+                    session=open_.session, epoch=open_.epoch, position=position, token_id=token_id
+                )
+                outbox.add_token(session.ring_peer, token)
+        self.send_tokens(live)
+        if session.finish_reason is not None:
+            self._finish(live)
+
+    def send_tokens(self, live: Live) -> None:
+        """Last stage: the tokens that the attached client does not have yet."""
+        if live.attached is None:
+            return
+        session = live.session
+        token_ids = session.sampled_from(live.attached_position)
+        if not token_ids and session.finish_reason is None:
+            return
+        live.attached.send(
+            Tokens(
+                session=session.open.session,
+                epoch=session.open.epoch,
+                position=live.attached_position,
+                token_ids=token_ids,
+                finish_reason=session.finish_reason,
+            )
+        )
+        live.attached_position += len(token_ids)

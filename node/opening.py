@@ -1,0 +1,172 @@
+"""Opening a session's epoch at one stage: take over or reserve, pass the open on, resume.
+
+An open travels down the route and its answer back up. On the way up every stage learns from which
+position on the next one needs rows, and says from which one it needs its own: a replaced stage asks
+for everything, and gets it from the log of the stage before (docs/protocol.md, "A lost stage").
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+from dht.channel import FrameSender
+from dht.messages import (
+    RefusalCode,
+    SessionAccepted,
+    SessionClose,
+    SessionFailed,
+    SessionOpen,
+    SessionRefused,
+)
+from node.dataflow import Dataflow
+from node.hops import HopTable
+from node.session_table import Live, SessionTable
+from node.stage_config import StageConfig, StageEngine
+from node.stage_session import StageEvent, StageSession, StageState, refusal_of, resume_at
+
+
+class Opening:
+    """Handles opens from above and their answers from below."""
+
+    def __init__(
+        self,
+        me: str,
+        engine: StageEngine,
+        config: StageConfig,
+        table: SessionTable,
+        hops: HopTable,
+        flow: Dataflow,
+        counters: Counter[str],
+    ) -> None:
+        self._me = me
+        self._engine = engine
+        self._config = config
+        self._table = table
+        self._hops = hops
+        self._flow = flow
+        self._counters = counters
+
+    def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
+        """Take over or reserve, and pass the open on; or answer with a refusal."""
+        live = self._begin(open_, upstream)
+        if not isinstance(live, Live):
+            code, reason = live
+            self._counters[f"refused_{code}"] += 1
+            upstream.send(_refused(open_, self._me, code, reason))
+            return
+        session = live.session
+        if session.is_last:
+            session.on(StageEvent.ACCEPTED)
+            self._accept(live)
+            if session.ring_peer is not None:
+                self._hops.get(session.ring_peer, open_.addresses[0])
+            return
+        following = open_.hop + 1
+        hop = self._hops.get(open_.route[following].peer_id, open_.addresses[following])
+        hop.send(replace(open_, hop=following))
+
+    def _begin(self, open_: SessionOpen, upstream: FrameSender) -> Live | tuple[RefusalCode, str]:
+        """Make the session's new epoch, or say why not; then everything stays as it was."""
+        before = self._table.get(open_.session)
+        if before is not None:
+            if open_.client != before.session.open.client:
+                return RefusalCode.BAD_REQUEST, "this session belongs to another client"
+            if open_.epoch <= before.session.open.epoch:
+                return RefusalCode.BAD_REQUEST, "this session is open already"
+        kept = before is not None and before.session.can_take_over(open_)
+        refusal = refusal_of(open_, self._engine.view, taken_over=kept)
+        if refusal is not None:
+            return refusal
+        if before is not None and kept:
+            self._counters["taken_over"] += 1
+            self._table.take_over(before, before.session.take_over(open_), upstream)
+            return before
+        if before is not None:  # other layers, or nothing left to take over
+            self._table.forget(before)
+        refusal = self._refuse_for_room(open_)
+        if refusal is not None:
+            return refusal
+        session = StageSession(open=open_)
+        no_kv = self._engine.reserve(session.kv_key, session.kv_tokens)
+        if no_kv is not None:
+            return RefusalCode.NO_KV, no_kv
+        now_s = asyncio.get_running_loop().time()
+        live = Live(session=session, upstream=upstream, touched_s=now_s)
+        self._table.add(live)
+        return live
+
+    def _refuse_for_room(self, open_: SessionOpen) -> tuple[RefusalCode, str] | None:
+        holding = self._table.holding
+        if holding >= self._config.sessions_max:
+            return RefusalCode.TOO_MANY, f"{holding} sessions are open, that is the limit"
+        mine = self._table.of_client(open_.client)
+        if mine >= self._config.sessions_per_client_max:
+            return RefusalCode.TOO_MANY, f"you have {mine} sessions here, that is the limit"
+        return None
+
+    def replied(
+        self, peer_id: str, message: SessionAccepted | SessionRefused | SessionFailed
+    ) -> None:
+        """The next stage answered: resume and pass the answer up."""
+        live = self._table.find(message.session, message.epoch)
+        if live is None or live.session.next_peer != peer_id:
+            self._counters["stale_replies"] += 1
+            return
+        match message:
+            case SessionAccepted():
+                if live.session.on(StageEvent.ACCEPTED):
+                    self._resume(live, message.position)
+            case SessionRefused():
+                self._refused_below(live, message)
+            case SessionFailed():
+                live.session.on(StageEvent.NEIGHBOUR_LOST)
+                live.upstream.send(message)
+
+    def unreachable(self, live: Live, peer_id: str, reason: str) -> None:
+        """The hop that an open waits for was lost."""
+        refused = _refused(live.session.open, peer_id, RefusalCode.UNREACHABLE, reason)
+        self._refused_below(live, refused)
+
+    def _refused_below(self, live: Live, refused: SessionRefused) -> None:
+        """Nothing was done under this epoch. What was taken over waits for the next one."""
+        live.upstream.send(refused)
+        if live.session.state is not StageState.OPENING:
+            return
+        if live.session.taken_over:
+            live.session.on(StageEvent.REFUSED_AGAIN)
+            live.touch()
+        else:
+            self._table.forget(live)
+
+    def _resume(self, live: Live, asked: int) -> None:
+        """Serve the next stage from the position that it asked for."""
+        session, log = live.session, self._table.log
+        own = session.next_position
+        resume = resume_at(asked, own, logged=log.covers(session.key, asked, own))
+        session.send_position = asked
+        if resume.own_position < own:
+            self._counters["rerun_rows"] += own - resume.own_position
+            session.rewind(resume.own_position)
+            log.truncate(session.key, resume.own_position)
+        else:
+            self._flow.resend(live, resume.resend_from, own)
+        self._accept(live)
+        self._flow.push(live)
+
+    def _accept(self, live: Live) -> None:
+        open_ = live.session.open
+        accepted = SessionAccepted(
+            session=open_.session, epoch=open_.epoch, position=live.session.needs_from
+        )
+        live.upstream.send(accepted)
+
+
+def _refused(open_: SessionOpen, peer: str, code: RefusalCode, reason: str) -> SessionRefused:
+    return SessionRefused(
+        session=open_.session, epoch=open_.epoch, peer_id=peer, code=code, reason=reason[:512]
+    )
+
+
+def close_of(session: StageSession) -> SessionClose:
+    """The close of a session's present epoch."""
+    return SessionClose(session=session.open.session, epoch=session.open.epoch)

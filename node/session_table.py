@@ -1,0 +1,141 @@
+"""The sessions that one stage serves, with their connections and everything that is freed with
+them: KV, logged rows, the use of hops."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from dht.channel import FrameSender
+from dht.messages import SessionFailed
+from node.activation_log import ActivationLog
+from node.stage_session import StageEvent, StageSession
+
+
+@dataclass(slots=True, kw_only=True)
+class Live:
+    """A session with its connections."""
+
+    session: StageSession
+    upstream: FrameSender
+    touched_s: float
+    """When it last made progress, was opened, or lost a neighbour."""
+    backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
+    """Rows (position, bytes) that wait for the next link, oldest first."""
+    attached: FrameSender | None = None
+    attached_position: int = 0
+
+    @property
+    def hop_peers(self) -> tuple[str, ...]:
+        """Peers that this stage sends to for the session."""
+        peers = (self.session.next_peer, self.session.ring_peer)
+        return tuple(peer for peer in peers if peer is not None)
+
+    def touch(self) -> None:
+        """Note progress."""
+        self.touched_s = asyncio.get_running_loop().time()
+
+    def tell_failed(self, peer_id: str, reason: str) -> None:
+        """Tell the owner, through every way that is left, that ``peer_id`` was lost."""
+        failed = SessionFailed(
+            session=self.session.open.session,
+            epoch=self.session.open.epoch,
+            peer_id=peer_id,
+            reason=reason[:512],
+        )
+        self.upstream.send(failed)
+        if self.attached is not None:
+            self.attached.send(failed)
+
+
+class SessionTable:
+    """Sessions by id. One epoch of each: opening the next one replaces the one before."""
+
+    def __init__(self, free_kv: Callable[[str], None], log: ActivationLog) -> None:
+        self._free_kv = free_kv
+        self._live: dict[str, Live] = {}
+        self._hop_use: Counter[str] = Counter()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.log = log
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called when the last session has freed its KV."""
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(list(self._live.values()))
+
+    @property
+    def holding(self) -> int:
+        """Sessions that hold KV here."""
+        return sum(live.session.holds_kv for live in self._live.values())
+
+    def of_client(self, client: str) -> int:
+        """Sessions that ``client`` has here, finished ones that are kept included."""
+        return sum(live.session.open.client == client for live in self._live.values())
+
+    def get(self, session: str) -> Live | None:
+        """The session, whatever its epoch."""
+        return self._live.get(session)
+
+    def find(self, session: str, epoch: int) -> Live | None:
+        """The session if this is its present epoch."""
+        live = self._live.get(session)
+        return live if live is not None and live.session.open.epoch == epoch else None
+
+    def is_current(self, session: StageSession) -> bool:
+        """Whether results for ``session`` count: it is the present epoch and has not ended."""
+        live = self._live.get(session.key)
+        return live is not None and live.session is session and session.holds_kv
+
+    def hop_in_use(self, peer_id: str) -> bool:
+        """Whether a session sends to ``peer_id``."""
+        return self._hop_use[peer_id] > 0
+
+    async def wait_idle(self, limit_s: float) -> bool:
+        """Wait until no session holds KV here; False when ``limit_s`` passed before."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def add(self, live: Live) -> None:
+        """A session whose KV was just reserved."""
+        self._live[live.session.key] = live
+        self._hop_use.update(live.hop_peers)
+        self._idle.clear()
+
+    def take_over(self, live: Live, session: StageSession, upstream: FrameSender) -> None:
+        """Put ``session``, the next epoch, in the place of the present one. KV and log stay."""
+        self._hop_use.subtract(live.hop_peers)
+        live.session, live.upstream, live.attached = session, upstream, None
+        live.backlog.clear()
+        live.touch()
+        self.log.truncate(session.key, session.next_position)
+        self._hop_use.update(live.hop_peers)
+
+    def finish(self, live: Live) -> None:
+        """The answer is complete: free all but the session's token log."""
+        if live.session.on(StageEvent.COMPLETED):
+            self._release(live)
+
+    def forget(self, live: Live) -> None:
+        """Free everything of the session; harmless for one that is gone."""
+        session = live.session
+        if self._live.get(session.key) is not live:
+            return
+        del self._live[session.key]
+        held = session.holds_kv
+        session.on(StageEvent.ENDED)
+        if held:
+            self._release(live)
+
+    def _release(self, live: Live) -> None:
+        self._free_kv(live.session.kv_key)
+        self.log.forget(live.session.key)
+        live.backlog.clear()
+        self._hop_use.subtract(live.hop_peers)
+        if self.holding == 0:
+            self._idle.set()
+            self.on_idle()

@@ -1,0 +1,50 @@
+"""The bounds of a stage server, and what it needs of an engine."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from node.activation_log import LOG_BYTES_MAX
+from node.hops import HopConfig
+from node.stage_session import StageView
+from node.steps import StepRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageConfig:
+    """Bounds of the stage server."""
+
+    chunk_tokens: int = 128
+    """Prompt tokens per prefill chunk: the next stage starts when the first chunk is done."""
+    sessions_max: int = 512
+    sessions_per_client_max: int = 64
+    idle_s: float = 60.0
+    """A session without progress for so long is closed and its client told."""
+    paused_s: float = 30.0
+    """How long a session that lost a neighbour is kept for its owner's next epoch."""
+    finished_s: float = 30.0
+    """How long the answer of a finished session is kept for a client that attaches late."""
+    queued_bytes_max: int = 4 << 20
+    """The first stage feeds no further prefill chunk while more waits for the next link."""
+    log_bytes_max: int = LOG_BYTES_MAX
+    """Host memory for rows that were sent on; the oldest sessions' go first."""
+    keepalive_s: float = 1.0
+    hops: HopConfig = field(default_factory=HopConfig)
+
+
+class StageEngine(Protocol):
+    """What the stage server needs of an engine; see :mod:`node.stage_engine`."""
+
+    @property
+    def view(self) -> StageView: ...
+
+    @property
+    def wire_dtype(self) -> str: ...
+
+    @property
+    def hidden(self) -> int: ...
+
+    def reserve(self, key: str, tokens: int) -> str | None: ...
+
+    def free(self, key: str) -> None: ...
+
+    def submit(self, request: StepRequest) -> None: ...
