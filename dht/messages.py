@@ -216,6 +216,31 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A slice of a frame that is too long to leave at once; other frames may come in between.
+
+    The body holds bytes ``[offset, offset + len(body))`` of the ``total_bytes`` of a whole frame.
+    Parts of one frame come in order and without gaps.
+    """
+
+    number: Count
+    """Grows from frame to frame of one stream."""
+    offset: Annotated[int, Meta(ge=0, lt=wire.FRAME_BYTES_MAX + 8)]
+    total_bytes: Annotated[int, Meta(ge=1, le=wire.FRAME_BYTES_MAX + 8)]
+    slow: bool
+    """Counts as prefill or bulk: it needs credit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """Receiver to sender: how much of the stream the application has read, and credit."""
+
+    total_bytes: Count
+    slow_bytes: Count
+    """Of it: prefill and bulk that the receiver is done with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest:
     """Ask the other side to send ``size_bytes`` at once; the asker times their arrival."""
 
@@ -274,6 +299,8 @@ for _kind, _cls in {
     "tokens": Tokens,
     "ping": Ping,
     "pong": Pong,
+    "part": Part,
+    "delivered": Delivered,
     "probe-request": ProbeRequest,
     "probe-data": ProbeData,
     "plan-request": PlanRequest,

@@ -88,6 +88,8 @@ class Frame:
 
     message: Any
     body: bytes | memoryview = b""
+    size_bytes: int = 0
+    """Of the whole frame, lengths included, as it was read."""
 
 
 def encode_frame(message: object, body: bytes | memoryview = b"") -> bytes:
@@ -106,15 +108,36 @@ async def read_frame(stream: ByteStream, *, limit_bytes: int = FRAME_BYTES_MAX) 
         MalformedError: lengths or content break the protocol; the stream must be closed.
         NetworkError: the stream ended.
     """
-    total, envelope_bytes = _LENGTHS.unpack(await stream.read_exactly(_LENGTHS.size))
+    lengths = await stream.read_exactly(_LENGTHS.size)
+    total, envelope_bytes = _checked_lengths(lengths, limit_bytes)
+    data = memoryview(await stream.read_exactly(total - 4))
+    return _frame(data, envelope_bytes)
+
+
+def decode_frame(data: memoryview) -> Frame:
+    """The frame in ``data``, which must be exactly one; raises MalformedError."""
+    if len(data) < _LENGTHS.size:
+        raise MalformedError(f"frame of {len(data)} bytes")
+    total, envelope_bytes = _checked_lengths(data[: _LENGTHS.size], FRAME_BYTES_MAX)
+    if len(data) != total + 4:
+        raise MalformedError(f"frame of {total} bytes in {len(data) - 4}")
+    return _frame(data[_LENGTHS.size :], envelope_bytes)
+
+
+def _checked_lengths(lengths: bytes | memoryview, limit_bytes: int) -> tuple[int, int]:
+    total, envelope_bytes = _LENGTHS.unpack(lengths)
     if total > limit_bytes or not 0 < envelope_bytes <= total - 4:
         raise MalformedError(
             f"frame of {total} bytes with an envelope of {envelope_bytes}; the limit is"
             f" {limit_bytes}"
         )
-    data = memoryview(await stream.read_exactly(total - 4))
+    return total, envelope_bytes
+
+
+def _frame(data: memoryview, envelope_bytes: int) -> Frame:
     message = decode(data[:envelope_bytes])
-    return Frame(message=message, body=data[envelope_bytes:])
+    size_bytes = _LENGTHS.size + len(data)
+    return Frame(message=message, body=data[envelope_bytes:], size_bytes=size_bytes)
 
 
 async def send_frame(stream: ByteStream, message: object, body: bytes | memoryview = b"") -> None:

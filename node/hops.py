@@ -9,11 +9,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
+from coordinator.transmission import LinkScheduler, Traffic
 from dht import wire
-from dht.channel import FrameSender
 from dht.errors import NetworkError, PeerError
-from dht.messages import Ping, Pong, SessionAccepted, SessionFailed, SessionRefused
+from dht.messages import Delivered, Ping, Pong, SessionAccepted, SessionFailed, SessionRefused
 from dht.transport import HOP_PROTOCOL, Stream, Transport
+from node.link import LinkSender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class HopConfig:
     """Without any frame from the peer for so long while sessions use the hop, it is lost."""
     idle_s: float = 60.0
     """An unused hop is closed after so long."""
+    link_policy: str = "anabranch"
+    """In which order frames leave; see :mod:`coordinator.transmission`."""
 
 
 class HopEvents(Protocol):
@@ -51,8 +54,8 @@ class Hop:
         self._transport = transport
         self._config = config
         self._events = events
-        self._sender: FrameSender | None = None
-        self._early: list[tuple[object, bytes | memoryview]] = []
+        self._sender: LinkSender | None = None
+        self._early: list[tuple[object, bytes | memoryview, Traffic | None]] = []
         self._heard_s = 0.0
 
     @property
@@ -60,12 +63,19 @@ class Hop:
         """Bytes that wait behind a slow link."""
         return 0 if self._sender is None else self._sender.queued_bytes
 
-    def send(self, message: object, body: bytes | memoryview = b"") -> None:
-        """Send one frame, in order, without waiting."""
+    @property
+    def link(self) -> LinkScheduler | None:
+        """The link's scheduler with its measurements; None before the stream is open."""
+        return None if self._sender is None else self._sender.scheduler
+
+    def send(
+        self, message: object, body: bytes | memoryview = b"", *, traffic: Traffic | None = None
+    ) -> None:
+        """Send one frame without waiting; a session's rows stay in order."""
         if self._sender is None:
-            self._early.append((message, body))
+            self._early.append((message, body, traffic))
         else:
-            self._sender.send(message, body)
+            self._sender.send(message, body, traffic=traffic)
 
     async def run(self, addresses: tuple[str, ...]) -> str:
         """Open, read, write and watch until the hop is lost or idle; returns the reason."""
@@ -76,14 +86,17 @@ class Hop:
                 )
         except (NetworkError, TimeoutError) as error:
             return f"cannot be reached: {str(error) or 'no answer'}"
-        sender = FrameSender(stream)
-        for message, body in self._early:
-            sender.send(message, body)
+        loop = asyncio.get_running_loop()
+        sender = LinkSender(
+            stream, LinkScheduler(self._config.link_policy), lambda: int(loop.time() * 1e6)
+        )
+        for message, body, traffic in self._early:
+            sender.send(message, body, traffic=traffic)
         self._early.clear()
         self._sender = sender
         tasks = [
             asyncio.create_task(work)
-            for work in (sender.run(), self._read(stream), self._watch(sender))
+            for work in (sender.run(), self._read(stream, sender), self._watch(sender))
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -96,19 +109,21 @@ class Hop:
             await asyncio.gather(*tasks, return_exceptions=True)
             await stream.close()
 
-    async def _read(self, stream: Stream) -> str:
+    async def _read(self, stream: Stream, sender: LinkSender) -> str:
         while True:
             frame = await wire.read_frame(stream, limit_bytes=1 << 16)
             self._heard_s = asyncio.get_running_loop().time()
             match frame.message:
                 case SessionAccepted() | SessionRefused() | SessionFailed() as reply:
                     self._events.hop_replied(self.peer_id, reply)
+                case Delivered() as delivered:
+                    sender.acknowledged(delivered)
                 case Pong():
                     pass
                 case other:
                     raise wire.MalformedError(f"{type(other).__name__} is no reply on a hop")
 
-    async def _watch(self, sender: FrameSender) -> str:
+    async def _watch(self, sender: LinkSender) -> str:
         loop = asyncio.get_running_loop()
         self._heard_s = used_s = loop.time()
         nonce = 0

@@ -31,6 +31,7 @@ from dht.transport import (
     StreamHandler,
     Transport,
 )
+from node.link import LinkReader
 from node.stage import StageServer
 
 logger = logging.getLogger(__name__)
@@ -148,12 +149,17 @@ class StageStreams:
     async def _serve_hop(self, stream: Stream) -> None:
         """The stage before: opens, activations, ring tokens and closes of many sessions."""
         peer_id = stream.remote_peer_id
+        reader = LinkReader(stream)
         async with _sending(stream) as sender:
             try:
-                frame = await self._read(stream, self._limits.first_frame_s, wire.FRAME_BYTES_MAX)
+                async with asyncio.timeout(self._limits.first_frame_s):
+                    frame = await reader.read()
                 while True:
-                    self._take_from_stage(peer_id, frame, sender)
-                    frame = await wire.read_frame(stream)
+                    if frame is not None:
+                        self._take_from_stage(peer_id, frame, sender)
+                    if (delivered := reader.acknowledgement()) is not None:
+                        sender.send(delivered)
+                    frame = await reader.read()
             finally:
                 self._stage.upstream_lost(peer_id, sender)
 

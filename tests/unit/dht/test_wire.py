@@ -15,7 +15,9 @@ from dht.errors import NetworkError, PeerError
 from dht.messages import (
     ActivationItem,
     Activations,
+    Delivered,
     FinishReason,
+    Part,
     Ping,
     Prompt,
     RefusalCode,
@@ -88,6 +90,15 @@ GOLDEN: list[tuple[Any, str]] = [
         "735f756e69785f73cb3ff8000000000000a77061796c6f6164c40170a97369676e6174757265c440"
         + "73"
         * 64,
+    ),
+    (
+        Part(number=3, offset=4096, total_bytes=9000, slow=True),
+        "9301a47061727484a66e756d62657203a66f6666736574cd1000ab746f74616c5f6279746573cd2328a4736c"
+        "6f77c3",
+    ),
+    (
+        Delivered(total_bytes=9000, slow_bytes=4096),
+        "9301a964656c69766572656482ab746f74616c5f6279746573cd2328aa736c6f775f6279746573cd1000",
     ),
 ]
 

@@ -1,0 +1,238 @@
+"""The shell around :mod:`coordinator.transmission`: one peer's frames to another over a stream.
+
+:class:`LinkSender` cuts long frames into parts, lets decodes overtake them and keeps what is on
+its way within the receiver's credits. :class:`LinkReader` puts frames together again, counts what
+was read and says when to acknowledge. Both are bounded: see the constants.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coordinator.delivery import CreditError
+from coordinator.transmission import FRAME_BYTES_MIN, LinkScheduler, Slice, Traffic
+from dht import wire
+from dht.errors import NetworkError
+from dht.messages import Activations, Delivered, Part
+from dht.transport import Stream
+
+UNDRAINED_BYTES_MAX = 256 << 10
+"""Written and not yet taken by the transport."""
+QUEUED_BYTES_MAX = 256 << 20
+"""Waiting to be sent; beyond, the channel is broken: a reader that slow is as good as gone."""
+STALLED_S = 30.0
+"""A peer that gives no credit for so long while prefill waits is as good as gone."""
+PARTIAL_FRAMES_MAX = 8
+"""Frames that may be under way in parts at once: one per class, and some room."""
+
+
+def traffic_of(message: object) -> Traffic:
+    """The class of a message whose sender does not say: rows by their number, others urgent."""
+    if isinstance(message, Activations):
+        decode = all(item.tokens == 1 for item in message.items)
+        return Traffic.DECODE if decode else Traffic.PREFILL
+    return Traffic.CONTROL
+
+
+@dataclass(slots=True, kw_only=True)
+class _Queued:
+    data: memoryview
+    sessions: tuple[str, ...]
+
+
+class LinkSender:
+    """Writes frames to one stream in the scheduler's order; :meth:`send` never waits.
+
+    Rows of one session always arrive in the order in which they were sent: its decode rows wait
+    behind its own prefill, should that still be queued. :meth:`run` must be running; it raises
+    NetworkError when the stream is dead, the queue beyond its bound or no credit comes.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        scheduler: LinkScheduler,
+        now_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
+    ) -> None:
+        self._stream = stream
+        self._now_us = now_us
+        self._queued: dict[int, _Queued] = {}
+        self._slow_sessions: Counter[str] = Counter()
+        self._undrained_bytes = 0
+        self._wake = asyncio.Event()
+        self._broken: str | None = None
+        self._credit_us = now_us()
+        self.scheduler = scheduler
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait behind a slow link."""
+        return self.scheduler.queued_bytes
+
+    def send(
+        self, message: object, body: bytes | memoryview = b"", *, traffic: Traffic | None = None
+    ) -> None:
+        """Queue one frame and write what may leave. Errors show in :meth:`run`."""
+        kind = traffic_of(message) if traffic is None else traffic
+        sessions: tuple[str, ...] = ()
+        if isinstance(message, Activations):
+            sessions = tuple(f"{item.session}/{item.epoch}" for item in message.items)
+            if kind is Traffic.DECODE and any(self._slow_sessions[key] for key in sessions):
+                kind = Traffic.PREFILL
+            if kind >= Traffic.PREFILL:
+                self._slow_sessions.update(sessions)
+            else:
+                sessions = ()
+        data = memoryview(wire.encode_frame(message, body))
+        if self.queued_bytes == 0:
+            self._credit_us = self._now_us()
+        number = self.scheduler.offer(kind, len(data))
+        self._queued[number] = _Queued(data=data, sessions=sessions)
+        if self.queued_bytes > QUEUED_BYTES_MAX:
+            self._broken = f"{self.queued_bytes} bytes queued, nothing is read"
+        self._pump()
+        self._wake.set()
+
+    def acknowledged(self, delivered: Delivered) -> None:
+        """The peer read on. Raises :class:`dht.wire.MalformedError` for what cannot be."""
+        before = self.scheduler.slow_in_flight_bytes
+        try:
+            self.scheduler.acknowledged(delivered.total_bytes, delivered.slow_bytes, self._now_us())
+        except CreditError as error:
+            raise wire.MalformedError(str(error)) from error
+        if self.scheduler.slow_in_flight_bytes < before:
+            self._credit_us = self._now_us()
+        self._pump()
+        self._wake.set()
+
+    def _pump(self) -> None:
+        while self._undrained_bytes <= UNDRAINED_BYTES_MAX:
+            piece = self.scheduler.next_slice(self._now_us())
+            if piece is None:
+                return
+            data = self._frame(piece)
+            self._stream.write(data)
+            self._undrained_bytes += len(data)
+
+    def _frame(self, piece: Slice) -> bytes:
+        queued = self._queued[piece.number]
+        if piece.last:
+            del self._queued[piece.number]
+            self._slow_sessions -= Counter(queued.sessions)
+            if piece.offset == 0 and piece.traffic <= Traffic.DECODE:
+                return bytes(queued.data)
+        part = Part(
+            number=piece.number,
+            offset=piece.offset,
+            total_bytes=len(queued.data),
+            slow=piece.traffic >= Traffic.PREFILL,
+        )
+        return wire.encode_frame(part, queued.data[piece.offset : piece.offset + piece.size_bytes])
+
+    async def run(self) -> None:
+        """Drain and write on until the stream dies or the caller cancels."""
+        while True:
+            try:
+                async with asyncio.timeout(STALLED_S / 4 if self.queued_bytes else None):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            self._check()
+            while self._undrained_bytes:
+                await self._stream.drain()
+                self._undrained_bytes = 0
+                self._check()
+                self._pump()
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise NetworkError(self._broken)
+        waited_s = (self._now_us() - self._credit_us) / 1e6
+        if self.queued_bytes and waited_s > STALLED_S:
+            raise NetworkError(f"no credit for {waited_s:.0f} s, {self.queued_bytes} bytes wait")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Partial:
+    data: bytearray
+    total_bytes: int
+    slow: bool
+
+
+class LinkReader:
+    """Reads whole frames from a stream whose sender is a :class:`LinkSender`.
+
+    At most one frame per class is under way in parts, so memory is bounded by
+    ``PARTIAL_FRAMES_MAX`` frames; what does not fit the rules raises MalformedError.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._partial: dict[int, _Partial] = {}
+        self._said_bytes = 0
+        self._said_slow_bytes = 0
+        self._part_read = False
+        self.total_bytes = 0
+        """Of frames and of parts' bodies, as the sender's scheduler counts them."""
+        self.slow_bytes = 0
+
+    async def read(self, *, limit_bytes: int = wire.FRAME_BYTES_MAX) -> wire.Frame | None:
+        """The next whole frame, or None after a part of one. Raises as :func:`wire.read_frame`."""
+        frame = await wire.read_frame(self._stream, limit_bytes=limit_bytes)
+        if isinstance(frame.message, Part):
+            self._part_read = True
+            return self._take(frame.message, frame.body)
+        self.total_bytes += frame.size_bytes
+        return frame
+
+    def _take(self, part: Part, body: bytes | memoryview) -> wire.Frame | None:
+        size = len(body)
+        partial = self._partial.get(part.number)
+        if partial is None:
+            if part.offset != 0:
+                raise wire.MalformedError(f"part at {part.offset} of a frame that never began")
+            if len(self._partial) >= PARTIAL_FRAMES_MAX:
+                raise wire.MalformedError(f"more than {PARTIAL_FRAMES_MAX} frames in parts at once")
+            partial = self._partial[part.number] = _Partial(
+                data=bytearray(), total_bytes=part.total_bytes, slow=part.slow
+            )
+        have = len(partial.data)
+        if size == 0 or part.offset != have or have + size > partial.total_bytes:
+            raise wire.MalformedError(
+                f"part [{part.offset}, {part.offset + size}) of {partial.total_bytes} bytes,"
+                f" {have} are here"
+            )
+        if (part.total_bytes, part.slow) != (partial.total_bytes, partial.slow):
+            raise wire.MalformedError("a part contradicts the one before")
+        partial.data += body
+        self.total_bytes += size
+        if partial.slow:
+            self.slow_bytes += size
+        if len(partial.data) < partial.total_bytes:
+            return None
+        del self._partial[part.number]
+        whole = wire.decode_frame(memoryview(partial.data))
+        if isinstance(whole.message, Part):
+            raise wire.MalformedError("a part within a part")
+        return whole
+
+    def acknowledgement(self, *, held_bytes: int = 0) -> Delivered | None:
+        """What to tell the sender now; None while it is not worth a frame.
+
+        ``held_bytes`` of prefill and bulk were read and are not worked off: credit for them waits.
+        """
+        released = max(self._said_slow_bytes, self.slow_bytes - held_bytes)
+        worth = (
+            self._part_read
+            or self.total_bytes - self._said_bytes >= FRAME_BYTES_MIN
+            or released - self._said_slow_bytes >= FRAME_BYTES_MIN
+            or (released > self._said_slow_bytes and not held_bytes)
+        )
+        if not worth:
+            return None
+        self._part_read = False
+        self._said_bytes, self._said_slow_bytes = self.total_bytes, released
+        return Delivered(total_bytes=self.total_bytes, slow_bytes=released)
