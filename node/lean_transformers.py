@@ -15,8 +15,14 @@ from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
-OPTIONAL = ("is_scipy_available", "is_torch_distributed_available")
-"""Questions of transformers about optional libraries that are answered with no."""
+OPTIONAL = (
+    "is_scipy_available",
+    "is_torch_distributed_available",
+    "is_torchao_available",
+    "is_bitsandbytes_available",
+)
+"""Questions of transformers about optional libraries that are answered with no: those for
+quantised checkpoints import torch's compiler, whether or not such a checkpoint is served."""
 MODULES = (
     "transformers.modeling_utils",
     "transformers.masking_utils",
