@@ -70,6 +70,7 @@ class PlanStore:
             epoch=plan.epoch,
             sha256=hashlib.sha256(body).hexdigest(),
             size_bytes=len(body),
+            fetch_bytes=plan.fetch_bytes,
         )
         await self._adopt(plan, head, body)
         return head
@@ -146,7 +147,8 @@ class PlanStore:
         except PeerError as error:
             wrong = [str(error)]
         else:
-            if plan.epoch != head.epoch or plan.coordinator != head.peer_id:
+            said = (head.epoch, head.peer_id, head.fetch_bytes)
+            if (plan.epoch, plan.coordinator, plan.fetch_bytes) != said:
                 wrong.append("its head speaks of another plan")
             if plan.model.key != self._directory.model_key:
                 wrong.append("it is for another model")

@@ -37,6 +37,7 @@ from coordinator.transition import (
     elders,
     reason_to_plan,
     usable_nodes,
+    with_effects,
 )
 from dht.directory import LIFETIME_S, Directory, RecordKind
 from dht.errors import NetworkError
@@ -286,9 +287,17 @@ class Coordinator:
         best = best or kept
         if best is None or not self.leads:
             return
-        choice = choose_plan(self._plans.newest, best, kept, usable, self._config.transition)
+        choice = choose_plan(
+            self._plans.newest,
+            best,
+            kept,
+            usable,
+            self._config.transition,
+            self._transport.now(),
+        )
         if choice is not None:
             plan, why = choice
+            plan = await asyncio.to_thread(with_effects, plan, usable)
             # Another epoch may have been seen while this was solved.
             await self._publish(replace(plan, epoch=self._next_epoch()), f"{reason}: {why}")
 
@@ -314,6 +323,8 @@ class Coordinator:
             bound_tokens_per_s=round(plan.bound_tokens_per_s, 3),
             solve_s=round(plan.solve_s, 3),
             assignments={a.peer_id: [a.start, a.end] for a in plan.assignments},
+            waves=[list(peers) for peers in plan.waves],
+            fetch_bytes=plan.fetch_bytes,
         )
         await self._directory.publish(head)
 
@@ -326,7 +337,9 @@ class Coordinator:
         if plan.coordinator == self._transport.peer_id and self._plans.head is not None:
             await self._directory.publish(self._plans.head)
             return
-        taken_over = replace(plan, epoch=self._next_epoch(), coordinator=self._transport.peer_id)
+        taken_over = replace(
+            plan, epoch=self._next_epoch(), coordinator=self._transport.peer_id, fetch_bytes=0
+        )
         await self._publish(taken_over, "taken over from the coordinator before")
 
     def _say(self, event: str, **fields: object) -> None:

@@ -1,9 +1,10 @@
 """When to plan again, and whether a new plan is worth the moves. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from dht.types import NodeRecord, NodeState, Plan
+from coordinator.waves import keepers, waves
+from dht.types import Assignment, ModelSpec, NodeRecord, NodeState, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,10 @@ class TransitionConfig:
     """Peers that have been here for so long coordinate before others do."""
     gain_min: float = 1.1
     """A plan that moves peers is adopted for so much more flow, or when layers are lost."""
+    move_every_s: float = 300.0
+    """A peer is moved once in this time, unless layers have no holder."""
+    loss_max: float = 0.98
+    """Flow that a plan may cost, as a share, when it brings back replicas that were lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,21 +89,90 @@ def elders(
     )
 
 
+def replication(assignments: Sequence[Assignment], layers: int) -> int:
+    """Holders of the layer that has the fewest."""
+    holders = [0] * layers
+    for a in assignments:
+        for layer in range(a.start, a.end):
+            holders[layer] += 1
+    return min(holders)
+
+
+def moved(old: Sequence[Assignment], new: Sequence[Assignment]) -> frozenset[str]:
+    """Peers that ``new`` takes away from layers that ``old`` gives them."""
+    before = {a.peer_id: (a.start, a.end) for a in old}
+    return frozenset(
+        a.peer_id for a in new if a.peer_id in before and before[a.peer_id] != (a.start, a.end)
+    )
+
+
+def moved_lately(
+    usable: Mapping[str, NodeRecord], now_unix_s: float, cfg: TransitionConfig
+) -> frozenset[str]:
+    """Peers whose last move is less than ``move_every_s`` ago, whichever way clocks differ."""
+    return frozenset(
+        peer_id
+        for peer_id, record in usable.items()
+        if abs(now_unix_s - record.moved_unix_s) < cfg.move_every_s
+    )
+
+
+def fetch_bytes(
+    model: ModelSpec, serving: Sequence[Assignment], new: Sequence[Assignment]
+) -> dict[str, int]:
+    """Weights that each peer reads anew to go from what it serves to ``new``, in bytes."""
+    before = {a.peer_id: a for a in serving}
+    needed: dict[str, int] = {}
+    for a in new:
+        old = before.get(a.peer_id, Assignment(peer_id=a.peer_id, start=0, end=0))
+        held = range(old.start, old.end)
+        count = sum(layer not in held for layer in range(a.start, a.end))
+        needed[a.peer_id] = count * model.layer_bytes
+        if a.start == 0 and 0 not in held:
+            needed[a.peer_id] += model.embed_bytes
+        if a.end == model.layers and model.layers - 1 not in held:
+            needed[a.peer_id] += model.head_bytes
+    return needed
+
+
+def with_effects(plan: Plan, usable: Mapping[str, NodeRecord]) -> Plan:
+    """``plan`` with the waves of its moves and the bytes that following it costs."""
+    serving = [
+        Assignment(peer_id=peer_id, start=record.start, end=record.end)
+        for peer_id, record in sorted(usable.items())
+        if record.state is NodeState.SERVING and record.start < record.end
+    ]
+    able = {p: r for p, r in usable.items() if r.loads_beside}
+    keeping = keepers(
+        plan.model,
+        {peer_id: record.memory_bytes for peer_id, record in able.items()},
+        {peer_id: record.kv_tokens_min for peer_id, record in able.items()},
+        serving,
+        plan.assignments,
+    )
+    return replace(
+        plan,
+        waves=tuple(wave.peers for wave in waves(serving, plan.assignments, keeping)),
+        fetch_bytes=sum(fetch_bytes(plan.model, serving, plan.assignments).values()),
+    )
+
+
 def choose_plan(
     old: Plan | None,
     best: Plan,
     kept: Plan | None,
     usable: Mapping[str, NodeRecord],
     cfg: TransitionConfig,
+    now_unix_s: float,
 ) -> tuple[Plan, str] | None:
     """The plan to run next and why, or None to stay with ``old``.
 
     ``kept`` is the plan that moves nobody who holds layers, None where layers would be lost. The
-    best plan is worth its moves for 10% more flow; otherwise who stays is not moved, also when
+    best plan is worth its moves for 10% more flow, or when replicas were lost that it brings back,
+    unless it moves somebody who has just moved; otherwise who stays is not moved, also when
     somebody else left (or one death makes all survivors fetch their weights anew).
     """
-    worth = kept is None or best.flow_tokens_per_s >= cfg.gain_min * kept.flow_tokens_per_s
-    plan = best if worth or kept is None else kept
+    plan, gain = _chosen(old, best, kept, usable, cfg, now_unix_s)
     if old is None:
         return plan, "there was no plan"
     joined, lost = difference(old, usable)
@@ -108,9 +182,38 @@ def choose_plan(
     then = {(a.peer_id, a.start, a.end) for a in plan.assignments}
     if now == then:
         return None
+    if gain:
+        return plan, gain
     if now < then:
         return plan, f"{len(joined)} peer{'s' if len(joined) > 1 else ''} joined, nobody moves"
-    before = kept.flow_tokens_per_s if kept is not None else old.flow_tokens_per_s
-    if plan is best and worth:
-        return plan, f"{plan.flow_tokens_per_s / max(before, 1e-9):.2f} times the flow"
     return None
+
+
+def _chosen(
+    old: Plan | None,
+    best: Plan,
+    kept: Plan | None,
+    usable: Mapping[str, NodeRecord],
+    cfg: TransitionConfig,
+    now_unix_s: float,
+) -> tuple[Plan, str]:
+    """The plan that is worth its moves, and what it gains ("" when nobody moves)."""
+    if kept is None:
+        before = old.flow_tokens_per_s if old is not None else 0.0
+        return best, f"{best.flow_tokens_per_s / max(before, 1e-9):.2f} times the flow"
+    held = old.assignments if old is not None else ()
+    movers = moved(held, best.assignments)
+    if movers and movers & moved_lately(usable, now_unix_s, cfg):
+        return kept, ""
+    layers = best.model.layers
+    if best.flow_tokens_per_s >= cfg.gain_min * kept.flow_tokens_per_s:
+        if not movers:
+            return best, ""
+        ratio = best.flow_tokens_per_s / max(kept.flow_tokens_per_s, 1e-9)
+        return best, f"{ratio:.2f} times the flow"
+    had = replication(held, layers)
+    have = replication(kept.assignments, layers)
+    will = replication(best.assignments, layers)
+    if have < min(had, will) and best.flow_tokens_per_s >= cfg.loss_max * kept.flow_tokens_per_s:
+        return best, f"{will} holders of every layer again, not {have}"
+    return kept, ""

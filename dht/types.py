@@ -118,6 +118,10 @@ class NodeRecord:
     sessions: Count = 0
     addresses: Annotated[tuple[Address, ...], Meta(max_length=ADDRESSES_MAX)] = ()
     joined_unix_s: Seconds = 0.0
+    moved_unix_s: Seconds = 0.0
+    """When it last gave up layers for others; 0 when it never did."""
+    loads_beside: bool = False
+    """Whether it serves its old layers while it loads others, where its memory holds both."""
 
     def holds(self, start: int, end: int) -> bool:
         """Whether layers ``[start, end)`` are all served by this peer now."""
@@ -160,6 +164,8 @@ class PlanHead:
     epoch: PlanEpoch
     sha256: Annotated[str, Meta(min_length=64, max_length=64)]
     size_bytes: Annotated[int, Meta(ge=0, le=64 << 20)]
+    fetch_bytes: Count = 0
+    """Weights that peers read anew to follow the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +200,17 @@ class Plan:
     planner: ShortText
     solve_s: Seconds
     created_unix_s: Seconds
+    waves: Annotated[
+        tuple[Annotated[tuple[PeerId, ...], Meta(max_length=PEERS_MAX)], ...],
+        Meta(max_length=PEERS_MAX),
+    ] = ()
+    """Who moves when: a peer of a wave waits until those of the waves before it serve."""
+    fetch_bytes: Count = 0
+    """Weights that peers read anew to follow this plan, all together."""
+
+    def wave_of(self, peer_id: str) -> int:
+        """Index of the wave in which ``peer_id`` moves; 0 when it is in none."""
+        return next((i for i, peers in enumerate(self.waves) if peer_id in peers), 0)
 
     def assignment_of(self, peer_id: str) -> Assignment | None:
         """The layers given to ``peer_id``, or None when the plan leaves it idle."""

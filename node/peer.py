@@ -7,10 +7,11 @@ refuses what is not.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from coordinator.plan_store import PlanStore
 from coordinator.runtime import Coordinator
+from coordinator.turn import TurnConfig, WaitFor, why_wait
 from dht.directory import Directory
 from dht.errors import NetworkError
 from dht.transport import Transport
@@ -33,6 +34,8 @@ from node.stage_streams import StageStreams, StreamLimits
 logger = logging.getLogger(__name__)
 
 
+TURN_EVERY_S = 1.0
+"""How often a peer that waits for its turn to move looks again."""
 RESTART_S = 5.0
 """Before a part of the peer that failed is started again."""
 
@@ -48,8 +51,8 @@ class PeerConfig:
     links_per_round: int = 8
     move_s: float = 20.0
     """How long sessions on layers that a plan takes away may go on before they are moved."""
-    cover_s: float = 30.0
-    """How long a peer waits for another holder of layers that only it still serves."""
+    turn: TurnConfig = field(default_factory=TurnConfig)
+    """How long a peer waits for others before it gives up layers."""
     drain_s: float = 30.0
     """How long live sessions may go on when the peer leaves."""
 
@@ -235,7 +238,11 @@ class Peer:
             return
         self._reporter.event("assigned", start=mine.start, end=mine.end, epoch=str(plan.epoch))
         if record.state is NodeState.SERVING:
-            await self._make_room(mine.start, mine.end)
+            # Announced before the move: the coordinator must know that this plan was seen.
+            self._set(NodeState.SERVING, record.start, record.end, plan.epoch)
+            if not await self._wait_for_turn(plan):
+                return
+            await self._make_room()
         self._engine.stop_serving()
         self._set(NodeState.LOADING, 0, 0, plan.epoch)
         self._stage.fail_outside(0, 0, "the peer moves to other layers")
@@ -254,28 +261,38 @@ class Peer:
             f" ({gibibytes(loaded_bytes)} read, room for {self._engine.kv_tokens_free} tokens)"
         )
 
-    async def _make_room(self, start: int, end: int) -> None:
-        """Wait, within bounds, until others hold what this peer will drop and sessions ended."""
-        old = self._record
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + self._config.cover_s
-        while loop.time() < until_s:
-            others = [
-                record
-                for peer_id, record in (await self._directory.nodes()).items()
-                if peer_id != self._me and record.state is NodeState.SERVING
-            ]
-            lost = [
-                layer
-                for layer in range(old.start, old.end)
-                if not start <= layer < end
-                and not any(record.start <= layer < record.end for record in others)
-            ]
-            if not lost:
-                break
-            await asyncio.sleep(1.0)
+    async def _wait_for_turn(self, plan: Plan) -> bool:
+        """Wait, within bounds, until this peer may give up its layers; False: the plan is old."""
+        clock = asyncio.get_running_loop()
+        waited_s: dict[WaitFor, float] = {}
+        while self._plans.epoch <= plan.epoch:
+            try:
+                nodes = await self._directory.nodes()
+            except NetworkError as error:
+                logger.info("cannot see whether it is this peer's turn to move: %s", error)
+                nodes = {}
+            waits = why_wait(plan, self._record, nodes, self._transport.now(), self._config.turn)
+            waits = tuple(
+                each
+                for each in waits
+                if waited_s.get(each.what, 0.0) < self._config.turn.limit_s(each.what)
+            )
+            if not waits:
+                return True
+            logger.info("this peer does not move yet: %s", waits[0].text)
+            before_s = clock.time()
+            await asyncio.sleep(TURN_EVERY_S)
+            # What is waited for next only counts from when it is all that is left.
+            first = waits[0].what
+            waited_s[first] = waited_s.get(first, 0.0) + clock.time() - before_s
+        return False
+
+    async def _make_room(self) -> None:
+        """Take no new sessions, and let those that run end, within bounds."""
         self._engine.stop_serving()
-        self._set(NodeState.LOADING, 0, 0, old.epoch)
+        epoch, now_s = self._record.epoch, self._transport.now()
+        self._record = replace(self._record, moved_unix_s=now_s)
+        self._set(NodeState.LOADING, 0, 0, epoch)
         await self._stage.wait_idle(self._config.move_s)
 
     # Leaving

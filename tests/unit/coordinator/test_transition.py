@@ -11,10 +11,12 @@ from coordinator.transition import (
     elders,
     reason_to_plan,
     usable_nodes,
+    with_effects,
 )
 from dht.types import NodeState
 
 CONFIG = TransitionConfig()
+NOW_S = 1e6
 
 
 def change(joined: str = "", lost: str = "", since_s: float = 0.0, last_s: float = 0.0) -> Change:
@@ -50,10 +52,10 @@ def test_moves_need_a_gain(old, usable):
             replace(moved.assignments[1], peer_id="b"),
         ),
     )
-    assert choose_plan(old, moved, kept, usable, CONFIG) is None
+    assert choose_plan(old, moved, kept, usable, CONFIG, NOW_S) is None
     better = replace(moved, flow_tokens_per_s=11.0)
-    assert choose_plan(old, better, kept, usable, CONFIG) == (better, "1.10 times the flow")
-    assert choose_plan(None, moved, None, usable, CONFIG) == (moved, "there was no plan")
+    assert choose_plan(old, better, kept, usable, CONFIG, NOW_S) == (better, "1.10 times the flow")
+    assert choose_plan(None, moved, None, usable, CONFIG, NOW_S) == (moved, "there was no plan")
 
 
 def test_a_death_moves_no_survivor_whose_layers_are_held_elsewhere(make, usable):
@@ -62,14 +64,15 @@ def test_a_death_moves_no_survivor_whose_layers_are_held_elsewhere(make, usable)
     old = make.plan([*spans, make.span("d", 0, 4)], [], flow=20.0)
     kept = make.plan(spans, [], flow=10.0)
     best = make.plan([make.span("b", 0, 4), make.span("a", 4, 8)], [], flow=10.5)
-    assert choose_plan(old, best, kept, usable, CONFIG) == (kept, "1 peer left")
-    assert choose_plan(old, best, None, usable, CONFIG) == (best, "1 peer left")
+    # Only one holder of the first layers is left, but the best plan has no more of them.
+    assert choose_plan(old, best, kept, usable, CONFIG, NOW_S) == (kept, "1 peer left")
+    assert choose_plan(old, best, None, usable, CONFIG, NOW_S) == (best, "1 peer left")
 
 
 def test_a_newcomer_is_added_when_nobody_moves(make, old, usable):
     usable["c"] = make.record("c")
     more = replace(old, assignments=(*old.assignments, make.span("c", 0, 4)))
-    chosen = choose_plan(old, more, more, usable, CONFIG)
+    chosen = choose_plan(old, more, more, usable, CONFIG, NOW_S)
     assert chosen == (more, "1 peer joined, nobody moves")
 
 
@@ -83,3 +86,38 @@ def test_who_leaves_is_silent_or_serves_other_weights_is_not_counted_on(make):
 def test_elders(make):
     nodes = {"old": make.record("old"), "new": make.record("new", joined_unix_s=200.0)}
     assert elders(nodes, 310.0, CONFIG) == {"old"}
+
+
+def test_who_moved_lately_stays_unless_layers_are_lost(make, old, usable):
+    kept = old
+    better = replace(
+        old, assignments=(make.span("b", 0, 4), make.span("a", 4, 8)), flow_tokens_per_s=20.0
+    )
+    usable["a"] = replace(usable["a"], moved_unix_s=NOW_S - 299)
+    assert choose_plan(old, better, kept, usable, CONFIG, NOW_S) is None
+    assert choose_plan(old, better, None, usable, CONFIG, NOW_S) == (better, "2.00 times the flow")
+    later_s = NOW_S + 2
+    chosen = choose_plan(old, better, kept, usable, CONFIG, later_s)
+    assert chosen == (better, "2.00 times the flow")
+
+
+def test_lost_replicas_are_worth_a_move(make, usable):
+    usable |= {name: make.record(name) for name in "cd"}
+    halves = [make.span("a", 0, 4), make.span("b", 4, 8), make.span("c", 0, 4)]
+    old = make.plan([*halves, make.span("d", 0, 4), make.span("e", 4, 8)], [], flow=10.0)
+    kept = make.plan([*halves, make.span("d", 0, 4)], [], flow=10.0)
+    best = make.plan([*halves, make.span("d", 4, 8)], [], flow=10.0)
+    chosen = choose_plan(old, best, kept, usable, CONFIG, NOW_S)
+    assert chosen == (best, "1 peer left")
+    poor = replace(best, flow_tokens_per_s=9.0)
+    assert choose_plan(old, poor, kept, usable, CONFIG, NOW_S) == (kept, "1 peer left")
+
+
+def test_a_plan_states_its_waves_and_what_it_makes_peers_read(make):
+    usable = {"a": make.record("a", 0, 4), "b": make.record("b", 4, 8), "c": make.record("c")}
+    plan = make.plan([make.span("a", 2, 8), make.span("b", 4, 8), make.span("c", 0, 4)], [])
+    stated = with_effects(plan, usable)
+    assert stated.waves == (("c",), ("a",))
+    assert (stated.wave_of("c"), stated.wave_of("a"), stated.wave_of("b")) == (0, 1, 0)
+    # a: four layers and the head; c: four layers and the embedding; b has what it needs.
+    assert stated.fetch_bytes == 4 * 100 + 70 + 4 * 100 + 50

@@ -75,8 +75,9 @@ GOLDEN: list[tuple[Any, str]] = [
             sha256="0" * 64,
             size_bytes=10,
         ),
-        "9301a9706c616e2d6865616484a7706565725f6964a470656572a565706f636883a47465726d01a7636f756e"
-        "74657202a472616e6b03a6736861323536d940" + "30" * 64 + "aa73697a655f62797465730a",
+        "9301a9706c616e2d6865616485a7706565725f6964a470656572a565706f636883a47465726d01a7636f756e"
+        "74657202a472616e6b03a6736861323536d940" + "30" * 64 + "aa73697a655f62797465730a"
+        "ab66657463685f627974657300",
     ),
     (
         SignedRecord(
@@ -181,6 +182,14 @@ def test_a_frame_from_before_a_field_was_added_still_decodes() -> None:
     )
     refused = wire.decode(bytes.fromhex(old))
     assert (refused.reason, refused.retry_after_s) == ("full", 0.0)
+
+
+def test_a_record_from_before_a_field_was_added_is_read() -> None:
+    older = {"peer_id": "p", "epoch": {"term": 1}, "sha256": "0" * 64, "size_bytes": 1}
+    head = wire.decode(msgspec.msgpack.encode((1, "plan-head", older)))
+    assert head == PlanHead(
+        peer_id="p", epoch=PlanEpoch(term=1), sha256="0" * 64, size_bytes=1, fetch_bytes=0
+    )
 
 
 def test_unknown_fields_are_ignored() -> None:
