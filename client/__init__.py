@@ -14,6 +14,7 @@ from client.blocking import BlockingSwarm
 from client.errors import UnavailableError
 from client.generation import Answer, GenerationOptions, Piece
 from client.swarm import Swarm, SwarmConfig
+from dht.scores import TokenScore
 
 __all__ = [
     "Answer",
@@ -22,5 +23,6 @@ __all__ = [
     "Piece",
     "Swarm",
     "SwarmConfig",
+    "TokenScore",
     "UnavailableError",
 ]

@@ -8,13 +8,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from client.failover import Accepted, Arrived, Event, Lost, Refused
+from client.failover import Accepted, Arrived, Event, Lost, PromptScored, Refused
 from dht import wire
 from dht.errors import NetworkError, PeerError
 from dht.messages import (
     Ping,
     Pong,
     Prompt,
+    PromptScores,
     RefusalCode,
     SessionAccepted,
     SessionClose,
@@ -24,6 +25,7 @@ from dht.messages import (
     Tokens,
     TokensAttach,
 )
+from dht.scores import TokenScore, unpack
 from dht.transport import SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream, Transport
 
 
@@ -61,7 +63,11 @@ class Attempt:
         config: AttemptConfig,
         open_: SessionOpen,
         post: Callable[[Event], None],
+        *,
+        vocab: int,
     ) -> None:
+        """``vocab`` bounds the token ids that a stage may send."""
+        self._vocab = vocab
         self._transport = transport
         self._config = config
         self._open_message = open_
@@ -178,8 +184,8 @@ class Attempt:
         try:
             while True:
                 async with asyncio.timeout(self._config.silence_s):
-                    message = (await wire.read_frame(stream)).message
-                self._take(stage, message)
+                    frame = await wire.read_frame(stream)
+                self._take(stage, frame.message, frame.body)
         except TimeoutError:
             self._lose(self._peer(stage), f"silent for {self._config.silence_s:.0f} s")
         except (NetworkError, PeerError) as error:
@@ -197,16 +203,34 @@ class Attempt:
             except NetworkError:
                 return  # the reader of the same stream reports it
 
-    def _take(self, stage: int, message: object) -> None:
+    def _scores(self, message: Tokens, body: bytes | memoryview) -> tuple[TokenScore, ...]:
+        """The scores of a frame's tokens; raises MalformedError where they are not all there."""
+        top = self._open_message.sampling.logprobs
+        return () if top is None else unpack(body, message.token_ids, top, self._vocab)
+
+    def _take_prompt_scores(self, message: PromptScores, body: bytes | memoryview) -> None:
+        open_ = self._open_message
+        end = message.position + message.tokens
+        top = open_.sampling.prompt_logprobs
+        if top is None or message.position < 1 or end > open_.scores_end:
+            raise wire.MalformedError("scores that nobody asked for")
+        token_ids = open_.history[message.position : end]
+        scores = unpack(body, token_ids, top, self._vocab)
+        self._post(PromptScored(epoch=message.epoch, position=message.position, scores=scores))
+
+    def _take(self, stage: int, message: object, body: bytes | memoryview) -> None:
         match message:
             case Pong():
                 pass
+            case PromptScores() if stage == -1 and message.session == self._open_message.session:
+                self._take_prompt_scores(message, body)
             case Tokens() if stage == -1 and message.session == self._open_message.session:
                 self._post(
                     Arrived(
                         epoch=message.epoch,
                         position=message.position,
                         token_ids=message.token_ids,
+                        scores=self._scores(message, body),
                     )
                 )
                 if message.finish_reason is not None:

@@ -14,6 +14,7 @@ from enum import StrEnum
 from client.answer import AnswerLog
 from coordinator.routes import NoRoute
 from dht.messages import RefusalCode
+from dht.scores import TokenScore
 from dht.types import RouteStage
 
 Route = tuple[RouteStage, ...]
@@ -76,9 +77,20 @@ class Arrived:
     epoch: int
     position: int
     token_ids: tuple[int, ...]
+    scores: tuple[TokenScore, ...] = ()
+    """One for each token, where the request wants them."""
 
 
-Event = Drawn | Accepted | Refused | Lost | Arrived
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScored:
+    """Scores of the prompt's tokens from the last stage."""
+
+    epoch: int
+    position: int
+    scores: tuple[TokenScore, ...]
+
+
+Event = Drawn | Accepted | Refused | Lost | Arrived | PromptScored
 
 
 # Effects
@@ -203,6 +215,9 @@ class Owner:
                 return self._lost(lost)
             case (OwnerState.RUNNING, Arrived() as arrived):
                 return self._arrived(arrived, now_s)
+            case (OwnerState.RUNNING, PromptScored(epoch=epoch, position=position, scores=scores)):
+                self.log.accept_prompt_scores(epoch=epoch, position=position, scores=scores)
+                return []
             case _:
                 return []
 
@@ -276,8 +291,15 @@ class Owner:
         self.log.epoch += 1
 
     def _arrived(self, arrived: Arrived, now_s: float) -> list[Effect]:
+        if arrived.epoch == self.epoch and arrived.token_ids and not self.log.prompt_is_scored:
+            last = self.route[-1].peer_id
+            reason = "left out scores of the prompt"
+            return self._lost(Lost(epoch=self.epoch, peer_id=last, reason=reason))
         fresh = self.log.accept(
-            epoch=arrived.epoch, position=arrived.position, token_ids=arrived.token_ids
+            epoch=arrived.epoch,
+            position=arrived.position,
+            token_ids=arrived.token_ids,
+            scores=arrived.scores,
         )
         if not fresh:
             return []

@@ -1,13 +1,14 @@
 """``python -m client.generate``: text streams to stdout, figures go to stderr.
 
 ``--json`` prints one object instead: ``text``, ``token_ids``, ``prompt_tokens``,
-``finish_reason``, ``ttft_s``, ``tpot_s``, ``route``, ``plan_epoch``, ``failovers``.
+``finish_reason``, ``ttft_s``, ``tpot_s``, ``route``, ``plan_epoch``, ``failovers``; where they
+were asked also ``logprobs`` and ``prompt_logprobs`` as lists of ``{token_id, logprob, top}``.
 """
 
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from client.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
 from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
@@ -19,59 +20,87 @@ def parse() -> argparse.Namespace:
     """The command's arguments; raises UserError."""
     parser = Parser(
         prog="python -m client.generate",
+        usage="%(prog)s --initial-peers ADDR --model M --prompt TEXT [options]",
         description="Ask a swarm for text. The text streams to stdout, figures go to stderr.",
-        epilog="exit codes: 0 done, 2 your mistake, 3 the swarm cannot serve this now,"
-        " 130 interrupted",
+        epilog="example: python -m client.generate --initial-peers /ip4/… --model models/brook"
+        ' --prompt "One morning" --temperature 0.8 --seed 1 | exit codes: 0 done, 2 your mistake,'
+        " 3 the swarm cannot serve this now, 130 interrupted",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
     )
     parser.add_argument(
         "--initial-peers",
         nargs="+",
         required=True,
         metavar="ADDR",
-        help="multiaddresses of peers, as node.join prints them",
+        help="addresses of peers, as node.join prints them",
     )
     parser.add_argument(
-        "--model",
-        required=True,
-        metavar="M",
-        help="directory with the model's tokenizer, or the name that peers serve it under",
+        "--model", required=True, metavar="M", help="its directory, or the name in the swarm"
     )
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", help="text to continue; - reads it from stdin")
-    prompt.add_argument("--prompt-ids", metavar="1,2,3", help="exact token ids instead of text")
-    parser.add_argument(
-        "--max-new-tokens",
-        type=int,
-        metavar="N",
-        help=f"length of the answer at most (default {NEW_TOKENS_DEFAULT}, less where the context"
-        " ends)",
-    )
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        help="sample among the likeliest tokens that make up this probability (default 1: all)",
-    )
-    parser.add_argument("--top-k", type=int, default=0, help="0 keeps all tokens (default)")
-    parser.add_argument("--seed", type=int, help="same seed, same answer (default: drawn)")
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        help="end before this text; may be given several times",
-    )
-    parser.add_argument("--ignore-eos", action="store_true", help="go on after end-of-text")
+    prompt.add_argument("--prompt", metavar="TEXT", help="text to continue; - reads it from stdin")
+    prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids instead of text")
+    _add_generation(parser)
     parser.add_argument(
         "--wait",
         type=float,
         default=60.0,
         metavar="S",
-        help="seconds to wait for layers that nobody holds (default 60)",
+        help="seconds to wait for missing layers (60)",
     )
-    parser.add_argument("--network", default=DEFAULT_NETWORK, help="name of the network")
+    parser.add_argument(
+        "--network", default=DEFAULT_NETWORK, metavar="NAME", help="name of the network"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser.parse_args()
+
+
+def _add_generation(parser: argparse.ArgumentParser) -> None:
+    """Flags with the names of :class:`GenerationOptions`; what is not given keeps its default."""
+    numbers: tuple[tuple[str, type, str, str], ...] = (
+        ("max-new-tokens", int, "N", f"length of the answer at most ({NEW_TOKENS_DEFAULT})"),
+        ("min-new-tokens", int, "N", "no end of the answer before so many tokens"),
+        ("temperature", float, "T", "0 is greedy (default)"),
+        ("top-k", int, "K", "sample among the K likeliest tokens"),
+        ("top-p", float, "P", "sample among the likeliest that make up P"),
+        ("min-p", float, "P", "leave out what is less likely than P × the likeliest"),
+        ("repetition-penalty", float, "R", "above 1: fewer tokens of prompt and answer again"),
+        ("presence-penalty", float, "P", "taken from logits of tokens in the answer"),
+        ("frequency-penalty", float, "P", "the same, for each time that they occur"),
+        ("seed", int, "N", "same seed, same answer (default: drawn)"),
+        ("logprobs", int, "N", "log probabilities, with N alternatives each"),
+        ("prompt-logprobs", int, "N", "the same for the prompt's tokens"),
+    )
+    for name, type_, metavar, text in numbers:
+        parser.add_argument(
+            f"--{name}", type=type_, default=argparse.SUPPRESS, metavar=metavar, help=text
+        )
+    repeated: tuple[tuple[str, str, str], ...] = (
+        ("logit-bias", "ID:BIAS", "added to a token's logit; may be repeated"),
+        ("stop", "TEXT", "end before this text; may be repeated"),
+        ("stop-token-ids", "ID", "end with this token; may be repeated"),
+    )
+    for name, metavar, text in repeated:
+        parser.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text)
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after end-of-text")
+
+
+def options_of(arguments: argparse.Namespace) -> GenerationOptions:
+    """The options among the arguments; raises UserError."""
+    given = {
+        name.name: getattr(arguments, name.name)
+        for name in fields(GenerationOptions)
+        if name.name in arguments
+    }
+    try:
+        given["stop_token_ids"] = [int(token_id) for token_id in arguments.stop_token_ids]
+        pairs = [pair.split(":") for pair in arguments.logit_bias]
+        given["logit_bias"] = {int(token_id): float(bias) for token_id, bias in pairs}
+    except ValueError:
+        raise UserError(
+            "--stop-token-ids takes a token id, --logit-bias a token id and a number, such as 17:-5"
+        ) from None
+    return GenerationOptions(**given)
 
 
 def prompt_of(arguments: argparse.Namespace) -> str | tuple[int, ...]:
@@ -91,11 +120,14 @@ def prompt_of(arguments: argparse.Namespace) -> str | tuple[int, ...]:
 
 def as_json(answer: Answer) -> str:
     """The answer as the one JSON object that is this command's contract."""
-    fields = asdict(answer)
-    fields["route"] = [
+    shown = asdict(answer)
+    for name in ("logprobs", "prompt_logprobs"):
+        if shown[name] is None:
+            del shown[name]
+    shown["route"] = [
         {"peer": stage.peer_id, "start": stage.start, "end": stage.end} for stage in answer.route
     ]
-    return json.dumps(fields, ensure_ascii=False)
+    return json.dumps(shown, ensure_ascii=False)
 
 
 def figures(answer: Answer) -> str:
@@ -115,15 +147,7 @@ def figures(answer: Answer) -> str:
 
 async def main(arguments: argparse.Namespace) -> int:
     """Connect, stream the answer, print the figures."""
-    options = GenerationOptions(
-        max_new_tokens=arguments.max_new_tokens,
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        top_k=arguments.top_k,
-        seed=arguments.seed,
-        stop=tuple(arguments.stop),
-        ignore_eos=arguments.ignore_eos,
-    )
+    options = options_of(arguments)
     prompt = prompt_of(arguments)
     if not 0 <= arguments.wait <= 86_400:
         raise UserError(f"--wait is {arguments.wait}; it must be between 0 and 86400 seconds")

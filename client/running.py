@@ -11,6 +11,7 @@ from client.progress import Progress
 from client.text import Detokenizer, StopStrings, Tokenizer
 from dht.errors import UserError
 from dht.messages import FinishReason
+from dht.scores import TokenScore
 from dht.types import ModelSpec, Plan, RouteStage
 
 
@@ -65,18 +66,18 @@ class Generation:
         self._times_s: list[float] = []
         self._started_s = 0.0
         self._finish: FinishReason | None = None
+        self._told = 0
 
     async def __aiter__(self) -> AsyncGenerator[Piece, None]:
         swarm, options = self._swarm, self._options
         self._started_s = asyncio.get_running_loop().time()
         spec = await swarm.ready_spec()
-        worst = max(self._prompt_ids, default=0)
-        if worst >= spec.vocab or min(self._prompt_ids, default=0) < 0:
-            raise UserError(f"token id {worst} is outside the vocabulary of {spec.vocab}")
+        options.check_ids(self._prompt_ids, spec.vocab)
         request = AnswerRequest(
             prompt_ids=self._prompt_ids,
             max_new_tokens=options.new_tokens(len(self._prompt_ids), spec.context_tokens),
             sampling=options.sampling(swarm.stop_token_ids),
+            vocab=spec.vocab,
         )
         self._log = log = AnswerLog(request=request)
         detokenizer = Detokenizer(swarm.tokenizer) if swarm.tokenizer is not None else None
@@ -88,7 +89,9 @@ class Generation:
                 text = detokenizer.push(token_ids) if detokenizer is not None else ""
                 shown = stops.push(text)
                 self._text.append(shown)
-                yield Piece(text=shown, token_ids=token_ids)
+                told, self._told = self._told, self._told + len(token_ids)
+                scores = tuple(log.scores[told : self._told])
+                yield Piece(text=shown, token_ids=token_ids, logprobs=scores)
                 if stops.stopped:
                     self._finish = FinishReason.STOP
                     return
@@ -104,6 +107,13 @@ class Generation:
     def route(self) -> tuple[RouteStage, ...]:
         """The route that the answer takes now; empty before the first."""
         return self._progress.route
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenScore | None, ...] | None:
+        """One for each token of the prompt, complete with the first piece; None: not asked."""
+        if self._options.prompt_logprobs is None or self._log is None:
+            return None
+        return (None, *self._log.prompt_scores)
 
     def answer(self) -> Answer:
         """The finished answer; RuntimeError while it is still being made."""
@@ -122,4 +132,6 @@ class Generation:
             route=self._progress.route,
             plan_epoch=str(plan.epoch) if plan is not None else "none",
             failovers=self._progress.failovers,
+            logprobs=tuple(self._log.scores) if self._options.logprobs is not None else None,
+            prompt_logprobs=self.prompt_logprobs,
         )

@@ -136,7 +136,11 @@ class OwnerSession:
             case Open(epoch=epoch, route=route):
                 self._progress.route = route
                 attempt = Attempt(
-                    self._transport, self._config, self._open_of(epoch, route), self._post
+                    self._transport,
+                    self._config,
+                    self._open_of(epoch, route),
+                    self._post,
+                    vocab=log.request.vocab,
                 )
                 self._attempts.append(attempt)
                 attempt.open()
@@ -182,6 +186,9 @@ class OwnerSession:
             prompt_tokens=len(log.replay_ids),
             max_new_tokens=log.remaining_tokens,
             sampling=log.request.sampling,
+            answered=len(log.token_ids),
+            history=log.history,
+            scores_from=1 + len(log.prompt_scores),
         )
 
     def _leave(self, epoch: int, peers: list[str]) -> None:

@@ -28,12 +28,16 @@ from dht.types import (
 STAGES_MAX = 128
 ITEMS_MAX = 1024
 STOP_TOKENS_MAX = 64
+BIASED_TOKENS_MAX = 1024
+LOGPROBS_MAX = 20
+"""Alternatives per token that a client may ask for, as with OpenAI."""
 
 SessionId = Annotated[str, Meta(min_length=8, max_length=32)]
 RouteEpoch = Annotated[int, Meta(ge=0, le=1 << 20)]
 Position = Annotated[int, Meta(ge=0, le=CONTEXT_TOKENS_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=1 << 24)]
 Reason = Annotated[str, Meta(max_length=512)]
+Penalty = Annotated[float, Meta(ge=-100.0, le=100.0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,35 @@ class Sampling:
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=STOP_TOKENS_MAX)] = ()
     """Tokens that end the answer (end-of-text); the stop token itself is delivered last."""
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """Tokens less likely than this share of the likeliest are left out; 0 keeps all."""
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    """Over prompt and answer: positive logits are divided by it, others multiplied (CTRL, §4.1)."""
+    presence_penalty: Penalty = 0.0
+    """Taken from the logit of every token of the answer so far."""
+    frequency_penalty: Penalty = 0.0
+    """Taken from a token's logit once for each time that it is in the answer so far."""
+    logit_bias: Annotated[
+        tuple[tuple[TokenId, Annotated[float, Meta(ge=-1000.0, le=1000.0)]], ...],
+        Meta(max_length=BIASED_TOKENS_MAX),
+    ] = ()
+    """Added to the logits of these tokens before anything else; each token once."""
+    min_new_tokens: Annotated[int, Meta(ge=0, le=CONTEXT_TOKENS_MAX)] = 0
+    """No stop token is drawn before the answer has so many tokens."""
+    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    """Send each token's log probability and so many alternatives; None sends nothing."""
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    """The same for the tokens of the prompt."""
+
+    @property
+    def needs_prompt(self) -> bool:
+        """Whether the last stage has to know the prompt's token ids."""
+        return self.repetition_penalty != 1.0 or self.prompt_logprobs is not None
+
+    @property
+    def needs_answer(self) -> bool:
+        """Whether the last stage has to know the answer's token ids so far."""
+        return self.needs_prompt or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 class RefusalCode(StrEnum):
@@ -90,6 +123,27 @@ class SessionOpen:
     prompt_tokens: Annotated[int, Meta(ge=1, le=CONTEXT_TOKENS_MAX)]
     max_new_tokens: Annotated[int, Meta(ge=1, le=CONTEXT_TOKENS_MAX)]
     sampling: Sampling
+    answered: Position = 0
+    """How many of the prompt's last tokens are the answer so far: above 0 in a replay."""
+    history: Annotated[tuple[TokenId, ...], Meta(max_length=1 << 20)] = ()
+    """For the last stage: the last :attr:`history_tokens` token ids of the prompt."""
+    scores_from: Position = 1
+    """Where ``sampling.prompt_logprobs`` is asked: the first position whose score is wanted."""
+
+    @property
+    def history_tokens(self) -> int:
+        """How many token ids ``history`` must have for what ``sampling`` asks."""
+        if self.sampling.needs_prompt:
+            return self.prompt_tokens
+        return self.answered if self.sampling.needs_answer else 0
+
+    @property
+    def scores_end(self) -> int:
+        """The position behind the last token of the prompt that is scored as such.
+
+        The answer's tokens of a replay are not: they were delivered with their scores.
+        """
+        return 0 if self.sampling.prompt_logprobs is None else self.prompt_tokens - self.answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,13 +250,29 @@ class TokensAttach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Last stage to client: ``token_ids`` at ``position`` onwards; empty ones keep alive."""
+    """Last stage to client: ``token_ids`` at ``position`` onwards; empty ones keep alive.
+
+    The body holds their scores (:mod:`dht.scores`) where ``sampling.logprobs`` asks for them.
+    """
 
     session: SessionId
     epoch: RouteEpoch
     position: Position
     token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=1 << 16)]
     finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScores:
+    """Last stage to client: scores of ``tokens`` prompt tokens at ``position`` onwards, in order.
+
+    They are the frame's body (:mod:`dht.scores`). All come before the first token of the answer.
+    """
+
+    session: SessionId
+    epoch: RouteEpoch
+    position: Position
+    tokens: Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +367,7 @@ for _kind, _cls in {
     "ring": RingTokens,
     "attach": TokensAttach,
     "tokens": Tokens,
+    "prompt-scores": PromptScores,
     "ping": Ping,
     "pong": Pong,
     "part": Part,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from dht import wire
-from dht.messages import ActivationItem, Activations, RingToken, Tokens
+from dht.messages import ActivationItem, Activations, PromptScores, RingToken, Tokens
 from node.hops import HopTable
 from node.session_table import Live, SessionTable
 from node.stage_config import StageConfig, StageEngine
@@ -176,8 +176,10 @@ class Dataflow:
             session.done_position = chunk.position + chunk.tokens
             if index in bodies and session.next_peer is not None:
                 self._send_rows(live, chunk, bodies[index], outbox)
+            if result.prompt_scores:
+                session.add_prompt_scores(chunk, result.prompt_scores)
             if result.token_id is not None:
-                self._take_sampled(live, result.token_id, outbox)
+                self._take_sampled(live, result.token_id, result.score, outbox)
             self.push(live)
         started_s = time.perf_counter()
         for peer_id, message, body in outbox.frames(self._engine.wire_dtype, self._engine.hidden):
@@ -210,9 +212,9 @@ class Dataflow:
     def _frame(self, item: ActivationItem) -> Activations:
         return Activations(items=(item,), dtype=self._engine.wire_dtype, hidden=self._engine.hidden)
 
-    def _take_sampled(self, live: Live, token_id: int, outbox: Outbox) -> None:
+    def _take_sampled(self, live: Live, token_id: int, score: bytes, outbox: Outbox) -> None:
         session = live.session
-        position = session.add_sampled(token_id)
+        position = session.add_sampled(token_id, score)
         if session.finish_reason is None:
             open_ = session.open
             if session.ring_peer is None:
@@ -227,10 +229,19 @@ class Dataflow:
             self._finish(live)
 
     def send_tokens(self, live: Live) -> None:
-        """Last stage: the tokens that the attached client does not have yet."""
+        """Last stage: what the attached client does not have yet, the prompt's scores first."""
         if live.attached is None:
             return
         session = live.session
+        for position, tokens, packed in session.prompt_scores[live.attached_scores :]:
+            scores = PromptScores(
+                session=session.open.session,
+                epoch=session.open.epoch,
+                position=position,
+                tokens=tokens,
+            )
+            live.attached.send(scores, packed)
+        live.attached_scores = len(session.prompt_scores)
         token_ids = session.sampled_from(live.attached_position)
         if not token_ids and session.finish_reason is None:
             return
@@ -241,6 +252,7 @@ class Dataflow:
                 position=live.attached_position,
                 token_ids=token_ids,
                 finish_reason=session.finish_reason,
-            )
+            ),
+            session.scores_since(live.attached_position),
         )
         live.attached_position += len(token_ids)

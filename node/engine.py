@@ -18,7 +18,10 @@ from dht.types import ModelSpec, PlannerNode, fits, stage_bytes
 from node.attention import LayerPool, Segment, Step, set_step
 from node.kv_accounts import KvAccounts, Reservation
 from node.model import LoadedRange, ModelLayout
-from node.sampling import sample_rows
+from node.penalties import Draw
+from node.sampling import draw_rows
+from node.scoring import score_prompt, score_rows
+from node.token_history import PromptTargets, TokenHistory
 from node.weights import Progress, WeightStore
 
 KV_TOKENS_LEAST_MAX = 2048
@@ -59,6 +62,10 @@ class WorkItem:
     token_ids: tuple[int, ...] | None = None
     hidden: torch.Tensor | None = None
     sampling: Sampling | None = None
+    history: TokenHistory | None = None
+    """What the sampling's penalties look at."""
+    targets: PromptTargets | None = None
+    """Last stage: tokens to score behind some of the rows."""
 
     @property
     def tokens(self) -> int:
@@ -75,6 +82,10 @@ class WorkResult:
     item: WorkItem
     hidden: torch.Tensor | None = None
     token_id: int | None = None
+    score: bytes = b""
+    """Of the token, packed (:mod:`dht.scores`), where ``sampling.logprobs`` asks for it."""
+    prompt_scores: bytes = b""
+    """Of the item's ``targets``, packed."""
     error: str | None = None
 
 
@@ -366,26 +377,62 @@ class Engine:
 
     def _results(self, rows: list[_Rows], hidden: torch.Tensor) -> list[WorkResult]:
         """Tokens for the rows that are sampled, hidden states for those that go on."""
-        sampled = [row for row in rows if row.item.sampling is not None]
-        tokens: dict[int, int] = {}
-        if sampled and self._range.norm is not None and self._range.head is not None:
-            last = hidden[torch.tensor([row.last - 1 for row in sampled], device=self.device)]
-            logits = self._range.head(self._range.norm(last))
-            drawn = sample_rows(
-                logits,
-                [row.item.sampling for row in sampled if row.item.sampling is not None],
-                [row.item.position + row.item.tokens for row in sampled],
-            )
-            tokens = {row.index: token for row, token in zip(sampled, drawn, strict=True)}
+        sampled = self._sampled([row for row in rows if row.item.sampling is not None], hidden)
         goes_on = self.spec.layers
-        return [
-            WorkResult(
-                item=row.item,
-                hidden=hidden[row.first : row.last] if row.item.end < goes_on else None,
-                token_id=tokens.get(row.index),
+        results = []
+        for row in rows:
+            token_id, score = sampled.get(row.index, (None, b""))
+            results.append(
+                WorkResult(
+                    item=row.item,
+                    hidden=hidden[row.first : row.last] if row.item.end < goes_on else None,
+                    token_id=token_id,
+                    score=score,
+                    prompt_scores=self._prompt_scores(row, hidden),
+                )
+            )
+        return results
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits ``[rows, vocab]`` of some rows behind the last layer."""
+        if self._range.norm is None or self._range.head is None:
+            raise RuntimeError("logits asked of a stage that does not hold the head")
+        logits: torch.Tensor = self._range.head(self._range.norm(hidden))
+        return logits
+
+    def _sampled(self, rows: list[_Rows], hidden: torch.Tensor) -> dict[int, tuple[int, bytes]]:
+        """By item: the token behind its last row, and that token's packed score where asked."""
+        if not rows or self._range.head is None:
+            return {}
+        logits = self._logits(hidden[torch.tensor([r.last - 1 for r in rows], device=self.device)])
+        draws = [
+            Draw(
+                sampling=row.item.sampling,
+                position=row.item.position + row.item.tokens,
+                history=row.item.history,
             )
             for row in rows
+            if row.item.sampling is not None
         ]
+        token_ids = draw_rows(logits, draws)
+        scores = [b""] * len(rows)
+        for top in {draw.sampling.logprobs for draw in draws} - {None}:
+            asked = [at for at, draw in enumerate(draws) if draw.sampling.logprobs == top]
+            packed = score_rows(logits[asked], [token_ids[at] for at in asked], top or 0)
+            for at, score in zip(asked, packed, strict=True):
+                scores[at] = score
+        return {
+            row.index: (token_id, score)
+            for row, token_id, score in zip(rows, token_ids, scores, strict=True)
+        }
+
+    def _prompt_scores(self, row: _Rows, hidden: torch.Tensor) -> bytes:
+        targets = row.item.targets
+        if targets is None or self._range.head is None:
+            return b""
+        first = row.first + targets.first_row
+        rows = hidden[first : first + len(targets.token_ids)]
+        return score_prompt(self._logits, rows, targets.token_ids, targets.top, self.spec.vocab)
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:

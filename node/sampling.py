@@ -1,61 +1,134 @@
 """Picking a token from logits, the same wherever and with whatever neighbours it is done.
 
-Randomness is counter-based (Philox, Salmon et al., SC'11), keyed by the request's seed and the
-token's position in its sequence, so an answer that is resumed on another peer goes on as if
-nothing had happened.
+Randomness is counter-based (Philox, Salmon et al., SC'11), keyed by the request's seed, the
+token's position in its sequence and the token id, so an answer that is resumed on another peer
+goes on as if nothing had happened. A token is drawn as the winner of an exponential race (the
+Gumbel-max trick): where another peer's arithmetic differs in the last bits, the winner is another
+only if two finish that close, while a draw from cumulated probabilities would be moved by the sum
+of all differences.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dht.messages import Sampling
+from node.penalties import Draw, adjust, finite
 
 _MASK = (1 << 64) - 1
-LARGE = 1e300
-"""Stands for infinity, which differences turn into no number."""
+CANDIDATES = 1024
+"""The likeliest tokens that are sorted first; all of them only where these do not decide."""
+
+Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
 
 
-def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that belongs to ``(seed, position)``."""
-    bits = np.random.Philox(key=seed & _MASK, counter=position & _MASK)
-    return float(np.random.Generator(bits).random())
+def noise(seed: int, position: int, ids: Ids) -> Floats:
+    """Numbers in (0, 1), one for each of the token ``ids``: those of ``(seed, position, id)``."""
+    bits = np.random.Philox(key=seed & _MASK, counter=(position & _MASK) << 128)
+    raw = bits.random_raw(int(ids.max()) + 1)[ids]
+    return ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def race(scores: Floats, ids: Ids, seed: int, position: int) -> int:
+    """One of ``ids``, drawn with probabilities proportional to ``exp(scores)``."""
+    times = np.log(-np.log(noise(seed, position, ids)))
+    return int(ids[np.argmax(scores - times)])
+
+
+def pick(row: torch.Tensor, sampling: Sampling, position: int) -> int:
+    """A token id from float32 ``[vocab]`` scores: temperature, ``top_k``, ``top_p``, ``min_p``.
+
+    Among equally likely tokens those with the smaller ids are kept. In float64 on the CPU.
+    """
+    vocab = len(row)
+    kept = sampling.top_k if 0 < sampling.top_k < vocab else vocab
+    if kept <= CANDIDATES or sampling.top_p < 1.0:
+        scores, ids = _likeliest(row, sampling, kept)
+    else:
+        ids = np.arange(vocab)
+        scores = _tempered(row, float(row.max()), sampling.temperature)
+        if kept < vocab:
+            scores, ids = _sorted(scores, ids)
+            scores, ids = scores[:kept], ids[:kept]
+    if sampling.min_p > 0.0:
+        likely = scores >= np.log(sampling.min_p)  # the greatest score is 0
+        scores, ids = scores[likely], ids[likely]
+    return race(scores, ids, sampling.seed, position)
+
+
+def _likeliest(row: torch.Tensor, sampling: Sampling, kept: int) -> tuple[Floats, Ids]:
+    """The ``kept`` likeliest tokens, and of those the fewest that make up ``top_p``."""
+    found, places = torch.topk(row, min(len(row), CANDIDATES + 1))
+    scores = _tempered(found, float(found[0]), sampling.temperature)
+    ids = places.to("cpu").numpy()
+    whole: Floats | None = None
+    if kept <= CANDIDATES:
+        total = float(np.exp(scores[:kept]).sum())
+    else:
+        whole = _tempered(row, float(found[0]), sampling.temperature)
+        if kept < len(row):
+            whole = np.partition(whole, len(row) - kept)[len(row) - kept :]
+        total = float(np.exp(whole).sum())
+    count = _nucleus(scores[:kept], total, sampling.top_p)
+    if len(ids) < len(row) and (count == 0 or found[count - 1] == found[-1]):
+        # More tokens are needed, or some outside are as likely as the last one: look at all.
+        ids = np.arange(len(row))
+        scores = _tempered(row, float(found[0]), sampling.temperature)
+    scores, ids = _sorted(scores, ids)
+    count = count or _nucleus(scores[:kept], total, sampling.top_p) or min(kept, len(ids))
+    return scores[:count], ids[:count]
+
+
+def _nucleus(scores: Floats, total: float, top_p: float) -> int:
+    """How many of ``scores``, the greatest first, make up ``top_p`` of ``total``; 0: too few."""
+    if top_p >= 1.0:
+        return len(scores)
+    cumulated = np.cumsum(np.exp(scores))
+    count = int(np.searchsorted(cumulated, top_p * total, side="left")) + 1
+    return count if count <= len(scores) else 0
+
+
+def _tempered(values: torch.Tensor, greatest: float, temperature: float) -> Floats:
+    raw = values.to("cpu").numpy().astype(np.float64)
+    with np.errstate(over="ignore"):
+        scores: Floats = (raw - greatest) / temperature
+    return scores
+
+
+def _sorted(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
+    order = np.lexsort((ids, -scores))
+    return scores[order], ids[order]
+
+
+def draw_rows(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    """One token per row of ``[rows, vocab]``; plain greedy rows share one argmax on the device.
+
+    Temperature 0 is greedy, ties going to the smallest id.
+    """
+    token_ids: list[int] = torch.argmax(logits, dim=-1).tolist()
+    special = [
+        row
+        for row, draw in enumerate(draws)
+        if draw.sampling.temperature != 0.0 or draw.is_adjusted
+    ]
+    if not special:
+        return token_ids
+    scores = finite(logits[special].detach().to(torch.float32))
+    chosen = [draws[row] for row in special]
+    if any(draw.is_adjusted for draw in chosen):
+        scores = adjust(scores, chosen)
+    greedy: list[int] = torch.argmax(scores, dim=-1).tolist()
+    for at, (row, draw) in enumerate(zip(special, chosen, strict=True)):
+        if draw.sampling.temperature == 0.0:
+            token_ids[row] = greedy[at]
+        else:
+            token_ids[row] = pick(scores[at], draw.sampling, draw.position)
+    return token_ids
 
 
 def sample(logits: torch.Tensor, sampling: Sampling, *, position: int) -> int:
-    """A token id from ``logits`` of shape ``[vocab]`` for the token at ``position``.
-
-    Temperature 0 is greedy, ties going to the smallest id. Otherwise: temperature, then the
-    ``top_k`` most likely tokens, then the smallest set of those whose probability reaches
-    ``top_p``; all in float64 on the CPU. A logit that is no number counts as the least likely.
-    """
-    if sampling.temperature == 0.0:
-        return int(torch.argmax(logits))
-    raw = logits.detach().to("cpu", torch.float64).numpy()
-    raw = np.nan_to_num(raw, nan=-LARGE, posinf=LARGE, neginf=-LARGE)
-    with np.errstate(over="ignore"):
-        scores = (raw - raw.max()) / sampling.temperature
-    order = np.argsort(-scores, kind="stable")
-    if 0 < sampling.top_k < len(order):
-        order = order[: sampling.top_k]
-    kept = scores[order]
-    probabilities = np.exp(kept)  # the greatest score is 0
-    probabilities /= probabilities.sum()
-    cumulative = np.cumsum(probabilities)
-    if sampling.top_p < 1.0:
-        keep = int(np.searchsorted(cumulative, sampling.top_p, side="left")) + 1
-        cumulative = cumulative[:keep]
-    drawn = uniform(sampling.seed, position) * cumulative[-1]
-    return int(
-        order[min(int(np.searchsorted(cumulative, drawn, side="right")), len(cumulative) - 1)]
-    )
-
-
-def sample_rows(logits: torch.Tensor, samplings: list[Sampling], positions: list[int]) -> list[int]:
-    """One token per row of ``[rows, vocab]``; greedy rows share one argmax on the device."""
-    greedy = torch.argmax(logits, dim=-1).tolist()
-    return [
-        token_id if sampling.temperature == 0.0 else sample(row, sampling, position=position)
-        for token_id, row, sampling, position in zip(
-            greedy, logits, samplings, positions, strict=True
-        )
-    ]
+    """A token id from ``logits`` of shape ``[vocab]`` for the token at ``position``."""
+    return draw_rows(logits[None], [Draw(sampling=sampling, position=position)])[0]

@@ -24,6 +24,8 @@ class Live:
     """Rows (position, bytes) that wait for the next link, oldest first."""
     attached: FrameSender | None = None
     attached_position: int = 0
+    attached_scores: int = 0
+    """How many of the session's prompt scores went to ``attached``."""
 
     @property
     def hop_peers(self) -> tuple[str, ...]:

@@ -150,6 +150,7 @@ class StageServer:
         if live is None or not live.session.is_last or live.session.open.client != client:
             return False
         live.attached, live.attached_position = sender, attach.position
+        live.attached_scores = 0
         self.flow.send_tokens(live)
         return True
 

@@ -135,6 +135,8 @@ class EngineStage:
                 request=request,
                 rows=None if result.hidden is None else Rows(tensor=result.hidden),
                 token_id=result.token_id,
+                score=result.score,
+                prompt_scores=result.prompt_scores,
                 error=result.error,
             )
             for request, result in zip(batch, results, strict=True)
@@ -151,6 +153,8 @@ def _item(request: StepRequest) -> WorkItem:
         token_ids=chunk.token_ids,
         hidden=None if request.rows is None else request.rows.tensor,
         sampling=request.session.open.sampling if chunk.sample else None,
+        history=request.session.history,
+        targets=chunk.targets,
     )
 
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dht.messages import FinishReason, RefusalCode, SessionOpen
+from dht.scores import SCORED_VALUES_MAX, scored_values
 from dht.types import RouteStage
+from node.token_history import PromptTargets, TokenHistory
 
 
 class StageState(StrEnum):
@@ -76,6 +78,8 @@ class Chunk:
     token_ids: tuple[int, ...] | None
     tokens: int
     sample: bool
+    targets: PromptTargets | None = None
+    """Last stage: tokens of the prompt whose scores the client wants of these rows."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,11 +103,20 @@ class StageSession:
     in_flight: bool = False
     """First stage: a chunk is in the engine; the next one waits for its result."""
     sampled: list[int] = field(default_factory=list)
-    """Last stage: the answer so far."""
+    """Last stage: the answer so far, of this epoch."""
+    scores: list[bytes] = field(default_factory=list)
+    """Last stage: the packed score of each sampled token, where the client wants them."""
+    prompt_scores: list[tuple[int, int, bytes]] = field(default_factory=list)
+    """Last stage: ``(position, tokens, packed)`` of the prompt's scores so far."""
+    history: TokenHistory | None = field(init=False, default=None)
+    """Last stage: what penalties and the least length look at, where any is asked."""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
         self.kv_key = self.kv_key or session_key(self.open.session, self.open.epoch)
+        sampling = self.open.sampling
+        if self.is_last and (sampling.needs_answer or sampling.min_new_tokens > 0):
+            self.history = TokenHistory(self.open.history, answered=self.open.answered)
 
     @property
     def key(self) -> str:
@@ -176,7 +189,11 @@ class StageSession:
         """
         known = open_.prompt_tokens
         following = StageSession(
-            open=open_, kv_key=self.kv_key, taken_over=True, inputs=self.inputs[:known]
+            open=open_,
+            kv_key=self.kv_key,
+            taken_over=True,
+            inputs=self.inputs[:known],
+            prompt_scores=self.prompt_scores,
         )
         position = min(self.done_position, known - 1 if following.is_last else known)
         following.next_position = following.done_position = position
@@ -231,12 +248,37 @@ class StageSession:
     def _take(self, position: int, tokens: int, token_ids: tuple[int, ...] | None) -> Chunk:
         self.next_position = position + tokens
         sample = self.is_last and self.next_position >= self.open.prompt_tokens
-        return Chunk(position=position, token_ids=token_ids, tokens=tokens, sample=sample)
+        return Chunk(
+            position=position,
+            token_ids=token_ids,
+            tokens=tokens,
+            sample=sample,
+            targets=self._targets(position) if self.is_last else None,
+        )
 
-    def add_sampled(self, token_id: int) -> int:
+    def _targets(self, position: int) -> PromptTargets | None:
+        """What the rows from ``position`` to ``next_position`` are scored against, if anything."""
+        top = self.open.sampling.prompt_logprobs
+        first = max(position + 1, self.open.scores_from)
+        end = min(self.next_position + 1, self.open.scores_end)
+        if top is None or first >= end:
+            return None
+        wanted = self.open.history[first:end]
+        return PromptTargets(first_row=first - 1 - position, token_ids=wanted, top=top)
+
+    def add_prompt_scores(self, chunk: Chunk, packed: bytes) -> None:
+        """Last stage: keep the scores of a chunk's :attr:`Chunk.targets`."""
+        if chunk.targets is not None:
+            position = chunk.position + chunk.targets.first_row + 1
+            self.prompt_scores.append((position, len(chunk.targets.token_ids), packed))
+
+    def add_sampled(self, token_id: int, score: bytes = b"") -> int:
         """Last stage: log a token; returns its position. Sets ``finish_reason`` at the end."""
         position = self.open.prompt_tokens + len(self.sampled)
         self.sampled.append(token_id)
+        self.scores.append(score)
+        if self.history is not None:
+            self.history.add(token_id)
         if token_id in self.open.sampling.stop_token_ids:
             self.finish_reason = FinishReason.STOP
         elif len(self.sampled) >= self.open.max_new_tokens:
@@ -246,6 +288,10 @@ class StageSession:
     def sampled_from(self, position: int) -> tuple[int, ...]:
         """The logged tokens from ``position`` on, for a client that attaches."""
         return tuple(self.sampled[max(0, position - self.open.prompt_tokens) :])
+
+    def scores_since(self, position: int) -> bytes:
+        """The packed scores of :meth:`sampled_from`, empty where the client wants none."""
+        return b"".join(self.scores[max(0, position - self.open.prompt_tokens) :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +359,8 @@ def refusal_of(
         return RefusalCode.BAD_REQUEST, "this stage belongs to another peer"
     if open_.fingerprint != view.fingerprint:
         return RefusalCode.NOT_HELD, "this peer serves other weights under that name"
+    if (bad_history := _refuse_history(open_)) is not None:
+        return RefusalCode.BAD_REQUEST, bad_history
     if taken_over:
         return None
     if not view.serving:
@@ -325,5 +373,20 @@ def refusal_of(
         return (
             RefusalCode.TOO_LONG,
             f"{tokens} tokens asked, the model's context is {view.context_tokens}",
+        )
+    return None
+
+
+def _refuse_history(open_: SessionOpen) -> str | None:
+    """Why an open does not bring what its sampling needs, or None."""
+    if open_.answered >= open_.prompt_tokens:
+        return f"{open_.answered} tokens of answer in {open_.prompt_tokens} of prompt"
+    if len(open_.history) != open_.history_tokens:
+        return f"{len(open_.history)} token ids of history, {open_.history_tokens} expected"
+    top = open_.sampling.prompt_logprobs
+    if top is not None and scored_values(open_.prompt_tokens, top) > SCORED_VALUES_MAX:
+        return (
+            f"log probabilities of {open_.prompt_tokens} prompt tokens with {top} alternatives"
+            f" asked; {SCORED_VALUES_MAX // (1 + top)} tokens at most"
         )
     return None

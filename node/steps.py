@@ -30,6 +30,10 @@ class StepResult:
     request: StepRequest
     rows: Rows | None = None
     token_id: int | None = None
+    score: bytes = b""
+    """Of the token, packed (:mod:`dht.scores`), where the client wants it."""
+    prompt_scores: bytes = b""
+    """Of the request's ``chunk.targets``, packed."""
     error: str | None = None
 
 

@@ -2,13 +2,21 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.messages import Sampling
-from node.sampling import sample, sample_rows, uniform
+from node.penalties import Draw
+from node.sampling import draw_rows, noise, sample
+
+
+def sample_rows(logits: torch.Tensor, drawn: list[Sampling], positions: list[int]) -> list[int]:
+    draws = [Draw(sampling=s, position=p) for s, p in zip(drawn, positions, strict=True)]
+    return draw_rows(logits, draws)
+
 
 LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 2.5, 0.0])
 samplings = st.builds(
@@ -59,10 +67,12 @@ def test_draws_follow_the_softmax() -> None:
     assert chi_squared < 20.5  # 5 degrees of freedom, p = 0.001
 
 
-def test_other_seeds_and_positions_give_other_numbers() -> None:
-    numbers = {uniform(seed, position) for seed in range(30) for position in range(30)}
-    assert len(numbers) == 900
-    assert all(0.0 <= number < 1.0 for number in numbers)
+def test_other_seeds_positions_and_tokens_give_other_numbers() -> None:
+    ids = np.arange(30)
+    numbers = {n for seed in range(10) for at in range(10) for n in noise(seed, at, ids).tolist()}
+    assert len(numbers) == 3000
+    assert all(0.0 < number < 1.0 for number in numbers)
+    assert noise(3, 4, np.array([17, 5])).tolist() == noise(3, 4, ids)[[17, 5]].tolist()
 
 
 def test_a_tie_goes_to_the_smallest_id() -> None:

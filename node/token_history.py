@@ -1,0 +1,72 @@
+"""Which tokens a sequence has had, in the shape in which penalties need it.
+
+No tensors and no clocks. Built from the prompt's ids and grown by the answer's, so that a session
+which is replayed elsewhere has the same history there.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTargets:
+    """Tokens of a prompt to score: each behind one row of a chunk, from ``first_row`` on."""
+
+    first_row: int
+    token_ids: tuple[int, ...]
+    top: int
+    """Alternatives wanted with each."""
+
+
+class TokenHistory:
+    """Distinct tokens with the number of times that each is in the answer.
+
+    ``ids`` and ``counts`` (both ``[distinct]``) are views that stay valid for the caller that took
+    them; a prompt's token that the answer does not repeat has count 0.
+    """
+
+    def __init__(self, prompt_ids: Iterable[int] = (), *, answered: int = 0) -> None:
+        """``prompt_ids`` end in ``answered`` tokens of the answer, where they are known at all."""
+        known = list(prompt_ids)
+        split = max(0, len(known) - answered)
+        distinct = dict.fromkeys(known[:split])
+        self._places: dict[int, int] = {token_id: at for at, token_id in enumerate(distinct)}
+        room = max(64, 2 * len(distinct))
+        self._ids: npt.NDArray[np.int64] = np.zeros(room, np.int64)
+        self._counts: npt.NDArray[np.float32] = np.zeros(room, np.float32)
+        self._ids[: len(distinct)] = list(distinct)
+        self.answer_tokens = answered
+        """Tokens of the answer so far, whether their ids are known or not."""
+        self.largest_id = max(distinct, default=-1)
+        for token_id in known[split:]:
+            self._count(token_id)
+
+    def add(self, token_id: int) -> None:
+        """The answer's next token."""
+        self.answer_tokens += 1
+        self._count(token_id)
+
+    def _count(self, token_id: int) -> None:
+        at = self._places.get(token_id)
+        if at is None:
+            at = len(self._places)
+            if at == len(self._ids):
+                self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+            self._ids[at] = token_id
+            self._places[token_id] = at
+            self.largest_id = max(self.largest_id, token_id)
+        self._counts[at] += 1
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """Distinct token ids in order of appearance."""
+        return self._ids[: len(self._places)]
+
+    @property
+    def counts(self) -> npt.NDArray[np.float32]:
+        """How often each of :attr:`ids` is in the answer."""
+        return self._counts[: len(self._places)]
