@@ -5,10 +5,11 @@ What happens becomes an event of :mod:`client.failover`; nothing here decides wh
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from client.failover import Accepted, Arrived, Event, Lost, PromptScored, Refused
+from coordinator.suspicion import Dead, PeerWatch, PingNow, WatchConfig
 from dht import wire
 from dht.errors import NetworkError, PeerError
 from dht.messages import (
@@ -36,9 +37,8 @@ class AttemptConfig:
     connect_s: float = 4.0
     open_s: float = 10.0
     """For every stage to accept or refuse."""
-    ping_every_s: float = 1.0
-    silence_s: float = 5.0
-    """Without any frame from the first or last stage for so long, it is lost."""
+    watch: WatchConfig = field(default_factory=WatchConfig)
+    """When the first or the last stage counts as lost although its stream does not break."""
     stall_s: float = 30.0
     """Without a new token for so long although the ends answer, the route is given up."""
     stall_per_prompt_token_s: float = 0.1
@@ -179,29 +179,35 @@ class Attempt:
         self._start(self._watched(-1, last))
 
     async def _watched(self, stage: int, stream: Stream) -> None:
-        """Read one stream and ping it; any end of it becomes an event."""
-        pings = asyncio.create_task(self._ping(stream))
+        """Read one stream, and watch its peer; any end of it becomes an event."""
+        loop = asyncio.get_running_loop()
+        watch = PeerWatch(config=self._config.watch, heard_s=loop.time())
+        pings = asyncio.create_task(self._watch(stage, stream, watch))
         try:
             while True:
-                async with asyncio.timeout(self._config.silence_s):
-                    frame = await wire.read_frame(stream)
-                self._take(stage, frame.message, frame.body)
-        except TimeoutError:
-            self._lose(self._peer(stage), f"silent for {self._config.silence_s:.0f} s")
+                frame = await wire.read_frame(stream)
+                watch.heard(loop.time())
+                if isinstance(frame.message, Pong):
+                    pong = frame.message
+                    watch.answered(pong.nonce, pong.stalled_s, pong.step_p95_s, loop.time())
+                else:
+                    self._take(stage, frame.message, frame.body)
         except (NetworkError, PeerError) as error:
             self._lose(self._peer(stage), str(error))
         finally:
             pings.cancel()
 
-    async def _ping(self, stream: Stream) -> None:
-        nonce = 0
+    async def _watch(self, stage: int, stream: Stream, watch: PeerWatch) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._config.ping_every_s)
-            nonce += 1
-            try:
-                await wire.send_frame(stream, Ping(nonce=nonce))
-            except NetworkError:
-                return  # the reader of the same stream reports it
+            match watch.tick(loop.time()):
+                case Dead(reason=reason):
+                    self._lose(self._peer(stage), reason)
+                    return
+                case PingNow(nonce=nonce):
+                    # Written without waiting: the watch must run on when nothing is read there.
+                    stream.write(wire.encode_frame(Ping(nonce=nonce)))
+            await asyncio.sleep(max(0.0, watch.wake_at_s - loop.time()))
 
     def _scores(self, message: Tokens, body: bytes | memoryview) -> tuple[TokenScore, ...]:
         """The scores of a frame's tokens; raises MalformedError where they are not all there."""
@@ -220,8 +226,6 @@ class Attempt:
 
     def _take(self, stage: int, message: object, body: bytes | memoryview) -> None:
         match message:
-            case Pong():
-                pass
             case PromptScores() if stage == -1 and message.session == self._open_message.session:
                 self._take_prompt_scores(message, body)
             case Tokens() if stage == -1 and message.session == self._open_message.session:

@@ -101,7 +101,7 @@ class Draw:
     """Find a route after ``after_s`` and answer with :class:`Drawn`.
 
     ``mend`` is the route whose survivors hold the session's KV, empty for a new session; ``lost``
-    are its stages that cannot be kept.
+    are its peers that cannot be kept. They may serve again when they are trusted again.
     """
 
     mend: Route
@@ -185,7 +185,7 @@ class Owner:
     accepted: Route = ()
     """The last route that every stage accepted: its survivors hold the session's KV."""
     lost: set[str] = field(default_factory=set)
-    """Stages of ``accepted`` that are gone, and peers that refused since."""
+    """Peers that failed or refused since ``accepted``."""
     touched: list[RouteStage] = field(default_factory=list)
     """Stages that may hold KV although they are not on ``accepted``."""
     deadline_s: float = 0.0
@@ -239,8 +239,6 @@ class Owner:
                     retry_after_s=self.retry_after_s,
                 ),
             ]
-        # A peer that came back, or has room again, may serve after all.
-        self.lost &= {stage.peer_id for stage in self.accepted}
         return [Wait(no_route=route), self._draw(self.poll_s)]
 
     def _accepted(self, position: int) -> list[Effect]:

@@ -171,11 +171,11 @@ def replacement(
     route already. Where that fails, the neighbours of the gap are given up too, the later one
     first (its KV is rebuilt from the earlier one's log), then the earlier one, until nothing of
     the old route is left. ``usable`` need not hold the survivors: they serve the session already.
+    It should leave out lost peers for as long as they are not trusted again.
     """
-    pool = {peer_id: record for peer_id, record in usable.items() if peer_id not in lost}
     kept = [stage.peer_id not in lost for stage in route]
     while True:
-        mended = _mend(route, kept, pool)
+        mended = _mend(route, kept, usable)
         if not isinstance(mended, tuple):
             gap_start, gap_end = mended
             widened = [i for i in (gap_end, gap_start - 1) if 0 <= i < len(route) and kept[i]]
@@ -185,7 +185,7 @@ def replacement(
             if any(kept):
                 kept = [False] * len(route)
                 continue
-            return route_from_records(pool, layers)
+            return route_from_records(usable, layers)
         if len(mended) > STAGES_MAX:
             return NoRoute(reason=f"every route needs more than {STAGES_MAX} stages")
         return mended

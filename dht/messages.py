@@ -282,7 +282,13 @@ class Ping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
+    """The answer to a ping; a stage adds how its engine gets on."""
+
     nonce: Count
+    stalled_s: Seconds = 0.0
+    """How long the engine has been at its present step; 0 when it has nothing to do."""
+    step_p95_s: Seconds | None = None
+    """95th percentile of its recent steps; None while too few are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

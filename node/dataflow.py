@@ -4,10 +4,12 @@ Everything a stage makes for the next one is logged before it is sent, so that a
 lost can be rebuilt from here.
 """
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from coordinator.suspicion import EnginePace
 from dht import wire
 from dht.messages import ActivationItem, Activations, PromptScores, RingToken, Tokens
 from node.hops import HopTable
@@ -46,6 +48,7 @@ class Dataflow:
         self._fail = fail
         self._finish = finish
         self._stalled: set[str] = set()
+        self.pace = EnginePace()
         self.serialisation_s = 0.0
         """Time spent between tensors and frames, both ways, writing included."""
 
@@ -119,6 +122,7 @@ class Dataflow:
 
     def _submit(self, live: Live, chunk: Chunk, rows: Rows | None) -> None:
         session = live.session
+        self.pace.submitted(session.kv_key, asyncio.get_running_loop().time())
         self._engine.submit(
             StepRequest(key=session.kv_key, session=session, chunk=chunk, rows=rows)
         )
@@ -157,6 +161,8 @@ class Dataflow:
 
     def on_results(self, results: Sequence[StepResult]) -> None:
         """Results of one engine step: log, and send rows and tokens on, coalesced by next peer."""
+        keys = [result.request.key for result in results]
+        self.pace.finished(keys, asyncio.get_running_loop().time())
         started_s = time.perf_counter()
         bodies = rows_bytes(results)
         self.serialisation_s += time.perf_counter() - started_s

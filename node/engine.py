@@ -149,20 +149,10 @@ class Engine:
         """Tokens that a new session could reserve here."""
         return self._accounts.free_tokens
 
-    def fetch(self, start: int, end: int, progress: Progress | None = None) -> None:
-        """Bring the files of ``[start, end)`` to this machine; may run beside steps.
-
-        Raises UserError and NetworkError.
-        """
-        self._range.fetch(start, end, progress)
-
-    def load(
-        self, start: int, end: int, progress: Progress | None = None, *, made_up: bool = False
-    ) -> int:
+    def load(self, start: int, end: int, progress: Progress | None = None) -> int:
         """Hold exactly layers ``[start, end)`` and give the rest of the memory to KV pages.
 
         Sessions must have ended: their KV is gone afterwards. Returns bytes read from disk.
-        ``made_up`` weights are for timing only; the next load forgets them.
         Raises UserError when the range does not fit the memory or cannot be run.
         """
         if not 0 <= start < end <= self.spec.layers:
@@ -177,7 +167,7 @@ class Engine:
         self.held, self._pools = (0, 0), {}
         with self._lock:
             self._accounts = KvAccounts(0, self.config.page_tokens)
-        self.bytes_loaded = self._range.set(start, end, progress, made_up=made_up)
+        self.bytes_loaded = self._range.set(start, end, progress)
         self._pools = {index: self._pool(pages) for index in range(start, end)}
         self._warm_up(start)
         with self._lock:

@@ -1,14 +1,15 @@
 """Outbound links to other stages: one stream per next peer, shared by all sessions.
 
 A hop carries opens, activations and ring tokens down and brings accepts, refusals and failures
-back. While sessions use it, it is pinged; silence is as good as a broken connection, because a
-stopped process never breaks one.
+back. While sessions use it, it is pinged and watched (:mod:`coordinator.suspicion`): silence, or an
+engine that is stuck, is as good as a broken connection, because a stopped process never breaks one.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from coordinator.suspicion import Dead, PeerWatch, PingNow, WatchConfig
 from coordinator.transmission import LinkScheduler, Traffic
 from dht import wire
 from dht.errors import NetworkError, PeerError
@@ -23,9 +24,8 @@ class HopConfig:
 
     open_s: float = 4.0
     """To open the stream before the peer counts as unreachable."""
-    ping_every_s: float = 1.0
-    silence_s: float = 5.0
-    """Without any frame from the peer for so long while sessions use the hop, it is lost."""
+    watch: WatchConfig = field(default_factory=WatchConfig)
+    """When a peer that sessions use counts as lost although the stream does not break."""
     idle_s: float = 60.0
     """An unused hop is closed after so long."""
     link_policy: str = "anabranch"
@@ -56,7 +56,6 @@ class Hop:
         self._events = events
         self._sender: LinkSender | None = None
         self._early: list[tuple[object, bytes | memoryview, Traffic | None]] = []
-        self._heard_s = 0.0
 
     @property
     def queued_bytes(self) -> int:
@@ -94,9 +93,14 @@ class Hop:
             sender.send(message, body, traffic=traffic)
         self._early.clear()
         self._sender = sender
+        watch = PeerWatch(config=self._config.watch, heard_s=loop.time())
         tasks = [
             asyncio.create_task(work)
-            for work in (sender.run(), self._read(stream, sender), self._watch(sender))
+            for work in (
+                sender.run(),
+                self._read(stream, sender, watch),
+                self._watch(sender, watch),
+            )
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -109,40 +113,38 @@ class Hop:
             await asyncio.gather(*tasks, return_exceptions=True)
             await stream.close()
 
-    async def _read(self, stream: Stream, sender: LinkSender) -> str:
+    async def _read(self, stream: Stream, sender: LinkSender, watch: PeerWatch) -> str:
+        loop = asyncio.get_running_loop()
         while True:
             frame = await wire.read_frame(stream, limit_bytes=1 << 16)
-            self._heard_s = asyncio.get_running_loop().time()
+            watch.heard(loop.time())
             match frame.message:
                 case SessionAccepted() | SessionRefused() | SessionFailed() as reply:
                     self._events.hop_replied(self.peer_id, reply)
                 case Delivered() as delivered:
                     sender.acknowledged(delivered)
-                case Pong():
-                    pass
+                case Pong() as pong:
+                    watch.answered(pong.nonce, pong.stalled_s, pong.step_p95_s, loop.time())
                 case other:
                     raise wire.MalformedError(f"{type(other).__name__} is no reply on a hop")
 
-    async def _watch(self, sender: LinkSender) -> str:
+    async def _watch(self, sender: LinkSender, watch: PeerWatch) -> str:
         loop = asyncio.get_running_loop()
-        self._heard_s = used_s = loop.time()
-        nonce = 0
+        used_s = loop.time()
         while True:
-            slept_from_s = loop.time()
-            await asyncio.sleep(self._config.ping_every_s)
             now_s = loop.time()
-            if now_s - slept_from_s > 2 * self._config.ping_every_s:
-                self._heard_s = now_s  # this process itself was stalled: blame nobody for it
             if not self._events.hop_in_use(self.peer_id):
-                self._heard_s = now_s  # silence counts from the first unanswered ping
+                watch.unused(now_s)
                 if now_s - used_s > self._config.idle_s:
                     return "idle"
-                continue
-            used_s = now_s
-            if now_s - self._heard_s > self._config.silence_s:
-                return f"silent for {now_s - self._heard_s:.1f} s"
-            nonce += 1
-            sender.send(Ping(nonce=nonce))
+            else:
+                used_s = now_s
+                match watch.tick(now_s):
+                    case Dead(reason=reason):
+                        return reason
+                    case PingNow(nonce=nonce):
+                        sender.send(Ping(nonce=nonce))
+            await asyncio.sleep(max(0.0, watch.wake_at_s - loop.time()))
 
 
 class HopTable:

@@ -235,19 +235,9 @@ class LoadedRange:
         self.norm: nn.Module | None = None
         self.head: nn.Module | None = None
         self.rotary = layout.make_rotary(device)
-        self._made_up = False
 
-    def fetch(self, start: int, end: int, progress: Progress | None = None) -> None:
-        """Bring the files that ``[start, end)`` needs beyond what is held to this machine."""
-        names = [name for part in self._missing(start, end, None) for name in part.names]
-        self._layout.store.fetch(names, progress)
-
-    def set(
-        self, start: int, end: int, progress: Progress | None = None, *, made_up: bool = False
-    ) -> int:
+    def set(self, start: int, end: int, progress: Progress | None = None) -> int:
         """Hold exactly ``[start, end)``; what stays is not read again. Returns bytes read.
-
-        ``made_up`` fills the parts with random numbers instead, which the next call forgets.
 
         What leaves is freed first, and parts are filled one after the other, so that at most the
         larger of the two ranges and one tensor more are in memory. After an error the parts that
@@ -255,9 +245,6 @@ class LoadedRange:
         """
         layout = self._layout
         total = len(layout.layers)
-        if self._made_up or made_up:
-            self.layers, self.embed, self.norm, self.head = {}, None, None, None
-        self._made_up = made_up
         self.layers = {i: layer for i, layer in self.layers.items() if start <= i < end}
         shared = self._tied_weight()
         if start != 0:
@@ -269,10 +256,10 @@ class LoadedRange:
         entries = [store.tensors[n] for part in missing for n in part.names if n in store.tensors]
         meter = _Meter(sum(entry.size_bytes for entry in entries), progress)
         before = store.bytes_read
+        store.fetch([name for part in missing for name in part.names])
         for part in missing:
             tensors = {f"{part.prefix}weight": shared} if part.shares and shared is not None else {}
-            read = store.make_up if made_up else store.read
-            for name, tensor in read(part.names):
+            for name, tensor in store.read(part.names):
                 meter.add(store.tensors[name].size_bytes)
                 tensors[self._target(name, part)] = self._moved(name, tensor)
             module = self._fill(part.on_meta, part.prefix, tensors)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dht.channel import FrameSender
 from dht.messages import (
     FinishReason,
+    Pong,
     SessionAccepted,
     SessionClose,
     SessionFailed,
@@ -41,7 +42,8 @@ class StageServer:
         self.counters: Counter[str] = Counter()
         self._hops = HopTable(transport, config.hops, self)
         log = ActivationLog(row_bytes_of(engine), config.log_bytes_max)
-        self._table = SessionTable(engine.free, log)
+        self._engine = engine
+        self._table = SessionTable(self._free_kv, log)
         self.flow = Dataflow(
             engine,
             config,
@@ -78,6 +80,16 @@ class StageServer:
     def log_bytes(self) -> int:
         """Host memory that holds rows for lost stages' replacements."""
         return self._table.log.bytes_held
+
+    def _free_kv(self, key: str) -> None:
+        self.flow.pace.dropped(key)
+        self._engine.free(key)
+
+    def pong(self, nonce: int) -> Pong:
+        """The answer to a ping of someone who waits for this stage."""
+        pace = self.flow.pace
+        stalled_s = pace.stalled_s(asyncio.get_running_loop().time())
+        return Pong(nonce=nonce, stalled_s=stalled_s, step_p95_s=pace.steps.p95_s)
 
     async def wait_idle(self, limit_s: float) -> bool:
         """Wait until no session holds KV here; False when ``limit_s`` passed before."""

@@ -15,7 +15,6 @@ from dht.errors import NetworkError, PeerError
 from dht.messages import (
     Activations,
     Ping,
-    Pong,
     Prompt,
     RingTokens,
     SessionClose,
@@ -116,7 +115,7 @@ class StageStreams:
             case SessionClose():
                 return False
             case Ping(nonce=nonce):
-                sender.send(Pong(nonce=nonce))
+                sender.send(self._stage.pong(nonce))
             case other:
                 raise wire.MalformedError(f"{type(other).__name__} is not for a session's stream")
         return True
@@ -142,7 +141,7 @@ class StageStreams:
                     frame = await self._read(stream, limits.client_silence_s, CONTROL_BYTES_MAX)
                     if not isinstance(frame.message, Ping):
                         raise wire.MalformedError("only pings follow an attach")
-                    sender.send(Pong(nonce=frame.message.nonce))
+                    sender.send(self._stage.pong(frame.message.nonce))
             finally:
                 self._stage.detach(attach.session, sender)
 
@@ -178,7 +177,7 @@ class StageStreams:
             case SessionClose() as close:
                 self._stage.close_by_neighbour(peer_id, close)
             case Ping(nonce=nonce):
-                sender.send(Pong(nonce=nonce))
+                sender.send(self._stage.pong(nonce))
             case other:
                 raise wire.MalformedError(f"{type(other).__name__} is not for a hop")
 

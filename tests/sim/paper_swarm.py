@@ -213,6 +213,14 @@ class PaperSwarm:
         """Stop a peer without breaking anything: it just never answers again."""
         self.network.freeze(peer.peer_id)
 
+    def stick(self, peer: PaperPeer) -> None:
+        """Let a peer's engine never finish another step; it goes on answering."""
+        peer.engine.step_s = 1e6
+
+    def cut(self, peer: PaperPeer) -> None:
+        """Let everything that a peer sends, or is sent, fall into a black hole."""
+        self.network.partition([peer.peer_id])
+
     def client(
         self, *, wait_s: float = 60.0, on_status: Callable[[str], None] | None = None
     ) -> Swarm:

@@ -1,0 +1,201 @@
+"""When a peer counts as dead: killed, stopped, black-holed, or merely far too slow.
+
+Through libp2p a killed peer shows in a fraction of a second, a black-holed one after 39 s and a
+stopped process never, so nothing here relies on a connection breaking. A peer is dead when nothing
+was heard of it although it was pinged, or when it says itself that its engine has not finished a
+step, for longer than ``max(2 s, 5 × p95 of its step)``, and never longer than 5 s.
+
+Pure: the time is an argument. The shells ask :attr:`PeerWatch.wake_at_s` when to call
+:meth:`PeerWatch.tick` next.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+SAMPLES_MAX = 64
+SAMPLES_LEAST = 8
+"""With fewer samples nothing is known of a peer's pace, and it gets the longest deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchConfig:
+    """Times in seconds."""
+
+    ping_every_s: float = 0.5
+    least_s: float = 2.0
+    most_s: float = 5.0
+    factor: float = 5.0
+    """A step that takes so many times the 95th percentile is not slow but stuck."""
+    late_s: float = 0.3
+    """A tick that comes so much too late says that this process was stalled, not the peer."""
+
+
+class StepTimes:
+    """The last durations of something, and their 95th percentile (nearest rank)."""
+
+    def __init__(self) -> None:
+        self._samples_s: deque[float] = deque(maxlen=SAMPLES_MAX)
+
+    def add(self, duration_s: float) -> None:
+        """Take one more duration; the oldest of 64 is forgotten."""
+        self._samples_s.append(max(0.0, duration_s))
+
+    @property
+    def p95_s(self) -> float | None:
+        """None while fewer than 8 are known."""
+        if len(self._samples_s) < SAMPLES_LEAST:
+            return None
+        ordered = sorted(self._samples_s)
+        return ordered[math.ceil(0.95 * len(ordered)) - 1]
+
+
+def deadline_s(p95_s: float | None, config: WatchConfig) -> float:
+    """How long a step may take before its peer is given up; None: nothing is known of its pace."""
+    if p95_s is None or not math.isfinite(p95_s):
+        return config.most_s
+    return min(config.most_s, max(config.least_s, config.factor * p95_s))
+
+
+@dataclass(slots=True, kw_only=True)
+class EnginePace:
+    """How one's own engine gets on, as it is told to those who wait for it.
+
+    Items of work are counted by session, since a session that ends takes its queued items along.
+    """
+
+    steps: StepTimes = field(default_factory=StepTimes)
+    _outstanding: dict[str, int] = field(default_factory=dict)
+    _since_s: float = 0.0
+    """When the engine last had nothing to do, or last finished a step."""
+
+    def submitted(self, session: str, now_s: float) -> None:
+        """One item of work was queued."""
+        if not self._outstanding:
+            self._since_s = now_s
+        self._outstanding[session] = self._outstanding.get(session, 0) + 1
+
+    def finished(self, sessions: list[str], now_s: float) -> None:
+        """One step ended with an item of each of these sessions."""
+        self.steps.add(now_s - self._since_s)
+        self._since_s = now_s
+        for session in sessions:
+            left = self._outstanding.pop(session, 0) - 1
+            if left > 0:
+                self._outstanding[session] = left
+
+    def dropped(self, session: str) -> None:
+        """The session ended; what it had queued is not run."""
+        self._outstanding.pop(session, None)
+
+    def stalled_s(self, now_s: float) -> float:
+        """How long the engine has worked on its present step; 0 when it has nothing to do."""
+        return max(0.0, now_s - self._since_s) if self._outstanding else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dead:
+    """The watched peer is given up, for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PingNow:
+    """Send a ping with this nonce."""
+
+    nonce: int
+
+
+@dataclass(slots=True, kw_only=True)
+class PeerWatch:
+    """Watches one peer over one stream.
+
+    A tick that comes late shifts every deadline by as much: a process that was stopped itself
+    blames nobody.
+    """
+
+    config: WatchConfig
+    heard_s: float
+    """When something was last heard of the peer; begin with the present time."""
+    wake_at_s: float = 0.0
+    """When :meth:`tick` wants to be called next; calling it earlier is harmless."""
+    _nonce: int = 0
+    _sent_s: dict[int, float] = field(default_factory=dict)
+    _round_trips: StepTimes = field(default_factory=StepTimes)
+    _ping_at_s: float = 0.0
+    _stalled_since_s: float | None = None
+    """When the peer's engine began its present step, in this process's time."""
+    _step_p95_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self._ping_at_s = self.wake_at_s = self.heard_s
+
+    @property
+    def limit_s(self) -> float:
+        """The present deadline: by the slower of the peer's steps and its answers to pings."""
+        known = [p for p in (self._step_p95_s, self._round_trips.p95_s) if p is not None]
+        return deadline_s(max(known) if known else None, self.config)
+
+    def heard(self, now_s: float) -> None:
+        """Any frame came from the peer."""
+        self.heard_s = max(self.heard_s, now_s)
+
+    def answered(
+        self, nonce: int, stalled_s: float, step_p95_s: float | None, now_s: float
+    ) -> None:
+        """A pong: how long the peer's engine has been at its present step, and its usual pace."""
+        self.heard(now_s)
+        sent_s = self._sent_s.pop(nonce, None)
+        if sent_s is None:
+            return  # never asked, or answered twice
+        self._round_trips.add(now_s - sent_s)
+        self._step_p95_s = step_p95_s
+        self._stalled_since_s = now_s - stalled_s if stalled_s > 0 else None
+
+    def unused(self, now_s: float) -> None:
+        """Nobody waits for the peer now: silence counts from the next use on."""
+        self.heard_s = now_s
+        self._stalled_since_s = None
+        self._sent_s.clear()
+        self._ping_at_s = self.wake_at_s = now_s + self.config.ping_every_s
+
+    def tick(self, now_s: float) -> Dead | PingNow | None:
+        """What to do now. Sets :attr:`wake_at_s`."""
+        late_s = now_s - self.wake_at_s
+        if late_s > self.config.late_s:
+            self._shift(late_s, now_s)
+        if (dead := self._dead(now_s)) is not None:
+            return dead
+        ping = None
+        if now_s >= self._ping_at_s:
+            self._nonce += 1
+            self._ping_at_s = now_s + self.config.ping_every_s
+            self._sent_s[self._nonce] = now_s
+            while len(self._sent_s) > SAMPLES_MAX:
+                del self._sent_s[next(iter(self._sent_s))]
+            ping = PingNow(nonce=self._nonce)
+        self.wake_at_s = min(self._ping_at_s, self._dead_at_s())
+        return ping
+
+    def _dead_at_s(self) -> float:
+        since_s = [s for s in (self.heard_s, self._stalled_since_s) if s is not None]
+        return min(since_s) + self.limit_s
+
+    def _dead(self, now_s: float) -> Dead | None:
+        limit_s = self.limit_s
+        # Compared as wake_at_s is computed: a difference may round to just below the limit.
+        if now_s >= self.heard_s + limit_s:
+            return Dead(reason=f"silent for {now_s - self.heard_s:.1f} s")
+        if self._stalled_since_s is not None and now_s >= self._stalled_since_s + limit_s:
+            stalled_s = now_s - self._stalled_since_s
+            return Dead(
+                reason=f"too slow: {stalled_s:.1f} s in one step, the limit is {limit_s:.1f}"
+            )
+        return None
+
+    def _shift(self, by_s: float, now_s: float) -> None:
+        self.heard_s = min(now_s, self.heard_s + by_s)
+        if self._stalled_since_s is not None:
+            self._stalled_since_s = min(now_s, self._stalled_since_s + by_s)
+        self._sent_s = {nonce: sent_s + by_s for nonce, sent_s in self._sent_s.items()}
