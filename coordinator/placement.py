@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 from coordinator import heuristics, local_search, milp
 from coordinator.check import uncovered
-from coordinator.flow import mean_latency_s, solve_flow, upper_bound
+from coordinator.estimate import estimate
+from coordinator.flow import FlowSolution, mean_latency_s, solve_flow, upper_bound
+from coordinator.frontier import Chains, candidates
+from coordinator.service import Service
 from dht.errors import SwarmError
-from dht.types import Assignment, Plan, PlanEpoch, Problem, fits, stage_bytes
+from dht.types import SOURCE, Assignment, FlowEdge, Plan, PlanEpoch, Problem, fits, stage_bytes
 
 EXACT_PEERS_MAX = 12
 """The exact program is tried up to so many peers; beyond, the heuristics' best is improved."""
@@ -15,10 +18,12 @@ EXACT_SPANS_MAX = 40_000
 """…and up to so many possible spans, which take a second or two to write down."""
 MOVES_MAX = 2_000
 """Moves that the improvement tries where no clock ends it."""
-FLOW_WITHIN = 0.98
-"""Placements with so much of the best flow count as equals."""
+VALUE_WITHIN = 0.98
+"""Placements with so much of the best throughput count as equals."""
 LATENCY_WITHIN = 1.1
 """Among them, those with a ring at most so much slower than the fastest count as equals."""
+CANDIDATES_MAX = 300
+"""Chains of stage patterns that are made where no clock ends it."""
 
 
 class NoPlacementError(SwarmError):
@@ -32,10 +37,21 @@ class Placement:
     assignments: tuple[Assignment, ...]
     flow_tokens_per_s: float
     planner: str
+    edges: tuple[FlowEdge, ...] | None = None
+    """Where the flow goes; None: any maximum flow."""
+    estimate_tokens_per_s: float = 0.0
+    """What it would serve (:mod:`coordinator.estimate`); 0 where that was not asked."""
     latency_s: float = 0.0
-    """A token's time on links in one turn of the ring, averaged over the flow."""
+    """A token's turn of the ring: estimated, or the time on links alone where it was not."""
     moved_layers: int = 0
     """Layers that peers would have to fetch."""
+    lone_layers: int = 0
+    """Layers with a single holder, whose loss would stop the swarm."""
+
+    @property
+    def value(self) -> float:
+        """Throughput in tokens/s: estimated, or the flow where nothing was estimated."""
+        return self.estimate_tokens_per_s or self.flow_tokens_per_s
 
 
 HEURISTICS: dict[str, Callable[[Problem], tuple[Assignment, ...] | None]] = {
@@ -54,28 +70,31 @@ def best_placement(
     time_limit_s: float,
     seed: int,
     out_of_time: Callable[[], bool] | None = None,
+    service: Service | None = None,
 ) -> Placement:
-    """The best placement of all heuristics and, for few peers, the exact program.
+    """The best placement of all heuristics, chains of stage patterns and the search from there.
 
-    For more peers than that, the heuristics' best is improved move by move until ``out_of_time()``
-    (a fixed number of moves without it). Never worse than the best heuristic but for the 2% of
-    flow that are worth a shorter ring. Peers that the flow does not need become spare replicas of
-    what is served the least. Raises NoPlacementError when the layers cannot be covered.
+    Judged by the estimate under ``service``; without it, by max flow. For few peers the exact
+    program is tried too. The work ends when ``out_of_time()`` says so, or after a fixed amount
+    without it. Never worse than the best heuristic but for the 2% of throughput that are worth a
+    shorter ring. Peers that the flow does not need become spare replicas of what is served the
+    least. Raises NoPlacementError when the layers cannot be covered.
     """
     shortage = why_uncoverable(problem)
     if shortage is not None:
         raise NoPlacementError(shortage)
     found = [
-        score(problem, assignments, name)
+        score(problem, assignments, name, service=service)
         for name, heuristic in HEURISTICS.items()
         if (assignments := heuristic(problem)) is not None
         and not uncovered(assignments, problem.model.layers)
     ]
+    found += _chains(problem, service, seed, out_of_time)
     best = choose(found)
     if len(problem.nodes) <= EXACT_PEERS_MAX and _spans_max(problem) <= EXACT_SPANS_MAX:
         exact = milp.solve(problem, time_limit_s=time_limit_s, seed=seed, hint=best.assignments)
         if exact is not None:
-            found.append(score(problem, exact, "cp-sat"))
+            found.append(score(problem, exact, "cp-sat", service=service))
     else:
         most = max(found, key=lambda placement: placement.flow_tokens_per_s)
         improved = local_search.improve(
@@ -84,9 +103,48 @@ def best_placement(
             seed=seed,
             go_on=lambda moves: not out_of_time() if out_of_time else moves < MOVES_MAX,
         )
-        found.append(score(problem, improved, f"{most.planner}+moves"))
+        found.append(score(problem, improved, f"{most.planner}+moves", service=service))
     best = choose(found)
-    return score(problem, heuristics.fill(problem, best.assignments), best.planner)
+    return with_spares(problem, best, service)
+
+
+def _chains(
+    problem: Problem, service: Service | None, seed: int, out_of_time: Callable[[], bool] | None
+) -> list[Placement]:
+    """Placements made of stage patterns; planner ``patterns``."""
+    tried = 0
+
+    def go_on() -> bool:
+        nonlocal tried
+        tried += 1
+        return not out_of_time() if out_of_time else tried <= CANDIDATES_MAX
+
+    def scored(chains: Chains) -> Placement:
+        spans = tuple(a for chain in chains for a in chain)
+        edges = tuple(e for chain in chains for e in solve_flow(problem, chain).edges)
+        return score(problem, spans, "patterns", service=service, edges=edges)
+
+    made = candidates(
+        problem,
+        room_for=service.kv_tokens if service else None,
+        judge=lambda chains: scored(chains).value,
+        seed=seed,
+        go_on=go_on,
+    )
+    return [scored(chains) for chains in made]
+
+
+def with_spares(problem: Problem, placement: Placement, service: Service | None) -> Placement:
+    """The placement with spare replicas on all other peers that can hold something.
+
+    They carry flow where that serves more; else they stand by.
+    """
+    filled = heuristics.fill(problem, placement.assignments)
+    used = score(problem, filled, placement.planner, service=service)
+    if service is None or placement.edges is None:
+        return used
+    idle = score(problem, filled, placement.planner, service=service, edges=placement.edges)
+    return used if used.value >= idle.value else idle
 
 
 def _spans_max(problem: Problem) -> int:
@@ -94,26 +152,48 @@ def _spans_max(problem: Problem) -> int:
     return sum(layers * min(len(node.tokens_per_s), layers) for node in problem.nodes)
 
 
-def score(problem: Problem, assignments: Sequence[Assignment], planner: str) -> Placement:
-    """A placement with what it is judged by."""
-    solution = solve_flow(problem, assignments)
+def score(
+    problem: Problem,
+    assignments: Sequence[Assignment],
+    planner: str,
+    *,
+    service: Service | None = None,
+    edges: Sequence[FlowEdge] | None = None,
+) -> Placement:
+    """A placement with what it is judged by. Without ``edges``, it has a maximum flow."""
+    if edges is None:
+        solution = solve_flow(problem, assignments)
+    else:
+        entering = sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
+        solution = FlowSolution(flow_tokens_per_s=entering, edges=tuple(edges))
+    served = estimate(problem, assignments, solution.edges, service) if service else None
     held = {node.peer_id: node.current for node in problem.nodes}
+    holders = [0] * problem.model.layers
+    for a in assignments:
+        for layer in range(a.start, a.end):
+            holders[layer] += 1
     return Placement(
         assignments=tuple(assignments),
         flow_tokens_per_s=solution.flow_tokens_per_s,
         planner=planner,
-        latency_s=mean_latency_s(problem, solution),
+        edges=solution.edges,
+        estimate_tokens_per_s=served.tokens_per_s if served else 0.0,
+        latency_s=served.token_time_s if served else mean_latency_s(problem, solution),
         moved_layers=sum(milp.fetched(held.get(a.peer_id), a.start, a.end) for a in assignments),
+        lone_layers=sum(1 for count in holders if count == 1),
     )
 
 
 def choose(found: Sequence[Placement]) -> Placement:
-    """The most flow; within 2% of it, the shortest ring; within 10% of that, the least moved."""
-    most = max(placement.flow_tokens_per_s for placement in found)
-    near = [p for p in found if p.flow_tokens_per_s >= FLOW_WITHIN * most]
+    """The most throughput; within 2% of it, the shortest ring; within 10% of that, the least moved.
+
+    Among those that move as little, the one with the fewest layers that hang on a single peer.
+    """
+    most = max(placement.value for placement in found)
+    near = [p for p in found if p.value >= VALUE_WITHIN * most]
     fastest_s = min(placement.latency_s for placement in near)
     near = [p for p in near if p.latency_s <= LATENCY_WITHIN * fastest_s]
-    return min(near, key=lambda p: (p.moved_layers, p.latency_s, -p.flow_tokens_per_s))
+    return min(near, key=lambda p: (p.moved_layers, p.lone_layers, p.latency_s, -p.value))
 
 
 def why_uncoverable(problem: Problem) -> str | None:
@@ -150,14 +230,15 @@ def make_plan(
     for a in placement.assignments:
         if not fits(problem.model, nodes[a.peer_id], a.start, a.end):
             raise ValueError(f"[{a.start}, {a.end}) does not fit {a.peer_id}")
-    solution = solve_flow(problem, placement.assignments)
+    if placement.edges is None:
+        placement = score(problem, placement.assignments, placement.planner)
     return Plan(
         epoch=epoch,
         coordinator=coordinator,
         model=problem.model,
         assignments=placement.assignments,
-        edges=solution.edges,
-        flow_tokens_per_s=solution.flow_tokens_per_s,
+        edges=placement.edges or (),
+        flow_tokens_per_s=placement.flow_tokens_per_s,
         bound_tokens_per_s=upper_bound(problem),
         planner=placement.planner,
         solve_s=solve_s,

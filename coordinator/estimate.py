@@ -1,0 +1,382 @@
+"""What a plan would serve, in milliseconds of arithmetic: tokens/s and the time of a token.
+
+Max flow says what every peer could carry at the batch that its T_j assumes. A closed swarm reaches
+that batch only if KV room admits enough requests and the ring is short enough. So: find the largest
+rate X at which the requests in flight, X × (time of a token + time of a prompt / tokens of an
+answer), still fit the KV room of every peer. The time of a token sums, along the plan's flow, a
+step's wait and work at each peer, with the batch that X brings there, and each link's wait and
+transfer, with prompts between the tokens. The method is mean-value analysis of a closed network
+(Reiser and Lavenberg, 1980) with batch service; T_l(batch) comes from measured profiles.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.flow import bandwidth_bytes_per_s
+from coordinator.service import Machine, Service, Workload
+from dht.types import SINK, SOURCE, Assignment, FlowEdge, Problem
+
+EDGE_SHARE_MIN = 0.05
+"""Edges that carry less of a peer's flow are not drawn (as routes do)."""
+ROUNDS = 12
+"""Fixed-point rounds for a peer's step, and steps of the bisection on X."""
+PRECISION = 1e-3
+
+_Shares = dict[str, dict[str, float]]
+"""For every peer with flow, and the source: the share of it that goes to each next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a plan would serve under a load."""
+
+    tokens_per_s: float
+    """Decoded tokens."""
+    token_time_s: float
+    """From one token of a session to its next."""
+    prompt_time_s: float
+    """From the prompt's start to the first token."""
+    requests: float
+    """Sessions in flight."""
+    bottleneck: str = ""
+    """The peer whose KV room ends the growth, or the peer or link that is always busy."""
+
+
+@dataclass(slots=True)
+class _Visit:
+    """A peer on the flow: how often a token comes by, and how many layers it runs there."""
+
+    machine: Machine
+    room: float
+    share: float = 0.0
+    layers: float = 0.0
+    inbound: list[tuple[str, float, float]] = field(default_factory=list)
+
+
+NOTHING = Estimate(tokens_per_s=0.0, token_time_s=0.0, prompt_time_s=0.0, requests=0.0)
+
+
+def estimate(
+    problem: Problem,
+    assignments: Sequence[Assignment],
+    edges: Sequence[FlowEdge],
+    service: Service,
+) -> Estimate:
+    """The estimate for a placement whose flow is drawn along ``edges``.
+
+    Parts of the flow that share no peer fill independently of each other and add up.
+    """
+    held = {a.peer_id: a for a in assignments}
+    found = [_estimate_part(problem, held, part, service) for part in _separate(_drawn(edges))]
+    total = sum(part.tokens_per_s for part in found)
+    if total <= 0:
+        return NOTHING
+    slowest = min(found, key=lambda part: (part.tokens_per_s, part.bottleneck))
+    return Estimate(
+        tokens_per_s=total,
+        token_time_s=sum(p.tokens_per_s * p.token_time_s for p in found) / total,
+        prompt_time_s=sum(p.tokens_per_s * p.prompt_time_s for p in found) / total,
+        requests=sum(p.requests for p in found),
+        bottleneck=slowest.bottleneck,
+    )
+
+
+def _estimate_part(
+    problem: Problem, held: Mapping[str, Assignment], part: _Shares, service: Service
+) -> Estimate:
+    """The largest rate at which what is in flight fits, by bisection."""
+    network = _Network(problem, held, part, service)
+    low, high = 0.0, network.ceiling()
+    best, limit = network.at(high * 1e-6), ""
+    for _ in range(2 * ROUNDS):
+        rate = (low + high) / 2
+        tried = network.at(rate)
+        if tried.fits:
+            low, best = rate, tried
+        else:
+            high, limit = rate, tried.limit
+        if high - low < PRECISION * high:
+            break
+    return Estimate(
+        tokens_per_s=low,
+        token_time_s=best.token_s,
+        prompt_time_s=best.prompt_s,
+        requests=low * (best.token_s + best.prompt_s / service.workload.output_tokens),
+        bottleneck=limit,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    fits: bool
+    token_s: float = 0.0
+    prompt_s: float = 0.0
+    limit: str = ""
+
+
+class _Network:
+    """The drawn part of a plan's flow, with shares of a token's passes."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        held: Mapping[str, Assignment],
+        kept: _Shares,
+        service: Service,
+    ) -> None:
+        self._problem = problem
+        self._workload = service.workload
+        machines = service.machines
+        self.order = _topological(kept, held)
+        bandwidth = bandwidth_bytes_per_s(problem)
+        rtts = {(link.source, link.target): link.rtt_s for link in problem.links}
+        self.visits: dict[str, _Visit] = {}
+        self.links: dict[tuple[str, str], tuple[float, float, float]] = {}
+        share = {SOURCE: 1.0}
+        for name in (SOURCE, *self.order):
+            for head, part in kept.get(name, {}).items():
+                share[head] = share.get(head, 0.0) + share[name] * part
+        for name in self.order:
+            a, machine = held[name], machines[name]
+            count = min(a.end - a.start, len(machine.kv_layer_tokens))
+            self.visits[name] = _Visit(
+                machine=machine, room=machine.kv_layer_tokens[count - 1], share=share[name]
+            )
+        for tail, heads in kept.items():
+            for head, part in heads.items():
+                flow = share.get(tail, 0.0) * part
+                if head == SINK or head not in self.visits or flow <= 0:
+                    continue
+                begin = 0 if tail == SOURCE else held[tail].end
+                visit = self.visits[head]
+                visit.layers += flow * (held[head].end - begin)
+                visit.inbound.append((tail, part, flow))
+                if tail != SOURCE:
+                    self.links[tail, head] = (
+                        flow,
+                        bandwidth(tail, head),
+                        rtts.get((tail, head), problem.default_rtt_s) / 2,
+                    )
+        for visit in self.visits.values():
+            visit.layers /= max(visit.share, 1e-12)
+        self._kept = kept
+        self._closing_s = self._closing(rtts, service.hub_delay_s)
+
+    def _closing(self, rtts: Mapping[tuple[str, str], float], hub: Mapping[str, float]) -> float:
+        """Seconds from the last stage back to the first, averaged over both."""
+        default_s = self._problem.default_rtt_s
+        firsts = self._kept.get(SOURCE, {})
+        total = 0.0
+        for name in self.order:
+            ending = self.visits[name].share * self._kept.get(name, {}).get(SINK, 0.0)
+            for first, part in firsts.items():
+                if name in hub and first in hub:
+                    total += ending * part * (hub[name] + hub[first])
+                elif first != name:
+                    total += ending * part * rtts.get((name, first), default_s) / 2
+        return total
+
+    def ceiling(self) -> float:
+        """A rate beyond which some peer could not keep up, whatever the batch."""
+        return min(
+            1.0 / (visit.share * visit.layers * max(visit.machine.decode.at(256) / 256, 1e-9))
+            for visit in self.visits.values()
+        )
+
+    def at(self, rate: float) -> _State:
+        """Times at ``rate`` decoded tokens/s, and whether KV room holds what is then in flight."""
+        load = self._workload
+        prompts = rate / load.output_tokens
+        hops: dict[tuple[str, str], tuple[float, float]] = {}
+        steps: dict[str, tuple[float, float]] = {}
+        behind: dict[str, float] = {}
+        for name in self.order:
+            visit = self.visits[name]
+            carried = 0.0
+            for tail, part, flow in visit.inbound:
+                if tail == SOURCE:
+                    continue
+                # Both the token and the prompt before it take this link with chance ``part``.
+                hop = self._hop((tail, name), rate, part * behind[tail])
+                if hop is None:
+                    return _State(fits=False, limit=f"{tail} to {name}")
+                hops[tail, name], caught = hop
+                carried += flow * caught / visit.share
+            step = _step(visit, rate * visit.share, prompts * visit.share, carried, load)
+            if step is None:
+                return _State(fits=False, limit=name)
+            steps[name], behind[name] = step
+        up, down = self._sums(steps, hops)
+        token_s = up[SINK][0] + self._closing_s
+        prompt_s = up[SINK][1]
+        length = load.input_tokens + load.reserve_tokens
+        if rate * (token_s + prompt_s / load.output_tokens) > load.requests_max:
+            return _State(fits=False, limit="requests")
+        for name, visit in self.visits.items():
+            token = up[name][0] + down[name][0] + self._closing_s
+            prompt = up[name][1] + down[name][1]
+            here = rate * visit.share * (token + prompt / load.output_tokens)
+            if here * visit.layers * length > load.kv_high_water * visit.room:
+                return _State(fits=False, limit=name)
+        return _State(fits=True, token_s=token_s, prompt_s=prompt_s)
+
+    def _hop(
+        self, pair: tuple[str, str], rate: float, carried: float
+    ) -> tuple[tuple[float, float], float] | None:
+        """Seconds of (a token, a prompt) on a link that carries one message at a time.
+
+        And the share of tokens that arrive behind a prompt, of which ``carried`` came so. None
+        where the link cannot carry the rate.
+        """
+        flow, bandwidth, delay_s = self.links[pair]
+        if bandwidth <= 0:
+            return None
+        load = self._workload
+        decodes, prompts = rate * flow, rate * flow / load.output_tokens
+        each = self._problem.model.activation_bytes / bandwidth
+        long = each * load.input_tokens
+        slow = long * (1 + (load.input_deviation / load.input_tokens) ** 2)
+        busy = decodes * each + prompts * long
+        if busy >= 1:
+            return None
+        newly = (1 - carried) * prompts * long
+        queue = decodes * each * each / (2 * (1 - busy))
+        extra = self._problem.model.activation_bytes * sum(
+            self.visits[name].machine.overhead_s_per_byte for name in pair
+        )
+        token = carried * slow + newly * slow / 2 + queue + each + delay_s + extra
+        prompt = prompts * long * slow / (2 * (1 - busy)) + long + delay_s
+        return (token, prompt + extra * load.input_tokens), carried + newly
+
+    def _sums(
+        self,
+        steps: Mapping[str, tuple[float, float]],
+        hops: Mapping[tuple[str, str], tuple[float, float]],
+    ) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
+        """Mean seconds of (token, prompt) from the source to a peer's end, and on to the sink."""
+        up: dict[str, tuple[float, float]] = {SOURCE: (0.0, 0.0)}
+        ends = [0.0, 0.0]
+        for name in self.order:
+            visit, mine = self.visits[name], steps[name]
+            sums = [0.0, 0.0]
+            for tail, _, flow in visit.inbound:
+                hop = hops.get((tail, name), (0.0, 0.0))
+                for index in (0, 1):
+                    sums[index] += flow * (up[tail][index] + hop[index])
+            up[name] = (
+                sums[0] / max(visit.share, 1e-12) + mine[0],
+                sums[1] / max(visit.share, 1e-12) + mine[1],
+            )
+            ending = visit.share * self._kept.get(name, {}).get(SINK, 0.0)
+            ends[0] += ending * up[name][0]
+            ends[1] += ending * up[name][1]
+        up[SINK] = (ends[0], ends[1])
+        down: dict[str, tuple[float, float]] = {}
+        for name in reversed(self.order):
+            rest = [0.0, 0.0]
+            for head, part in self._kept.get(name, {}).items():
+                if head == SINK:
+                    continue
+                for index in (0, 1):
+                    rest[index] += part * (
+                        hops[name, head][index] + steps[head][index] + down[head][index]
+                    )
+            down[name] = (rest[0], rest[1])
+        return up, down
+
+
+def _step(
+    visit: _Visit, decodes: float, prompts: float, carried: float, load: Workload
+) -> tuple[tuple[float, float], float] | None:
+    """Seconds of (a token, a prompt) at a peer, and the share of tokens that leave behind a prompt.
+
+    A peer runs whatever waits as one batch, then looks again; between steps it idles only while
+    nothing arrives. A step with a prompt in it is long, and a token that is caught behind one stays
+    behind it at every next peer that both come to: ``carried`` is the share of tokens that arrive
+    so. None where the peer cannot keep up.
+    """
+    machine, layers = visit.machine, visit.layers
+    spread = 1 + (load.input_deviation / load.input_tokens) ** 2
+    prompt_s = layers * machine.prompt.at(load.input_tokens) + machine.step_overhead_s
+    caught = carried
+    plain = layers * machine.decode.at(1.0) + machine.step_overhead_s
+    laden = prompt_s
+    busy = 0.0
+    for _ in range(ROUNDS):
+        before = plain + laden
+        free = decodes * (1 - caught)
+        idle = math.exp(-min(50.0, free * plain)) / max(free, 1e-9)
+        plain = layers * machine.decode.at(max(1.0, free * (plain + idle)))
+        plain += machine.step_overhead_s
+        laden = prompt_s + layers * machine.decode.at(max(1.0, load.output_tokens * caught))
+        busy = prompts * laden
+        if busy >= 1 or plain > 100.0:
+            return None
+        caught = carried + (1 - carried) * min(1.0, max(0.0, busy - prompts * plain))
+        if abs(plain + laden - before) < PRECISION * before:
+            break
+    slow = laden * spread
+    residual = plain / 2 * min(1.0, free * plain)
+    newly = caught - carried
+    token = (1 - caught) * (residual + plain) + carried * slow + newly * (slow / 2 + plain)
+    prompt = residual + laden + busy * slow / (2 * (1 - busy))
+    return (token, prompt), caught
+
+
+def _drawn(edges: Sequence[FlowEdge]) -> _Shares:
+    """Shares of every peer's outflow, without the edges that are not drawn."""
+    flows: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for edge in edges:
+        flows[edge.tail][edge.head] = edge.tokens_per_s
+    kept: _Shares = {}
+    for tail, heads in flows.items():
+        total = sum(heads.values())
+        strong = {head: f for head, f in heads.items() if f >= EDGE_SHARE_MIN * total and f > 0}
+        left = sum(strong.values())
+        if left > 0:
+            kept[tail] = {head: f / left for head, f in strong.items()}
+    return kept
+
+
+def _separate(kept: _Shares) -> list[_Shares]:
+    """The flow's parts that share no peer, each with shares of its own at the source."""
+    group: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        while group.setdefault(name, name) != name:
+            name = group[name]
+        return name
+
+    for tail, heads in kept.items():
+        for head in heads:
+            if tail != SOURCE and head != SINK:
+                group[find(tail)] = find(head)
+    parts: defaultdict[str, _Shares] = defaultdict(dict)
+    for tail, heads in kept.items():
+        if tail != SOURCE:
+            parts[find(tail)][tail] = heads
+    entries: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for head, share in kept.get(SOURCE, {}).items():
+        entries[find(head)][head] = share
+    found = []
+    for root in sorted(entries):
+        total = sum(entries[root].values())
+        begin = {head: share / total for head, share in entries[root].items()}
+        found.append({SOURCE: begin, **parts[root]})
+    return found
+
+
+def _topological(
+    kept: Mapping[str, Mapping[str, float]], held: Mapping[str, Assignment]
+) -> list[str]:
+    """Peers reached from the source, each after all that send to it (ends only grow)."""
+    reached: set[str] = set()
+    frontier = [SOURCE]
+    while frontier:
+        for head in kept.get(frontier.pop(), {}):
+            if head != SINK and head not in reached:
+                reached.add(head)
+                frontier.append(head)
+    return sorted(reached, key=lambda name: (held[name].end, name))

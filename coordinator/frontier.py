@@ -1,0 +1,211 @@
+"""Candidates from the stage-pattern program: chains of many depths, alone and side by side.
+
+Neither the widest chain nor the shortest serves most: depth costs time, width needs peers. So
+chains of every depth are made, then combinations of chains over disjoint kinds of peers, then
+chains with more KV room; whoever asked judges them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from coordinator.kinds import Kind, kinds, regions
+from coordinator.patterns import Limits, Stage, Terrain, place, used, widest_chain
+from dht.types import Assignment, Problem
+
+DEPTH_STEPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20, 24, 30, 40, 60)
+"""Stages beyond the fewest possible that chains are allowed."""
+KV_STEPS = (1.15, 1.35, 1.6, 2.0)
+"""How much more KV room the narrowest stage of a chain is asked for."""
+SUBSETS_MAX = 40
+"""Sets of kinds that get chains of their own."""
+COPIES_MAX = 3
+"""Like chains side by side, each over its share of every kind."""
+REFINED = 3
+"""How many of the best chains are asked for more KV room."""
+UNLIMITED_TOKENS = 1e15
+
+Chain = tuple[Stage, ...]
+Chains = tuple[tuple[Assignment, ...], ...]
+"""Spans of each chain; flow stays within a chain."""
+Judge = Callable[[Chains], float]
+"""What a candidate is worth; more is better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    value: float
+    chain: Chain
+    counts: tuple[int, ...]
+    stages_max: int
+
+
+def candidates(
+    problem: Problem,
+    *,
+    room_for: Callable[[str, int], float] | None,
+    judge: Judge,
+    seed: int,
+    go_on: Callable[[], bool],
+) -> Iterator[Chains]:
+    """Placements made of chains, each yielded once ``judge`` has seen it; ends early if told so.
+
+    ``room_for(peer, layers)`` is KV room in tokens; without it, only the chain with the most flow
+    is made.
+    """
+    search = _Search(problem, room_for, judge, seed, go_on)
+    if search.terrain.kinds:
+        yield from search.run()
+
+
+class _Search:
+    def __init__(
+        self,
+        problem: Problem,
+        room_for: Callable[[str, int], float] | None,
+        judge: Judge,
+        seed: int,
+        go_on: Callable[[], bool],
+    ) -> None:
+        self._judge = judge
+        self._seed = seed
+        self._go_on = go_on
+        self._has_room = room_for is not None
+
+        def room(kind: Kind, layers: int) -> float:
+            if room_for is None:
+                return UNLIMITED_TOKENS
+            return min(room_for(peer, layers) for peer in kind.peer_ids)
+
+        self.terrain = Terrain(problem, kinds(problem, regions(problem)), room)
+
+    def run(self) -> Iterator[Chains]:
+        """One chain over all kinds; chains over sets of kinds; copies; more KV room."""
+        all_counts = tuple(self.terrain.counts())
+        found = []
+        for one in self._depths(all_counts):
+            found.append(one)
+            yield self._spans([one.chain])
+        if not self._has_room:  # flow alone is asked for: more depth is more flow
+            return
+        per_set: dict[frozenset[int], _Found] = {}
+        if found:
+            everything = frozenset(range(len(all_counts)))
+            per_set[everything] = max(found, key=lambda f: f.value)
+        for chosen in self._sets():
+            counts = tuple(n if i in chosen else 0 for i, n in enumerate(all_counts))
+            best = max(self._depths(counts), key=lambda f: f.value, default=None)
+            if best is not None:
+                per_set[chosen] = best
+        for parts in _partitions(per_set):
+            yield self._spans([per_set[part].chain for part in parts])
+        for copies in range(2, COPIES_MAX + 1):
+            yield from self._copies(all_counts, copies)
+        found.sort(key=lambda f: -f.value)
+        for one in found[:REFINED]:
+            yield from self._roomier(one)
+
+    def _spans(self, chains: Sequence[Chain]) -> Chains:
+        placed = place(self.terrain, chains)
+        spans: list[tuple[Assignment, ...]] = []
+        at = 0
+        for chain in chains:
+            count = sum(used(self.terrain, chain))
+            spans.append(placed[at : at + count])
+            at += count
+        return tuple(spans)
+
+    def _chain(self, counts: Sequence[int], limits: Limits) -> Chain | None:
+        if not self._go_on():
+            return None
+        return widest_chain(self.terrain, counts, limits, seed=self._seed)
+
+    def _depths(self, counts: tuple[int, ...]) -> Iterator[_Found]:
+        """The widest chain for each bound on depth, until more depth brings no more flow."""
+        layers = self.terrain.problem.model.layers
+        longest = max(
+            (
+                len(kind.tokens_per_s)
+                for kind, n in zip(self.terrain.kinds, counts, strict=True)
+                if n
+            ),
+            default=0,
+        )
+        if longest == 0:
+            return
+        fewest = -(-layers // longest)
+        reached = 0
+        for more in DEPTH_STEPS if self._has_room else DEPTH_STEPS[-1:]:
+            bound = fewest + more
+            if bound > min(layers, sum(counts)) + 1:
+                break
+            chain = self._chain(counts, Limits(stages_max=bound))
+            if chain is None or len(chain) <= reached:
+                continue
+            reached = len(chain)
+            value = self._judge(self._spans([chain]))
+            yield _Found(value=value, chain=chain, counts=counts, stages_max=bound)
+
+    def _roomier(self, found: _Found) -> Iterator[Chains]:
+        kinds_ = self.terrain.kinds
+        narrowest = min(
+            sum(n * self.terrain.room_for(kinds_[kind], stage.layers) for kind, n in stage.counts)
+            for stage in found.chain
+        )
+        for step in KV_STEPS:
+            limits = Limits(stages_max=found.stages_max, kv_tokens_min=step * narrowest)
+            chain = self._chain(found.counts, limits)
+            if chain is None:
+                return
+            yield self._spans([chain])
+
+    def _copies(self, counts: tuple[int, ...], copies: int) -> Iterator[Chains]:
+        share = tuple(n // copies for n in counts)
+        for one in self._depths(share):
+            chains, left = [one.chain] * copies, list(counts)
+            for chain in chains:
+                left = [a - b for a, b in zip(left, used(self.terrain, chain), strict=True)]
+            rest = self._chain(left, Limits(stages_max=one.stages_max + 2)) if any(left) else None
+            yield self._spans([*chains, rest] if rest else chains)
+
+    def _sets(self) -> list[frozenset[int]]:
+        """Sets of kinds worth a chain: regions, few kinds, and what these leave."""
+        every = frozenset(range(len(self.terrain.kinds)))
+        sets = [
+            frozenset(i for i in every if self.terrain.kinds[i].region == region)
+            for region in self.terrain.regions
+        ]
+        # The same device in several regions is one sort of peer to split by, too.
+        sorts: dict[tuple[float, ...], set[int]] = {}
+        for i in sorted(every):
+            sorts.setdefault(self.terrain.kinds[i].tokens_per_s, set()).add(i)
+        alike = [frozenset(members) for members in sorts.values()]
+        for size in (1, 2):
+            sets += [frozenset().union(*chosen) for chosen in combinations(alike, size)]
+        for i in sorted(every):
+            sets.append(frozenset({i}))
+        found: list[frozenset[int]] = []
+        for chosen in sets:
+            for candidate in (chosen, every - chosen):
+                if candidate and candidate != every and candidate not in found:
+                    found.append(candidate)
+        return found[:SUBSETS_MAX]
+
+
+def _partitions(per_set: dict[frozenset[int], _Found]) -> Iterator[tuple[frozenset[int], ...]]:
+    """Disjoint sets whose chains together are worth the most, best first; at most a few."""
+    ordered = sorted(per_set, key=lambda chosen: (-per_set[chosen].value, sorted(chosen)))
+    found: list[tuple[float, tuple[frozenset[int], ...]]] = []
+
+    def extend(at: int, parts: tuple[frozenset[int], ...], value: float) -> None:
+        if len(parts) > 1:
+            found.append((value, parts))
+        taken = frozenset().union(*parts)
+        for index in range(at, len(ordered)):
+            if len(found) < 2_000 and not taken & ordered[index]:
+                part = ordered[index]
+                extend(index + 1, (*parts, part), value + per_set[part].value)
+
+    extend(0, (), 0.0)
+    for _, parts in sorted(found, key=lambda f: -f[0])[:4]:
+        yield parts

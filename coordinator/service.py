@@ -1,0 +1,73 @@
+"""What peers can do and what is asked of them: the input of the estimate beside a problem."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What clients ask for, and how much KV room the scheduler fills.
+
+    The defaults are the conversations of Azure's 2023 trace and the offline constants of Helix's
+    simulator: a request reserves (input + ``reserve_tokens``) in every layer, and new ones start
+    while the fullest peer's room is used up to ``kv_high_water``.
+    """
+
+    input_tokens: float = 763.0
+    input_deviation: float = 445.0
+    output_tokens: float = 232.0
+    reserve_tokens: float = 240.0
+    kv_high_water: float = 0.8
+    requests_max: float = math.inf
+    """Requests in flight at most, where the load is less than what KV room admits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Seconds that a layer takes for so many tokens, piecewise linear through measured points."""
+
+    tokens: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, tokens: float) -> float:
+        """Seconds for ``tokens`` (extended along the last piece)."""
+        if len(self.tokens) == 1:
+            return self.seconds[0]
+        right = min(max(bisect_right(self.tokens, tokens), 1), len(self.tokens) - 1)
+        x0, x1 = self.tokens[right - 1], self.tokens[right]
+        y0, y1 = self.seconds[right - 1], self.seconds[right]
+        return max(0.0, y0 + (y1 - y0) * (tokens - x0) / (x1 - x0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the estimate knows of a peer beyond its T_j."""
+
+    decode: Curve
+    """Per layer, by tokens in the batch."""
+    prompt: Curve
+    """Per layer, by prompt tokens in the batch."""
+    kv_layer_tokens: tuple[float, ...]
+    """KV room, in tokens × layers, when j layers are held, at index j - 1."""
+    prompts_per_step: int = 1
+    step_overhead_s: float = 0.0
+    overhead_s_per_byte: float = 0.0
+    """Per byte of activations that come in or go out, beside the link's own time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What the estimate needs beyond a problem: the peers' machines and the load."""
+
+    machines: Mapping[str, Machine]
+    workload: Workload = field(default_factory=Workload)
+    hub_delay_s: Mapping[str, float] = field(default_factory=dict)
+    """One way between a peer and the host that every token passes on its way from the last stage
+    to the first, as in Helix. Where a peer is not named, its ring closes directly."""
+
+    def kv_tokens(self, peer_id: str, layers: int) -> float:
+        """Tokens that a peer has KV room for while it holds so many layers."""
+        rooms = self.machines[peer_id].kv_layer_tokens
+        return rooms[min(layers, len(rooms)) - 1] / layers if rooms and layers > 0 else 0.0
