@@ -184,6 +184,7 @@ class Dataflow:
                 self._send_rows(live, chunk, bodies[index], outbox)
             if result.prompt_scores:
                 session.add_prompt_scores(chunk, result.prompt_scores)
+                self.send_tokens(live)
             if result.token_id is not None:
                 self._take_sampled(live, result.token_id, result.score, outbox)
             self.push(live)

@@ -94,6 +94,9 @@ class StageSession:
     """Whether KV of an earlier epoch is in use."""
     inputs: list[int] = field(default_factory=list)
     """First stage: all token ids so far, prompt and ring."""
+    early: tuple[int, int] | None = None
+    """First stage: a ring token ``(position, id)`` that came before the prompt did. A last stage
+    that took over samples at once, a new first stage hears from a client that is far away later."""
     next_position: int = 0
     """The next position that this stage runs."""
     done_position: int = 0
@@ -210,10 +213,18 @@ class StageSession:
 
     def add_inputs(self, position: int, token_ids: tuple[int, ...]) -> bool:
         """First stage: take prompt or ring tokens; False when they are not the next ones."""
-        limit = self.kv_tokens
-        if position != len(self.inputs) or position + len(token_ids) > limit:
+        known = len(self.inputs)
+        if position + len(token_ids) > self.kv_tokens:
+            return False
+        if len(token_ids) == 1 and position == self.open.prompt_tokens > known:
+            self.early = (position, token_ids[0])
+            return True
+        if position != known:
             return False
         self.inputs.extend(token_ids)
+        if self.early is not None and self.early[0] == len(self.inputs):
+            self.inputs.append(self.early[1])
+            self.early = None
         return True
 
     def next_chunk(self, chunk_tokens: int) -> Chunk | None:

@@ -170,6 +170,8 @@ class PaperPeer:
 class PaperSwarm:
     """Peers over given spans of layers."""
 
+    engine_class: type[PaperEngine] = PaperEngine
+
     def __init__(self, seed: int = 0) -> None:
         self.network = MemoryNetwork(random.Random(seed))
         self.peers: list[PaperPeer] = []
@@ -184,7 +186,9 @@ class PaperSwarm:
         log_bytes_max: int = 1 << 20,
     ) -> PaperPeer:
         transport = self.network.transport(Identity.generate())
-        engine = PaperEngine(transport.peer_id, start, end, kv_tokens=kv_tokens, step_s=step_s)
+        engine = self.engine_class(
+            transport.peer_id, start, end, kv_tokens=kv_tokens, step_s=step_s
+        )
         config = StageConfig(
             chunk_tokens=16, hops=HopConfig(idle_s=30.0), log_bytes_max=log_bytes_max
         )

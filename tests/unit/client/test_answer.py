@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from client.answer import AnswerLog, AnswerRequest
 from dht.messages import FinishReason, Sampling
+from dht.scores import TokenScore
 
 STOP = 7
 
@@ -62,3 +63,51 @@ def test_a_replay_asks_for_the_rest() -> None:
     assert log.replay_ids == (100, 101, 102, 1, 2)
     assert log.remaining_tokens == 3
     assert log.next_position == 5
+
+
+def score(token_id: int) -> TokenScore:
+    return TokenScore(token_id=token_id, logprob=-1.0)
+
+
+def test_each_score_counts_once_and_belongs_to_its_token() -> None:
+    log = make_log()
+    scores = tuple(score(n) for n in range(4))
+    log.accept(epoch=0, position=3, token_ids=(0, 1), scores=scores[:2])
+    log.accept(epoch=0, position=3, token_ids=(0, 1, 2, 3), scores=scores)
+    assert log.token_ids == [0, 1, 2, 3]
+    assert log.scores == list(scores)
+
+
+def test_scores_of_the_prompt_come_once_in_order_and_under_their_epoch() -> None:
+    sampling = Sampling(prompt_logprobs=0)
+    request = AnswerRequest(prompt_ids=(10, 11, 12, 13), max_new_tokens=2, sampling=sampling)
+    log = AnswerLog(request=request)
+    log.epoch = 1
+    first, second, third = score(11), score(12), score(13)
+    log.accept_prompt_scores(epoch=0, position=1, scores=(third,))
+    log.accept_prompt_scores(epoch=1, position=2, scores=(second,))
+    assert log.prompt_scores == []
+    log.accept_prompt_scores(epoch=1, position=1, scores=(first, second))
+    assert not log.prompt_is_scored
+    log.accept_prompt_scores(epoch=1, position=1, scores=(third, third, third))
+    assert log.prompt_scores == [first, second, third]
+    assert log.prompt_is_scored
+
+
+@pytest.mark.parametrize(
+    ("sampling", "history"),
+    [
+        (Sampling(), ()),
+        (Sampling(presence_penalty=1.0), (1, 2)),
+        (Sampling(frequency_penalty=1.0), (1, 2)),
+        (Sampling(repetition_penalty=1.1), (100, 101, 102, 1, 2)),
+        (Sampling(prompt_logprobs=1), (100, 101, 102, 1, 2)),
+        (Sampling(logprobs=1, min_new_tokens=5), ()),
+    ],
+)
+def test_a_replay_brings_what_the_last_stage_has_to_know(
+    sampling: Sampling, history: tuple[int, ...]
+) -> None:
+    request = AnswerRequest(prompt_ids=(100, 101, 102), max_new_tokens=9, sampling=sampling)
+    log = AnswerLog(request=request, token_ids=[1, 2])
+    assert log.history == history

@@ -20,15 +20,18 @@ from dht.messages import (
     Part,
     Ping,
     Prompt,
+    PromptScores,
     RefusalCode,
     RingToken,
     RingTokens,
+    Sampling,
     SessionClose,
+    SessionOpen,
     SessionRefused,
     SignedRecord,
     Tokens,
 )
-from dht.types import LeaseRecord, Link, LinksRecord, PlanEpoch, PlanHead
+from dht.types import LeaseRecord, Link, LinksRecord, PlanEpoch, PlanHead, RouteStage
 
 S = "session-1"
 # What version 1 looks like on the wire. A change here breaks every peer that runs today.
@@ -100,6 +103,44 @@ GOLDEN: list[tuple[Any, str]] = [
     (
         Delivered(total_bytes=9000, slow_bytes=4096),
         "9301a964656c69766572656482ab746f74616c5f6279746573cd2328aa736c6f775f6279746573cd1000",
+    ),
+    (
+        PromptScores(session=S, epoch=2, position=1, tokens=3),
+        "9301ad70726f6d70742d73636f72657384a773657373696f6ea973657373696f6e2d31a565706f636802a870"
+        "6f736974696f6e01a6746f6b656e7303",
+    ),
+    (
+        SessionOpen(
+            session=S,
+            epoch=1,
+            client="me",
+            fingerprint="f",
+            route=(RouteStage(peer_id="peer", start=0, end=2),),
+            addresses=(("/a",),),
+            hop=0,
+            prompt_tokens=3,
+            max_new_tokens=4,
+            sampling=Sampling(
+                temperature=0.5,
+                repetition_penalty=1.5,
+                logit_bias=((5, -1.0),),
+                min_new_tokens=2,
+                logprobs=0,
+                prompt_logprobs=1,
+            ),
+            answered=1,
+            history=(7, 8, 9),
+        ),
+        "9301a46f70656e8da773657373696f6ea973657373696f6e2d31a565706f636801a6636c69656e74a26d65ab"
+        "66696e6765727072696e74a166a5726f7574659183a7706565725f6964a470656572a5737461727400a3656e"
+        "6402a96164647265737365739191a22f61a3686f7000ad70726f6d70745f746f6b656e7303ae6d61785f6e65"
+        "775f746f6b656e7304a873616d706c696e678dab74656d7065726174757265cb3fe0000000000000a5746f70"
+        "5f6b00a5746f705f70cb3ff0000000000000a47365656400ae73746f705f746f6b656e5f69647390a56d696e"
+        "5f70cb0000000000000000b272657065746974696f6e5f70656e616c7479cb3ff8000000000000b070726573"
+        "656e63655f70656e616c7479cb0000000000000000b16672657175656e63795f70656e616c7479cb00000000"
+        "00000000aa6c6f6769745f62696173919205cbbff0000000000000ae6d696e5f6e65775f746f6b656e7302a8"
+        "6c6f6770726f627300af70726f6d70745f6c6f6770726f627301a8616e73776572656401a7686973746f7279"
+        "93070809ab73636f7265735f66726f6d01",
     ),
 ]
 
@@ -182,6 +223,11 @@ def test_a_frame_from_before_a_field_was_added_still_decodes() -> None:
     )
     refused = wire.decode(bytes.fromhex(old))
     assert (refused.reason, refused.retry_after_s) == ("full", 0.0)
+    sampling = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "seed": 1, "stop_token_ids": [2]}
+    data = msgspec.msgpack.encode(sampling)
+    assert msgspec.msgpack.decode(data, type=Sampling) == Sampling(
+        temperature=0.5, top_k=3, top_p=0.9, seed=1, stop_token_ids=(2,)
+    )
 
 
 def test_a_record_from_before_a_field_was_added_is_read() -> None:

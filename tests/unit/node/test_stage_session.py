@@ -1,5 +1,8 @@
 """Laws of one session at one stage."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,3 +152,76 @@ def test_a_malformed_route_is_refused(route: tuple[tuple[str, int, int], ...]) -
     refusal = refusal_of(open_, view())
     assert refusal is not None
     assert refusal[0] is RefusalCode.BAD_REQUEST
+
+
+def test_a_ring_token_may_come_before_the_prompt() -> None:
+    """A last stage that took over samples before the client has fed a new first stage."""
+    session = active(make_open(prompt=5, new=4))
+    assert session.add_inputs(5, (50,))
+    assert session.next_chunk(64) is None
+    assert not session.add_inputs(6, (60,)), "only the first token can be early"
+    assert session.add_inputs(0, (0, 1, 2))
+    assert session.add_inputs(3, (3, 4))
+    assert session.inputs == [0, 1, 2, 3, 4, 50]
+    assert session.add_inputs(6, (60,))
+
+
+@pytest.mark.property
+@given(
+    prompt=st.integers(1, 30),
+    answered=st.integers(0, 29),
+    scores_from=st.integers(1, 30),
+    cuts=st.lists(st.integers(1, 9), max_size=30),
+)
+def test_each_prompt_token_that_is_wanted_is_scored_once(
+    prompt: int, answered: int, scores_from: int, cuts: list[int]
+) -> None:
+    answered = min(answered, prompt - 1)
+    open_ = replace(
+        make_open(hop=1, prompt=prompt),
+        sampling=Sampling(prompt_logprobs=2),
+        history=tuple(range(100, 100 + prompt)),
+        answered=answered,
+        scores_from=scores_from,
+    )
+    session = active(open_)
+    scored = []
+    for size in [*cuts, *[1] * prompt]:
+        rows = min(size, prompt - session.next_position)
+        chunk = session.take_rows(session.next_position, rows) if rows else None
+        if chunk is not None and chunk.targets is not None:
+            assert chunk.targets.top == 2
+            first = chunk.position + chunk.targets.first_row + 1
+            ids = chunk.targets.token_ids
+            assert chunk.targets.first_row + len(ids) <= chunk.tokens
+            assert list(ids) == list(range(100 + first, 100 + first + len(ids)))
+            scored += range(first, first + len(ids))
+    assert scored == list(range(scores_from, prompt - answered))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"answered": 5}, "5 tokens of answer in 5 of prompt"),
+        ({"history": (1,)}, "1 token ids of history, 0 expected"),
+        ({"sampling": Sampling(repetition_penalty=2.0)}, "0 token ids of history, 5 expected"),
+        ({"sampling": Sampling(presence_penalty=2.0), "answered": 2}, "history, 2 expected"),
+        (
+            {
+                "prompt_tokens": 60_000,
+                "history": (1,) * 60_000,
+                "sampling": Sampling(prompt_logprobs=20),
+            },
+            "49932 tokens at most",
+        ),
+    ],
+)
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_history_that_does_not_fit_is_refused(
+    changed: dict[str, Any], said: str, taken_over: bool
+) -> None:
+    large = replace(view(), context_tokens=1 << 17)
+    refusal = refusal_of(replace(make_open(), **changed), large, taken_over=taken_over)
+    assert refusal is not None
+    assert refusal[0] is RefusalCode.BAD_REQUEST
+    assert said in refusal[1]

@@ -1,0 +1,211 @@
+"""Penalties and log probabilities over a swarm that loses peers: the same as in one place."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from client import Answer, GenerationOptions, TokenScore
+from dht.memory import LinkModel
+from dht.scores import unpack
+from dht.virtual_time import run_virtual
+from node.penalties import Draw
+from node.sampling import draw_rows
+from node.scoring import score_prompt, score_rows
+from node.steps import StepRequest, StepResult
+from node.token_history import TokenHistory
+from tests.sim.paper_swarm import VOCAB, PaperEngine, PaperSwarm, fold
+from tests.sim.test_sessions import held, owner, until
+
+pytestmark = pytest.mark.sim
+
+PROMPT = tuple(range(100, 170))
+NEW = 40
+SPANS = ((0, 3), (3, 6), (6, 8)) * 2
+OPTIONS = {
+    "penalties": GenerationOptions(
+        max_new_tokens=NEW,
+        temperature=0.7,
+        top_p=0.9,
+        seed=5,
+        repetition_penalty=1.4,
+        frequency_penalty=0.4,
+        presence_penalty=0.3,
+    ),
+    "answer only": GenerationOptions(max_new_tokens=NEW, presence_penalty=2.0, logprobs=2),
+    "least length": GenerationOptions(
+        max_new_tokens=NEW,
+        temperature=3.0,
+        seed=2,
+        min_new_tokens=30,
+        stop_token_ids=tuple(range(0, 960, 30)),
+    ),
+    "scores": GenerationOptions(
+        max_new_tokens=NEW, temperature=1.0, seed=9, logprobs=3, prompt_logprobs=2
+    ),
+}
+
+
+def logits_of(state: int) -> torch.Tensor:
+    """What the paper model says behind a sequence; few tokens, so that penalties bind."""
+    generator = torch.Generator().manual_seed(state)
+    logits = torch.full((VOCAB,), -4.0)
+    logits[::30] = 2 * torch.randn(len(logits[::30]), generator=generator)
+    return logits
+
+
+class SampledEngine(PaperEngine):
+    """Draws from logits with everything that the session asks for."""
+
+    def _run(self, request: StepRequest) -> StepResult:
+        result = super()._run(request)
+        if result.error is not None or not request.session.is_last:
+            return result
+        chunk, session = request.chunk, request.session
+        states = self.states[request.key][chunk.position + 1 :]
+        token_id, score, prompt_scores = None, b"", b""
+        if chunk.sample:
+            draw = Draw(
+                sampling=session.open.sampling,
+                position=chunk.position + chunk.tokens,
+                history=session.history,
+            )
+            logits = logits_of(states[-1])[None]
+            token_id = draw_rows(logits, [draw])[0]
+            if draw.sampling.logprobs is not None:
+                score = score_rows(logits, [token_id], draw.sampling.logprobs)[0]
+        if chunk.targets is not None:
+            first, ids = chunk.targets.first_row, chunk.targets.token_ids
+            rows = torch.stack([logits_of(s) for s in states[first : first + len(ids)]])
+            prompt_scores = score_prompt(lambda r: r, rows, ids, chunk.targets.top, VOCAB)
+        return StepResult(
+            request=request, token_id=token_id, score=score, prompt_scores=prompt_scores
+        )
+
+
+class SampledSwarm(PaperSwarm):
+    engine_class = SampledEngine
+
+
+def expected(
+    prompt: Sequence[int], options: GenerationOptions
+) -> tuple[tuple[int, ...], tuple[TokenScore, ...] | None, tuple[TokenScore | None, ...] | None]:
+    """Tokens, their scores and the prompt's, computed in one place."""
+    sampling, history = options.sampling(()), TokenHistory(prompt)
+    state, states = 7, []
+    for token_id in prompt:
+        state = fold(state, token_id)
+        states.append(state)
+    tokens: list[int] = []
+    scores: list[TokenScore] = []
+    while len(tokens) < NEW:
+        logits = logits_of(states[-1])[None]
+        draw = Draw(sampling=sampling, position=len(prompt) + len(tokens), history=history)
+        tokens += draw_rows(logits, [draw])
+        history.add(tokens[-1])
+        states.append(fold(states[-1], tokens[-1]))
+        if options.logprobs is not None:
+            packed = score_rows(logits, tokens[-1:], options.logprobs)[0]
+            scores += unpack(packed, tokens[-1:], options.logprobs, VOCAB)
+        if tokens[-1] in sampling.stop_token_ids:
+            break
+    prompt_scores: tuple[TokenScore | None, ...] | None = None
+    if options.prompt_logprobs is not None:
+        rows = torch.stack([logits_of(s) for s in states])
+        packed = score_prompt(lambda r: r, rows, prompt[1:], options.prompt_logprobs, VOCAB)
+        prompt_scores = (None, *unpack(packed, prompt[1:], options.prompt_logprobs, VOCAB))
+    return tuple(tokens), tuple(scores) if options.logprobs is not None else None, prompt_scores
+
+
+def check(answer: Answer, prompt: Sequence[int], options: GenerationOptions) -> None:
+    got = (answer.token_ids, answer.logprobs, answer.prompt_logprobs)
+    assert got == expected(prompt, options)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_answers_are_those_of_one_place(name: str) -> None:
+    options = OPTIONS[name]
+
+    async def scenario() -> None:
+        swarm = SampledSwarm()
+        try:
+            for start, end in SPANS:
+                await swarm.add(start, end)
+            async with swarm.client() as client:
+                prompts = [PROMPT[:length] for length in (1, 2, 16, 17, 70)]
+                answers = await asyncio.gather(*(client.generate(p, options) for p in prompts))
+            for prompt, answer in zip(prompts, answers, strict=True):
+                check(answer, prompt, options)
+        finally:
+            await swarm.close()
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("way", ["kill", "freeze"])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_lost_stage_changes_no_token_and_no_score(name: str, stage: int, way: str) -> None:
+    options = OPTIONS[name]
+
+    async def scenario() -> None:
+        swarm = SampledSwarm()
+        try:
+            for start, end in SPANS:
+                await swarm.add(start, end)
+            async with swarm.client() as client:
+                running = client.begin(PROMPT, options)
+                tokens: list[int] = []
+                scores: list[TokenScore] = []
+                lost = False
+                async for piece in running:
+                    tokens += piece.token_ids
+                    scores += piece.logprobs
+                    if len(tokens) >= 15 and not lost:
+                        lost = True
+                        getattr(swarm, way)(owner(swarm, running.route[stage].peer_id))
+                answer = running.answer()
+            assert answer.failovers >= 1
+            assert tuple(tokens) == answer.token_ids
+            assert tuple(scores) == (answer.logprobs or ())
+            check(answer, PROMPT, options)
+        finally:
+            await swarm.close()
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("after_s", [0.04, 0.06, 0.08, 0.1, 0.12])
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_stage_lost_while_the_prompt_is_scored_costs_no_score(stage: int, after_s: float) -> None:
+    options = OPTIONS["scores"]
+
+    async def scenario() -> None:
+        swarm = SampledSwarm()
+        try:
+            for start, end in SPANS:
+                await swarm.add(start, end)
+            async with swarm.client() as client:
+                for peer in swarm.peers:  # scores are on their way when the stage is lost
+                    far = LinkModel(delay_s=0.03)
+                    swarm.network.set_link(peer.peer_id, client._transport.peer_id, far)
+                running = client.begin(PROMPT, options)
+                task = asyncio.create_task(_drain(running))
+                await until(lambda: held(swarm) == 3)
+                await asyncio.sleep(after_s)
+                assert not task.done()
+                swarm.kill(owner(swarm, running.route[stage].peer_id))
+                answer = await task
+                check(answer, PROMPT, options)
+                assert answer.failovers <= 1, "the survivors kept what they had scored"
+        finally:
+            await swarm.close()
+
+    run_virtual(scenario(), limit_s=600)
+
+
+async def _drain(running: object) -> Answer:
+    async for _ in running:  # type: ignore[attr-defined]
+        pass
+    return running.answer()  # type: ignore[attr-defined, no-any-return]
