@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 ROUNDS = 10
-"""A delivery rate counts for so many base round trips…"""
+"""A delivery rate counts for so many base round trips in which the link was the limit…"""
 RATE_LIFE_US_MIN = 100_000
 """…and for so long at least, because a busy machine's shortest round trips are noise."""
 BASE_RTT_LIFE_US = 10_000_000
@@ -50,7 +50,8 @@ class DeliveryEstimator:
         self._flight: deque[_Sent] = deque()
         self._first_sent_us = 0
         self._delivered_us = 0
-        self._rates: deque[tuple[int, float]] = deque()  # (time, bytes/s), rates falling
+        self._rates: deque[tuple[int, float]] = deque()  # (busy time, bytes/s), rates falling
+        self._busy_us = 0
         self._base_us: int | None = None
         self._base_at_us = 0
         self._probe_bytes: int | None = None
@@ -119,6 +120,7 @@ class DeliveryEstimator:
         self.delivered_bytes = total_bytes
         if newest is None:
             return
+        since_us = now_us - self._delivered_us
         self._delivered_us = now_us
         self._first_sent_us = newest.sent_us
         self._take_rtt(max(1, now_us - newest.sent_us), now_us)
@@ -128,7 +130,9 @@ class DeliveryEstimator:
         # the times in which the bytes left and arrived counts.
         took_us = max(now_us - newest.delivered_us, newest.sent_us - newest.first_sent_us, 1)
         rate = (total_bytes - newest.delivered_bytes) / took_us * 1e6
-        self._take_rate(rate, now_us, limited=newest.limited)
+        if not newest.limited:
+            self._busy_us += min(since_us, self.rtt_us)
+        self._take_rate(rate, limited=newest.limited)
 
     def _take_rtt(self, rtt_us: int, now_us: int) -> None:
         self.rtt_us = rtt_us
@@ -154,14 +158,14 @@ class DeliveryEstimator:
         self._probe_emptied = False
         self._probe_best_us = None
 
-    def _take_rate(self, rate: float, now_us: int, *, limited: bool) -> None:
+    def _take_rate(self, rate: float, *, limited: bool) -> None:
         if limited and rate < self.bandwidth_bytes_per_s:
             return
         while self._rates and self._rates[-1][1] <= rate:
             self._rates.pop()
-        self._rates.append((now_us, rate))
+        self._rates.append((self._busy_us, rate))
         life_us = max(ROUNDS * self.base_rtt_us, 2 * self.rtt_us, RATE_LIFE_US_MIN)
-        while len(self._rates) > 1 and now_us - self._rates[0][0] > life_us:
+        while len(self._rates) > 1 and self._busy_us - self._rates[0][0] > life_us:
             self._rates.popleft()
 
     def _next_round(self) -> None:

@@ -31,7 +31,7 @@ FRAME_US = 1_500
 WINDOW_GAIN = 1.25
 """Bulk in flight, in bandwidth × base round trip. Above 1 finds a link that became faster."""
 WINDOW_GAIN_STARTING = 2.5
-WINDOW_BYTES_INITIAL = 128 << 10
+WINDOW_BYTES_INITIAL = 256 << 10
 URGENT_BYTES_MAX = 128 << 10
 """Bytes unread beyond the window at most, or two windows if that is more: beyond, even decodes
 wait here, where the other classes' shares still count."""

@@ -16,7 +16,7 @@ from dht.errors import NetworkError
 from dht.identity import Identity
 from dht.messages import SignedRecord
 from dht.records import RecordError, RecordGuard, RecordSigner
-from dht.streams import Pipe, PipeStream, StreamHandlers, stream_pair
+from dht.streams import PIPE_BYTES_MAX, Pipe, PipeStream, StreamHandlers, stream_pair
 from dht.transport import Stream, StreamHandler
 
 EPOCH_UNIX_S = 1.7e9
@@ -38,6 +38,8 @@ class LinkModel:
     """None: unlimited."""
     loss: float = 0.0
     """Probability that a stream cannot be opened, or that a write is delayed by a retry."""
+    unread_bytes_max: int = PIPE_BYTES_MAX
+    """What a stream takes before its writer waits: socket buffers and queues below them."""
 
 
 @dataclass(slots=True)
@@ -216,8 +218,14 @@ class MemoryNetwork:
         handler = peer.handlers.by_protocol.get(protocol)
         if handler is None:
             raise NetworkError(f"peer {target} does not serve {protocol}")
-        forth = Pipe(lambda size, deliver: self._carry(source, target, size, deliver))
-        answer = Pipe(lambda size, deliver: self._carry(target, source, size, deliver))
+        forth = Pipe(
+            lambda size, deliver: self._carry(source, target, size, deliver),
+            unread_bytes_max=there.unread_bytes_max,
+        )
+        answer = Pipe(
+            lambda size, deliver: self._carry(target, source, size, deliver),
+            unread_bytes_max=back.unread_bytes_max,
+        )
         near, far = PipeStream(target, answer, forth), PipeStream(source, forth, answer)
         pair = (min(source, target), max(source, target))
         streams = self._streams.setdefault(pair, set())

@@ -24,8 +24,14 @@ class Pipe:
     once. A break shows on both sides at the next read or drain.
     """
 
-    def __init__(self, carry: Callable[[int, Callable[[], None]], None] | None = None) -> None:
+    def __init__(
+        self,
+        carry: Callable[[int, Callable[[], None]], None] | None = None,
+        *,
+        unread_bytes_max: int = PIPE_BYTES_MAX,
+    ) -> None:
         self._carry = carry
+        self._unread_bytes_max = unread_bytes_max
         self._chunks: deque[bytes] = deque()
         self._buffered_bytes = 0
         self._in_flight_bytes = 0
@@ -85,7 +91,7 @@ class Pipe:
                 raise NetworkError(self._broken)
             unread = self._buffered_bytes + self._in_flight_bytes
             # A reader that waits for more than fits must get it, or both would wait for ever.
-            if unread <= max(PIPE_BYTES_MAX, self._wanted_bytes):
+            if unread <= max(self._unread_bytes_max, self._wanted_bytes):
                 return
             await self._wait()
 

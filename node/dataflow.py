@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from coordinator.suspicion import EnginePace
+from coordinator.transmission import LinkScheduler
 from dht import wire
 from dht.messages import ActivationItem, Activations, PromptScores, RingToken, Tokens
 from node.hops import HopTable
@@ -56,6 +57,11 @@ class Dataflow:
     def stalled(self) -> bool:
         """Whether a session waits for a slow link; then call :meth:`resume_stalled` soon."""
         return bool(self._stalled)
+
+    def link_to(self, peer_id: str) -> LinkScheduler | None:
+        """The scheduler of the link to a next peer, with its measurements; None without one."""
+        hop = self._hops.find(peer_id)
+        return None if hop is None else hop.link
 
     def resume_stalled(self) -> None:
         """Try again for sessions whose next link was behind."""

@@ -1,0 +1,114 @@
+"""An engine that computes nothing and takes as long as a GPU would: for links, not for numbers.
+
+Its hidden states have the true size and hold zeros; its tokens are zeros. Batches are formed by the
+project's own batcher. Time is the event loop's, so it runs under a virtual clock, too.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dht.types import ModelSpec
+from node.batching import Batcher, BatchLimits
+from node.stage_session import StageView
+from node.steps import StepRequest, StepResult
+from node.tensors import Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTimes:
+    """How long a step of one stage takes, in seconds."""
+
+    step_s: float
+    """Reading the stage's weights once: what the smallest step costs."""
+    decode_s: float
+    """Per decode row, beside that (reading its KV)."""
+    prefill_s: float
+    """Per prefill row, once more rows than ``step_s`` pays for."""
+
+    def of(self, decodes: int, prefill_rows: int) -> float:
+        """Time of a step with so many rows."""
+        rows_s = (prefill_rows + decodes) * self.prefill_s
+        return max(self.step_s, rows_s) + decodes * self.decode_s
+
+
+class TimedEngine:
+    """Implements the stage's engine for layers ``[start, end)``."""
+
+    wire_dtype = "float16"
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        peer_id: str,
+        span: tuple[int, int],
+        times: GpuTimes,
+        *,
+        kv_tokens: int,
+        limits: BatchLimits,
+    ) -> None:
+        self.hidden = spec.activation_bytes // 2
+        self.steps = 0
+        self.busy_s = 0.0
+        self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
+        self._spec = spec
+        self._peer_id = peer_id
+        self._span = span
+        self._times = times
+        self._kv: dict[str, int] = {}
+        self._kv_free = kv_tokens
+        self._batcher: Batcher[StepRequest] = Batcher(limits)
+        self._running = False
+        self._zeros = torch.zeros(1 << 12, self.hidden, dtype=torch.float16)
+
+    @property
+    def view(self) -> StageView:
+        return StageView(
+            peer_id=self._peer_id,
+            fingerprint=self._spec.fingerprint,
+            layers=self._spec.layers,
+            context_tokens=self._spec.context_tokens,
+            start=self._span[0],
+            end=self._span[1],
+            serving=True,
+        )
+
+    def reserve(self, key: str, tokens: int) -> str | None:
+        if tokens > self._kv_free:
+            return f"{tokens} tokens of KV asked, {self._kv_free} are free"
+        self._kv_free -= tokens
+        self._kv[key] = tokens
+        return None
+
+    def free(self, key: str) -> None:
+        self._kv_free += self._kv.pop(key, 0)
+        self._batcher.drop(key)
+
+    def submit(self, request: StepRequest) -> None:
+        self._batcher.add(request)
+        if not self._running:
+            self._start()
+
+    def _start(self) -> None:
+        batch = self._batcher.next_batch()
+        if not batch:
+            self._running = False
+            return
+        self._running = True
+        decodes = sum(request.tokens == 1 for request in batch)
+        took_s = self._times.of(decodes, sum(r.tokens for r in batch) - decodes)
+        self.steps += 1
+        self.busy_s += took_s
+        asyncio.get_running_loop().call_later(took_s, self._finish, batch)
+
+    def _finish(self, batch: list[StepRequest]) -> None:
+        results = [self._result(request) for request in batch if request.key in self._kv]
+        self._start()
+        self.on_results(results)
+
+    def _result(self, request: StepRequest) -> StepResult:
+        if request.session.is_last:
+            return StepResult(request=request, token_id=0 if request.chunk.sample else None)
+        return StepResult(request=request, rows=Rows(tensor=self._zeros[: request.tokens]))
