@@ -11,7 +11,8 @@ would and sends activations of the true size (:mod:`bench.timed_engine`).
 
 - ``fifo``: prompts are computed and sent whole, in order, as vLLM and Helix do;
 - ``molink``: prompts are computed whole, sent in chunks by Algorithm 1;
-- ``anabranch``: prompts are computed in chunks, decodes go first, credits bound what is on its way.
+- ``anabranch``: prompts are computed in chunks, decodes go first, credits bound what is on its way;
+- ``anabranch+int8``: and prompts' rows travel as int8 with a scale per row.
 
 ``change``: the bandwidth falls from 100 to 20 Mbit/s and returns, under load; the estimator's
 trace beside the truth.
@@ -125,6 +126,7 @@ async def _peer(network: MemoryNetwork, span: tuple[int, int], setting: Setting)
     config = StageConfig(
         chunk_tokens=setting.chunk_tokens,
         idle_s=600.0,
+        int8="prefill" if setting.policy.endswith("+int8") else "off",
         hops=HopConfig(link_policy=setting.policy.split("+")[0]),
     )
     stage = StageServer(transport, engine, config)
@@ -271,7 +273,7 @@ def summary(served: Sequence[Served]) -> dict[str, float]:
     }
 
 
-POLICIES = ("fifo", "molink", "anabranch")
+POLICIES = ("fifo", "molink", "anabranch", "anabranch+int8")
 
 
 def settings(*, quick: bool) -> list[Setting]:
@@ -395,9 +397,8 @@ def main() -> None:
         print_cells(result["cells"])
     else:
         for name, phase in result["phases"].items():
-            print(
-                f"{name}: TPOT {phase['tpot_mean_s'] * 1e3:.0f} ms, TTFT {phase['ttft_mean_s']:.2f} s"
-            )
+            tpot_ms = phase["tpot_mean_s"] * 1e3
+            print(f"{name}: TPOT {tpot_ms:.0f} ms, TTFT {phase['ttft_mean_s']:.2f} s")
     if arguments.out:
         write(arguments.out, {**result, "provenance": provenance(seed=1)})
 

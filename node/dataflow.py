@@ -8,17 +8,18 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from coordinator.suspicion import EnginePace
-from coordinator.transmission import LinkScheduler
+from coordinator.transmission import LinkScheduler, Traffic
 from dht import wire
-from dht.messages import ActivationItem, Activations, PromptScores, RingToken, Tokens
+from dht.messages import ActivationItem, Activations, PromptScores, RingToken, RingTokens, Tokens
 from node.hops import HopTable
 from node.session_table import Live, SessionTable
 from node.stage_config import StageConfig, StageEngine
 from node.stage_session import Chunk, StageState
 from node.steps import Outbox, StepRequest, StepResult, rows_bytes
-from node.tensors import DTYPES, Rows, RowsError
+from node.tensors import DTYPES, INT8, Rows, RowsError, quantized
 
 
 def row_bytes_of(engine: StageEngine) -> int:
@@ -96,7 +97,7 @@ class Dataflow:
         self, peer_id: str, activations: Activations, body: bytes | memoryview
     ) -> None:
         """Rows of several sessions from the stage before. Raises MalformedError."""
-        if activations.dtype != self._engine.wire_dtype:
+        if activations.dtype not in {self._engine.wire_dtype, INT8}:
             raise wire.MalformedError(
                 f"activations in {activations.dtype}; this peer takes {self._engine.wire_dtype}"
             )
@@ -107,7 +108,8 @@ class Dataflow:
         started_s = time.perf_counter()
         counts = [item.tokens for item in activations.items]
         try:
-            parts = Rows.split(body, activations.dtype, activations.hidden, counts)
+            split = Rows.split_int8 if activations.dtype == INT8 else Rows.split
+            parts = split(body, self._engine.wire_dtype, activations.hidden, counts)
         except RowsError as error:
             raise wire.MalformedError(str(error)) from error
         self.serialisation_s += time.perf_counter() - started_s
@@ -145,7 +147,10 @@ class Dataflow:
                     break
                 position, body = live.backlog.popleft()
                 item = self._item(live, position, len(body) // row_bytes_of(self._engine))
-                hop.send(self._frame(item), body)
+                message = Activations(
+                    items=(item,), dtype=self._engine.wire_dtype, hidden=self._engine.hidden
+                )
+                self._send(session.next_peer, message, body, Traffic.PREFILL)
             behind = hop is not None and hop.queued_bytes > self._config.queued_bytes_max
             if live.backlog or behind:
                 self._stalled.add(session.key)
@@ -195,8 +200,10 @@ class Dataflow:
                 self._take_sampled(live, result.token_id, result.score, outbox)
             self.push(live)
         started_s = time.perf_counter()
-        for peer_id, message, body in outbox.frames(self._engine.wire_dtype, self._engine.hidden):
-            self._hops.get(peer_id).send(message, body)
+        for peer_id, message, body, traffic in outbox.frames(
+            self._engine.wire_dtype, self._engine.hidden
+        ):
+            self._send(peer_id, message, body, traffic)
         self.serialisation_s += time.perf_counter() - started_s
 
     def _send_rows(self, live: Live, chunk: Chunk, body: memoryview, outbox: Outbox) -> None:
@@ -212,9 +219,9 @@ class Dataflow:
         if live.backlog:
             live.backlog.append((position, bytes(rest)))
         else:
-            outbox.add_rows(
-                session.next_peer, self._item(live, position, chunk.tokens - skip), rest
-            )
+            item = self._item(live, position, chunk.tokens - skip)
+            prefill = item.tokens > 1 or position < session.open.prompt_tokens
+            outbox.add_rows(session.next_peer, item, rest, prefill=prefill)
 
     def _item(self, live: Live, position: int, tokens: int) -> ActivationItem:
         open_ = live.session.open
@@ -222,8 +229,19 @@ class Dataflow:
             session=open_.session, epoch=open_.epoch, position=position, tokens=tokens
         )
 
-    def _frame(self, item: ActivationItem) -> Activations:
-        return Activations(items=(item,), dtype=self._engine.wire_dtype, hidden=self._engine.hidden)
+    def _send(
+        self,
+        peer_id: str,
+        message: Activations | RingTokens,
+        body: bytes | memoryview,
+        traffic: Traffic,
+    ) -> None:
+        """Give one frame to the link, in fewer bytes where the owner asked for that."""
+        quantize = traffic is Traffic.PREFILL or self._config.int8 == "all"
+        if self._config.int8 != "off" and quantize and isinstance(message, Activations):
+            body = quantized(body, message.dtype, message.hidden)
+            message = replace(message, dtype=INT8)
+        self._hops.get(peer_id).send(message, body, traffic=traffic)
 
     def _take_sampled(self, live: Live, token_id: int, score: bytes, outbox: Outbox) -> None:
         session = live.session

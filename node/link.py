@@ -157,7 +157,13 @@ class LinkSender:
             self._wake.clear()
             self._check()
             while self._undrained_bytes:
-                await self._stream.drain()
+                try:
+                    async with asyncio.timeout(STALLED_S):
+                        await self._stream.drain()
+                except TimeoutError:
+                    raise NetworkError(
+                        f"no credit for {STALLED_S:.0f} s, and nothing more fits into the stream"
+                    ) from None
                 self._undrained_bytes = 0
                 self._check()
                 self._pump()

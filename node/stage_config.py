@@ -1,7 +1,7 @@
 """The bounds of a stage server, and what it needs of an engine."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from node.activation_log import LOG_BYTES_MAX
 from node.hops import HopConfig
@@ -28,6 +28,9 @@ class StageConfig:
     log_bytes_max: int = LOG_BYTES_MAX
     """Host memory for rows that were sent on; the oldest sessions' go first."""
     keepalive_s: float = 1.0
+    int8: Literal["off", "prefill", "all"] = "off"
+    """Which rows leave as int8 with a scale per row: half the bytes of float16, and answers that
+    may differ from those of one process (``bench/int8.py`` measures by how much)."""
     hops: HopConfig = field(default_factory=HopConfig)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from coordinator.transmission import Traffic
 from dht.messages import ITEMS_MAX, ActivationItem, Activations, RingToken, RingTokens
 from node.stage_session import Chunk, StageSession
 from node.tensors import Rows
@@ -68,25 +69,30 @@ class Outbox:
         """A sampled token for the first stage of its session."""
         self._ring.setdefault(peer_id, []).append(token)
 
-    def add_rows(self, peer_id: str, item: ActivationItem, body: bytes | memoryview) -> None:
+    def add_rows(
+        self, peer_id: str, item: ActivationItem, body: bytes | memoryview, *, prefill: bool
+    ) -> None:
         """Hidden states for the next stage of their session."""
-        if item.tokens == 1:
+        if not prefill:
             self._decodes.setdefault(peer_id, []).append((item, body))
         else:
             self._prefills.append((peer_id, item, body))
 
     def frames(
         self, dtype: str, hidden: int
-    ) -> Iterator[tuple[str, RingTokens | Activations, bytes | memoryview]]:
-        """``(peer, message, body)`` in the order in which they should leave."""
+    ) -> Iterator[tuple[str, RingTokens | Activations, bytes | memoryview, Traffic]]:
+        """``(peer, message, body, class)`` in the order in which they should leave."""
         for peer_id, tokens in self._ring.items():
             for start in range(0, len(tokens), ITEMS_MAX):
-                yield peer_id, RingTokens(tokens=tuple(tokens[start : start + ITEMS_MAX])), b""
+                message = RingTokens(tokens=tuple(tokens[start : start + ITEMS_MAX]))
+                yield peer_id, message, b"", Traffic.CONTROL
         for peer_id, group in self._decodes.items():
             for start in range(0, len(group), ITEMS_MAX):
                 part = group[start : start + ITEMS_MAX]
                 items = tuple(item for item, _ in part)
                 body = part[0][1] if len(part) == 1 else b"".join(body for _, body in part)
-                yield peer_id, Activations(items=items, dtype=dtype, hidden=hidden), body
+                rows = Activations(items=items, dtype=dtype, hidden=hidden)
+                yield peer_id, rows, body, Traffic.DECODE
         for peer_id, item, body in self._prefills:
-            yield peer_id, Activations(items=(item,), dtype=dtype, hidden=hidden), body
+            rows = Activations(items=(item,), dtype=dtype, hidden=hidden)
+            yield peer_id, rows, body, Traffic.PREFILL

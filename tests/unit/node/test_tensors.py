@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.tensors import DTYPES, Rows, RowsError
+from node.tensors import DTYPES, SCALE_BYTES, Rows, RowsError, quantized
 
 COUNTS = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 
@@ -60,3 +60,30 @@ def test_rows_that_are_views_are_joined_in_their_order() -> None:
     body = Rows.join([Rows(tensor=whole[4:6]), Rows(tensor=whole.t()[:2, :4])])
     expected = torch.cat([whole[4:6], whole.t()[:2, :4]])
     assert torch.equal(Rows.split(body, "float32", 4, [4])[0].tensor, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_int8_rows_come_back_within_half_a_step_of_their_scale(dtype: str) -> None:
+    values = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).to(DTYPES[dtype])
+    values[2] = 0
+    body = Rows.join([Rows(tensor=values)])
+    packed = quantized(body, dtype, 64)
+    assert len(packed) == 5 * (64 + SCALE_BYTES)
+    first, second = Rows.split_int8(packed, dtype, 64, [2, 3])
+    back = torch.cat([first.tensor, second.tensor])
+    assert back.dtype == DTYPES[dtype]
+    step = values.float().abs().amax(dim=1, keepdim=True) / 127
+    slack = 2 * torch.finfo(DTYPES[dtype]).eps * values.float().abs()
+    assert ((back.float() - values.float()).abs() <= step / 2 + slack + 1e-9).all()
+    assert (back[2] == 0).all()
+
+
+def test_int8_rows_of_a_wrong_length_or_scale_are_refused() -> None:
+    packed = quantized(Rows.join([Rows(tensor=torch.ones(2, 8))]), "float32", 8)
+    with pytest.raises(RowsError, match="23 bytes of activations where 24"):
+        Rows.split_int8(packed[:-1], "float32", 8, [2])
+    with pytest.raises(RowsError, match="cannot be"):
+        Rows.split_int8(packed, "float32", 8, [2, 0])
+    nan = torch.tensor([float("nan")]).numpy().tobytes() + packed[4:]
+    with pytest.raises(RowsError, match="no finite number"):
+        Rows.split_int8(nan, "float32", 8, [2])
