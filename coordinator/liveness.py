@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dht import wire
 from dht.errors import NetworkError, PeerError
-from dht.messages import Ping, Pong
+from dht.messages import Ping, Pong, Witness, WitnessRequest
 from dht.transport import PLAN_PROTOCOL, Transport
 
 
@@ -16,8 +16,12 @@ class LivenessConfig:
 
     every_s: float = 1.5
     answer_s: float = 3.0
+    again_s: float = 0.5
+    """A ping that was refused at once, as by a process that is gone, is repeated so soon."""
     failures: int = 3
     """So many pings in a row without an answer make a peer silent."""
+    witness_s: float = 2.0
+    """Longest wait for what others say of a silent peer."""
 
 
 class Liveness:
@@ -48,6 +52,40 @@ class Liveness:
             if peer_id not in self._tasks:
                 self._tasks[peer_id] = asyncio.create_task(self._ping(peer_id))
 
+    def answers(self, peer_id: str) -> bool | None:
+        """Whether a watched peer answers; None when it is not watched, or has only just failed."""
+        count = self._failures.get(peer_id)
+        if count is None or peer_id not in self._tasks:
+            return None
+        return True if count == 0 else False if count >= self._config.failures else None
+
+    async def confirm_silent(
+        self, peer_id: str, witnesses: Mapping[str, tuple[str, ...]]
+    ) -> bool | None:
+        """Whether ``witnesses`` (with addresses) say too that a silent peer does not answer.
+
+        One that gets answers decides; None when nobody can say. Without witnesses this peer's own
+        word stands.
+        """
+        if not witnesses:
+            return True
+        said = await asyncio.gather(
+            *(self._witness(peer, peer_id, where) for peer, where in witnesses.items())
+        )
+        if any(said):
+            return False
+        return True if False in said else None
+
+    async def _witness(self, witness: str, peer_id: str, addresses: tuple[str, ...]) -> bool | None:
+        try:
+            async with asyncio.timeout(self._config.witness_s):
+                reply = await _ask(
+                    self._transport, witness, addresses, WitnessRequest(peer_id=peer_id)
+                )
+        except (NetworkError, PeerError, TimeoutError):
+            return None
+        return reply.answers if isinstance(reply, Witness) and reply.peer_id == peer_id else None
+
     async def close(self) -> None:
         """Stop all pings."""
         tasks = list(self._tasks.values())
@@ -57,22 +95,34 @@ class Liveness:
 
     async def _ping(self, peer_id: str) -> None:
         while True:
+            pause_s = self._config.every_s
             try:
                 async with asyncio.timeout(self._config.answer_s):
-                    await self._ask(peer_id)
+                    await ask_ping(self._transport, peer_id, self._addresses.get(peer_id, ()))
                 self._failures[peer_id] = 0
-            except (NetworkError, PeerError, TimeoutError):
+            except (NetworkError, PeerError, TimeoutError) as error:
                 self._failures[peer_id] = self._failures.get(peer_id, 0) + 1
-            await asyncio.sleep(self._config.every_s)
+                silent = self._failures[peer_id] >= self._config.failures
+                if isinstance(error, NetworkError) and not silent:
+                    pause_s = self._config.again_s
+            await asyncio.sleep(pause_s)
 
-    async def _ask(self, peer_id: str) -> None:
-        stream = await self._transport.open_stream(
-            peer_id, PLAN_PROTOCOL, addresses=self._addresses.get(peer_id, ())
-        )
-        try:
-            await wire.send_frame(stream, Ping(nonce=1))
-            reply = (await wire.read_frame(stream, limit_bytes=1 << 10)).message
-            if not isinstance(reply, Pong):
-                raise wire.MalformedError("a ping was answered with something else")
-        finally:
-            await stream.close()
+
+async def ask_ping(transport: Transport, peer_id: str, addresses: tuple[str, ...]) -> None:
+    """Return when ``peer_id`` answered a ping; the caller sets the time limit.
+
+    Raises NetworkError when it cannot be reached and PeerError when it answers something else.
+    """
+    if not isinstance(await _ask(transport, peer_id, addresses, Ping(nonce=1)), Pong):
+        raise wire.MalformedError("a ping was answered with something else")
+
+
+async def _ask(
+    transport: Transport, peer_id: str, addresses: tuple[str, ...], request: Ping | WitnessRequest
+) -> object:
+    stream = await transport.open_stream(peer_id, PLAN_PROTOCOL, addresses=addresses)
+    try:
+        await wire.send_frame(stream, request)
+        return (await wire.read_frame(stream, limit_bytes=1 << 10)).message
+    finally:
+        await stream.close()

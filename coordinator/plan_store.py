@@ -4,12 +4,16 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
 
 from coordinator.check import check_shape
+from coordinator.epochs import plausible
+from coordinator.review import FINE, Opinion, Verdict
+from coordinator.trust import STRIKES, Trust
 from dht import wire
 from dht.directory import Directory
 from dht.errors import NetworkError, PeerError
-from dht.messages import Ping, PlanBody, PlanRequest, Pong
+from dht.messages import Ping, PlanBody, PlanRequest, Pong, Witness, WitnessRequest
 from dht.transport import PLAN_PROTOCOL, Stream, Transport
 from dht.types import NO_EPOCH, Plan, PlanEpoch, PlanHead
 
@@ -22,23 +26,58 @@ HOLDERS_MAX = 4
 RETRY_S = 2.0
 RETRY_MAX_S = 30.0
 """A body that nobody had is asked for again after a pause, which doubles up to this."""
+HEADS_MAX = 8
+"""Heads that one look follows up: anybody can publish one that leads nowhere."""
+LOOKS_MAX = 3
+WANTING_S: dict[Opinion, float] = {
+    Opinion.IMPOSSIBLE: 5.0,
+    Opinion.WORSE: 5.0,
+    Opinion.UNSURE: 30.0,
+}
+"""An author's plan is refused for good when it was found wanting so often and for so long, or the
+ones that came in its place were: records may lag."""
 REFUSED_MAX = 256
 REQUESTS_MAX = 64
 """Requests that one stream may make."""
 
 
-class PlanStore:
-    """The newest plan this peer has seen and checked. Any peer may ask it for bodies."""
+Review = Callable[[Plan, Plan | None], Awaitable[Verdict]]
+"""Judges a plan, given the one that runs."""
 
-    def __init__(self, transport: Transport, directory: Directory) -> None:
+
+class PlanStore:
+    """The newest plan this peer has seen and checked. Any peer may ask it for bodies.
+
+    ``review`` judges plans of a right shape before they are adopted; without it, as in clients,
+    every such plan is. ``coordinators`` are the only ones whose plans count; none: everybody's.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        directory: Directory,
+        *,
+        review: Review | None = None,
+        coordinators: frozenset[str] = frozenset(),
+    ) -> None:
         self._transport = transport
         self._directory = directory
+        self._review = review
+        self._coordinators = coordinators
+        self._wanting: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self.trust = Trust()
+        self.leader: str | None = None
+        """Whose head is followed up first."""
+        self.witness: Callable[[str], bool | None] = lambda peer_id: None
+        """Answers others' question whether a peer answers this one."""
         self._bodies: OrderedDict[str, bytes] = OrderedDict()
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._retry: dict[str, tuple[float, float]] = {}
         self._changed = asyncio.Condition()
         self.newest: Plan | None = None
         self.head: PlanHead | None = None
+        self.head_seen_s = 0.0
+        """When a head of the newest plan was last seen, by the loop's clock."""
         self.counters: Counter[str] = Counter()
 
     @property
@@ -59,6 +98,9 @@ class PlanStore:
                 case PlanRequest(sha256=sha256):
                     body = self._bodies.get(sha256, b"")
                     await wire.send_frame(stream, PlanBody(sha256=sha256), body)
+                case WitnessRequest(peer_id=peer_id):
+                    answers = self.witness(peer_id)
+                    await wire.send_frame(stream, Witness(peer_id=peer_id, answers=answers))
                 case _:
                     raise wire.MalformedError("this stream takes plan requests and pings")
 
@@ -81,20 +123,46 @@ class PlanStore:
         Raises NetworkError when the DHT cannot be read.
         """
         heads = await self._directory.plan_heads()
-        newer = [head for head in heads.values() if head.epoch > self.epoch]
+        loop = asyncio.get_running_loop()
+        if any(head.epoch == self.epoch for head in heads.values()):
+            self.head_seen_s = loop.time()
+        distrusted = self.trust.distrusted(loop.time())
+        newer = [
+            head
+            for head in heads.values()
+            if head.epoch > self.epoch
+            and plausible(head.epoch, self._transport.now())
+            and (not self._coordinators or head.peer_id in self._coordinators)
+            and head.peer_id not in distrusted
+        ]
         self._retry = {
             head.sha256: self._retry[head.sha256] for head in newer if head.sha256 in self._retry
         }
-        now_s = asyncio.get_running_loop().time()
-        for head in sorted(newer, key=lambda head: head.epoch, reverse=True):
-            due_s, pause_s = self._retry.get(head.sha256, (0.0, RETRY_S))
-            if head.sha256 in self._refused or now_s < due_s:
-                continue
+        due = [
+            head
+            for head in newer
+            if head.sha256 not in self._refused
+            and loop.time() >= self._retry.get(head.sha256, (0.0, RETRY_S))[0]
+        ]
+        for head in (await self._by_promise(due))[:HEADS_MAX]:
             if await self._fetch(head, [head.peer_id]):
                 return
             if await self._fetch(head, await self._adopters(head)):
                 return
-            self._retry[head.sha256] = (now_s + pause_s, min(RETRY_MAX_S, 2 * pause_s))
+            _, pause_s = self._retry.get(head.sha256, (0.0, RETRY_S))
+            self._retry[head.sha256] = (loop.time() + pause_s, min(RETRY_MAX_S, 2 * pause_s))
+
+    async def _by_promise(self, heads: list[PlanHead]) -> list[PlanHead]:
+        """The leader's head first, then those that most peers adopted, then the newest."""
+        if len(heads) <= 1:
+            return heads
+        records = (await self._directory.nodes()).values()
+        adopted = Counter(record.epoch for record in records)
+        return sorted(
+            heads,
+            key=lambda head: (head.peer_id == self.leader, adopted[head.epoch], head.epoch),
+            reverse=True,
+        )
 
     async def _adopters(self, head: PlanHead) -> list[str]:
         """Other peers that say they adopted this plan: its author may be gone."""
@@ -153,14 +221,35 @@ class PlanStore:
             if plan.model.key != self._directory.model_key:
                 wrong.append("it is for another model")
         if wrong:
-            self.counters["refused"] += 1
-            self._refused[head.sha256] = None
-            while len(self._refused) > REFUSED_MAX:
-                self._refused.popitem(last=False)
-            logger.warning("refused plan %s of %s: %s", head.epoch, head.peer_id, wrong[0])
+            self._refuse(head, wrong[0], strikes=STRIKES)
             return False
-        await self._adopt(plan, head, body)
-        return True
+        verdict = await self._review(plan, self.newest) if self._review is not None else FINE
+        if verdict.opinion is Opinion.FINE:
+            self._wanting.pop(head.peer_id, None)
+            await self._adopt(plan, head, body)
+            return True
+        self.counters[verdict.opinion] += 1
+        now_s = asyncio.get_running_loop().time()
+        looks, since_s = self._wanting.pop(head.peer_id, (0, now_s))
+        if looks + 1 >= LOOKS_MAX and now_s - since_s >= WANTING_S[verdict.opinion]:
+            self._refuse(head, verdict.reason, strikes=1)
+            return False
+        self._wanting[head.peer_id] = (looks + 1, since_s)
+        while len(self._wanting) > REFUSED_MAX:
+            self._wanting.popitem(last=False)
+        logger.info("not yet plan %s of %s: %s", head.epoch, head.peer_id, verdict.reason)
+        return False
+
+    def _refuse(self, head: PlanHead, reason: str, *, strikes: int) -> None:
+        """Never ask for this plan again, and hold it against its author."""
+        self.counters["refused"] += 1
+        self._refused[head.sha256] = None
+        while len(self._refused) > REFUSED_MAX:
+            self._refused.popitem(last=False)
+        if head.peer_id != self._transport.peer_id:
+            now_s = asyncio.get_running_loop().time()
+            self.trust.strike(head.peer_id, now_s, times=strikes)
+        logger.warning("refused plan %s of %s: %s", head.epoch, head.peer_id, reason)
 
     async def _adopt(self, plan: Plan, head: PlanHead, body: bytes) -> None:
         async with self._changed:
@@ -170,6 +259,7 @@ class PlanStore:
             while len(self._bodies) > BODIES_MAX:
                 self._bodies.popitem(last=False)
             self.newest, self.head = plan, head
+            self.head_seen_s = asyncio.get_running_loop().time()
             self._changed.notify_all()
 
     async def wait_newer(self, epoch: PlanEpoch) -> Plan:

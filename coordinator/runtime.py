@@ -8,6 +8,7 @@ publishes it.
 import asyncio
 import contextlib
 import logging
+import math
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -24,10 +25,14 @@ from coordinator.election import (
     StoreLease,
     rank,
     step,
+    succession,
 )
+from coordinator.epochs import believed, next_epoch, number_max
 from coordinator.liveness import Liveness, LivenessConfig
 from coordinator.placement import why_uncoverable
 from coordinator.plan_store import PlanStore
+from coordinator.problem import problem_of
+from coordinator.review import ReviewConfig, falls_short
 from coordinator.solve import SolveAnswer, SolveRequest
 from coordinator.transition import (
     Change,
@@ -44,7 +49,6 @@ from dht.errors import NetworkError
 from dht.transport import Transport
 from dht.types import (
     NO_EPOCH,
-    Assignment,
     LeaseRecord,
     LinksRecord,
     ModelSpec,
@@ -52,7 +56,7 @@ from dht.types import (
     NodeState,
     Plan,
     PlanEpoch,
-    PlannerNode,
+    PlanHead,
     Problem,
 )
 
@@ -60,6 +64,8 @@ logger = logging.getLogger(__name__)
 
 ReportEvent = Callable[..., None]
 """Called with an event's name and its fields."""
+IDLE_MAX = 64
+"""Idle coordinators that are remembered."""
 Solver = Callable[[SolveRequest, float], Awaitable[SolveAnswer]]
 """Solves a request within so many seconds."""
 
@@ -72,6 +78,21 @@ class CoordinatorConfig:
     solve_s: float = 3.0
     """For the solver; its process is ended a little later."""
     publish_every_s: float = 60.0
+    idle_s: float = 60.0
+    idle_per_peer_s: float = 0.2
+    """A coordinator that plans for peers which are gone, or not at all, is not followed any more
+    after so long."""
+    headless_s: float = 180.0
+    """Nor is one that does not keep the plan's head alive: newcomers would not find the plan."""
+    weigh_every_s: float = 10.0
+    """How often the running plan is held against the greedy placement."""
+    review: ReviewConfig = field(default_factory=ReviewConfig)
+    watchers: int = 8
+    """Of the followers, so many ping the coordinator: those that would come next."""
+    witnesses: int = 3
+    """So many of them are asked before a silent coordinator counts as dead."""
+    coordinators: frozenset[str] = frozenset()
+    """Who may lead; none: everybody."""
     election: ElectionConfig = field(default_factory=ElectionConfig)
     transition: TransitionConfig = field(default_factory=TransitionConfig)
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
@@ -110,6 +131,13 @@ class Coordinator:
         self._considered: frozenset[str] = frozenset()
         self._retry_s = 0.0
         self._pokes: list[asyncio.Event] = []
+        self._dead: frozenset[str] = frozenset()
+        self._idle: dict[str, float] = {}
+        self._leaderless_since_s: float | None = None
+        self._successors: list[str] = []
+        self._weighed_s = -math.inf
+        self._poor = False
+        plans.witness = self._liveness.answers
 
     def poke(self) -> None:
         """Look now rather than at the next poll."""
@@ -148,6 +176,11 @@ class Coordinator:
         """Whether this peer coordinates now."""
         return self._election.leading
 
+    @property
+    def leaderless_s(self) -> float:
+        """For how long no coordinator has been known, in seconds."""
+        return 0.0 if self._leaderless_since_s is None else self._now() - self._leaderless_since_s
+
     async def _poll(self) -> None:
         nodes, leases, links = await asyncio.gather(
             self._directory.nodes(), self._directory.leases(), self._directory.links()
@@ -158,6 +191,7 @@ class Coordinator:
         self._watch(usable, nodes)
         if not self.leads:
             self._change = None
+            await self._note_idleness(usable, links)
             return
         self._note_change(usable)
         if self._solving is not None and self._solving.done():
@@ -178,8 +212,18 @@ class Coordinator:
                 return
             self._considered = frozenset(usable)
             self._solving = asyncio.create_task(self._plan(problem, usable, reason))
-        elif self._now() - self._published_s >= self._config.publish_every_s:
+        elif self._now() - self._published_s >= self._republish_after_s:
             await self._republish()
+
+    @property
+    def _behind(self) -> bool:
+        """Whether some peer adopted a later plan than this coordinator's, and would miss it."""
+        return self._plans.epoch < self._highest and self._highest.term < self._election.term
+
+    @property
+    def _republish_after_s(self) -> float:
+        config = self._config
+        return config.election.catch_up_s if self._behind else config.publish_every_s
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -187,14 +231,21 @@ class Coordinator:
     # Election
 
     async def _elect(self, nodes: dict[str, NodeRecord], leases: dict[str, LeaseRecord]) -> None:
-        self._highest = max(
-            [self._highest, self._plans.epoch, *(record.epoch for record in nodes.values())]
-        )
+        clock_s, unix_s = self._now(), self._transport.now()
+        distrusted = self._plans.trust.distrusted(clock_s) - {self._transport.peer_id}
+        epochs = [
+            believed(record.epoch, unix_s)
+            for peer_id, record in nodes.items()
+            if peer_id not in distrusted
+        ]
+        self._highest = max([self._plans.epoch, *epochs])
+        allowed = self._config.coordinators
         candidates = frozenset(
             peer_id
             for peer_id, record in nodes.items()
             if record.state is not NodeState.DRAINING
             and record.model.fingerprint == self._model.fingerprint
+            and (not allowed or peer_id in allowed)
         )
         for _ in range(2):  # a lease that was just stored is read back at once
             observed = Observed(
@@ -202,8 +253,13 @@ class Coordinator:
                 candidates=candidates,
                 epoch=self._highest,
                 silent=self._liveness.silent,
-                elders=elders(nodes, self._transport.now(), self._config.transition),
+                dead=self._dead & self._liveness.silent,
+                distrusted=distrusted,
+                term_max=number_max(unix_s),
+                elders=elders(nodes, unix_s, self._config.transition),
             )
+            if self._election.leader in observed.silent - observed.dead:
+                observed = await self._with_witnesses(observed, nodes)
             self._election, effects = step(
                 self._election, observed, self._now(), self._config.election
             )
@@ -214,9 +270,66 @@ class Coordinator:
                         stored = await self._store_lease(term) or stored
                     case Elected(peer_id=peer_id, term=term):
                         self._on_event("coordinator", peer_id=peer_id, term=term)
+            self._note_leader(observed)
             if not stored or self._election.leading:
                 return
             leases = await self._directory.leases()
+
+    def _note_leader(self, observed: Observed) -> None:
+        leader = self._plans.leader = self._election.leader
+        if leader is not None:
+            self._leaderless_since_s = None
+        elif self._leaderless_since_s is None:
+            self._leaderless_since_s = self._now()
+        next_up = succession(self._election.highest_term + 1, observed)
+        self._successors = [p for p in next_up if p != leader][: self._config.watchers]
+
+    async def _with_witnesses(self, observed: Observed, nodes: dict[str, NodeRecord]) -> Observed:
+        """Ask others whether the silent coordinator answers them."""
+        leader = self._election.leader
+        if leader is None:
+            return observed
+        others = [p for p in self._successors if p != self._transport.peer_id and p in nodes]
+        witnesses = {p: nodes[p].addresses for p in others[: self._config.witnesses]}
+        if await self._liveness.confirm_silent(leader, witnesses):
+            self._dead = (self._dead | {leader}) & observed.candidates
+            return replace(observed, dead=self._dead & observed.silent)
+        return observed
+
+    async def _note_idleness(
+        self, usable: dict[str, NodeRecord], links: dict[str, LinksRecord]
+    ) -> None:
+        """Stop following a coordinator that does nothing though there is something to do."""
+        leader, now_s = self._election.leader, self._now()
+        needed = await self._plan_needed(usable, links)
+        if not needed:
+            self._idle.clear()
+        if not needed or leader is None:
+            return
+        since_s = self._idle.setdefault(leader, now_s)
+        while len(self._idle) > IDLE_MAX:
+            del self._idle[next(iter(self._idle))]
+        patience_s = self._config.idle_s + self._config.idle_per_peer_s * len(usable)
+        if now_s - since_s >= patience_s:
+            del self._idle[leader]
+            logger.warning("coordinator %s does nothing; another is elected", leader)
+            self._plans.trust.distrust(leader, now_s)
+
+    async def _plan_needed(
+        self, usable: dict[str, NodeRecord], links: dict[str, LinksRecord]
+    ) -> bool:
+        """Whether a coordinator should publish something."""
+        plan, now_s = self._plans.newest, self._now()
+        if plan is None or difference(plan, usable)[1]:
+            return why_uncoverable(problem_of(self._model, usable, links)) is None
+        if now_s - self._plans.head_seen_s > self._config.headless_s:
+            return True
+        if now_s - self._weighed_s >= self._config.weigh_every_s:
+            self._weighed_s = now_s
+            self._poor = await asyncio.to_thread(
+                falls_short, plan, usable, links, self._transport.now(), self._config.review
+            )
+        return self._poor
 
     async def _store_lease(self, term: int) -> bool:
         lease = LeaseRecord(
@@ -232,11 +345,11 @@ class Coordinator:
         return True
 
     def _watch(self, usable: dict[str, NodeRecord], nodes: dict[str, NodeRecord]) -> None:
-        """Ping the coordinator when following, and the plan's peers when leading."""
-        watched = set()
+        """Ping the coordinator when next in line, and the plan's peers when leading."""
+        watched: set[str] = set()
         if self.leads and self._plans.newest is not None:
             watched = {a.peer_id for a in self._plans.newest.assignments}
-        elif self._election.leader is not None:
+        elif self._election.leader is not None and self._transport.peer_id in self._successors:
             watched = {self._election.leader}
         watched.discard(self._transport.peer_id)
         self._liveness.watch(
@@ -303,15 +416,11 @@ class Coordinator:
 
     def _next_epoch(self) -> PlanEpoch:
         seen = max(self._highest, self._plans.epoch)
-        return PlanEpoch(
-            term=self._election.term,
-            counter=seen.counter + 1,
-            rank=rank(self._transport.peer_id, self._election.term),
-        )
+        term = self._election.term
+        return next_epoch(seen, term, rank(self._transport.peer_id, term))
 
     async def _publish(self, plan: Plan, reason: str) -> None:
         head = await self._plans.add(plan)
-        self._published_s = self._now()
         self._retry_s = 0.0
         self._said = ""
         self._on_event(
@@ -326,21 +435,28 @@ class Coordinator:
             waves=[list(peers) for peers in plan.waves],
             fetch_bytes=plan.fetch_bytes,
         )
-        await self._directory.publish(head)
+        await self._publish_head(head)
+
+    async def _publish_head(self, head: PlanHead) -> None:
+        """Until somebody took it, every look tries again: others cannot follow what they miss."""
+        self._published_s = -math.inf
+        if await self._directory.publish(head):
+            self._published_s = self._now()
 
     async def _republish(self) -> None:
         """Keep the head of the running plan alive, also after its author is gone."""
-        self._published_s = self._now()
         plan = self._plans.newest
         if plan is None:
             return
-        if plan.coordinator == self._transport.peer_id and self._plans.head is not None:
-            await self._directory.publish(self._plans.head)
+        mine = plan.coordinator == self._transport.peer_id
+        if mine and self._plans.head is not None and not self._behind:
+            await self._publish_head(self._plans.head)
             return
         taken_over = replace(
             plan, epoch=self._next_epoch(), coordinator=self._transport.peer_id, fetch_bytes=0
         )
-        await self._publish(taken_over, "taken over from the coordinator before")
+        why = "peers follow a later one" if mine else "taken over from the coordinator before"
+        await self._publish(taken_over, why)
 
     def _say(self, event: str, **fields: object) -> None:
         """Report an event once until something else happens."""
@@ -358,42 +474,6 @@ def _checked(plan: Plan | None, problem: Problem) -> Plan | None:
     for reason in wrong:
         logger.error("the solver's plan is wrong: %s", reason)
     return None if wrong else plan
-
-
-def problem_of(
-    model: ModelSpec,
-    usable: dict[str, NodeRecord],
-    links: dict[str, LinksRecord],
-    plan: Plan | None = None,
-) -> Problem:
-    """The planners' input from the peers' announcements; links only between usable peers.
-
-    What a peer holds is what ``plan`` gave it, or else what it serves: it may be loading still.
-    """
-    given = {a.peer_id: a for a in plan.assignments} if plan is not None else {}
-    nodes = tuple(
-        PlannerNode(
-            peer_id=peer_id,
-            memory_bytes=record.memory_bytes,
-            kv_tokens_min=record.kv_tokens_min,
-            tokens_per_s=record.tokens_per_s,
-            current=given.get(peer_id, _served(record)),
-        )
-        for peer_id, record in sorted(usable.items())
-    )
-    measured = tuple(
-        link
-        for author, record in sorted(links.items())
-        for link in record.links
-        if link.target == author and link.source in usable and author in usable
-    )
-    return Problem(model=model, nodes=nodes, links=measured)
-
-
-def _served(record: NodeRecord) -> Assignment | None:
-    if record.start >= record.end:
-        return None
-    return Assignment(peer_id=record.peer_id, start=record.start, end=record.end)
 
 
 async def solve_apart(request: SolveRequest, limit_s: float) -> SolveAnswer:

@@ -101,6 +101,11 @@ def public_key_of(peer_id: str) -> Ed25519PublicKey:
     return key
 
 
+def is_peer_id(text: str) -> bool:
+    """Whether ``text`` is a peer id that carries an Ed25519 key."""
+    return _public_key(text[: _PEER_ID_CHARS_MAX + 1]) is not None
+
+
 def verify(peer_id: str, data: bytes, signature: bytes) -> bool:
     """Whether ``signature`` of ``data`` was made by ``peer_id``; never raises."""
     key = _public_key(peer_id[: _PEER_ID_CHARS_MAX + 1])

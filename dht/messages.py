@@ -343,6 +343,21 @@ class PlanBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WitnessRequest:
+    """Does this peer answer your pings? Only about a peer that the other one pings anyway."""
+
+    peer_id: PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """The answer; ``answers`` is None when the peer is not watched here, or just became silent."""
+
+    peer_id: PeerId
+    answers: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRecord:
     """A DHT value: ``payload`` is the envelope of a record, signed by ``peer_id``'s key.
 
@@ -382,5 +397,7 @@ for _kind, _cls in {
     "probe-data": ProbeData,
     "plan-request": PlanRequest,
     "plan-body": PlanBody,
+    "witness-request": WitnessRequest,
+    "witness": Witness,
 }.items():
     wire.register(_kind, _cls)

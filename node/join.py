@@ -70,6 +70,13 @@ def parse() -> argparse.Namespace:
         help=f"this peer's secret key, made when missing (default {DEFAULT_IDENTITY})",
     )
     parser.add_argument("--name", default="", help="shown to others on the health page")
+    parser.add_argument(
+        "--coordinators",
+        nargs="+",
+        default=[],
+        metavar="PEER_ID",
+        help="follow plans of these peers only (default: of whoever is elected)",
+    )
     parser.add_argument("--network", default="anabranch", help="name of the network")
     parser.add_argument(
         "--dtype",
@@ -86,6 +93,8 @@ def parse() -> argparse.Namespace:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    from dht.identity import is_peer_id
+
     if arguments.gpu is None and not arguments.cpu:
         arguments.cpu = not _has_gpu()
         arguments.gpu = None if arguments.cpu else 0
@@ -96,6 +105,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError(f"--threads is {arguments.threads}; it must be at least 1")
     if len(arguments.name) > NAME_MAX:
         raise UserError(f"--name has {len(arguments.name)} characters; the limit is {NAME_MAX}")
+    for peer_id in arguments.coordinators:
+        if not is_peer_id(peer_id):
+            raise UserError(f"--coordinators names {peer_id[:80]!r}, which is no peer id")
     if "/" in arguments.network or not 0 < len(arguments.network) <= NAME_MAX:
         raise UserError(
             f"--network is {arguments.network[:80]!r}; it takes 1 to {NAME_MAX} characters, no /"
@@ -217,6 +229,8 @@ async def _serve(
     reporter: Reporter,
 ) -> None:
     from coordinator.plan_store import PlanStore
+    from coordinator.review import ReviewConfig
+    from coordinator.reviewer import Reviewer
     from coordinator.runtime import Coordinator, CoordinatorConfig
     from dht.directory import Directory
     from node import VERSION
@@ -228,13 +242,19 @@ async def _serve(
     engine.peer_id = transport.peer_id
     stage = StageServer(transport, engine, StageConfig())
     engine.on_results = stage.on_results
-    plans = PlanStore(transport, directory)
+    coordinators = frozenset(arguments.coordinators)
+    plans = PlanStore(
+        transport,
+        directory,
+        review=Reviewer(transport, directory, ReviewConfig()),
+        coordinators=coordinators,
+    )
     coordinator = Coordinator(
         transport,
         directory,
         plans,
         model=engine.spec,
-        config=CoordinatorConfig(),
+        config=CoordinatorConfig(coordinators=coordinators),
         on_event=reporter.event,
     )
     record = NodeRecord(

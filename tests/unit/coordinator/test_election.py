@@ -1,7 +1,7 @@
 """Elections under an adversary: loss, late and repeated messages, crashes, cuts, skewed clocks."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -66,9 +66,9 @@ def test_elders_go_first():
 
 def test_a_leader_renews_and_fences_itself():
     state = lead("a")
-    state, effects = step(state, observed(lease("a", 1), peers="a"), 3.9, CONFIG)
+    state, effects = step(state, observed(lease("a", 1), peers="a"), 9.9, CONFIG)
     assert effects == ()
-    state, effects = step(state, observed(lease("a", 1), peers="a"), 4.0, CONFIG)
+    state, effects = step(state, observed(lease("a", 1), peers="a"), 10.0, CONFIG)
     assert effects == (StoreLease(term=1),)
     state, _ = step(state, observed(lease("a", 1), peers="a"), 20.1, CONFIG)
     assert not state.leading
@@ -95,19 +95,72 @@ def test_a_lease_is_void_when_its_holder_neither_answers_nor_renews():
     state = Election(peer_id="b")
     silent = frozenset("a")
     state, _ = step(state, observed(lease("a", 1), peers="ab"), 0.0, CONFIG)
-    state, effects = step(state, observed(lease("a", 1), peers="ab", silent=silent), 5.9, CONFIG)
+    state, effects = step(state, observed(lease("a", 1), peers="ab", silent=silent), 12.4, CONFIG)
     assert effects == ()
-    _, effects = step(state, observed(lease("a", 1), peers="ab", silent=silent), 6.0, CONFIG)
+    _, effects = step(state, observed(lease("a", 1), peers="ab", silent=silent), 12.5, CONFIG)
     assert effects == (StoreLease(term=2),)
     # …and one that is renewed stands, though this peer cannot reach its holder.
     renewed = observed(lease("a", 1, 104.0), peers="ab", silent=silent)
-    _, effects = step(state, renewed, 6.0, CONFIG)
+    _, effects = step(state, renewed, 12.5, CONFIG)
     assert effects == ()
+
+
+def test_a_lease_is_void_at_once_when_nobody_reaches_its_holder():
+    state = Election(peer_id="b")
+    dead = {"silent": frozenset("a"), "dead": frozenset("a")}
+    state, _ = step(state, observed(lease("a", 1), peers="ab"), 0.0, CONFIG)
+    after, effects = step(state, observed(lease("a", 1), peers="ab", **dead), 4.0, CONFIG)
+    assert effects == (StoreLease(term=2),)
+    # It was renewed after it fell silent to this peer: somebody can reach it, others or not.
+    silent = observed(lease("a", 1), peers="ab", silent=frozenset("a"))
+    state, _ = step(state, silent, 4.0, CONFIG)
+    renewed = observed(lease("a", 1, 104.0), peers="ab", **dead)
+    after, effects = step(state, renewed, 5.0, CONFIG)
+    assert effects == ()
+    assert after.leader == "a"
+
+
+def test_terms_that_cannot_be_honest_count_for_nothing():
+    made_up = observed(lease("a", 1 << 48), peers="ab", term_max=100)
+    state, effects = step(Election(peer_id="b"), made_up, 0.0, CONFIG)
+    made_up = replace(made_up, epoch=PlanEpoch(term=1 << 48))
+    state, effects = step(state, made_up, 5.0, CONFIG)
+    assert effects == (StoreLease(term=1),)
+
+
+def test_a_claim_of_the_last_term_costs_one_second():
+    dead = {"silent": frozenset("a"), "dead": frozenset("a")}
+    state, _ = step(Election(peer_id="b"), observed(lease("a", 100), term_max=100), 0.0, CONFIG)
+    state, effects = step(state, observed(lease("a", 100), term_max=100, **dead), 5.0, CONFIG)
+    assert state.highest_term == 100
+    assert effects == ()
+    later = observed(lease("a", 100), term_max=101, **dead)
+    assert step(state, later, 16.0, CONFIG)[1] == (StoreLease(term=101),)
+
+
+def test_a_distrusted_leader_is_not_followed():
+    state, _ = step(Election(peer_id="b"), observed(lease("a", 9), peers="ab"), 0.0, CONFIG)
+    assert state.leader == "a"
+    distrusted = observed(lease("a", 9), peers="ab", distrusted=frozenset("a"))
+    state, effects = step(state, distrusted, 1.0, CONFIG)
+    assert effects == (StoreLease(term=1),)
+
+
+def test_claims_make_a_leader_change_its_term_seldom():
+    state, stored = lead("a"), 0
+    for second in range(60):
+        claim = PlanEpoch(term=state.term + 1)
+        seen = observed(lease("a", state.term), peers="a", epoch=claim)
+        before = state.term
+        state, _ = step(state, seen, 1.0 + second, CONFIG)
+        state, _ = step(state, Stored(term=state.term), 1.0 + second, CONFIG)
+        stored += state.term != before
+    assert stored == 3
 
 
 def test_a_lease_without_a_node_record_counts_for_nothing():
     _, effects = step(Election(peer_id="b"), observed(lease("a", 1), peers="b"), 0.0, CONFIG)
-    assert effects == (StoreLease(term=2),)
+    assert effects == (StoreLease(term=1),)
 
 
 @dataclass
@@ -163,7 +216,13 @@ class World:
             (p.epoch for o, p in self.peers.items() if self.side[o] == self.side[name]),
             default=NO_EPOCH,
         )
-        return Observed(leases=leases, candidates=seen, epoch=epoch, silent=silent)
+        asked = [o for o in seen - silent if o != name][:3]
+        dead = frozenset(
+            p
+            for p in silent
+            if not any(self.peers[p].alive and self.side[p] == self.side[w] for w in asked)
+        )
+        return Observed(leases=leases, candidates=seen, epoch=epoch, silent=silent, dead=dead)
 
     def turn(self, name: str) -> None:
         peer = self.peers[name]

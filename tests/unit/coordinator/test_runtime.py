@@ -8,6 +8,8 @@ import pytest
 
 from coordinator.check import check_shape
 from coordinator.plan_store import PlanStore
+from coordinator.review import ReviewConfig
+from coordinator.reviewer import Reviewer
 from coordinator.runtime import Coordinator, CoordinatorConfig, solve_apart
 from coordinator.solve import SolveAnswer, SolveRequest, solve
 from dht.directory import Directory
@@ -34,7 +36,8 @@ class Member:
 
     def __post_init__(self) -> None:
         self.directory = Directory(self.transport, "net", self.record.model.key)
-        self.plans = PlanStore(self.transport, self.directory)
+        review = Reviewer(self.transport, self.directory, ReviewConfig())
+        self.plans = PlanStore(self.transport, self.directory, review=review)
         self.coordinator = Coordinator(
             self.transport,
             self.directory,
@@ -73,16 +76,20 @@ class Member:
 
 
 class Swarm:
-    def __init__(self, make, memories: list[int], *, seed: int = 1) -> None:
+    def __init__(self, make, memories: list[int], *, seed: int = 1, **network) -> None:
         self.make = make
-        self.network = MemoryNetwork(random.Random(seed), dht_delay_s=0.05)
+        self.network = MemoryNetwork(random.Random(seed), dht_delay_s=0.05, **network)
         self.members: list[Member] = []
         for memory in memories:
             self.join(memory)
 
     def join(self, memory: int) -> Member:
         transport = self.network.transport()
-        record = replace(self.make.record(transport.peer_id), memory_bytes=memory)
+        record = replace(
+            self.make.record(transport.peer_id),
+            memory_bytes=memory,
+            joined_unix_s=transport.now(),
+        )
         self.members.append(Member(transport, record))
         return self.members[-1]
 

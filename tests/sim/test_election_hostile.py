@@ -1,0 +1,171 @@
+"""Coordinators that lie, against the real shell on the in-memory network and a virtual clock."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from coordinator.epochs import number_max
+from coordinator.plan_store import PlanStore
+from dht.directory import Directory
+from dht.memory import MemoryTransport
+from dht.types import FlowEdge, LeaseRecord, NodeState, Plan, PlanEpoch
+from dht.virtual_time import run_virtual
+from tests.unit.coordinator.conftest import Make
+from tests.unit.coordinator.test_runtime import Swarm
+
+pytestmark = pytest.mark.sim
+
+FAR = 1 << 48
+HONEST = [1000, 1000, 1000]
+
+
+class Liar:
+    """A member of the swarm that says what it likes, every second."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.swarm = swarm
+        self.transport: MemoryTransport = swarm.network.transport()
+        self.directory = Directory(self.transport, "net", Make.model.key)
+        self.store = PlanStore(self.transport, self.directory)
+        self.record = replace(
+            Make.record(self.transport.peer_id),
+            tokens_per_s=(),
+            joined_unix_s=self.transport.now(),
+        )
+        self.heads: set[PlanEpoch] = set()
+
+    @property
+    def me(self) -> str:
+        return self.transport.peer_id
+
+    @property
+    def term_max(self) -> int:
+        return number_max(self.transport.now())
+
+    async def claim(self, term: int, epoch: PlanEpoch) -> None:
+        """A node record, and a lease."""
+        await self.directory.publish(replace(self.record, epoch=epoch))
+        await self.directory.publish(
+            LeaseRecord(peer_id=self.me, term=term, expires_unix_s=self.transport.now() + 30)
+        )
+
+    async def publish(self, plan: Plan) -> None:
+        """A plan that is newer than any other."""
+        plan = replace(plan, coordinator=self.me)
+        self.heads.add(plan.epoch)
+        await self.directory.publish(await self.store.add(plan))
+
+    def whole(self, *peers: str, epoch: PlanEpoch, rate: float) -> Plan:
+        """A plan that gives every layer to each of ``peers``."""
+        spans = [Make.span(peer, 0, 8) for peer in peers]
+        edges = []
+        for peer in peers:
+            edges += [
+                FlowEdge(tail="source", head=peer, tokens_per_s=rate),
+                FlowEdge(tail=peer, head="sink", tokens_per_s=rate),
+            ]
+        return Make.plan(spans, edges, epoch=epoch)
+
+    async def lie(self, how: Callable[["Liar"], Awaitable[None]]) -> None:
+        await self.store.serve()
+        while True:
+            await how(self)
+            await asyncio.sleep(1.0)
+
+
+async def numbers_beyond_reach(liar: Liar) -> None:
+    """Terms and counters after which none could follow."""
+    await liar.claim(FAR, PlanEpoch(term=FAR, counter=FAR))
+    peers = [member.transport.peer_id for member in liar.swarm.members]
+    await liar.publish(liar.whole(*peers, epoch=PlanEpoch(term=FAR, counter=FAR), rate=1.0))
+
+
+async def leads_and_does_nothing(liar: Liar) -> None:
+    await liar.claim(liar.term_max, PlanEpoch(term=liar.term_max))
+
+
+async def claims_epochs(liar: Liar) -> None:
+    """Only a follower, that says it adopted plans which nobody made."""
+    await liar.directory.publish(
+        replace(liar.record, epoch=PlanEpoch(term=liar.term_max, counter=liar.term_max))
+    )
+
+
+async def invalid_plans(liar: Liar) -> None:
+    await liar.claim(liar.term_max, PlanEpoch())
+    peer = liar.swarm.members[0].transport.peer_id
+    plan = liar.whole(peer, epoch=PlanEpoch(term=liar.term_max), rate=1.0)
+    await liar.publish(replace(plan, assignments=(Make.span(peer, 0, 7),)))
+
+
+async def impossible_plans(liar: Liar) -> None:
+    """More flow than anybody announced."""
+    await liar.claim(liar.term_max, PlanEpoch())
+    peers = [member.transport.peer_id for member in liar.swarm.members]
+    await liar.publish(liar.whole(*peers, epoch=PlanEpoch(term=liar.term_max), rate=1e6))
+
+
+async def poor_plans(liar: Liar) -> None:
+    """One peer shall do everything, the others nothing."""
+    await liar.claim(liar.term_max, PlanEpoch())
+    peer = liar.swarm.members[0].transport.peer_id
+    await liar.publish(liar.whole(peer, epoch=PlanEpoch(term=liar.term_max), rate=10.0))
+
+
+async def plans_on_ghosts(liar: Liar) -> None:
+    """Peers that do not exist serve everything."""
+    await liar.claim(liar.term_max, PlanEpoch())
+    await liar.publish(liar.whole("ghost", epoch=PlanEpoch(term=liar.term_max), rate=1e4))
+
+
+LIES = [
+    numbers_beyond_reach,
+    leads_and_does_nothing,
+    claims_epochs,
+    invalid_plans,
+    impossible_plans,
+    poor_plans,
+    plans_on_ghosts,
+]
+
+
+def served(swarm: Swarm) -> bool:
+    """All honest peers serve by one honest plan."""
+    names = {member.transport.peer_id for member in swarm.members}
+    plan = swarm.members[0].plans.newest
+    return (
+        swarm.agreed()
+        and plan is not None
+        and plan.coordinator in names
+        and len(plan.assignments) == len(names)
+        and all(member.record.state is NodeState.SERVING for member in swarm.members)
+    )
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+@pytest.mark.parametrize("from_the_start", [True, False], ids=["first", "later"])
+def test_a_liar_neither_blocks_elections_nor_plans(lie, from_the_start):
+    async def body() -> None:
+        swarm = Swarm(Make, HONEST)
+        liar = Liar(swarm)
+        lying = None
+        if from_the_start:
+            lying = asyncio.create_task(liar.lie(lie))
+            await asyncio.sleep(20)
+        async with swarm:
+            if lying is None:
+                await swarm.settle(lambda: served(swarm))
+                lying = asyncio.create_task(liar.lie(lie))
+                await asyncio.sleep(30)
+            await swarm.settle(lambda: served(swarm), 150.0)
+            # A plan that is needed is made, by another if need be, though somebody always lies.
+            await swarm.kill((swarm.leaders() or swarm.members)[0])
+            await swarm.settle(lambda: served(swarm), 150.0)
+            for member in swarm.members:
+                assert member.plans.epoch not in liar.heads
+            lying.cancel()
+            await asyncio.gather(lying, return_exceptions=True)
+
+    run_virtual(body(), limit_s=2000)
