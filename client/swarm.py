@@ -76,9 +76,12 @@ class Swarm:
         directory = Path(model)
         self.tokenizer: Tokenizer | None = None
         self.stop_token_ids: tuple[int, ...] = ()
+        self.text_directory: Path | None = None
+        """Where the model's tokenizer and its text files are, if anywhere here."""
         self.model_name = model
         if directory.is_dir():
             self.model_name = directory.resolve().name
+            self.text_directory = directory
             self.tokenizer = Tokenizer.load(directory)
             self.stop_token_ids = stop_token_ids(directory)
         elif "/" in model or model.startswith((".", "~")) or not model:

@@ -8,6 +8,18 @@ from typing import Any
 from dht.errors import UserError
 
 
+def _byte_alphabet() -> dict[str, int]:
+    """The bytes behind the characters of a byte-level vocabulary (GPT-2)."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {
+        chr(256 + at): byte for at, byte in enumerate(hidden)
+    }
+
+
+_BYTE_OF = _byte_alphabet()
+
+
 class Tokenizer:
     """The model's own tokenizer, read from its directory; no weights are touched."""
 
@@ -31,8 +43,10 @@ class Tokenizer:
             raise UserError(f"cannot read {path}: {error}") from error
         return cls(backend)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of ``text`` with the special tokens that the model expects.
+    def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of ``text``, with the special tokens that the model expects around it.
+
+        Without ``special_tokens`` none are added: for text that has them, such as a rendered chat.
 
         Raises UserError for text that no UTF-8 can express, such as a broken command line.
         """
@@ -40,11 +54,37 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise UserError("the prompt is not valid UTF-8 text") from None
-        return tuple(self._backend.encode(text).ids)
+        return tuple(self._backend.encode(text, add_special_tokens=special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ``token_ids`` without special tokens."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, special ones and a leading space included.
+
+        A token that is a part of a character alone reads ``bytes:\\xe2``, as with OpenAI.
+        """
+        text = self._piece(token_id)
+        if "\ufffd" not in text:
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.token_bytes(token_id))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes of one token, which may be a part of a character."""
+        name = str(self._backend.id_to_token(token_id) or "")
+        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+            return bytes.fromhex(name[3:5])  # byte fallback of SentencePiece
+        text = self._piece(token_id)
+        if "\ufffd" in text and all(char in _BYTE_OF for char in name):
+            return bytes(_BYTE_OF[char] for char in name)
+        return text.encode()
+
+    def _piece(self, token_id: int) -> str:
+        """One token decoded. Some decoders drop a text's first space: look at the second of two."""
+        once = str(self._backend.decode([token_id], skip_special_tokens=False))
+        twice = str(self._backend.decode([token_id, token_id], skip_special_tokens=False))
+        return twice[len(once) :] if twice.startswith(once) else once
 
 
 def stop_token_ids(directory: Path) -> tuple[int, ...]:

@@ -1,0 +1,127 @@
+"""The model's own chat template, rendered without ``transformers`` (and so without torch).
+
+Templates come with the model, messages from anybody: they are rendered in Jinja's immutable
+sandbox, with the same environment, filters and globals as ``transformers`` gives them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from dht.errors import UserError
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks the assistant's part for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  the name and the type are Jinja's
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
+
+    def _same(self, caller: Any) -> Any:
+        return caller()
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    # Jinja's own escapes characters for HTML; a prompt is no HTML.
+    return json.dumps(value, ensure_ascii=False, **options)
+
+
+def _now(layout: str) -> str:
+    return datetime.now().astimezone().strftime(layout)
+
+
+class ChatTemplate:
+    """Renders messages into the prompt that the model was trained on."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises UserError for a template that is none."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = _now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise UserError(f"the model's chat template cannot be read: {error}") from error
+        self._special_tokens = dict(special_tokens)
+
+    @classmethod
+    def load(cls, directory: Path) -> "ChatTemplate | None":
+        """The template in a model's directory; None where it has none."""
+        config = _read_json(directory / "tokenizer_config.json")
+        source = config.get("chat_template")
+        path = directory / "chat_template.jinja"
+        if path.is_file():
+            source = path.read_text(encoding="utf-8")
+        if isinstance(source, list):  # several by name
+            named = {
+                each.get("name"): each.get("template") for each in source if isinstance(each, dict)
+            }
+            source = named.get("default")
+        if not isinstance(source, str):
+            return None
+        special = {}
+        for name, value in {**_read_json(directory / "special_tokens_map.json"), **config}.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(text, str):
+                special[name] = text
+        return cls(source, special)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt's text, special tokens included; raises UserError with the template's reason.
+
+        ``continue_final_message`` ends it behind the last message's content.
+        """
+        try:
+            text = self._template.render(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
+            )
+        except jinja2.TemplateError as error:
+            raise UserError(f"the model's chat template refuses these messages: {error}") from None
+        except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+            raise UserError(
+                f"the model's chat template cannot render these messages: {error}"
+            ) from None
+        if continue_final_message:
+            content = str(messages[-1]["content"]).strip()
+            at = text.rfind(content)
+            if not content or at < 0:
+                raise UserError("the final message cannot be continued: it has no text")
+            text = text[: at + len(content)]
+        return text
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}

@@ -1,0 +1,178 @@
+"""``python -m client.gateway``: OpenAI's interface in front of a swarm, until Ctrl-C."""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from client.chat_template import ChatTemplate
+from client.gateway.requests import Defaults
+from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
+from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.errors import NetworkError, UserError
+
+KEYS_VARIABLE = "ANABRANCH_API_KEYS"
+
+
+def parse() -> argparse.Namespace:
+    """The command's arguments; raises UserError."""
+    parser = Parser(
+        prog="python -m client.gateway",
+        usage="%(prog)s --initial-peers ADDR --model M [options]",
+        description="Serve OpenAI's HTTP interface in front of a swarm, until Ctrl-C.",
+        epilog="example: python -m client.gateway --initial-peers /ip4/… --model models/brook"
+        " | exit codes: 0 stopped, 2 your mistake, 3 the swarm cannot be reached",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
+    )
+    parser.add_argument(
+        "--initial-peers",
+        nargs="+",
+        required=True,
+        metavar="ADDR",
+        help="addresses of peers, as node.join prints them",
+    )
+    parser.add_argument(
+        "--model", required=True, metavar="M", help="its directory, or the name in the swarm"
+    )
+    parser.add_argument("--host", default="127.0.0.1", metavar="H", help="listen here (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, metavar="P", help="0 takes any (8000)")
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help=f"ask for this key; may be repeated; or {KEYS_VARIABLE}=KEY,KEY",
+    )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="let web pages from here call (CORS; default: none)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds to wait for missing layers before a 503 (10)",
+    )
+    parser.add_argument(
+        "--drain", type=float, default=30.0, metavar="S", help="for answers after Ctrl-C (30)"
+    )
+    parser.add_argument(
+        "--max-body", type=float, default=8.0, metavar="MIB", help="largest request body (8)"
+    )
+    parser.add_argument(
+        "--max-requests", type=int, default=256, metavar="N", help="at once; then 429 (256)"
+    )
+    parser.add_argument("--network", default=DEFAULT_NETWORK, metavar="NAME", help="its name")
+    return parser.parse_args()
+
+
+def check(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The keys to ask for; raises UserError for arguments that cannot be."""
+    for name, low, high in (
+        ("port", 0, 65_535),
+        ("wait", 0, 3_600),
+        ("drain", 0, 3_600),
+        ("max_body", 0.001, 1_024),
+        ("max_requests", 1, 100_000),
+    ):
+        value = getattr(arguments, name)
+        if not low <= value <= high:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} is {value}; it must be between {low} and {high}")
+    named = os.environ.get(KEYS_VARIABLE, "").split(",")
+    keys = tuple(key for key in (*arguments.api_key, *(key.strip() for key in named)) if key)
+    if any(not key for key in arguments.api_key):
+        raise UserError("--api-key is empty")
+    return keys
+
+
+async def main(arguments: argparse.Namespace) -> int:
+    """Connect, serve until a signal comes, let the last answers end."""
+    from client.gateway.answers import Answers
+    from client.gateway.app import Gateway, GatewayConfig
+    from client.gateway.metrics import Metrics
+    from client.gateway.server import drain, serving
+    from client.gateway.service import Service
+
+    config = GatewayConfig(
+        api_keys=check(arguments),
+        origins=tuple(arguments.allow_origin),
+        body_bytes_max=int(arguments.max_body * 2**20),
+        requests_max=arguments.max_requests,
+    )
+    swarm = Swarm.connect(
+        arguments.initial_peers,
+        model=arguments.model,
+        config=SwarmConfig(network=arguments.network, wait_s=arguments.wait),
+        on_status=_say,
+    )
+    try:
+        await swarm.__aenter__()
+    except NetworkError as error:
+        raise UserError(str(error)) from error
+    try:
+        template, defaults = _text_side(swarm.text_directory)
+        metrics = Metrics(swarm.model_name)
+        answers = Answers(
+            swarm,
+            metrics,
+            at_once_max=config.answers_at_once_max,
+            queued_max=config.requests_max,
+        )
+        service = Service(swarm, answers, template=template, defaults=defaults)
+        gateway = Gateway(service, answers, metrics, config, swarm)
+        interrupts = _interrupts()
+        async with serving(
+            gateway, host=arguments.host, port=arguments.port, head_s=config.head_s
+        ) as port:
+            host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+            url = f"http://{host}:{port}/v1"
+            print(f"serving {swarm.model_name} at {url} (Ctrl-C stops)", flush=True)
+            await interrupts.get()
+            if answers.requests:
+                _say(f"{answers.requests} requests are being finished (Ctrl-C ends them)")
+            ending = asyncio.create_task(drain(gateway, answers, arguments.drain))
+            again = asyncio.create_task(interrupts.get())
+            await asyncio.wait({ending, again}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (ending, again):
+                task.cancel()
+            await asyncio.gather(ending, again, return_exceptions=True)
+    finally:
+        await swarm.__aexit__(None, None, None)
+    return EXIT_DONE
+
+
+def _text_side(directory: Path | None) -> tuple[ChatTemplate | None, Defaults]:
+    """Chat template and default sampling from the model's files."""
+    if directory is None:
+        return None, Defaults()
+    try:
+        path = directory / "generation_config.json"
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        read = {}
+    return ChatTemplate.load(directory), Defaults.of(read if isinstance(read, dict) else {})
+
+
+def _interrupts() -> "asyncio.Queue[int]":
+    """SIGINT and SIGTERM from now on."""
+    queue: asyncio.Queue[int] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, queue.put_nowait, number)
+    return queue
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(parse, main))

@@ -1,0 +1,180 @@
+"""Makes the answers of one request: several prompts and choices at once, in bounded numbers."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from client.gateway.errors import ApiError, bad_request, too_many, unavailable
+from client.gateway.metrics import Metrics
+from client.generation import Answer, GenerationOptions, Piece
+from client.running import Generation
+from client.text import Tokenizer
+from coordinator.routes import NoRoute
+from dht.errors import NetworkError, SwarmError, UserError
+from dht.messages import FinishReason
+from dht.scores import TokenScore
+from dht.types import ModelSpec, RouteStage
+
+RETRY_AFTER_S = 5
+PIECES_QUEUED_MAX = 64
+"""Pieces that wait for a slow reader before the answers wait, too."""
+
+
+class GatewaySwarm(Protocol):
+    """What the gateway needs of :class:`client.swarm.Swarm`."""
+
+    tokenizer: Tokenizer | None
+    model_name: str
+
+    @property
+    def spec(self) -> ModelSpec | None: ...
+
+    def route(self) -> tuple[RouteStage, ...] | NoRoute: ...
+
+    async def ready_spec(self) -> ModelSpec: ...
+
+    def begin(
+        self, prompt: str | Sequence[int], options: GenerationOptions | None = None
+    ) -> Generation: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One choice to make."""
+
+    index: int
+    prompt_ids: tuple[int, ...]
+    options: GenerationOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Something new of a choice; ``answer`` is set with the last one."""
+
+    index: int
+    piece: Piece
+    prompt_logprobs: tuple[TokenScore | None, ...] | None = None
+    """With the first part, where they were asked."""
+    answer: Answer | None = None
+
+
+class Answers:
+    """Runs choices for all requests of a gateway, first come, first served."""
+
+    def __init__(
+        self, swarm: GatewaySwarm, metrics: Metrics, *, at_once_max: int, queued_max: int
+    ) -> None:
+        """``at_once_max`` choices run, ``queued_max`` requests wait or run."""
+        self._swarm = swarm
+        self._metrics = metrics
+        self._turns = asyncio.Semaphore(at_once_max)
+        self._queued_max = queued_max
+        self._requests = 0
+        self.idle = asyncio.Event()
+        """Set while no request runs or waits."""
+        self.idle.set()
+
+    @property
+    def requests(self) -> int:
+        """Requests that run or wait."""
+        return self._requests
+
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
+        """Count a request in; raises ApiError (429) when there are too many."""
+        if self._requests >= self._queued_max:
+            raise too_many(
+                f"{self._requests} requests are being answered or wait, that is the limit here",
+                RETRY_AFTER_S,
+            )
+        self._requests += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self.idle.set()
+
+    async def parts(self, tasks: Sequence[Task]) -> AsyncGenerator[Part, None]:
+        """Parts of all ``tasks`` as they come, interleaved; close it to free every session.
+
+        Raises ApiError for what goes wrong with any of them, and ends the others.
+        """
+        queue: asyncio.Queue[Part | ApiError] = asyncio.Queue(PIECES_QUEUED_MAX)
+        running = [asyncio.create_task(self._run(task, queue)) for task in tasks]
+        left = len(tasks)
+        try:
+            while left:
+                part = await queue.get()
+                if isinstance(part, ApiError):
+                    raise part
+                left -= part.answer is not None
+                yield part
+        finally:
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _run(self, task: Task, queue: "asyncio.Queue[Part | ApiError]") -> None:
+        try:
+            with self._metrics.waiting.track_inprogress():
+                await self._turns.acquire()
+            try:
+                with self._metrics.running.track_inprogress():
+                    await self._answer(task, queue)
+            finally:
+                self._turns.release()
+        except (UserError, SwarmError, NetworkError) as error:
+            await queue.put(as_api_error(error))
+        except Exception as error:  # noqa: BLE001  the request gets it, and raises it there
+            await queue.put(_Fault(error))
+
+    async def _answer(self, task: Task, queue: "asyncio.Queue[Part | ApiError]") -> None:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        running = self._swarm.begin(task.prompt_ids, task.options)
+        pieces = aiter(running)
+        first = True
+        try:
+            async for piece in pieces:
+                scores = running.prompt_logprobs if first else None
+                first = False
+                await queue.put(Part(index=task.index, piece=piece, prompt_logprobs=scores))
+        finally:
+            await pieces.aclose()
+        answer = running.answer()
+        self._record(answer, loop.time() - started_s)
+        await queue.put(Part(index=task.index, piece=Piece(text="", token_ids=()), answer=answer))
+
+    def _record(self, answer: Answer, latency_s: float) -> None:
+        metrics = self._metrics
+        metrics.prompt_tokens.inc(answer.prompt_tokens)
+        metrics.generation_tokens.inc(len(answer.token_ids))
+        metrics.prompt_size.observe(answer.prompt_tokens)
+        metrics.answer_size.observe(len(answer.token_ids))
+        metrics.first_token_s.observe(answer.ttft_s)
+        if len(answer.token_ids) > 1:
+            metrics.per_token_s.observe(answer.tpot_s)
+        metrics.latency_s.observe(latency_s)
+        metrics.failovers.inc(answer.failovers)
+        metrics.succeeded("length" if answer.finish_reason is FinishReason.LENGTH else "stop")
+
+
+class _Fault(ApiError):
+    """A fault of this software; the cause is logged, not shown."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(500, "the gateway failed at this request", type="server_error")
+        self.__cause__ = cause
+
+
+def as_api_error(error: UserError | SwarmError | NetworkError) -> ApiError:
+    """What a failed answer means to the one who asked."""
+    match error:
+        case UserError():
+            return bad_request(str(error))
+        case _:
+            return unavailable(f"the swarm cannot serve this now: {error}", RETRY_AFTER_S)

@@ -1,0 +1,291 @@
+"""The HTTP side of the gateway: routes, keys, bounds, streams, slow clients."""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from client.gateway.answers import RETRY_AFTER_S, Answers, GatewaySwarm
+from client.gateway.errors import ApiError, unavailable
+from client.gateway.metrics import Metrics
+from client.gateway.openapi import document
+from client.gateway.requests import ChatRequest, CompletionRequest, parse
+from client.gateway.service import Json, Service
+from client.progress import Waiting
+from coordinator.routes import NoRoute
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json"})
+"""Paths that need no key, as with vLLM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Bounds of the gateway. Times in seconds."""
+
+    api_keys: tuple[str, ...] = ()
+    """Empty: no key is asked."""
+    origins: tuple[str, ...] = ()
+    """Web pages from these origins may call; ``*`` is any. Empty: none (no CORS headers)."""
+    body_bytes_max: int = 8 << 20
+    answers_at_once_max: int = 48
+    """Stages take 64 sessions of one client."""
+    requests_max: int = 256
+    """That are answered or wait; one more is refused with 429."""
+    head_s: float = 15.0
+    """For a connection to bring a whole request head, after it was opened or last answered."""
+    body_s: float = 30.0
+    """For the body of a request."""
+    write_s: float = 30.0
+    """For a client to take what is written; then its answer is ended."""
+
+
+class Gateway:
+    """The web application. ``swarm`` is what :class:`client.gateway.answers.GatewaySwarm` says."""
+
+    def __init__(
+        self,
+        service: Service,
+        answers: Answers,
+        metrics: Metrics,
+        config: GatewayConfig,
+        swarm: GatewaySwarm,
+    ) -> None:
+        self._service = service
+        self._answers = answers
+        self._metrics = metrics
+        self._config = config
+        self._swarm = swarm
+        self._key_digests = [_digest(key) for key in config.api_keys]
+        self._busy: set[Any] = set()
+        self.draining = False
+        """Set to refuse new requests while the last ones are answered."""
+        self.app = web.Application(
+            middlewares=[self._outermost, self._guard],
+            client_max_size=config.body_bytes_max,
+        )
+        self.app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/completions", self._completions),
+                web.get("/v1/models", self._models),
+                web.get("/v1/models/{model:.+}", self._model),
+                web.get("/health", self._health),
+                web.get("/metrics", self._show_metrics),
+                web.get("/openapi.json", self._openapi),
+            ]
+        )
+
+    # Around every request
+
+    @web.middleware
+    async def _outermost(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Count it, turn every error into OpenAI's form, and add CORS where it is allowed."""
+        self._busy.add(request.protocol)
+        status = 499  # the client hung up
+        try:
+            response = await self._answered(request, handler)
+            status = response.status
+        finally:
+            self._busy.discard(request.protocol)
+            resource = request.match_info.route.resource
+            path = "other" if resource is None else resource.canonical
+            self._metrics.responded(path, status)
+        return response
+
+    async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        cors = self._cors(request)
+        if request.method == "OPTIONS" and cors:
+            return web.Response(status=204, headers=cors)
+        try:
+            response = await handler(request)
+        except ApiError as error:
+            if error.__cause__ is not None:
+                logger.error("a request failed", exc_info=error.__cause__)
+            response = _error(error)
+        except web.HTTPException as error:
+            response = _error(_of_http(error))
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
+        except ConnectionError:
+            raise
+        except Exception:
+            logger.exception("a request failed")
+            response = _error(
+                ApiError(500, "the gateway failed at this request", type="server_error")
+            )
+        if not response.prepared:
+            response.headers.update(cors)
+        return response
+
+    def _cors(self, request: web.Request) -> dict[str, str]:
+        origin, allowed = request.headers.get("Origin"), self._config.origins
+        if origin is None or not ("*" in allowed or origin in allowed):
+            return {}
+        return {
+            "Access-Control-Allow-Origin": "*" if "*" in allowed else origin,
+            "Access-Control-Allow-Methods": "GET, POST",
+            "Access-Control-Allow-Headers": "Authorization, Content-Type",
+            "Vary": "Origin",
+        }
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Ask for a key where keys are set."""
+        if self._key_digests and request.path not in OPEN_PATHS:
+            scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+            given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+            # Every key is compared, and by digest: the time says nothing about them.
+            if not sum(hmac.compare_digest(given, known) for known in self._key_digests):
+                raise ApiError(
+                    401,
+                    "give a valid key as 'Authorization: Bearer KEY'",
+                    type="authentication_error",
+                    code="invalid_api_key",
+                )
+        return await handler(request)
+
+    def is_busy(self, connection: object) -> bool:
+        """Whether a request of this connection is being answered."""
+        return connection in self._busy
+
+    # Answers
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, ChatRequest)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, CompletionRequest)
+
+    async def _generate(
+        self, request: web.Request, kind: type[ChatRequest] | type[CompletionRequest]
+    ) -> web.StreamResponse:
+        if self.draining:
+            raise unavailable("this gateway is stopping", RETRY_AFTER_S)
+        async with self._answers.admitted():
+            body = await self._body(request)
+            parsed: ChatRequest | CompletionRequest
+            parsed = (
+                parse(body, ChatRequest) if kind is ChatRequest else parse(body, CompletionRequest)
+            )
+            job = await self._service.understand(parsed)
+            if not job.streams:
+                return _json(await self._service.whole(job))
+            async with aclosing(self._service.chunks(job)) as chunks:
+                return await self._stream(request, chunks)
+
+    async def _body(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(self._config.body_s):
+                return await request.read()
+        except TimeoutError:
+            raise ApiError(
+                408, f"the body did not come within {self._config.body_s:.0f} s"
+            ) from None
+
+    async def _stream(
+        self, request: web.Request, chunks: AsyncGenerator[Json, None]
+    ) -> web.StreamResponse:
+        """Server-sent events. Headers leave with the first chunk, so that what fails before it
+        is an error with its own status."""
+        first = await anext(chunks)
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+                **self._cors(request),
+            }
+        )
+        await response.prepare(request)
+        try:
+            await self._send(request, response, first)
+            async for chunk in chunks:
+                await self._send(request, response, chunk)
+            await self._write(request, response, b"data: [DONE]\n\n")
+        except ApiError as error:
+            if error.__cause__ is not None:
+                logger.error("a request failed", exc_info=error.__cause__)
+            await self._send(request, response, error.body)
+        return response
+
+    async def _send(self, request: web.Request, response: web.StreamResponse, chunk: Json) -> None:
+        await self._write(request, response, b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+
+    async def _write(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._config.write_s):
+                await response.write(data)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError("the client takes nothing") from None
+
+    # The rest
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return _json(self._service.models())
+
+    async def _model(self, request: web.Request) -> web.Response:
+        return _json(self._service.model(request.match_info["model"]))
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """200 where a route covers all layers now, 503 with the layers that nobody holds."""
+        route = self._swarm.route()
+        if not isinstance(route, NoRoute):
+            return _json({"status": "ok", "stages": len(route)})
+        waiting = Waiting(lambda text: None)
+        waiting.say(route)
+        raise unavailable(waiting.text, RETRY_AFTER_S)
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(
+            body=self._metrics.text(),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        return _json(document(with_keys=bool(self._key_digests)))
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _json(body: Json, status: int = 200) -> web.Response:
+    return web.Response(
+        status=status, body=msgspec.json.encode(body), content_type="application/json"
+    )
+
+
+def _error(error: ApiError) -> web.Response:
+    response = _json(error.body, error.status)
+    if error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if error.status in {408, 413}:
+        response.force_close()
+    return response
+
+
+def _of_http(error: web.HTTPException) -> ApiError:
+    """aiohttp's own errors in OpenAI's form."""
+    match error.status:
+        case 404:
+            return ApiError(404, "there is nothing at this path", code="not_found")
+        case 405:
+            return ApiError(405, f"{error.reason}: see the Allow header", code="method_not_allowed")
+        case 413:
+            return ApiError(413, "the body is larger than this gateway takes", code="too_large")
+        case status:
+            return ApiError(status, error.reason or "the request failed")

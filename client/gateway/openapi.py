@@ -1,0 +1,112 @@
+"""The gateway's own OpenAPI document, made from the structures that requests are parsed with."""
+
+from typing import Any
+
+import msgspec
+
+from client.gateway.requests import ChatRequest, CompletionRequest
+
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+STATUSES = {
+    "400": "The request is at fault; the message says how.",
+    "401": "A key is missing or wrong.",
+    "404": "No such model or path.",
+    "405": "No such method at this path.",
+    "408": "The body did not come in time.",
+    "413": "The body is too large.",
+    "429": "Too many requests at once; see Retry-After.",
+    "503": "The swarm cannot serve this now; see Retry-After.",
+}
+
+
+def document(*, with_keys: bool) -> dict[str, Any]:
+    """The document; ``with_keys`` says that requests need a key."""
+    (chat, completion), components = msgspec.json.schema_components(
+        [ChatRequest, CompletionRequest], ref_template="#/components/schemas/{name}"
+    )
+    components["Error"] = ERROR
+    paths = {
+        "/v1/chat/completions": {
+            "post": _operation(
+                "Answer a chat with the model's own chat template.", body=chat, streams=True
+            )
+        },
+        "/v1/completions": {
+            "post": _operation("Continue text or token ids.", body=completion, streams=True)
+        },
+        "/v1/models": {"get": _operation("The model that is served.")},
+        "/v1/models/{model}": {
+            "get": {
+                **_operation("One model."),
+                "parameters": [
+                    {
+                        "name": "model",
+                        "in": "path",
+                        "required": True,
+                        "schema": {"type": "string", "minLength": 1},
+                    }
+                ],
+            }
+        },
+        "/health": {"get": _operation("Whether all layers are held, and which are not.")},
+        "/metrics": {"get": _operation("Figures for Prometheus.", media="text/plain")},
+        "/openapi.json": {"get": _operation("This document.")},
+    }
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Anabranch gateway",
+            "version": "1",
+            "description": "OpenAI's interface in front of a swarm.",
+        },
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if with_keys:
+        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, methods in paths.items():
+            if path.startswith("/v1/"):
+                for operation in methods.values():
+                    operation["security"] = [{"key": []}]
+    return found
+
+
+def _operation(
+    summary: str,
+    *,
+    body: dict[str, Any] | None = None,
+    streams: bool = False,
+    media: str = "application/json",
+) -> dict[str, Any]:
+    content: dict[str, Any] = {media: {"schema": {} if media != "text/plain" else _TEXT}}
+    if streams:
+        content["text/event-stream"] = {"schema": _TEXT}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
+    for status, text in STATUSES.items():
+        responses[status] = {"description": text, "content": error}
+    operation: dict[str, Any] = {"summary": summary, "responses": responses}
+    if body is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": body}},
+        }
+    return operation
+
+
+_TEXT = {"type": "string"}

@@ -1,0 +1,110 @@
+"""Answers in OpenAI's form: whole objects, stream chunks, both kinds of log probabilities. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dht.messages import FinishReason
+from dht.scores import TokenScore
+
+FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+TextOf = Callable[[int], str]
+BytesOf = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What all chunks of one answer repeat."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+    def body(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The object around ``choices``."""
+        return {
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+            "choices": list(choices),
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class Usage:
+    """Tokens that an answer cost; each prompt counts once, whatever ``n`` is."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def body(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
+
+def finish_of(reason: FinishReason | None) -> str | None:
+    """OpenAI's name of why an answer ended."""
+    return None if reason is None else FINISH.get(reason, "stop")
+
+
+def chat_logprobs(
+    scores: Sequence[TokenScore], text_of: TextOf, bytes_of: BytesOf
+) -> dict[str, Any]:
+    """The ``logprobs`` object of a chat choice."""
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": text_of(token_id),
+            "logprob": logprob,
+            "bytes": list(bytes_of(token_id)),
+        }
+
+    content = [
+        {
+            **entry(score.token_id, score.logprob),
+            "top_logprobs": [entry(token_id, logprob) for token_id, logprob in score.top],
+        }
+        for score in scores
+    ]
+    return {"content": content, "refusal": None}
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionLogprobs:
+    """Builds the ``logprobs`` objects of a completion; ``text_offset`` runs on between chunks."""
+
+    text_of: TextOf
+    top: int
+    """Alternatives that were asked; with 0 the alternatives are null, as with OpenAI."""
+    offset: int = field(default=0)
+
+    def add(self, tokens: Sequence[tuple[int, TokenScore | None]]) -> dict[str, Any]:
+        """For tokens with their scores; a prompt's first token has none."""
+        texts = [self.text_of(token_id) for token_id, _ in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(self.offset)
+            self.offset += len(text)
+        alternatives = [self._alternatives(score) for _, score in tokens]
+        return {
+            "tokens": texts,
+            "token_logprobs": [None if score is None else score.logprob for _, score in tokens],
+            "top_logprobs": alternatives if self.top else None,
+            "text_offset": offsets,
+        }
+
+    def _alternatives(self, score: TokenScore | None) -> dict[str, float] | None:
+        """The likeliest tokens and the one that stands there; of equal texts the likeliest."""
+        if score is None:
+            return None
+        found: dict[str, float] = {}
+        for token_id, logprob in (*score.top, (score.token_id, score.logprob)):
+            found.setdefault(self.text_of(token_id), logprob)
+        return found

@@ -1,0 +1,375 @@
+"""What the gateway does for each kind of request, between its schema and the swarm."""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from client.chat_template import ChatTemplate
+from client.gateway.answers import Answers, GatewaySwarm, Part, Task, as_api_error
+from client.gateway.errors import ApiError, bad_request
+from client.gateway.requests import (
+    ChatRequest,
+    CompletionRequest,
+    Defaults,
+    check_stops,
+    check_supported,
+    options_of,
+    prompts_of,
+    seeded,
+    wanted_tokens,
+)
+from client.gateway.responses import (
+    CompletionLogprobs,
+    Head,
+    Usage,
+    chat_logprobs,
+    finish_of,
+)
+from client.generation import GenerationOptions
+from client.text import Tokenizer
+from dht.errors import NetworkError, SwarmError, UserError
+from dht.scores import TokenScore
+
+CHAT_TOKENS_DEFAULT = 1024
+"""The most that a chat's answer is given room for where the request does not say; KV is reserved
+for all of it at every stage."""
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """A request that was understood: what to run, and how its answers are written."""
+
+    head: Head
+    tasks: list[Task]
+    prompt_tokens: int
+    """Of all prompts together, each counted once."""
+    streams: bool
+    include_usage: bool
+    is_chat: bool
+    logprobs_top: int | None
+    echo: bool = False
+    keeps_answer: bool = True
+    """False where only the prompt is wanted back (``echo`` with ``max_tokens`` 0)."""
+    prompt_texts: list[str] = field(default_factory=list)
+    """By choice, for ``echo``."""
+
+
+class Service:
+    """Understands requests and writes answers. ``created`` is Unix time in whole seconds."""
+
+    def __init__(
+        self,
+        swarm: GatewaySwarm,
+        answers: Answers,
+        *,
+        template: ChatTemplate | None,
+        defaults: Defaults,
+        choices_max: int = 256,
+    ) -> None:
+        self._swarm = swarm
+        self._answers = answers
+        self._template = template
+        self._defaults = defaults
+        self._choices_max = choices_max
+        self._started_s = int(time.time())
+
+    # Understanding
+
+    async def understand(self, request: CompletionRequest | ChatRequest) -> Job:
+        """What to run for ``request``; raises ApiError."""
+        self._check_model(request.model)
+        check_supported(request)
+        check_stops((request.stop,) if isinstance(request.stop, str) else request.stop or ())
+        try:
+            context = (await self._swarm.ready_spec()).context_tokens
+        except (SwarmError, NetworkError) as error:
+            raise as_api_error(error) from None
+        prompts, texts = self._prompts(request)
+        n = request.n or 1
+        if len(prompts) * n > self._choices_max:
+            raise bad_request(
+                f"{len(prompts)} prompts with n {n} are {len(prompts) * n} answers;"
+                f" {self._choices_max} at most",
+                "n",
+            )
+        is_chat = isinstance(request, ChatRequest)
+        echo = isinstance(request, CompletionRequest) and bool(request.echo)
+        wanted = wanted_tokens(request)
+        if wanted == 0 and not echo:
+            name = "max_completion_tokens" if is_chat else "max_tokens"
+            raise bad_request(f"{name} is 0; at least 1, or 0 with echo", name)
+        tasks = []
+        for at, prompt_ids in enumerate(prompts):
+            options = self._options(request, prompt_ids, wanted, context)
+            for choice in range(n):
+                index = at * n + choice
+                tasks.append(
+                    Task(index=index, prompt_ids=prompt_ids, options=seeded(options, choice))
+                )
+        return Job(
+            head=self._head(is_chat, bool(request.stream)),
+            tasks=tasks,
+            prompt_tokens=sum(len(prompt_ids) for prompt_ids in prompts),
+            streams=bool(request.stream),
+            include_usage=request.stream_options is not None
+            and bool(request.stream_options.include_usage),
+            is_chat=is_chat,
+            logprobs_top=tasks[0].options.logprobs,
+            echo=echo,
+            keeps_answer=wanted != 0,
+            prompt_texts=[texts[task.index // n] for task in tasks] if echo else [],
+        )
+
+    def _check_model(self, model: str | None) -> None:
+        known = self._swarm.model_name
+        if model is not None and model != known:
+            raise ApiError(
+                404,
+                f"the model {model[:200]!r} is not served here; {known!r} is",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _head(self, is_chat: bool, streams: bool) -> Head:
+        kind = "text_completion"
+        if is_chat:
+            kind = "chat.completion.chunk" if streams else "chat.completion"
+        return Head(
+            id=("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12),
+            object=kind,
+            created=int(time.time()),
+            model=self._swarm.model_name,
+        )
+
+    def _prompts(
+        self, request: CompletionRequest | ChatRequest
+    ) -> tuple[list[tuple[int, ...]], list[str]]:
+        """Token ids and text of each prompt."""
+        tokenizer = self._swarm.tokenizer
+        if isinstance(request, ChatRequest):
+            text = self._render(request)
+            ids = self._encode(text, "messages", bool(request.add_special_tokens))
+            return [ids], [text]
+        prompts = prompts_of(request)
+        special = request.add_special_tokens is not False
+        encoded, texts = [], []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                encoded.append(self._encode(prompt, "prompt", special))
+                texts.append(prompt)
+            else:
+                encoded.append(prompt)
+                texts.append(self._decode(prompt) if tokenizer is not None else "")
+        return encoded, texts
+
+    def _tokenizer(self, param: str) -> Tokenizer:
+        if self._swarm.tokenizer is None:
+            raise bad_request(
+                f"this gateway was started without {self._swarm.model_name}'s tokenizer: send"
+                " token ids to /v1/completions",
+                param,
+            )
+        return self._swarm.tokenizer
+
+    def _encode(self, text: str, param: str, special_tokens: bool) -> tuple[int, ...]:
+        tokenizer = self._tokenizer(param)
+        try:
+            return tokenizer.encode(text, special_tokens=special_tokens)
+        except UserError as error:
+            raise bad_request(str(error), param) from None
+
+    def _decode(self, prompt: Sequence[int]) -> str:
+        """Text of a prompt that came as ids; ids that cannot be are refused later, by name."""
+        vocab = self._swarm.spec.vocab if self._swarm.spec is not None else 0
+        return self._tokenizer("prompt").decode([each for each in prompt if 0 <= each < vocab])
+
+    def _render(self, request: ChatRequest) -> str:
+        if self._template is None:
+            raise bad_request(
+                f"{self._swarm.model_name} has no chat template: it is no chat model; use"
+                " /v1/completions",
+                "messages",
+                "no_chat_template",
+            )
+        continued = bool(request.continue_final_message)
+        try:
+            return self._template.render(
+                [message.as_dict() for message in request.messages],
+                add_generation_prompt=request.add_generation_prompt is not False and not continued,
+                continue_final_message=continued,
+            )
+        except UserError as error:
+            raise bad_request(str(error), "messages") from None
+
+    def _options(
+        self,
+        request: CompletionRequest | ChatRequest,
+        prompt_ids: tuple[int, ...],
+        wanted: int | None,
+        context: int,
+    ) -> GenerationOptions:
+        room = context - len(prompt_ids)
+        new = min(CHAT_TOKENS_DEFAULT, max(1, room)) if wanted is None else max(1, wanted)
+        options = options_of(request, self._defaults, new)
+        try:
+            options.new_tokens(len(prompt_ids), context)
+        except UserError as error:
+            code = "context_length_exceeded" if prompt_ids else None
+            param = "messages" if isinstance(request, ChatRequest) else "prompt"
+            raise bad_request(str(error), param, code) from None
+        spec = self._swarm.spec
+        if spec is not None:
+            try:
+                options.check_ids(prompt_ids, spec.vocab)
+            except UserError as error:
+                raise bad_request(str(error)) from None
+        if options.stop:
+            self._tokenizer("stop")
+        return options
+
+    # Writing
+
+    def _text_of(self, token_id: int) -> str:
+        tokenizer = self._swarm.tokenizer
+        return f"token_id:{token_id}" if tokenizer is None else tokenizer.token_text(token_id)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        tokenizer = self._swarm.tokenizer
+        return b"" if tokenizer is None else tokenizer.token_bytes(token_id)
+
+    async def whole(self, job: Job) -> Json:
+        """The whole answer as one object; raises ApiError."""
+        writers = [_Choice(self, job, task) for task in job.tasks]
+        usage = Usage(prompt_tokens=job.prompt_tokens)
+        async with aclosing(self._answers.parts(job.tasks)) as parts:
+            async for part in parts:
+                writers[part.index].add(part)
+                usage.completion_tokens += len(part.piece.token_ids) if job.keeps_answer else 0
+        return {
+            **job.head.body([writer.whole() for writer in writers]),
+            "usage": usage.body,
+        }
+
+    async def chunks(self, job: Job) -> AsyncGenerator[Json, None]:
+        """The answer as chunks, the usage last where it is asked for; raises ApiError."""
+        writers = [_Choice(self, job, task) for task in job.tasks]
+        usage = Usage(prompt_tokens=job.prompt_tokens)
+        no_usage: Json = {"usage": None} if job.include_usage else {}
+        async with aclosing(self._answers.parts(job.tasks)) as parts:
+            async for part in parts:
+                usage.completion_tokens += len(part.piece.token_ids) if job.keeps_answer else 0
+                for choice in writers[part.index].chunks(part):
+                    yield {**job.head.body([choice]), **no_usage}
+        if job.include_usage:
+            yield {**job.head.body([]), "usage": usage.body}
+
+    def models(self) -> Json:
+        """The list of models, which has one."""
+        return {"object": "list", "data": [self.model(self._swarm.model_name)]}
+
+    def model(self, name: str) -> Json:
+        """One model; raises ApiError (404)."""
+        self._check_model(name)
+        spec = self._swarm.spec
+        return {
+            "id": self._swarm.model_name,
+            "object": "model",
+            "created": self._started_s,
+            "owned_by": "anabranch",
+            "max_model_len": None if spec is None else spec.context_tokens,
+        }
+
+
+class _Choice:
+    """Writes one choice, whole or in chunks."""
+
+    def __init__(self, service: Service, job: Job, task: Task) -> None:
+        self._job = job
+        self._task = task
+        self._service = service
+        self._text: list[str] = []
+        self._scores: list[TokenScore] = []
+        self._prompt: list[tuple[int, TokenScore | None]] = []
+        self._finish: str | None = None
+        self._started = False
+        self._logprobs = CompletionLogprobs(text_of=service._text_of, top=job.logprobs_top or 0)
+
+    def add(self, part: Part) -> None:
+        """Take a part into the whole choice."""
+        if part.prompt_logprobs is not None:
+            self._prompt = list(zip(self._task.prompt_ids, part.prompt_logprobs, strict=True))
+        if self._job.keeps_answer:
+            self._text.append(part.piece.text)
+            self._scores += part.piece.logprobs
+        if part.answer is not None:
+            self._finish = finish_of(part.answer.finish_reason)
+
+    def whole(self) -> Json:
+        """The choice of a whole answer."""
+        job, text = self._job, "".join(self._text)
+        finish = self._finish if job.keeps_answer else "length"
+        if job.is_chat:
+            message = {"role": "assistant", "content": text, "refusal": None}
+            choice: Json = {"message": message, "logprobs": self._chat_logprobs(self._scores)}
+        else:
+            if job.echo:
+                text = job.prompt_texts[self._task.index] + text
+            choice = {
+                "text": text,
+                "logprobs": self._completion_logprobs(self._prompt, self._scores),
+            }
+        return {"index": self._task.index, **choice, "finish_reason": finish}
+
+    def chunks(self, part: Part) -> list[Json]:
+        """The choices of the chunks that a part makes."""
+        job, found = self._job, []
+        self._scores, self._text = [], []
+        first = not self._started
+        self._started = True
+        self.add(part)
+        text, prompt, self._prompt = "".join(self._text), self._prompt, []
+        if first and job.is_chat:
+            found.append(self._chunk({"role": "assistant", "content": ""}, None, None))
+        if job.is_chat:
+            if text or self._scores:
+                logprobs = self._chat_logprobs(self._scores)
+                found.append(self._chunk({"content": text}, logprobs, None))
+            if part.answer is not None:
+                found.append(self._chunk({}, None, self._finish))
+            return found
+        if first and job.echo:
+            text = job.prompt_texts[self._task.index] + text
+        if text or self._scores or prompt:
+            logprobs = self._completion_logprobs(prompt, self._scores)
+            found.append(self._chunk(text, logprobs, None))
+        if part.answer is not None:
+            found.append(self._chunk("", None, self._finish if job.keeps_answer else "length"))
+        return found
+
+    def _chunk(self, new: Any, logprobs: Json | None, finish: str | None) -> Json:
+        name = "delta" if self._job.is_chat else "text"
+        return {
+            "index": self._task.index,
+            name: new,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }
+
+    def _chat_logprobs(self, scores: Sequence[TokenScore]) -> Json | None:
+        if self._job.logprobs_top is None:
+            return None
+        return chat_logprobs(scores, self._service._text_of, self._service._bytes_of)
+
+    def _completion_logprobs(
+        self,
+        prompt: Sequence[tuple[int, TokenScore | None]],
+        scores: Sequence[TokenScore],
+    ) -> Json | None:
+        if self._job.logprobs_top is None:
+            return None
+        return self._logprobs.add([*prompt, *((score.token_id, score) for score in scores)])

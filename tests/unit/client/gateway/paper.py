@@ -1,0 +1,172 @@
+"""A gateway over a swarm that makes tokens up: real HTTP, real tokenizer, no peers."""
+
+import asyncio
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from bench.local_swarm import ROOT
+from client.answer import AnswerLog
+from client.chat_template import ChatTemplate
+from client.gateway.answers import Answers
+from client.gateway.app import Gateway, GatewayConfig
+from client.gateway.metrics import Metrics
+from client.gateway.requests import Defaults
+from client.gateway.server import serving
+from client.gateway.service import Service
+from client.generation import GenerationOptions
+from client.progress import Progress
+from client.running import Generation
+from client.text import Tokenizer
+from coordinator.routes import NoRoute
+from dht.messages import Sampling
+from dht.scores import TokenScore
+from dht.types import ModelSpec, Plan, RouteStage
+
+MODEL = ROOT / "models" / "brook"
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+SPEC = ModelSpec(
+    name="brook",
+    fingerprint="paper",
+    layers=8,
+    layer_bytes=1,
+    embed_bytes=1,
+    head_bytes=1,
+    kv_bytes_per_token_layer=1,
+    activation_bytes=4,
+    context_tokens=1024,
+    vocab=2048,
+)
+EOS = 1
+
+
+class PaperSwarm:
+    """Answers with tokens that only prompt, seed and place decide."""
+
+    def __init__(self, *, tokenizer: Tokenizer | None, step_s: float = 0.0) -> None:
+        self.tokenizer = tokenizer
+        self.stop_token_ids = (EOS,)
+        self.model_name = "brook"
+        self.plan: Plan | None = None
+        self.step_s = step_s
+        self.live = 0
+        """Sessions that are open now."""
+        self.served = 0
+        self.fails: Exception | None = None
+        self.fails_after: int | None = None
+        self.gate: asyncio.Event | None = None
+        """Where set, tokens come only once it is."""
+        self.missing: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def spec(self) -> ModelSpec | None:
+        return SPEC
+
+    async def ready_spec(self) -> ModelSpec:
+        return SPEC
+
+    def route(self) -> tuple[RouteStage, ...] | NoRoute:
+        if self.missing:
+            return NoRoute(reason="layers are missing", missing=self.missing)
+        return (RouteStage(peer_id="peer", start=0, end=8),)
+
+    def begin(
+        self, prompt: str | Sequence[int], options: GenerationOptions | None = None
+    ) -> Generation:
+        assert options is not None
+        return Generation(self, prompt, options)
+
+    async def answer_tokens(
+        self, log: AnswerLog, progress: Progress
+    ) -> AsyncGenerator[tuple[int, ...], None]:
+        self.live += 1
+        self.served += 1
+        request = log.request
+        try:
+            if request.sampling.prompt_logprobs is not None:
+                top = request.sampling.prompt_logprobs
+                scores = tuple(self.score(token_id, top) for token_id in request.prompt_ids[1:])
+                log.accept_prompt_scores(epoch=0, position=1, scores=scores)
+            while log.finish_reason is None:
+                if self.fails is not None and len(log.token_ids) == (self.fails_after or 0):
+                    raise self.fails
+                if self.gate is not None:
+                    await self.gate.wait()
+                await asyncio.sleep(self.step_s)
+                token_id = self.next_token(log.replay_ids, request.sampling)
+                top = request.sampling.logprobs
+                fresh = (self.score(token_id, top),) if top is not None else ()
+                yield log.accept(
+                    epoch=0, position=log.next_position, token_ids=(token_id,), scores=fresh
+                )
+        finally:
+            self.live -= 1
+
+    @staticmethod
+    def next_token(ids: Sequence[int], sampling: Sampling) -> int:
+        seed = 0 if sampling.temperature == 0 else sampling.seed
+        return 300 + zlib.crc32(repr((tuple(ids), seed)).encode()) % 700
+
+    @staticmethod
+    def score(token_id: int, top: int) -> TokenScore:
+        own = -0.25 - token_id % 7
+        others = tuple((300 + n, own - 1 - n) for n in range(max(0, top - 1)))
+        first = ((token_id, own),) if top else ()
+        return TokenScore(token_id=token_id, logprob=own, top=(*first, *others))
+
+
+@dataclass
+class PaperGateway:
+    """What a test talks to."""
+
+    url: str
+    swarm: PaperSwarm
+    gateway: Gateway
+    answers: Answers
+    http: aiohttp.ClientSession
+
+    async def post(self, path: str, **body: object) -> tuple[int, dict[str, object]]:
+        async with self.http.post(self.url + path, json=body) as response:
+            return response.status, await response.json()
+
+
+@asynccontextmanager
+async def paper_gateway(
+    *,
+    config: GatewayConfig | None = None,
+    template: str | None = TEMPLATE,
+    tokenizer: bool = True,
+    step_s: float = 0.0,
+    defaults: Defaults | None = None,
+    head_s: float = 15.0,
+) -> AsyncIterator[PaperGateway]:
+    config = config or GatewayConfig()
+    swarm = PaperSwarm(tokenizer=Tokenizer.load(MODEL) if tokenizer else None, step_s=step_s)
+    metrics = Metrics(swarm.model_name)
+    answers = Answers(
+        swarm, metrics, at_once_max=config.answers_at_once_max, queued_max=config.requests_max
+    )
+    service = Service(
+        swarm,
+        answers,
+        template=ChatTemplate(template, {"bos_token": "<|bos|>"}) if template else None,
+        defaults=defaults or Defaults(temperature=0.0),
+    )
+    gateway = Gateway(service, answers, metrics, config, swarm)
+    async with (
+        serving(gateway, host="127.0.0.1", port=0, head_s=head_s) as port,
+        aiohttp.ClientSession() as http,
+    ):
+        yield PaperGateway(
+            url=f"http://127.0.0.1:{port}",
+            swarm=swarm,
+            gateway=gateway,
+            answers=answers,
+            http=http,
+        )

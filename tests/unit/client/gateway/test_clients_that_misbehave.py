@@ -1,0 +1,128 @@
+"""Clients that hang up, send slowly, take nothing or never say anything: others are unaffected."""
+
+import asyncio
+import json
+
+import pytest
+
+from client.gateway.app import GatewayConfig
+from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
+from tests.unit.client.gateway.waiting import until
+
+TEXT = "/v1/completions"
+
+
+def raw_request(body: dict[str, object], *, length: int | None = None) -> bytes:
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data) if length is None else length}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
+async def connect(gateway: PaperGateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_hangs_up_frees_its_sessions(streams: bool, n: int) -> None:
+    async def scenario() -> None:
+        async with paper_gateway(step_s=0.005) as gateway:
+            body = {"prompt": [5], "max_tokens": 1000, "stream": streams, "n": n}
+            reader, writer = await connect(gateway)
+            writer.write(raw_request(body))
+            await until(lambda: gateway.swarm.live == n)
+            if streams:
+                await reader.readuntil(b"data: ")
+            writer.transport.abort()
+            await until(lambda: gateway.swarm.live == 0)
+            await until(lambda: gateway.answers.requests == 0)
+
+    asyncio.run(scenario())
+
+
+def test_one_that_hangs_up_while_it_waits_takes_no_turn() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(config=GatewayConfig(answers_at_once_max=1)) as gateway:
+            gateway.swarm.gate = asyncio.Event()
+            first = asyncio.create_task(gateway.post(TEXT, prompt=[5], max_tokens=2))
+            await until(lambda: gateway.swarm.live == 1)
+            _, writer = await connect(gateway)
+            writer.write(raw_request({"prompt": [6]}))
+            await until(lambda: gateway.answers.requests == 2)
+            writer.transport.abort()
+            await until(lambda: gateway.answers.requests == 1)
+            gateway.swarm.gate.set()
+            assert (await first)[0] == 200
+            assert gateway.swarm.served == 1
+            assert (await gateway.post(TEXT, prompt=[7]))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_takes_nothing_is_cut_off() -> None:
+    async def scenario() -> None:
+        config = GatewayConfig(write_s=0.3)
+        async with paper_gateway(config=config) as gateway:
+            # Log probabilities make the stream larger than what the kernel buffers.
+            body = {"prompt": [5], "max_tokens": 1000, "stream": True, "logprobs": 20, "n": 16}
+            reader, writer = await connect(gateway)
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(raw_request(body))
+            await until(lambda: gateway.swarm.served == 16)
+            await until(lambda: gateway.swarm.live == 0)
+            await until(lambda: gateway.answers.requests == 0)
+            writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
+def test_a_hundred_half_open_and_slow_clients_leave_others_alone() -> None:
+    """30 say nothing, 30 end within the head, 30 within the body, 10 take nothing."""
+
+    async def scenario() -> None:
+        config = GatewayConfig(body_s=1.0, write_s=1.0, answers_at_once_max=48, requests_max=256)
+        async with paper_gateway(config=config, head_s=1.0) as gateway:
+            slow = []
+            for at in range(100):
+                reader, writer = await connect(gateway)
+                slow.append((reader, writer))
+                if 30 <= at < 60:
+                    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+                elif 60 <= at < 90:
+                    writer.write(raw_request({"prompt": [5]}, length=10_000))
+                elif at >= 90:
+                    reader._transport.pause_reading()  # type: ignore[attr-defined]
+                    body = {"prompt": [5], "max_tokens": 900, "stream": True, "logprobs": 20}
+                    writer.write(raw_request(body))
+            await until(lambda: gateway.answers.requests >= 30)
+            # While all of them are there, others are answered.
+            statuses = await asyncio.gather(
+                *(gateway.post(TEXT, prompt=[at], max_tokens=5) for at in range(20))
+            )
+            assert [status for status, _ in statuses] == [200] * 20
+            # And none of them is there for ever.
+            await until(lambda: gateway.answers.requests == 0)
+            for reader, _ in slow[:90]:
+                rest = await asyncio.wait_for(reader.read(), 60)
+                assert rest == b"" or b" 408 " in rest.split(b"\r\n")[0], rest
+            for _, writer in slow:
+                writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_does_not_come_is_a_408() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(config=GatewayConfig(body_s=0.2)) as gateway:
+            reader, writer = await connect(gateway)
+            writer.write(raw_request({"prompt": [5]}, length=10_000))
+            answer = await asyncio.wait_for(reader.read(), 60)
+            assert b" 408 " in answer.split(b"\r\n")[0]
+            assert b"did not come within" in answer
+            writer.close()
+
+    asyncio.run(scenario())

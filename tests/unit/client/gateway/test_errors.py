@@ -1,0 +1,325 @@
+"""Mistakes, limits and a swarm that cannot serve: OpenAI's error form and the right status."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from client import UnavailableError
+from client.gateway.app import GatewayConfig
+from dht.errors import NetworkError, SwarmError
+from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
+from tests.unit.client.gateway.waiting import until
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def error_of(body: Any) -> dict[str, Any]:
+    """The error object, which has OpenAI's four fields and nothing else."""
+    assert set(body) == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"),
+    [
+        (TEXT, {}, "prompt", "missing required field"),
+        (TEXT, {"prompt": 5}, "prompt", "Expected"),
+        (TEXT, {"prompt": []}, "prompt", "0 prompts"),
+        (TEXT, {"prompt": ""}, None, None),
+        (TEXT, {"prompt": [[]]}, "prompt", "the prompt is empty"),
+        (TEXT, {"prompt": ["a", [1]]}, "prompt", "mixes"),
+        (TEXT, {"prompt": [1, "a"]}, "prompt", "mixes"),
+        (TEXT, {"prompt": [5000]}, None, "token id 5000 in the prompt"),
+        (TEXT, {"prompt": [-1], "echo": True}, None, "token id -1 in the prompt"),
+        (TEXT, {"prompt": "a", "max_tokens": -1}, "max_tokens", ">= 0"),
+        (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "max_tokens is 0"),
+        (TEXT, {"prompt": "a", "max_tokens": "7"}, "max_tokens", "Expected `int"),
+        (TEXT, {"prompt": "a", "temperature": 3}, "temperature", "<= 2"),
+        (TEXT, {"prompt": "a", "top_p": 0}, "top_p", "> 0"),
+        (TEXT, {"prompt": "a", "n": 17}, "n", "<= 16"),
+        (TEXT, {"prompt": ["a"] * 17, "n": 16}, "n", "256 at most"),
+        (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+        (TEXT, {"prompt": "a", "logit_bias": {"9999": 1}}, None, "9999 in logit_bias"),
+        (TEXT, {"prompt": "a", "logprobs": 21}, "logprobs", "<= 20"),
+        (TEXT, {"prompt": "a", "suffix": "b"}, "suffix", "not supported"),
+        (TEXT, {"prompt": "a", "best_of": 3}, "best_of", "not supported"),
+        (TEXT, {"prompt": "a", "stop": ["x", ""]}, "stop", "empty"),
+        (TEXT, {"prompt": "a", "stop": ["x"] * 17}, "stop", "<= 16"),
+        (TEXT, {"prompt": "a", "min_tokens": 20}, None, "min_new_tokens is 20"),
+        (TEXT, {"prompt": "\ud800"}, None, None),
+        (CHAT, {"messages": []}, "messages", ">= 1"),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages[0]", "missing required field `role`"),
+        (CHAT, {"messages": HI, "tools": [{}]}, "tools", "not supported"),
+        (CHAT, {"messages": HI, "response_format": {"type": "x"}}, "response_format", "not sup"),
+        (CHAT, {"messages": HI, "top_logprobs": 3}, "top_logprobs", "logprobs: true"),
+        (CHAT, {"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens", "is 0"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type",
+            "image_url",
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named(
+    path: str, body: dict[str, Any], param: str | None, said: str | None
+) -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            status, answer = await gateway.post(path, **body)
+            if said is None:  # an empty text still has the token that begins every text
+                assert status in {200, 400}
+                return
+            assert status == 400, answer
+            error = error_of(answer)
+            assert error["type"] == "invalid_request_error"
+            assert error["param"] == param
+            assert said in error["message"]
+            assert gateway.swarm.served == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', "nul", "\xff", '{"prompt":' * 3000])
+def test_what_is_not_json_is_refused(text: str) -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            data = text.encode("latin-1")
+            async with gateway.http.post(gateway.url + TEXT, data=data) as response:
+                assert response.status == 400
+                error_of(await response.json())
+
+    asyncio.run(scenario())
+
+
+def test_a_prompt_beyond_the_context_has_openais_code() -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            for body in ({"prompt": [5] * 1024}, {"prompt": [5] * 1000, "max_tokens": 25}):
+                status, answer = await gateway.post(TEXT, **body)
+                assert status == 400
+                assert error_of(answer)["code"] == "context_length_exceeded"
+            # A chat that names no length takes what there is.
+            long = [{"role": "user", "content": "a b c d e f " * 60}]
+            status, answer = await gateway.post(CHAT, messages=long)
+            assert status == 200
+            assert answer["usage"]["total_tokens"] == 1024  # type: ignore[index]
+
+    asyncio.run(scenario())
+
+
+def test_another_model_path_or_method() -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            status, answer = await gateway.post(TEXT, prompt="a", model="gpt-4")
+            assert status == 404
+            assert error_of(answer)["code"] == "model_not_found"
+            assert "brook" in error_of(answer)["message"]
+            assert (await gateway.post("/v1/embeddings", input="a"))[0] == 404
+            async with gateway.http.get(gateway.url + TEXT) as response:
+                assert response.status == 405
+                assert response.headers["Allow"] == "POST"
+                error_of(await response.json())
+
+    asyncio.run(scenario())
+
+
+def test_a_model_without_a_template_or_a_tokenizer() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=None) as gateway:
+            status, answer = await gateway.post(CHAT, messages=HI)
+            assert status == 400
+            assert error_of(answer)["code"] == "no_chat_template"
+        async with paper_gateway(template=None, tokenizer=False) as gateway:
+            for body in ({"prompt": "text"}, {"prompt": [5], "stop": "x"}):
+                status, answer = await gateway.post(TEXT, **body)
+                assert status == 400
+                assert "tokenizer" in error_of(answer)["message"]
+            status, answer = await gateway.post(TEXT, prompt=[5, 6], logprobs=1, max_tokens=2)
+            assert status == 200
+            tokens = answer["choices"][0]["logprobs"]["tokens"]  # type: ignore[index]
+            assert all(token.startswith("token_id:") for token in tokens)
+
+    asyncio.run(scenario())
+
+
+def test_a_template_that_refuses_says_why() -> None:
+    async def scenario() -> None:
+        template = (
+            "{% for m in messages %}{% if m.role == 'system' %}"
+            "{{ raise_exception('no system messages') }}{% endif %}{{ m.content }}{% endfor %}"
+        )
+        async with paper_gateway(template=template) as gateway:
+            status, answer = await gateway.post(CHAT, messages=[{"role": "system", "content": "x"}])
+            assert status == 400
+            assert "no system messages" in error_of(answer)["message"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    "fails",
+    [
+        UnavailableError("layers 2-3 held by nobody that can be reached", ((2, 4),)),
+        SwarmError("no"),
+        NetworkError("gone"),
+    ],
+)
+def test_a_swarm_that_cannot_serve_is_a_503(fails: Exception, streams: bool) -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            gateway.swarm.fails = fails
+            url, body = gateway.url + TEXT, {"prompt": "a", "stream": streams, "n": 2}
+            async with gateway.http.post(url, json=body) as response:
+                assert response.status == 503
+                assert int(response.headers["Retry-After"]) > 0
+                error = error_of(await response.json())
+            assert str(fails) in error["message"]
+            assert error["type"] == "server_error"
+            await until(lambda: gateway.swarm.live == 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_fault_is_a_500_that_tells_nothing() -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            gateway.swarm.fails = KeyError("secret")
+            status, answer = await gateway.post(TEXT, prompt="a")
+            assert status == 500
+            assert "secret" not in json.dumps(error_of(answer))
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_fails_on_the_way_says_so_and_has_no_done() -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            gateway.swarm.fails = SwarmError("everybody left")
+            gateway.swarm.fails_after = 5
+            body = {"prompt": "a", "stream": True, "max_tokens": 16}
+            async with gateway.http.post(gateway.url + TEXT, json=body) as response:
+                assert response.status == 200
+                events = (await response.text()).strip().split("\n\n")
+            last = json.loads(events[-1].removeprefix("data: "))
+            assert "everybody left" in error_of(last)["message"]
+            assert len(events) > 1
+
+    asyncio.run(scenario())
+
+
+def test_keys_are_asked_for_where_they_are_set() -> None:
+    async def scenario() -> None:
+        config = GatewayConfig(api_keys=("alpha", "beta"))
+        async with paper_gateway(config=config) as gateway:
+
+            async def status(path: str, header: str | None) -> int:
+                headers = {} if header is None else {"Authorization": header}
+                async with gateway.http.get(gateway.url + path, headers=headers) as response:
+                    if response.status == 401:
+                        assert response.headers["WWW-Authenticate"] == "Bearer"
+                        assert error_of(await response.json())["code"] == "invalid_api_key"
+                    return response.status
+
+            for header in (None, "alpha", "Bearer", "Bearer x", "Basic alpha", "Bearer alph"):
+                assert await status("/v1/models", header) == 401, header
+            for header in ("Bearer alpha", "bearer beta"):
+                assert await status("/v1/models", header) == 200
+            for path in ("/health", "/metrics", "/openapi.json"):
+                assert await status(path, None) == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "allowed"),
+    [
+        ((), "https://a.example", None),
+        (("https://a.example",), "https://a.example", "https://a.example"),
+        (("https://a.example",), "https://b.example", None),
+        (("*",), "https://b.example", "*"),
+    ],
+)
+def test_web_pages_may_call_only_where_allowed(
+    origins: tuple[str, ...], origin: str, allowed: str | None
+) -> None:
+    async def scenario() -> None:
+        config = GatewayConfig(origins=origins, api_keys=("key",))
+        async with paper_gateway(config=config) as gateway:
+            headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            async with gateway.http.options(gateway.url + TEXT, headers=headers) as response:
+                assert response.headers.get("Access-Control-Allow-Origin") == allowed
+                assert response.status == (204 if allowed else 401)
+            headers["Authorization"] = "Bearer key"
+            body = {"prompt": "a", "stream": True}
+            async with gateway.http.post(gateway.url + TEXT, headers=headers, json=body) as got:
+                assert got.status == 200
+                assert got.headers.get("Access-Control-Allow-Origin") == allowed
+
+    asyncio.run(scenario())
+
+
+async def open_request(gateway: PaperGateway, **body: object) -> "asyncio.Task[int]":
+    async def post() -> int:
+        async with gateway.http.post(gateway.url + TEXT, json={"prompt": "a", **body}) as response:
+            await response.read()
+            return response.status
+
+    return asyncio.create_task(post())
+
+
+def test_too_many_requests_wait_and_then_are_refused() -> None:
+    async def scenario() -> None:
+        config = GatewayConfig(answers_at_once_max=2, requests_max=4)
+        async with paper_gateway(config=config) as gateway:
+            gateway.swarm.gate = asyncio.Event()
+            waiting = [await open_request(gateway) for _ in range(4)]
+            await until(lambda: gateway.answers.requests == 4)
+            assert gateway.swarm.live == 2
+            async with gateway.http.post(gateway.url + TEXT, json={"prompt": "a"}) as response:
+                assert response.status == 429
+                assert int(response.headers["Retry-After"]) > 0
+                assert error_of(await response.json())["code"] == "rate_limit_exceeded"
+            gateway.swarm.gate.set()
+            assert await asyncio.gather(*waiting) == [200] * 4
+
+    asyncio.run(scenario())
+
+
+def test_a_large_body_is_refused() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(config=GatewayConfig(body_bytes_max=1000)) as gateway:
+            status, answer = await gateway.post(TEXT, prompt="a" * 2000)
+            assert status == 413
+            assert error_of(answer)["code"] == "too_large"
+            assert (await gateway.post(TEXT, prompt="a"))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_draining_gateway_finishes_what_runs() -> None:
+    async def scenario() -> None:
+        from client.gateway.server import drain
+
+        async with paper_gateway() as gateway:
+            gateway.swarm.gate = asyncio.Event()
+            running = await open_request(gateway)
+            await until(lambda: gateway.swarm.live == 1)
+            draining = asyncio.create_task(drain(gateway.gateway, gateway.answers, 60))
+            await until(lambda: gateway.gateway.draining)
+            assert (await gateway.post(TEXT, prompt="a"))[0] == 503
+            assert not draining.done()
+            gateway.swarm.gate.set()
+            assert await running == 200
+            assert await draining
+
+    asyncio.run(scenario())
