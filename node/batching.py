@@ -7,6 +7,7 @@ OSDI'24, §4; Orca, OSDI'22, §3).
 
 import itertools
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -31,6 +32,38 @@ class BatchLimits:
     decodes_max: int = 256
     prefill_tokens_max: int = 256
     """Prefill rows per step; a single larger chunk still runs, alone among prefills."""
+
+
+PREFILL_TOKENS_LEAST, PREFILL_TOKENS_MOST = 16, 512
+DECODE_S_MAX = 0.1
+"""How long a step may take that a decode waits for: ten tokens/s stay readable."""
+
+
+def limits_of(
+    layer_s: Mapping[int, float], layers: int, decode_s_max: float = DECODE_S_MAX
+) -> BatchLimits:
+    """Limits from measurement: the most prefill rows whose step stays under ``decode_s_max``.
+
+    ``layer_s`` are seconds that one layer takes by rows; between and beyond the points a straight
+    line through the two nearest counts. On a machine that is too slow for the bound, prefill
+    still gets its least share, or a prompt would never end.
+    """
+    points = sorted(layer_s.items())
+    best = PREFILL_TOKENS_LEAST
+    for rows in range(PREFILL_TOKENS_LEAST, PREFILL_TOKENS_MOST + 1):
+        if layers * seconds_at(points, rows) > decode_s_max:
+            break
+        best = rows
+    return BatchLimits(prefill_tokens_max=best)
+
+
+def seconds_at(points: Sequence[tuple[int, float]], rows: int) -> float:
+    """The time for ``rows`` rows by the line through the two measured points around it."""
+    if len(points) == 1:
+        return points[0][1] * max(1.0, rows / points[0][0])
+    above = next((i for i, (at, _) in enumerate(points) if at >= rows), len(points) - 1)
+    (low, low_s), (high, high_s) = points[max(0, above - 1)], points[max(1, above)]
+    return max(0.0, low_s + (rows - low) * (high_s - low_s) / (high - low))
 
 
 class Batcher(Generic[T]):

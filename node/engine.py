@@ -1,28 +1,33 @@
 """The engine: one batch of rows of many sessions through the layers that this peer holds.
 
 Synchronous and used from one thread (:mod:`node.worker`), except :meth:`Engine.reserve` and
-:meth:`Engine.free`, which a lock makes safe from another. Importable without hivemind.
+:meth:`Engine.free`, which :mod:`node.kv_pool` makes safe from another. Importable without hivemind.
 """
 
 import itertools
+import logging
 import math
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from dht.errors import UserError
-from dht.messages import Sampling
 from dht.types import ModelSpec, PlannerNode, fits, stage_bytes
 from node.attention import LayerPool, Segment, Step, set_step
-from node.kv_accounts import KvAccounts, Reservation
+from node.kv_accounts import Reservation
+from node.kv_pool import KvPool
+from node.kv_transfer import KvRows
 from node.model import LoadedRange, ModelLayout
 from node.penalties import Draw
 from node.sampling import draw_rows
 from node.scoring import score_prompt, score_rows
-from node.token_history import PromptTargets, TokenHistory
 from node.weights import Progress, WeightStore
+from node.work import WorkBounds, WorkItem, WorkResult, refusal
+
+__all__ = ["Engine", "EngineConfig", "KvRows", "WorkItem", "WorkResult"]
+
+logger = logging.getLogger(__name__)
 
 KV_TOKENS_LEAST_MAX = 2048
 KV_TOKENS_MOST = 1 << 20
@@ -45,48 +50,9 @@ class EngineConfig:
     """For weights and KV pages together."""
     page_tokens: int = 16
     threads: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkItem:
-    """Rows of one session: layers ``[start, end)`` at ``position`` onwards.
-
-    The first stage gets ``token_ids``, others ``hidden`` of shape ``[tokens, hidden]``. The last
-    stage samples behind the last row when ``sampling`` is set.
-    """
-
-    session: str
-    start: int
-    end: int
-    position: int
-    token_ids: tuple[int, ...] | None = None
-    hidden: torch.Tensor | None = None
-    sampling: Sampling | None = None
-    history: TokenHistory | None = None
-    """What the sampling's penalties look at."""
-    targets: PromptTargets | None = None
-    """Last stage: tokens to score behind some of the rows."""
-
-    @property
-    def tokens(self) -> int:
-        """Rows of this item."""
-        if self.token_ids is not None:
-            return len(self.token_ids)
-        return 0 if self.hidden is None else int(self.hidden.shape[0])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkResult:
-    """What became of an item: hidden states for the next stage, a token, or an error."""
-
-    item: WorkItem
-    hidden: torch.Tensor | None = None
-    token_id: int | None = None
-    score: bytes = b""
-    """Of the token, packed (:mod:`dht.scores`), where ``sampling.logprobs`` asks for it."""
-    prompt_scores: bytes = b""
-    """Of the item's ``targets``, packed."""
-    error: str | None = None
+    share_prefixes: bool = False
+    """Sessions whose tokens begin the same hold the same KV pages, where this engine has all
+    layers. Off by default: how soon an answer begins then tells what others have asked."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,8 +84,7 @@ class Engine:
         self.bytes_loaded = 0
         self._range = LoadedRange(self.layout, self.device)
         self._pools: dict[int, LayerPool] = {}
-        self._lock = threading.Lock()
-        self._accounts = KvAccounts(0, config.page_tokens)
+        self._kv = self._kv_pool(0)
 
     def _count_layers(self) -> int:
         """How many layers fit somewhere in the model; UserError when not even one does."""
@@ -147,7 +112,7 @@ class Engine:
     @property
     def kv_tokens_free(self) -> int:
         """Tokens that a new session could reserve here."""
-        return self._accounts.free_tokens
+        return self._kv.free_tokens
 
     def load(self, start: int, end: int, progress: Progress | None = None) -> int:
         """Hold exactly layers ``[start, end)`` and give the rest of the memory to KV pages.
@@ -164,14 +129,11 @@ class Engine:
         if pages < 1:
             least = stage_bytes(self.spec, start, end, self.kv_tokens_min)
             raise UserError(self._too_little(f"layers [{start}, {end})", least))
-        self.held, self._pools = (0, 0), {}
-        with self._lock:
-            self._accounts = KvAccounts(0, self.config.page_tokens)
+        self.held, self._pools, self._kv = (0, 0), {}, self._kv_pool(0)
         self.bytes_loaded = self._range.set(start, end, progress)
         self._pools = {index: self._pool(pages) for index in range(start, end)}
         self._warm_up(start)
-        with self._lock:
-            self._accounts = KvAccounts(pages, self.config.page_tokens)
+        self._kv = self._kv_pool(pages)
         self.held = (start, end)
         return self.bytes_loaded
 
@@ -193,6 +155,10 @@ class Engine:
                 " transformers' interface"
             )
 
+    def _kv_pool(self, pages: int) -> KvPool:
+        root = self.spec.fingerprint.encode()
+        return KvPool(self._pools, pages, self.config.page_tokens, root)
+
     def _pool(self, pages: int) -> LayerPool:
         text = self.layout.config.get_text_config()
         heads = text.num_attention_heads
@@ -203,70 +169,99 @@ class Engine:
         return LayerPool(keys=keys, values=torch.empty_like(keys))
 
     def reserve(self, session: str, tokens: int) -> str | None:
-        """Reserve KV for a whole session; the reason when there is no room."""
-        with self._lock:
-            return self._accounts.reserve(session, tokens)
+        """Promise KV for a whole session; the reason, with how much is free, when there is none."""
+        return self._kv.reserve(session, tokens)
 
     def free(self, session: str) -> None:
         """Give a session's KV back at once. Its items that still come get an error."""
-        with self._lock:
-            self._accounts.free(session)
+        self._kv.free(session)
+
+    def export_kv(self, session: str, position: int, tokens: int) -> KvRows:
+        """A session's KV for up to ``tokens`` tokens from ``position`` on; it stays as it is.
+
+        Raises KeyError for a session that holds none, ValueError where nothing is written yet.
+        """
+        return self._kv.take(session, position, tokens)
+
+    def import_kv(self, session: str, rows: KvRows) -> str | None:
+        """Append KV that another engine exported to a reservation; the reason where it cannot be.
+
+        Rows must follow what is written, for the session's layers, and be finite and of the pools'
+        shape and dtype. The session then goes on as if it had run those tokens here.
+        """
+        return self._kv.put(session, rows)
 
     def step(self, items: Sequence[WorkItem]) -> list[WorkResult]:
         """Run one batch; results come in the order of the items.
 
-        At most one item per session. An item of an unknown session, outside the layers held,
-        beyond its reservation or past a position that was never run gets an error; the others go
-        on. Earlier positions may be run again, and then those behind them must be, too.
+        At most one item per session, each at the position where its session stands. What cannot
+        run (see :func:`node.work.refusal`), what fails and what comes out infinite or as no number
+        gets an error; the others go on, and a session whose item failed stands where it stood.
         """
         results: list[WorkResult | None] = [None] * len(items)
         rows: list[_Rows] = []
         sessions: set[str] = set()
+        bounds = WorkBounds(
+            start=self.held[0], end=self.held[1], width=self._width, vocab=self.spec.vocab
+        )
         for index, item in enumerate(items):
-            with self._lock:
-                reservation = self._accounts.get(item.session)
-            error = self._refuse(item, reservation)
+            reservation = self._kv.get(item.session)
+            error = refusal(item, reservation, bounds)
             if item.session in sessions:
                 error = "two items of one session in a step"
-            if error is not None or reservation is None:
-                results[index] = WorkResult(item=item, error=error or "no KV is reserved")
-            else:
-                sessions.add(item.session)
-                rows.append(_Rows(index=index, item=item, reservation=reservation))
+            if error is None and reservation is not None:
+                last = item.position + item.tokens
+                left = self._shared(item, reservation)
+                if self._kv.grow(item.session, reservation, last):
+                    sessions.add(item.session)
+                    rows.append(_Rows(index=index, item=left, reservation=reservation))
+                    continue
+                error = "this session has ended"
+            results[index] = WorkResult(item=item, error=error)
         if rows:
-            for row in rows:  # should the step fail, what it was to replace counts no longer
-                row.reservation.written = row.item.position
             with torch.inference_mode():
-                for row, result in zip(rows, self._run(rows), strict=True):
-                    row.reservation.written = row.item.position + row.item.tokens
-                    results[row.index] = result
+                for row, result in zip(rows, self._run_apart(rows), strict=True):
+                    item = items[row.index]
+                    if result.error is None:
+                        row.reservation.written = item.position + item.tokens
+                        row.reservation.layers = (item.start, item.end)
+                        if self._shares(item) and item.token_ids is not None:
+                            self._kv.seal(
+                                item.session, row.reservation, item.position, item.token_ids
+                            )
+                    results[row.index] = replace(result, item=item)
         return [result for result in results if result is not None]
 
-    def _refuse(self, item: WorkItem, reservation: Reservation | None) -> str | None:
-        start, end = self.held
-        if reservation is None:
-            return "this session holds no KV here"
-        if not start <= item.start < item.end <= end:
-            return f"layers [{item.start}, {item.end}) asked, [{start}, {end}) held"
-        if item.tokens < 1:
-            return "an item without rows"
-        if item.position < 0 or item.position + item.tokens > reservation.tokens:
-            at = f"[{item.position}, {item.position + item.tokens})"
-            return f"positions {at} asked, {reservation.tokens} reserved"
-        if item.position > reservation.written:
-            return f"position {item.position} asked, {reservation.written} comes next"
-        if (item.token_ids is None) == (item.hidden is None):
-            return "exactly one of token ids and hidden states is taken"
-        if item.token_ids is not None:
-            if item.start != 0:
-                return "token ids are for the first layer"
-            for token_id in (min(item.token_ids), max(item.token_ids)):
-                if not 0 <= token_id < self.spec.vocab:
-                    return f"token id {token_id} of a vocabulary of {self.spec.vocab}"
-        elif item.hidden is not None and item.hidden.shape[1:] != (self._width,):
-            shape = tuple(item.hidden.shape)
-            return f"hidden states of shape {shape}, ({item.tokens}, {self._width}) expected"
-        return None
+    def _shared(self, item: WorkItem, reservation: Reservation) -> WorkItem:
+        """``item`` without the leading tokens whose KV another session has left here.
+
+        Its last token always runs, because something is to come out of it.
+        """
+        if not self._shares(item) or item.token_ids is None or item.targets is not None:
+            return item
+        skipped = self._kv.adopt(item.session, reservation, item.position, item.token_ids[:-1])
+        return replace(item, position=item.position + skipped, token_ids=item.token_ids[skipped:])
+
+    def _shares(self, item: WorkItem) -> bool:
+        whole = (item.start, item.end) == (0, self.spec.layers)
+        return self.config.share_prefixes and whole and item.token_ids is not None
+
+    def _run_apart(self, rows: list[_Rows]) -> list[WorkResult]:
+        """Run rows together; where that raises, in halves, so that it falls on who caused it.
+
+        Running an item again writes the same KV to the same rows.
+        """
+        try:
+            return self._run(rows)
+        except Exception as error:  # whatever one session's rows raise is theirs alone
+            if len(rows) > 1:
+                half = len(rows) // 2
+                return self._run_apart(rows[:half]) + self._run_apart(rows[half:])
+            item = rows[0].item
+            logger.exception("layers [%d, %d) failed for one session", item.start, item.end)
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            told = f"layers [{item.start}, {item.end}) failed: {reason}"
+            return [WorkResult(item=item, error=told)]
 
     def _run(self, rows: list[_Rows]) -> list[WorkResult]:
         """Pack the rows, run each layer over those that need it, split the results.
@@ -321,9 +316,7 @@ class Engine:
             whole = slice(base, base + context)
             slots = slice(base + row.item.position, base + context)
         else:
-            used = torch.tensor(pages[: -(-context // page_tokens)])
-            every = (used[:, None] * page_tokens + torch.arange(page_tokens)).flatten()[:context]
-            whole = every.to(self.device)
+            whole = self._kv.slots(row.reservation, context).to(self.device)
             slots = whole[row.item.position :]
         row.segment = Segment(first=0, last=0, context_tokens=context, slots=whole)
         return slots
@@ -379,8 +372,14 @@ class Engine:
         """Tokens for the rows that are sampled, hidden states for those that go on."""
         sampled = self._sampled([row for row in rows if row.item.sampling is not None], hidden)
         goes_on = self.spec.layers
+        finite = torch.isfinite(hidden).all(dim=-1).tolist()
         results = []
         for row in rows:
+            if not all(finite[row.first : row.last]):
+                span = f"[{row.item.start}, {row.item.end})"
+                told = f"layers {span} made hidden states that are not finite"
+                results.append(WorkResult(item=row.item, error=told))
+                continue
             token_id, score = sampled.get(row.index, (None, b""))
             results.append(
                 WorkResult(

@@ -83,8 +83,13 @@ def _time_step(engine: Engine, index: int, rows: torch.Tensor, clock: Callable[[
         WorkItem(session=_session(n), start=index, end=index + 1, position=0, hidden=row[None])
         for n, row in enumerate(rows)
     ]
+    for item in items:  # a position runs once
+        engine.free(item.session)
+        engine.reserve(item.session, 1)
     started_s = clock()
-    engine.step(items)
+    for result in engine.step(items):
+        if result.error is not None:
+            raise RuntimeError(f"a layer could not be timed: {result.error}")
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
     return clock() - started_s

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dht.types import ModelSpec
 from node.batching import BatchLimits
 from node.engine import Engine, EngineConfig, WorkItem
+from node.kv_transfer import KvRows
 from node.profile import time_layer, tokens_per_s
 from node.stage_session import StageView
 from node.steps import StepRequest, StepResult
@@ -117,6 +118,14 @@ class EngineStage:
     def free(self, key: str) -> None:
         self._worker.drop(key)
         self._engine.free(key)
+
+    async def export_kv(self, key: str, position: int, tokens: int) -> KvRows:
+        """A session's KV, read between steps; see :meth:`node.engine.Engine.export_kv`."""
+        return await self._worker.call(lambda: self._engine.export_kv(key, position, tokens))
+
+    async def import_kv(self, key: str, rows: KvRows) -> str | None:
+        """Append KV to a reservation; see :meth:`node.engine.Engine.import_kv`."""
+        return await self._worker.call(lambda: self._engine.import_kv(key, rows))
 
     def submit(self, request: StepRequest) -> None:
         self._worker.submit(request)

@@ -2,10 +2,17 @@
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.batching import Batcher, BatchLimits
+from node.batching import (
+    PREFILL_TOKENS_LEAST,
+    PREFILL_TOKENS_MOST,
+    Batcher,
+    BatchLimits,
+    limits_of,
+)
 
 
 @dataclass(frozen=True)
@@ -95,3 +102,45 @@ def test_dropped_work_never_runs(drawn: list[tuple[str, int]], limits: BatchLimi
     assert batcher.drop("a") == []
     while batch := batcher.next_batch():
         assert all(work.key != "a" for work in batch)
+
+
+@given(limits, st.lists(st.integers(2, 16), max_size=12), st.integers(1, 12))
+def test_a_decode_waits_for_bounded_work(
+    limits: BatchLimits, prefills: list[int], decodes: int
+) -> None:
+    """Between two tokens of a session: one turn of all decodes, each with one share of prefill."""
+    batcher: Batcher[Work] = Batcher(limits)
+    for number, tokens in enumerate(prefills):
+        batcher.add(Work(f"prefill-{number}", tokens, number))
+    for number in range(decodes):
+        batcher.add(Work(f"decode-{number}", 1, 100 + number))
+    most = limits.decodes_max + max(limits.prefill_tokens_max, max(prefills, default=0))
+    turns = -(-decodes // limits.decodes_max)
+    waiting: dict[str, int] = {f"decode-{number}": 0 for number in range(decodes)}
+    for turn in range(4 * turns):
+        batch = batcher.next_batch()
+        assert sum(work.tokens for work in batch) <= most
+        for work in batch:
+            if work.tokens == 1:
+                assert turn - waiting[work.key] <= turns
+                waiting[work.key] = turn
+                batcher.add(work)  # its next token
+
+
+@pytest.mark.parametrize("decode_ms", [1.0, 20.0, 400.0])
+def test_the_share_of_prefill_is_what_fits_under_the_bound(decode_ms: float) -> None:
+    seconds = {1: 0.001, 16: 0.002, 64: 0.005, 256: 0.020, 512: 0.040}
+    chosen = limits_of(seconds, 8, decode_ms / 1e3)
+    assert chosen.prefill_tokens_max == {1.0: 16, 20.0: 24, 400.0: 512}[decode_ms]
+
+
+@given(
+    st.dictionaries(st.integers(1, 600), st.floats(1e-6, 1.0), min_size=1, max_size=6),
+    st.integers(1, 80),
+    st.floats(1e-3, 1.0),
+)
+def test_any_measurement_gives_usable_limits(
+    seconds: dict[int, float], layers: int, bound_s: float
+) -> None:
+    chosen = limits_of(seconds, layers, bound_s)
+    assert PREFILL_TOKENS_LEAST <= chosen.prefill_tokens_max <= PREFILL_TOKENS_MOST

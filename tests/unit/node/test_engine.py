@@ -189,7 +189,8 @@ def test_hidden_states_and_logits_are_close(family: Family) -> None:
     head = engine._range.head
     assert head is not None
     head.register_forward_hook(lambda module, given, out: logits.append(out))
-    item = WorkItem(session="s", start=3, end=4, position=0, hidden=hidden, sampling=GREEDY)
+    engine.reserve("rest", 60)
+    item = WorkItem(session="rest", start=3, end=4, position=0, hidden=hidden, sampling=GREEDY)
     only(engine.step([item]))
     torch.testing.assert_close(logits[0][0], family.logits(ids)[-1], atol=1e-4, rtol=1e-4)
 
@@ -302,20 +303,13 @@ def test_an_item_that_skips_positions_is_refused(llama: Family) -> None:
     """Pages are not wiped between sessions: a gap would show what an earlier one left there."""
     ids = prompt_of(30)
     engine = llama.engine()
-    for name in ("before", "gap", "rewound"):
+    for name in ("before", "gap"):
         assert engine.reserve(name, 40) is None
         whole = {"session": name, "start": 0, "end": LAYERS}
         only(engine.step([WorkItem(position=0, token_ids=ids[:20], **whole)]))
         if name == "before":
             engine.free(name)
-        if name == "gap":
-            skipping = WorkItem(position=21, token_ids=ids[21:], **whole)
-            assert "21" in (engine.step([skipping])[0].error or "")
-        if name == "rewound":  # what was replaced counts no longer
-            only(engine.step([WorkItem(position=0, token_ids=ids[:5], **whole)]))
-            skipping = WorkItem(position=20, token_ids=ids[20:], **whole)
-            assert engine.step([skipping])[0].error is not None
-        at = 20 if name == "gap" else 5
-        if name != "before":
-            item = WorkItem(position=at, token_ids=ids[at:], sampling=GREEDY, **whole)
-            assert only(engine.step([item])).token_id == llama.greedy(ids, 1)[0]
+    skipping = WorkItem(position=21, token_ids=ids[21:], **whole)
+    assert "21" in (engine.step([skipping])[0].error or "")
+    item = WorkItem(position=20, token_ids=ids[20:], sampling=GREEDY, **whole)
+    assert only(engine.step([item])).token_id == llama.greedy(ids, 1)[0]
