@@ -12,7 +12,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from node.mask_rules import CAUSAL, MaskRule, describe
+
 ATTENTION_NAME = "anabranch_paged"
+
+WITHOUT_EFFECT = frozenset(
+    {"position_ids", "cache_position", "position_embeddings", "deterministic", "use_cache"}
+)
+"""Keywords that layers hand on, which say nothing of how attention is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +28,15 @@ class LayerPool:
 
     keys: torch.Tensor
     values: torch.Tensor
+
+    def write(self, slots: torch.Tensor | slice, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Put ``[tokens, kv_heads, width]`` of new keys and values in their rows."""
+        if isinstance(slots, slice):
+            self.keys[slots] = key
+            self.values[slots] = value
+        else:
+            self.keys.index_copy_(0, slots, key)
+            self.values.index_copy_(0, slots, value)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,23 +49,27 @@ class Segment:
     """Tokens attended to by the last row, itself included."""
     slots: torch.Tensor | slice
     """Pool rows of the whole context: a slice where the pages are one run."""
-    masks: dict[int, torch.Tensor | None] = field(default_factory=dict)
-    """Causal masks by sliding window (0: none), made once per step."""
+    tokens_max: int = 0
+    """Tokens that the session may reach: what rotary embeddings that depend on the length of the
+    context go by, the same for every row of the session however often it is replayed."""
+    masks: dict[MaskRule, torch.Tensor | None] = field(default_factory=dict)
+    """Made once per step."""
 
-    def mask(self, window: int, device: torch.device) -> torch.Tensor | None:
+    @property
+    def rows(self) -> int:
+        """How many rows of the step are this session's."""
+        return self.last - self.first
+
+    @property
+    def position(self) -> int:
+        """Where in the session its first row stands."""
+        return self.context_tokens - self.rows
+
+    def mask(self, rule: MaskRule, device: torch.device) -> torch.Tensor | None:
         """Which of the context each row may see, ``[rows, context]``; None: all of it."""
-        if window not in self.masks:
-            self.masks[window] = _mask(self.last - self.first, self.context_tokens, window, device)
-        return self.masks[window]
-
-
-def _mask(rows: int, context: int, window: int, device: torch.device) -> torch.Tensor | None:
-    if rows == 1 and not 0 < window < context:
-        return None
-    position = torch.arange(context - rows, context, device=device)[:, None]
-    key = torch.arange(context, device=device)[None, :]
-    allowed = key <= position
-    return allowed & (key > position - window) if window else allowed
+        if rule not in self.masks:
+            self.masks[rule] = rule.allowed(self.rows, self.context_tokens, device)
+        return self.masks[rule]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,8 +85,18 @@ class Step:
     """How often attention was called."""
 
 
+class KvShapeFound(Exception):
+    """Raised by a look at a layer as soon as its attention is reached."""
+
+    def __init__(self, layer: int, kv_heads: int, key_width: int, value_width: int) -> None:
+        super().__init__(layer, kv_heads, key_width, value_width)
+        self.layer = layer
+        self.shape = (kv_heads, key_width, value_width)
+
+
 class _Running(threading.local):
     step: Step | None = None
+    looking: bool = False
 
 
 _running = _Running()
@@ -77,67 +107,86 @@ def set_step(step: Step | None) -> None:
     _running.step = step
 
 
+def set_looking(looking: bool) -> None:
+    """While set, attention raises :class:`KvShapeFound` instead of computing."""
+    _running.looking = looking
+
+
 def paged_attention(
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: MaskRule | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **_: Any,
+    is_causal: bool | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Write the new keys and values, attend each session to its own context.
 
     ``query`` is ``[1, heads, tokens, width]``, ``key`` and ``value`` ``[1, kv_heads, tokens,
-    width]``; returns ``[1, tokens, heads, width]``. Raises NotImplementedError for what it cannot
-    compute, which makes the model unservable at load rather than wrong later.
+    width]``; values may have a width of their own. Returns ``[1, tokens, heads, width]``. The mask
+    decides who sees whom, ``sliding_window`` does not: it only repeats what the mask says. Raises
+    NotImplementedError for what it cannot compute, which makes the model unservable at load rather
+    than wrong later.
     """
+    rule = CAUSAL if attention_mask is None else attention_mask
+    if _running.looking:
+        _refuse_unknown(module, rule, is_causal, others)
+        raise KvShapeFound(module.layer_idx, key.shape[1], key.shape[-1], value.shape[-1])
     step = _running.step
     if step is None:
         raise RuntimeError("paged attention was called outside a step")
-    if softcap is not None or s_aux is not None:
-        raise NotImplementedError("attention with soft-capping or sinks")
-    if key.shape[-1] != value.shape[-1]:
-        raise NotImplementedError("keys and values of different width")
     step.calls += 1
     pool = step.pools[module.layer_idx]
-    if isinstance(step.write_slots, slice):
-        pool.keys[step.write_slots] = key[0].transpose(0, 1)
-        pool.values[step.write_slots] = value[0].transpose(0, 1)
+    pool.write(step.write_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    if softcap is None and s_aux is None:
+        parts = [_attend(query, pool, segment, rule, scaling) for segment in step.segments]
     else:
-        pool.keys.index_copy_(0, step.write_slots, key[0].transpose(0, 1))
-        pool.values.index_copy_(0, step.write_slots, value[0].transpose(0, 1))
-    window = sliding_window or 0
-    parts = [_attend(query, pool, segment, window, scaling) for segment in step.segments]
+        parts = [
+            _attend_explicitly(query, pool, segment, rule, scaling, softcap, s_aux)
+            for segment in step.segments
+        ]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)), None
 
 
+def _refuse_unknown(module: Any, rule: Any, is_causal: bool | None, others: dict[str, Any]) -> None:
+    if not isinstance(rule, MaskRule):
+        raise NotImplementedError("attention with a bias of its own")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if rule is CAUSAL and not causal:
+        raise NotImplementedError("attention to later tokens")
+    for name, given in others.items():
+        if isinstance(given, torch.Tensor) and name not in WITHOUT_EFFECT:
+            raise NotImplementedError(f"attention with {name}")
+
+
 def _attend(
-    query: torch.Tensor, pool: LayerPool, segment: Segment, window: int, scaling: float | None
+    query: torch.Tensor, pool: LayerPool, segment: Segment, rule: MaskRule, scaling: float | None
 ) -> torch.Tensor:
     """One session's rows, ``[1, rows, heads, width]``."""
     keys = pool.keys[segment.slots].transpose(0, 1)[None]  # [1, kv_heads, context, width]
     values = pool.values[segment.slots].transpose(0, 1)[None]
-    rows = segment.last - segment.first
+    rows, window = segment.rows, rule.window
     heads, kv_heads = query.shape[1], keys.shape[1]
     part = query[:, :, segment.first : segment.last]
-    if rows == 1:
+    if rows == 1 and rule.predicate is None:
         # A single row sees all it is given, so the heads of a group can be its rows.
         if 0 < window < segment.context_tokens:
             keys, values = keys[:, :, -window:], values[:, :, -window:]
         grouped = part.reshape(1, kv_heads, heads // kv_heads, -1)
         out = F.scaled_dot_product_attention(grouped, keys, values, scale=scaling)
         return out.reshape(1, 1, heads, -1)
-    causal = rows == segment.context_tokens and not 0 < window < rows
+    causal = rows == segment.context_tokens and not 0 < window < rows and rule.predicate is None
     out = F.scaled_dot_product_attention(
         part,
         keys,
         values,
-        attn_mask=None if causal else segment.mask(window, query.device),
+        attn_mask=None if causal else segment.mask(rule, query.device),
         is_causal=causal,
         scale=scaling,
         enable_gqa=heads != kv_heads,
@@ -145,8 +194,41 @@ def _attend(
     return out.transpose(1, 2)
 
 
-def no_mask(*_: Any, **__: Any) -> None:
-    """``transformers`` need not build masks for :func:`paged_attention`."""
+def _attend_explicitly(
+    query: torch.Tensor,
+    pool: LayerPool,
+    segment: Segment,
+    rule: MaskRule,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Like :func:`_attend`, with scores in the open: capped softly, or beside a sink per head.
+
+    A sink is a score that takes its share of the softmax and gives nothing ("Efficient Streaming
+    Language Models with Attention Sinks", ICLR'24; here learned, ``[heads]``).
+    """
+    keys = pool.keys[segment.slots].permute(1, 2, 0)  # [kv_heads, width, context]
+    values = pool.values[segment.slots].transpose(0, 1)  # [kv_heads, context, width]
+    heads, kv_heads, rows = query.shape[1], keys.shape[0], segment.rows
+    group = heads // kv_heads
+    part = query[0, :, segment.first : segment.last].reshape(kv_heads, group * rows, -1)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = torch.matmul(part, keys).view(kv_heads, group, rows, -1) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    allowed = segment.mask(rule, query.device)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    scores = scores.float()
+    if sinks is not None:
+        beside = sinks.float().view(kv_heads, group, 1, 1).expand(-1, -1, rows, -1)
+        scores = torch.cat([scores, beside], dim=-1)
+    shares = torch.softmax(scores, dim=-1).to(values.dtype)
+    if sinks is not None:
+        shares = shares[..., :-1]
+    out = torch.matmul(shares.reshape(kv_heads, group * rows, -1), values)
+    return out.view(heads, rows, -1).transpose(0, 1)[None]
 
 
 def register() -> None:
@@ -155,4 +237,4 @@ def register() -> None:
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
-    AttentionMaskInterface.register(ATTENTION_NAME, no_mask)
+    AttentionMaskInterface.register(ATTENTION_NAME, describe)

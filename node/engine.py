@@ -7,18 +7,18 @@ Synchronous and used from one thread (:mod:`node.worker`), except :meth:`Engine.
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from dht.errors import UserError
 from dht.types import ModelSpec, PlannerNode, fits, stage_bytes
-from node.attention import LayerPool, Segment, Step, set_step
+from node.attention import LayerPool, Segment, Step
 from node.kv_accounts import Reservation
 from node.kv_pool import KvPool
 from node.kv_transfer import KvRows
-from node.model import LoadedRange, ModelLayout
+from node.model import LoadedRange, ModelLayout, kv_shape
 from node.penalties import Draw
 from node.sampling import draw_rows
 from node.scoring import score_prompt, score_rows
@@ -77,7 +77,7 @@ class Engine:
         self.device = torch.device(config.device)
         self.layout = ModelLayout.of(config.store, config.dtype)
         self.spec = self.layout.spec(config.name)
-        self._width: int = self.layout.config.get_text_config().hidden_size
+        self._width = self.layout.anatomy.width
         self.kv_tokens_min = kv_tokens_least(self.spec)
         self.layers_max = self._count_layers()
         self.held = (0, 0)
@@ -131,8 +131,9 @@ class Engine:
             raise UserError(self._too_little(f"layers [{start}, {end})", least))
         self.held, self._pools, self._kv = (0, 0), {}, self._kv_pool(0)
         self.bytes_loaded = self._range.set(start, end, progress)
-        self._pools = {index: self._pool(pages) for index in range(start, end)}
-        self._warm_up(start)
+        self._pools = {index: self._pool(pages, index) for index in range(start, end)}
+        for index in range(start, end):
+            self._warm_up(index)
         self._kv = self._kv_pool(pages)
         self.held = (start, end)
         return self.bytes_loaded
@@ -159,14 +160,15 @@ class Engine:
         root = self.spec.fingerprint.encode()
         return KvPool(self._pools, pages, self.config.page_tokens, root)
 
-    def _pool(self, pages: int) -> LayerPool:
-        text = self.layout.config.get_text_config()
-        heads = text.num_attention_heads
-        width = getattr(text, "head_dim", None) or text.hidden_size // heads
-        kv_heads = getattr(text, "num_key_value_heads", None) or heads
-        shape = (pages * self.config.page_tokens, kv_heads, width)
-        keys = torch.empty(shape, dtype=self.layout.dtype, device=self.device)
-        return LayerPool(keys=keys, values=torch.empty_like(keys))
+    def _pool(self, pages: int, layer: int) -> LayerPool:
+        rows = pages * self.config.page_tokens
+        kv_heads, key_width, value_width = kv_shape(self.layout, layer)
+
+        def empty(width: int) -> torch.Tensor:
+            shape = (rows, kv_heads, width)
+            return torch.empty(shape, dtype=self.layout.dtype, device=self.device)
+
+        return LayerPool(keys=empty(key_width), values=empty(value_width))
 
     def reserve(self, session: str, tokens: int) -> str | None:
         """Promise KV for a whole session; the reason, with how much is free, when there is none."""
@@ -202,7 +204,11 @@ class Engine:
         rows: list[_Rows] = []
         sessions: set[str] = set()
         bounds = WorkBounds(
-            start=self.held[0], end=self.held[1], width=self._width, vocab=self.spec.vocab
+            start=self.held[0],
+            end=self.held[1],
+            width=self._width,
+            vocab=self.spec.vocab,
+            context_tokens=self.spec.context_tokens,
         )
         for index, item in enumerate(items):
             reservation = self._kv.get(item.session)
@@ -244,6 +250,8 @@ class Engine:
 
     def _shares(self, item: WorkItem) -> bool:
         whole = (item.start, item.end) == (0, self.spec.layers)
+        if self.layout.anatomy.by_length:  # equal tokens need not have equal keys
+            return False
         return self.config.share_prefixes and whole and item.token_ids is not None
 
     def _run_apart(self, rows: list[_Rows]) -> list[WorkResult]:
@@ -286,13 +294,20 @@ class Engine:
 
     def _embed(self, rows: list[_Rows]) -> torch.Tensor:
         """Hidden states going in, ``[tokens, hidden]``."""
-        parts = []
-        for row in rows:
-            if row.item.token_ids is not None and self._range.embed is not None:
-                ids = torch.tensor(row.item.token_ids, device=self.device)
-                parts.append(self._range.embed(ids))
-            elif row.item.hidden is not None:
-                parts.append(row.item.hidden.to(self.device, self.layout.dtype))
+        entering = [row.item for row in rows if row.item.token_ids is not None]
+        embedded: Iterator[torch.Tensor] = iter(())
+        if entering and self._range.embed is not None:
+            token_ids = [item.token_ids for item in entering if item.token_ids is not None]
+            hidden = self._range.enter(token_ids, [item.position for item in entering])
+            if len(entering) == len(rows):
+                return hidden
+            embedded = iter(torch.split(hidden, [item.tokens for item in entering]))
+        parts = [
+            next(embedded)
+            if row.item.hidden is None
+            else row.item.hidden.to(self.device, self.layout.dtype)
+            for row in rows
+        ]
         return _joined(parts)
 
     def _positions(self, row: _Rows) -> torch.Tensor:
@@ -318,7 +333,13 @@ class Engine:
         else:
             whole = self._kv.slots(row.reservation, context).to(self.device)
             slots = whole[row.item.position :]
-        row.segment = Segment(first=0, last=0, context_tokens=context, slots=whole)
+        row.segment = Segment(
+            first=0,
+            last=0,
+            context_tokens=context,
+            slots=whole,
+            tokens_max=row.reservation.tokens,
+        )
         return slots
 
     def _run_layers(
@@ -350,23 +371,7 @@ class Engine:
         self, start: int, end: int, step: Step, hidden: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         """``hidden`` of shape ``[tokens, hidden]`` behind layers ``[start, end)``."""
-        packed, position_ids = hidden[None], positions[None]
-        set_step(step)
-        try:
-            rotary = self._range.rotary(packed, position_ids)
-            for index in range(start, end):
-                out = self._range.layers[index](
-                    packed,
-                    attention_mask=None,
-                    position_ids=position_ids,
-                    past_key_values=None,
-                    use_cache=False,
-                    position_embeddings=rotary,
-                )
-                packed = out[0] if isinstance(out, tuple) else out
-        finally:
-            set_step(None)
-        return packed[0]
+        return self._range.run(start, end, step, hidden, positions)
 
     def _results(self, rows: list[_Rows], hidden: torch.Tensor) -> list[WorkResult]:
         """Tokens for the rows that are sampled, hidden states for those that go on."""
@@ -394,10 +399,9 @@ class Engine:
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits ``[rows, vocab]`` of some rows behind the last layer."""
-        if self._range.norm is None or self._range.head is None:
+        if self._range.head is None:
             raise RuntimeError("logits asked of a stage that does not hold the head")
-        logits: torch.Tensor = self._range.head(self._range.norm(hidden))
-        return logits
+        return self._range.leave(hidden)
 
     def _sampled(self, rows: list[_Rows], hidden: torch.Tensor) -> dict[int, tuple[int, bytes]]:
         """By item: the token behind its last row, and that token's packed score where asked."""

@@ -2,10 +2,11 @@
 
 ``transformers`` supplies every line of model code. Its parts are found by structure, never by a
 model's name: the one list of ``num_hidden_layers`` modules, the input embedding, the output head,
-a rotary module, and one final norm.
+and whatever the model's own forward does around them (:mod:`node.anatomy`).
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,12 @@ from torch import nn
 
 from dht.errors import UserError
 from dht.types import ModelSpec
-from node.anatomy import hidden_steps
-from node.attention import ATTENTION_NAME, register
+from node.anatomy import FAILURES, Anatomy, Unservable, study
+from node.attention import ATTENTION_NAME, Step, register
+from node.blueprint import build, context_tokens, kept_float32, layers_name, ties
+from node.checkpoint_names import CheckpointNames
+from node.flow import Flow
+from node.skeleton import Skeleton
 from node.tensors import DTYPES
 from node.weights import Progress, WeightStore, is_finite
 
@@ -28,185 +33,128 @@ class ModelLayout:
     dtype: torch.dtype
     config: Any
     model: nn.Module
-    base: nn.Module
     layers: nn.ModuleList
     layers_name: str
     embed_name: str
-    norm_name: str
-    rotary_name: str
     head_name: str
     tied: bool
+    anatomy: Anatomy
+    names: CheckpointNames
+    kept_float32: frozenset[str]
+    """Parameters that the model's code computes in float32 whatever the dtype."""
 
     @classmethod
     def of(cls, store: WeightStore, dtype: str) -> "ModelLayout":
         """Build the model without weights; UserError when its structure cannot be served."""
-        from accelerate import init_empty_weights
-        from transformers import AutoConfig, AutoModelForCausalLM
-        from transformers.initialization import no_init_weights
-
         register()
-        try:
-            config = AutoConfig.from_pretrained(store.directory, trust_remote_code=False)
-            with init_empty_weights(), no_init_weights():
-                model = AutoModelForCausalLM.from_config(
-                    config, attn_implementation=ATTENTION_NAME, trust_remote_code=False
-                )
-        except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
-            if ATTENTION_NAME in str(error):
-                raise UserError(
-                    f"{store.directory} cannot be served yet: its layers do not call attention"
-                    " through transformers' interface"
-                ) from error
-            first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-            raise UserError(f"{store.directory} cannot be served yet: {first_line}") from error
-        return cls._found(store, DTYPES[dtype], config, model)
+        reason = ""
+        for packed in (True, False):  # all sessions in one row where that is right
+            try:
+                return cls._studied(store, DTYPES[dtype], packed)
+            except (Unservable, *FAILURES, OSError) as error:
+                lines = str(error).strip().splitlines()
+                first_line = lines[0] if lines else repr(error)
+                if ATTENTION_NAME not in first_line:
+                    reason = first_line
+        raise UserError(f"{store.directory} cannot be served yet: {reason}")
 
     @classmethod
-    def _found(
-        cls, store: WeightStore, dtype: torch.dtype, config: Any, model: nn.Module
-    ) -> "ModelLayout":
-        where = store.directory
-        count = config.get_text_config().num_hidden_layers
-        modules: dict[str, Any] = dict(model.named_modules())
-        stacks = [
-            (name, module)
-            for name, module in modules.items()
-            if isinstance(module, nn.ModuleList) and len(module) == count and name
-        ]
-        stacks = [(n, m) for n, m in stacks if not any(n.startswith(f"{o}.") for o, _ in stacks)]
-        if len(stacks) != 1:
-            raise UserError(f"{where} cannot be served yet: it has {len(stacks)} stacks of layers")
-        layers_name, layers = stacks[0]
-        base_name = layers_name.rpartition(".")[0]
-        base = model.get_submodule(base_name)
-        names = {id(module): name for name, module in model.named_modules()}
-        anatomy: Any = model
-        embed = anatomy.get_input_embeddings()
-        head = anatomy.get_output_embeddings()
-        if embed is None or head is None:
-            raise UserError(f"{where} cannot be served yet: it has no embedding or no LM head")
-        rest = {
-            name: module
-            for name, module in base.named_children()
-            if module is not layers and module is not embed
-        }
-        rotary = [n for n, m in rest.items() if not list(m.parameters()) and list(m.buffers())]
-        norms = [n for n, m in rest.items() if list(m.parameters())]
-        if len(rotary) != 1 or len(norms) != 1 or len(rest) != 2:
-            raise UserError(
-                f"{where} cannot be served yet: beside its layers it has {', '.join(sorted(rest))}"
-            )
-        layout = cls(
+    def _studied(cls, store: WeightStore, dtype: torch.dtype, packed: bool) -> "ModelLayout":
+        config, model = build(store, dtype, ATTENTION_NAME if packed else None)
+        stack = layers_name(model, config)
+        anatomy = study(
+            model,
+            stack,
+            packed=packed,
+            context_tokens=context_tokens(config),
+            dtype=dtype,
+        )
+        named = {id(module): name for name, module in model.named_modules()}
+        structure: Any = model
+        embed_name = named.get(id(structure.get_input_embeddings()), "")
+        head_name = named.get(id(structure.get_output_embeddings()), "")
+        if embed_name not in anatomy.before or head_name not in anatomy.behind:
+            raise Unservable("its embedding or its LM head is not where it says")
+        names = CheckpointNames(str(store.directory), model, store.tensors)
+        layers: Any = model.get_submodule(stack)
+        return cls(
             store=store,
             dtype=dtype,
             config=config,
             model=model,
-            base=base,
             layers=layers,
-            layers_name=layers_name,
-            embed_name=names[id(embed)],
-            norm_name=f"{base_name}.{norms[0]}",
-            rotary_name=f"{base_name}.{rotary[0]}",
-            head_name=names[id(head)],
-            tied=f"{names[id(head)]}.weight" not in store.tensors,
+            layers_name=stack,
+            embed_name=embed_name,
+            head_name=head_name,
+            tied=f"{head_name}.weight" not in names and ties(model, f"{head_name}.weight"),
+            anatomy=anatomy,
+            names=names,
+            kept_float32=kept_float32(model, dtype),
         )
-        layout._check_flow()
-        return layout
 
-    def _check_flow(self) -> None:
-        """Raise UserError when the parts in a row are not the whole model."""
-        names = {
-            "embed": self.embed_name,
-            "layers": self.layers_name,
-            "norm": self.norm_name,
-            "head": self.head_name,
-            "rotary": self.rotary_name,
-        }
-        width = self.config.get_text_config().hidden_size
-        rotary = self.make_rotary(torch.device("cpu"))
-        found = hidden_steps(self.model, names, len(self.layers), width, rotary)
-        if found is not None:
-            raise UserError(f"{self.store.directory} cannot be served yet: {found}")
-
-    def make_rotary(self, device: torch.device) -> nn.Module:
-        """Rotary frequencies are computed, not stored: made anew on the real device.
-
-        Raises UserError where they depend on how long the context is, because sessions of
-        different lengths share a step.
-        """
-        on_meta = self.model.get_submodule(self.rotary_name)
-        kind = str(getattr(on_meta, "rope_type", "default"))
-        if "dynamic" in kind or kind == "longrope":
-            raise UserError(
-                f"{self.store.directory} cannot be served yet: its rotary embedding ({kind})"
-                " changes with the length of the context"
-            )
-        try:
-            with torch.device(device):
-                rotary: nn.Module = type(on_meta)(config=self.config.get_text_config())
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
-            raise UserError(
-                f"{self.store.directory} cannot be served yet: its rotary embedding cannot be made"
-                f" ({error})"
-            ) from error
-        return rotary
+    def skeleton(self) -> Skeleton:
+        """The model's own forward without weights, on the CPU."""
+        return Skeleton(self.model, self.layers_name, tuples=self.anatomy.tuples)
 
     def spec(self, name: str) -> ModelSpec:
         """What planners must know; sizes are in the dtype that peers compute in."""
         text = self.config.get_text_config()
         item = self.dtype.itemsize
-        heads = text.num_attention_heads
-        width = getattr(text, "head_dim", None) or text.hidden_size // heads
-        kv_heads = getattr(text, "num_key_value_heads", None) or heads
+        behind = sum(_numbers(self.model.get_submodule(part)) for part in self.anatomy.behind)
+        before = sum(_numbers(self.model.get_submodule(part)) for part in self.anatomy.before)
         return ModelSpec(
             name=name,
             fingerprint=self.store.fingerprint,
             layers=len(self.layers),
             layer_bytes=max(_numbers(layer) for layer in self.layers) * item,
-            embed_bytes=_numbers(self.model.get_submodule(self.embed_name)) * item,
-            head_bytes=(
-                _numbers(self.model.get_submodule(self.head_name))
-                + _numbers(self.model.get_submodule(self.norm_name))
-            )
-            * item,
-            kv_bytes_per_token_layer=2 * kv_heads * width * item,
-            activation_bytes=text.hidden_size * item,
-            context_tokens=text.max_position_embeddings,
+            embed_bytes=before * item,
+            head_bytes=behind * item,
+            kv_bytes_per_token_layer=max(map(_kv_numbers, self.anatomy.kv_shapes)) * item,
+            activation_bytes=self.anatomy.width * item,
+            context_tokens=context_tokens(self.config),
             vocab=text.vocab_size,
         )
 
+    def part_parameters(self, path: str) -> list[str]:
+        """Names of what a module takes from a checkpoint, under the model's code's names."""
+        module = self.model.get_submodule(path)
+        return [f"{path}.{name}" for name in module.state_dict()]
+
+    def dtype_of(self, parameter: str) -> torch.dtype:
+        """What a parameter is computed in: some must stay float32, whatever the rest is in."""
+        if parameter in self.kept_float32:
+            return torch.float32
+        return self.dtype
+
     def layer_names(self, index: int) -> list[str]:
         """Checkpoint names that one layer needs."""
-        prefix = f"{self.layers_name}.{index}"
-        return [f"{prefix}.{name}" for name, _ in self.layers[index].named_parameters()]
+        return self.names.sources(self.part_parameters(f"{self.layers_name}.{index}"))
 
-    def tail_names(self) -> list[str]:
-        """Checkpoint names of the final norm and the head; a tied head is the embedding."""
-        norm, head = (
-            self.model.get_submodule(self.norm_name),
-            self.model.get_submodule(self.head_name),
-        )
-        weight = f"{self.embed_name if self.tied else self.head_name}.weight"
-        biases = [n for n, _ in head.named_parameters() if n != "weight"]
-        return [
-            *(f"{self.norm_name}.{name}" for name, _ in norm.named_parameters()),
-            weight,
-            *(f"{self.head_name}.{name}" for name in biases),
-        ]
+
+def kv_shape(layout: ModelLayout, layer: int) -> tuple[int, int, int]:
+    """``(kv_heads, key width, value width)`` of what a layer writes for each token."""
+    return layout.anatomy.kv_shapes[layer]
 
 
 def _numbers(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    return sum(tensor.numel() for tensor in module.state_dict().values())
+
+
+def _kv_numbers(shape: tuple[int, int, int]) -> int:
+    kv_heads, key_width, value_width = shape
+    return kv_heads * (key_width + value_width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A module to fill: a layer, the embedding, the norm or the head."""
+    """A module to fill: a layer, or one beside the layers."""
 
-    kind: str
-    prefix: str
-    on_meta: nn.Module
+    path: str
+    """Of the module in the model."""
+    parameters: list[str]
+    """What it takes from the checkpoint, under the model's code's names."""
     names: list[str]
+    """The checkpoint's tensors that these are made of."""
     layer: int | None = None
     shares: bool = False
     """Its weight is the tied matrix, which another part holds."""
@@ -231,44 +179,71 @@ class LoadedRange:
         self._layout = layout
         self._device = device
         self.layers: dict[int, nn.Module] = {}
-        self.embed: nn.Module | None = None
-        self.norm: nn.Module | None = None
-        self.head: nn.Module | None = None
-        self.rotary = layout.make_rotary(device)
+        self.parts: dict[str, nn.Module] = {}
+        """Modules with weights beside the layers, by their names in the model."""
+        self._flow = Flow(layout.anatomy, layout.skeleton().to(device))
+
+    @property
+    def embed(self) -> nn.Module | None:
+        """The token embedding, where the first layer is held."""
+        return self.parts.get(self._layout.embed_name)
+
+    @property
+    def head(self) -> nn.Module | None:
+        """The output head, where the last layer is held."""
+        return self.parts.get(self._layout.head_name)
+
+    def enter(self, token_ids: Sequence[Sequence[int]], starts: Sequence[int]) -> torch.Tensor:
+        """What goes into layer 0 for several sessions' tokens, ``[tokens, hidden]``.
+
+        ``starts`` says at which position each session's tokens begin.
+        """
+        return self._flow.enter(token_ids, starts, self._device)
+
+    def run(
+        self, start: int, end: int, step: Step, hidden: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows ``[tokens, hidden]`` behind layers ``[start, end)``, which must be held."""
+        return self._flow.run(self.layers, start, end, step, hidden, positions)
+
+    def leave(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits ``[rows, vocabulary]`` of rows that come out of the last layer."""
+        return self._flow.leave(hidden)
 
     def set(self, start: int, end: int, progress: Progress | None = None) -> int:
         """Hold exactly ``[start, end)``; what stays is not read again. Returns bytes read.
 
         What leaves is freed first, and parts are filled one after the other, so that at most the
-        larger of the two ranges and one tensor more are in memory. After an error the parts that
-        were filled stay, and are not read again by the next call.
+        larger of the two ranges and what one parameter is made of are in memory. After an error
+        the parts that were filled stay, and are not read again by the next call.
         """
-        layout = self._layout
-        total = len(layout.layers)
+        store = self._layout.store
         self.layers = {i: layer for i, layer in self.layers.items() if start <= i < end}
         shared = self._tied_weight()
-        if start != 0:
-            self.embed = None
-        if end != total:
-            self.norm = self.head = None
+        beside = self._beside(start, end)
+        self.parts = {path: part for path, part in self.parts.items() if path in beside}
         missing = self._missing(start, end, shared)
-        store = layout.store
         entries = [store.tensors[n] for part in missing for n in part.names if n in store.tensors]
         meter = _Meter(sum(entry.size_bytes for entry in entries), progress)
         before = store.bytes_read
         store.fetch([name for part in missing for name in part.names])
         for part in missing:
-            tensors = {f"{part.prefix}weight": shared} if part.shares and shared is not None else {}
-            for name, tensor in store.read(part.names):
-                meter.add(store.tensors[name].size_bytes)
-                tensors[self._target(name, part)] = self._moved(name, tensor)
-            module = self._fill(part.on_meta, part.prefix, tensors)
+            tensors = self._tensors(part, shared, meter)
+            module = self._fill(part, tensors)
             if part.layer is not None:
                 self.layers[part.layer] = module
             else:
-                setattr(self, part.kind, module)
+                self.parts[part.path] = module
             shared = shared if shared is not None else self._tied_weight()
+        self._flow.hold(self.parts)
         return store.bytes_read - before
+
+    def _beside(self, start: int, end: int) -> list[str]:
+        """Modules beside the layers that ``[start, end)`` goes with."""
+        anatomy = self._layout.anatomy
+        before = anatomy.before if start == 0 else ()
+        behind = anatomy.behind if end == len(self._layout.layers) else ()
+        return [*before, *behind]
 
     def _tied_weight(self) -> torch.Tensor | None:
         """The matrix that embedding and head share, where the model has one and it is here."""
@@ -279,51 +254,72 @@ class LoadedRange:
 
     def _missing(self, start: int, end: int, shared: torch.Tensor | None) -> "list[_Part]":
         """What ``[start, end)`` needs and is not held; the tied matrix is needed once."""
-        layout, total = self._layout, len(self._layout.layers)
-        parts: list[_Part] = []
-        if start == 0 and self.embed is None:
-            names = [] if shared is not None else [f"{layout.embed_name}.weight"]
-            parts.append(self._part("embed", layout.embed_name, names, shares=shared is not None))
-        parts += [
-            _Part(
-                kind="layer",
-                layer=index,
-                prefix=f"{layout.layers_name}.{index}.",
-                on_meta=layout.layers[index],
-                names=layout.layer_names(index),
-            )
+        layout = self._layout
+        parts = [
+            self._part(f"{layout.layers_name}.{index}", layer=index)
             for index in range(start, end)
             if index not in self.layers
         ]
-        if end == total and self.head is None:
-            inside = [n for n in layout.tail_names() if n.startswith(f"{layout.norm_name}.")]
-            outside = [n for n in layout.tail_names() if n not in inside]
-            tied = layout.tied and (shared is not None or start == 0)
-            if tied:
-                outside.remove(f"{layout.embed_name}.weight")
-            parts.append(self._part("norm", layout.norm_name, inside))
-            parts.append(self._part("head", layout.head_name, outside, shares=tied))
+        here = shared is not None
+        for path in self._beside(start, end):
+            if path not in self.parts:
+                tied = layout.tied and path in (layout.embed_name, layout.head_name)
+                parts.append(self._part(path, shares=tied and here))
+                here = here or tied
         return parts
 
-    def _part(self, kind: str, path: str, names: list[str], shares: bool = False) -> "_Part":
-        on_meta = self._layout.model.get_submodule(path)
-        return _Part(kind=kind, prefix=f"{path}.", on_meta=on_meta, names=names, shares=shares)
+    def _part(self, path: str, layer: int | None = None, shares: bool = False) -> "_Part":
+        layout = self._layout
+        weight = f"{path}.weight"
+        parameters = [n for n in layout.part_parameters(path) if not (shares and n == weight)]
+        stored = parameters
+        if layout.tied and path == layout.head_name and not shares:
+            stored = [f"{layout.embed_name}.weight" if n == weight else n for n in parameters]
+        return _Part(
+            path=path,
+            parameters=parameters,
+            names=layout.names.sources(stored),
+            layer=layer,
+            shares=shares,
+        )
 
-    def _target(self, name: str, part: "_Part") -> str:
-        """A tied head is filled from the embedding's tensor."""
-        return name if name.startswith(part.prefix) else f"{part.prefix}weight"
+    def _tensors(
+        self, part: "_Part", shared: torch.Tensor | None, meter: _Meter
+    ) -> dict[str, torch.Tensor]:
+        """The part's parameters by name, each made as soon as all that it is made of was read."""
+        layout, weight = self._layout, f"{part.path}.weight"
+        made = {weight: shared} if part.shares and shared is not None else {}
+        borrowed = f"{layout.embed_name}.weight"
+        own = [n for n in part.parameters if n in layout.names]
+        lent = [] if len(own) == len(part.parameters) else [borrowed]
+        waiting = layout.names.conversions([*own, *lent])
+        read: dict[str, torch.Tensor] = {}
+        for name, tensor in layout.store.read(part.names):
+            meter.add(layout.store.tensors[name].size_bytes)
+            read[name] = tensor
+            ready = [c for c in waiting if all(source in read for source, _ in c.sources)]
+            for conversion in ready:
+                waiting.remove(conversion)
+                for target, parameter in layout.names.convert(conversion, read).items():
+                    known = weight if lent and target == borrowed else target
+                    made[known] = self._moved(known, parameter)
+                for source, _ in conversion.sources:
+                    read.pop(source, None)
+        return made
 
     def _moved(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        moved = tensor.to(self._device, self._layout.dtype)
-        if self._layout.dtype is torch.float16 and not is_finite(moved):
+        dtype = self._layout.dtype_of(name)
+        moved = tensor.to(self._device, dtype)
+        if dtype is torch.float16 and not is_finite(moved):
             raise UserError(
                 f"{self._layout.store.directory}: {name} has numbers beyond float16;"
                 " use --dtype bfloat16 or float32"
             )
         return moved
 
-    def _fill(self, on_meta: nn.Module, prefix: str, tensors: dict[str, torch.Tensor]) -> nn.Module:
-        module = copy.deepcopy(on_meta)
+    def _fill(self, part: "_Part", tensors: dict[str, torch.Tensor]) -> nn.Module:
+        module = copy.deepcopy(self._layout.model.get_submodule(part.path))
+        prefix = f"{part.path}."
         state = {
             name.removeprefix(prefix): tensor
             for name, tensor in tensors.items()
@@ -336,6 +332,10 @@ class LoadedRange:
             raise UserError(
                 f"{self._layout.store.directory} cannot be served yet: {reason}"
             ) from error
+        for inner in module.modules():
+            for name, buffer in inner.named_buffers(recurse=False):
+                if buffer.device.type != "meta":  # computed by the model's code, not stored
+                    inner._buffers[name] = buffer.to(self._device)
         left = [name for name, tensor in _tensors(module) if tensor.device.type == "meta"]
         if left:
             raise UserError(

@@ -60,6 +60,8 @@ class WorkBounds:
     width: int
     """Of hidden states."""
     vocab: int
+    context_tokens: int
+    """The longest context that the model reads; behind it there are no positions."""
 
 
 def refusal(item: WorkItem, reservation: Reservation | None, bounds: WorkBounds) -> str | None:
@@ -76,6 +78,8 @@ def refusal(item: WorkItem, reservation: Reservation | None, bounds: WorkBounds)
     if item.position < 0 or item.position + item.tokens > reservation.tokens:
         at = f"[{item.position}, {item.position + item.tokens})"
         return f"positions {at} asked, {reservation.tokens} reserved"
+    if item.position + item.tokens > bounds.context_tokens:
+        return f"the model reads at most {bounds.context_tokens} tokens"
     if item.position > reservation.written:
         return f"position {item.position} asked, {reservation.written} comes next"
     if item.position < reservation.written:

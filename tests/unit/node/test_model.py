@@ -53,44 +53,6 @@ def sampled(engine: Engine) -> int | None:
     return result.token_id
 
 
-@pytest.mark.parametrize("family", ["phi3", "olmo2", "gemma", "glm4", "stablelm", "smollm3"])
-def test_other_families_are_served_rightly(family: str, tmp_path: Path) -> None:
-    model = make(tmp_path, family, head_dim=16)
-    engine = engine_of(tmp_path)
-    engine.load(0, LAYERS)
-    with torch.inference_mode():
-        assert sampled(engine) == int(model(torch.tensor([IDS])).logits[0, -1].argmax())
-
-
-ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "gemma2": ({"head_dim": 16}, "logits"),
-    "gemma3_text": ({"head_dim": 16}, "layers"),
-    "gpt_oss": ({"num_local_experts": 4, "head_dim": 16}, "sinks"),
-    "gpt2": ({}, "wpe"),
-    "bloom": ({}, "word_embeddings_layernorm"),
-    "falcon": ({}, "attention"),
-    "granite": ({"embedding_multiplier": 3.0}, "embedding before the first layer"),
-    "cohere": ({}, "logits"),
-    "qwen3_moe": (
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
-        "no tensor .*experts",
-    ),
-    "llama": ({"rope_parameters": ROPE}, "dynamic"),
-}
-
-
-@pytest.mark.parametrize("family", list(REFUSED))
-def test_what_cannot_be_served_is_refused_at_load_with_the_reason(
-    family: str, tmp_path: Path
-) -> None:
-    extra, reason = REFUSED[family]
-    make(tmp_path, family, **extra)
-    with pytest.raises(UserError, match=reason) as caught:
-        engine_of(tmp_path).load(0, LAYERS)
-    assert "cannot be served yet" in str(caught.value)
-
-
 def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
     make(tmp_path, "llama")
     config = tmp_path / "config.json"

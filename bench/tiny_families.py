@@ -1,0 +1,158 @@
+"""A tiny model with random weights of each family that the engine is held against."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+LAYERS, VOCAB, CONTEXT, WINDOW = 4, 101, 256, 24
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+def rope(kind: str, **more: Any) -> dict[str, Any]:
+    """Rotary parameters of a kind of scaling."""
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **more}}
+
+
+LONGROPE = rope(
+    "longrope",
+    short_factor=[1.0, 1.1, 1.2, 1.3],
+    long_factor=[1.0, 2.0, 4.0, 8.0],
+    original_max_position_embeddings=64,
+)
+LLAMA3 = rope(
+    "llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 24,
+}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "llama, linear rope": ("llama", rope("linear", factor=4.0)),
+    "llama, dynamic rope": ("llama", rope("dynamic", factor=2.0)),
+    "llama, yarn": ("llama", YARN),
+    "llama, llama3 rope": ("llama", LLAMA3),
+    "mistral": ("mistral", {"sliding_window": WINDOW, "head_dim": 16}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3_moe": ("qwen3_moe", {**MIXTURE, "head_dim": 16}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma": ("gemma", {"head_dim": 16}),
+    "gemma2": ("gemma2", {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16}),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 6,
+            "query_pre_attn_scalar": 16,
+        },
+    ),
+    "phi3": ("phi3", {"sliding_window": None}),
+    "phi3, longrope": ("phi3", {"sliding_window": None, **LONGROPE}),
+    "olmo2": ("olmo2", {}),
+    "gpt_oss": ("gpt_oss", {"head_dim": 16, "num_local_experts": 4, "sliding_window": WINDOW}),
+    "gpt_neox": ("gpt_neox", {}),
+    "falcon, alibi": ("falcon", {"alibi": True, "new_decoder_architecture": False}),
+    "falcon, rotary": ("falcon", {"alibi": False, "new_decoder_architecture": True}),
+    "bloom": ("bloom", {}),
+    "mpt": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": LAYERS, "max_seq_len": CONTEXT}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "granitemoe": ("granitemoe", {"num_local_experts": 4, "embedding_multiplier": 3.0}),
+    "cohere": ("cohere", {"logit_scale": 0.25}),
+    "cohere2": ("cohere2", {"logit_scale": 0.25, "sliding_window": WINDOW}),
+    "deepseek_v2": ("deepseek_v2", {**LATENT, "topk_method": "greedy"}),
+    "deepseek_v3": ("deepseek_v3", LATENT),
+    "gpt2": ("gpt2", {"n_positions": CONTEXT}),
+    "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "stablelm": ("stablelm", {}),
+    "starcoder2": ("starcoder2", {"sliding_window": WINDOW}),
+    "nemotron": ("nemotron", {}),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "smollm3": ("smollm3", {}),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "phi": ("phi", {}),
+    "gptj": ("gptj", {"n_positions": CONTEXT, "rotary_dim": 8}),
+    "llama4_text": (
+        "llama4_text",
+        {
+            "head_dim": 8,
+            "num_local_experts": 2,
+            "intermediate_size_mlp": 48,
+            "attention_chunk_size": WINDOW,
+            "moe_layers": [1, 3],
+        },
+    ),
+}
+"""By name: the family as ``transformers`` calls it, and what its configuration has beyond
+:data:`SHAPE`."""
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("mamba", {"state_size": 8}),
+    "falcon_h1": ("falcon_h1", {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}),
+    "recurrent_gemma": ("recurrent_gemma", {"lru_width": 32}),
+    "qwen3_next": ("qwen3_next", {**MIXTURE, "head_dim": 16}),
+    "gemma3n_text": (
+        "gemma3n_text",
+        {"head_dim": 16, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0},
+    ),
+    "rwkv": ("rwkv", {}),
+}
+"""Families that cannot be served, likewise."""
+
+
+def make(directory: Path, name: str, *, dtype: torch.dtype = torch.float32) -> Any:
+    """Write the named model's files to ``directory``; returns it, in float32."""
+    family, extra = {**FAMILIES, **REFUSED}[name]
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(family, **{**SHAPE, **extra})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1 or parameter.abs().max() == 0:
+                parameter.add_(torch.randn_like(parameter) * 0.1)  # norms and biases count, too
+    model.to(dtype).save_pretrained(directory)
+    return model.float()

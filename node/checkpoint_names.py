@@ -1,0 +1,122 @@
+"""From the tensors of a checkpoint to the parameters of the model's code.
+
+The code of a family changes over the years, its checkpoints do not: a mixture's experts are stored
+one by one and computed as one stacked tensor, and modules have been renamed. ``transformers`` keeps
+the conversions of whole models; here they are planned by name alone and run for just the
+parameters of a range, from just their tensors.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dht.errors import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """Tensors of the checkpoint that become parameters together."""
+
+    target: str
+    """The parameter by which the conversion is known."""
+    sources: tuple[tuple[str, str], ...]
+    """``(tensor, pattern that it matched)``, in the order in which they are joined."""
+    converter: Any = None
+    """``transformers``' operations; None where one tensor is the parameter."""
+
+    def convert(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> "Converted":
+        """Parameters by name, from all the sources' tensors."""
+        if self.converter is None:
+            return {self.target: tensors[self.sources[0][0]]}
+        running = copy.deepcopy(self.converter)
+        for source, pattern in self.sources:
+            running.add_tensor(self.target, source, pattern, tensors[source])
+        made = running.convert(self.target, model=model, config=model.config)
+        return {name: part[0] if isinstance(part, list) else part for name, part in made.items()}
+
+
+Converted = dict[str, torch.Tensor]
+
+
+class CheckpointNames:
+    """Which tensors of a checkpoint each parameter needs."""
+
+    def __init__(self, where: str, model: nn.Module, tensors: Iterable[str]) -> None:
+        """``model`` is on the meta device. Raises UserError where its names cannot be planned."""
+        self._where = where
+        self._model = model
+        self._by_parameter: dict[str, Conversion] = {}
+        for conversion in self._plan(sorted(tensors)):
+            for name in self._made_by(conversion):
+                self._by_parameter.setdefault(name, conversion)
+
+    def __contains__(self, parameter: str) -> bool:
+        return parameter in self._by_parameter
+
+    def conversions(self, parameters: Iterable[str]) -> list[Conversion]:
+        """What must run for these parameters, each once; UserError names one without tensors."""
+        wanted: dict[str, Conversion] = {}
+        for name in parameters:
+            if name not in self._by_parameter:
+                raise UserError(
+                    f"{self._where} cannot be served yet: its files hold no tensor for {name},"
+                    " which the model's code needs"
+                )
+            conversion = self._by_parameter[name]
+            wanted[conversion.target] = conversion
+        return list(wanted.values())
+
+    def sources(self, parameters: Iterable[str]) -> list[str]:
+        """The tensors that these parameters need."""
+        found = [name for c in self.conversions(parameters) for name, _ in c.sources]
+        return list(dict.fromkeys(found))
+
+    def convert(self, conversion: Conversion, tensors: dict[str, torch.Tensor]) -> Converted:
+        """Parameters by name; UserError where the tensors do not fit each other."""
+        try:
+            return conversion.convert(self._model, tensors)
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise UserError(
+                f"{self._where} cannot be served yet: {conversion.target} cannot be made of its"
+                f" tensors ({error})"
+            ) from error
+
+    def _plan(self, tensors: list[str]) -> Iterator[Conversion]:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import (
+            WeightConverter,
+            dot_natural_key,
+            rename_source_key,
+        )
+
+        model: Any = self._model
+        transforms = get_model_conversion_mapping(model)
+        converters = [t for t in transforms if isinstance(t, WeightConverter)]
+        renamings = [t for t in transforms if not isinstance(t, WeightConverter)]
+        by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
+        known = model.state_dict()
+        prefix = model.base_model_prefix
+        groups: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
+        for tensor in sorted(tensors, key=dot_natural_key):
+            name, pattern = rename_source_key(tensor, renamings, converters, prefix, known)
+            if name not in known and tensor in known:  # it has its present name already
+                name, pattern = rename_source_key(tensor, [], [], prefix, known)
+            if name not in known:
+                continue  # nothing in the model's code needs it
+            converter = None if pattern is None else by_pattern[pattern]
+            groups.setdefault(name, (converter, []))[1].append((tensor, pattern or tensor))
+        for name, (converter, sources) in groups.items():
+            chosen = sources if converter is not None else sources[:1]
+            yield Conversion(target=name, sources=tuple(chosen), converter=converter)
+
+    def _made_by(self, conversion: Conversion) -> list[str]:
+        """Parameters that a conversion makes: several where a tensor is split."""
+        converter, target = conversion.converter, conversion.target
+        if converter is None or len(converter.target_patterns) < 2:
+            return [target]
+        first, *others = converter.target_patterns
+        return [target, *(target.replace(first, other) for other in others)]

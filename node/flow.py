@@ -1,0 +1,183 @@
+"""A step through the parts that a peer holds: into the layers, along them, and out to logits.
+
+Where a model is plain (:mod:`node.anatomy`) its modules are called directly; otherwise its own
+forward runs around the layers, with this peer's parts in it.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from node.anatomy import Anatomy, Source
+from node.attention import Segment, Step, set_step
+from node.kv_cache import PoolCache
+from node.skeleton import Skeleton
+
+
+class Flow:
+    """Runs rows of hidden states, ``[tokens, hidden]``, through parts of one model."""
+
+    def __init__(self, anatomy: Anatomy, skeleton: Skeleton) -> None:
+        """``skeleton`` is on the device of the parts."""
+        self._anatomy = anatomy
+        self._skeleton = skeleton
+        self._embed_width = int(skeleton.parts[anatomy.before[0]].get_parameter("weight").shape[-1])
+        self._sources = [skeleton.module(source.name) for source in anatomy.sources]
+        self._parts: dict[str, nn.Module] = {}
+
+    def hold(self, parts: dict[str, nn.Module]) -> None:
+        """Use exactly these parts beside the layers, by their names in the model."""
+        for name in self._parts.keys() - parts.keys():
+            self._skeleton.take_out(name)
+        for name, part in parts.items():
+            self._skeleton.put(name, part)
+        self._parts = dict(parts)
+
+    def enter(
+        self, token_ids: Sequence[Sequence[int]], starts: Sequence[int], device: torch.device
+    ) -> torch.Tensor:
+        """What goes into the first layer for several sessions' tokens, ``[tokens, hidden]``.
+
+        ``starts`` says at which position each session's tokens begin.
+        """
+        if not self._anatomy.packed:
+            return _joined(
+                [self._enter_alone(*each, device) for each in zip(token_ids, starts, strict=True)]
+            )
+        ids = torch.tensor([list(itertools.chain.from_iterable(token_ids))], device=device)
+        if self._anatomy.plain_entry:
+            hidden: torch.Tensor = self._parts[self._anatomy.before[0]](ids)[0]
+            return hidden
+        positions = [range(at, at + len(part)) for part, at in zip(token_ids, starts, strict=True)]
+        packed = torch.tensor([list(itertools.chain.from_iterable(positions))], device=device)
+        return self._skeleton.run(token_ids=ids, positions=packed).layers[0].hidden[0]
+
+    def _enter_alone(
+        self, token_ids: Sequence[int], start: int, device: torch.device
+    ) -> torch.Tensor:
+        end = start + len(token_ids)
+        segment = Segment(first=0, last=len(token_ids), context_tokens=end, slots=slice(0, 0))
+        heard = self._skeleton.run(
+            token_ids=torch.tensor([list(token_ids)], device=device),
+            positions=torch.arange(start, end, device=device)[None],
+            cache=PoolCache({}, segment),
+        )
+        return heard.layers[0].hidden[0]
+
+    def leave(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits ``[rows, vocabulary]`` of rows that come out of the last layer."""
+        if self._anatomy.plain_tail:
+            flowing = hidden
+            for name in self._anatomy.behind:
+                flowing = self._parts[name](flowing)
+            return flowing
+        rows = hidden[None]
+        positions = torch.arange(hidden.shape[0], device=hidden.device)[None]
+        heard = self._skeleton.run(
+            embedded=rows.new_zeros(1, hidden.shape[0], self._embed_width),
+            positions=positions,
+            answer=lambda _, __: rows,
+        )
+        assert heard.logits is not None  # noqa: S101 - the forward returned them
+        return heard.logits[0]
+
+    def run(
+        self,
+        layers: dict[int, nn.Module],
+        start: int,
+        end: int,
+        step: Step,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """``hidden`` behind layers ``[start, end)``; ``positions`` is ``[tokens]``."""
+        if not self._anatomy.packed:
+            return self._session_by_session(layers, start, end, step, hidden, positions)
+        packed, position_ids = hidden[None], positions[None]
+        set_step(step)
+        try:
+            outputs = [
+                self._made(source, module, packed, position_ids, step.segments)
+                for source, module in zip(self._anatomy.sources, self._sources, strict=True)
+            ]
+            for index in range(start, end):
+                call = self._anatomy.calls[index]
+                positional, named = call.resolve(packed, position_ids, outputs)
+                packed = _hidden(layers[index](packed, *positional, **named))
+        finally:
+            set_step(None)
+        return packed[0]
+
+    def _made(
+        self,
+        source: Source,
+        module: nn.Module,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        segments: list[Segment],
+    ) -> Any:
+        """What a weightless module makes of the positions of all rows."""
+        if not source.by_length:
+            positional, named = source.arguments.resolve(hidden, positions, ())
+            return module(*positional, **named)
+        parts: list[list[torch.Tensor]] = []
+        whole = True
+        for segment in segments:
+            rows = positions[:, segment.first : segment.last]
+            # One position more, behind all that the session may reach: every chunk of a session
+            # must see the same frequencies, however it is cut and wherever it is replayed.
+            reached = max(segment.tokens_max, segment.context_tokens) - 1
+            longer = torch.cat([rows, rows.new_full((1, 1), reached)], dim=1)
+            positional, named = source.arguments.resolve(hidden, longer, ())
+            output = module(*positional, **named)
+            whole = isinstance(output, torch.Tensor)
+            tensors = [output] if whole else list(output)
+            parts.append(
+                [
+                    tensor.narrow(dim, 0, segment.rows)
+                    for tensor, dim in zip(tensors, source.token_dims, strict=True)
+                ]
+            )
+        joined = [
+            torch.cat(pieces, dim=dim)
+            for pieces, dim in zip(zip(*parts, strict=True), source.token_dims, strict=True)
+        ]
+        return joined[0] if whole else tuple(joined)
+
+    def _session_by_session(
+        self,
+        layers: dict[int, nn.Module],
+        start: int,
+        end: int,
+        step: Step,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """Each session alone, with the arguments that the model's own forward makes for it."""
+        out = []
+        for segment in step.segments:
+            rows = hidden[None, segment.first : segment.last]
+            cache = PoolCache(step.pools, segment)
+            heard = self._skeleton.run(
+                embedded=rows.new_zeros(1, segment.rows, self._embed_width),
+                positions=positions[None, segment.first : segment.last],
+                cache=cache,
+            )
+            for index in range(start, end):
+                call = heard.layers[index]
+                rows = _hidden(layers[index](rows, *call.positional, **call.named))
+            step.calls += cache.calls
+            out.append(rows[0])
+        return _joined(out)
+
+
+def _hidden(output: Any) -> torch.Tensor:
+    hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,69 @@
+"""Which keys a row may see: the rule of a model's own mask, apart from any step.
+
+``transformers`` composes a layer's mask from predicates over (query, key) positions. A registered
+mask function receives the predicate; :class:`MaskRule` takes the mask's place in the layer's
+arguments, so that attention over pages follows the model's own words for it, whatever they are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Predicate = Callable[[Any, Any, Any, Any], Any]
+"""(batch, head, query positions, key positions) → whether the key may be seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskRule:
+    """``window`` keys up to and including the row itself (0: all of them), or a predicate."""
+
+    window: int = 0
+    predicate: Predicate | None = None
+
+    def allowed(self, rows: int, context: int, device: torch.device) -> torch.Tensor | None:
+        """For the last ``rows`` of ``context`` tokens: ``[rows, context]``; None: all of it."""
+        window = self.window
+        if self.predicate is None and rows == 1 and not 0 < window < context:
+            return None
+        query = torch.arange(context - rows, context, device=device)[:, None]
+        key = torch.arange(context, device=device)[None, :]
+        if self.predicate is not None:
+            return self._judge(query, key)
+        seen = key <= query
+        return seen & (key > query - window) if window else seen
+
+    def _judge(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        assert self.predicate is not None  # noqa: S101 - for the type checker
+        answer = self.predicate(0, 0, query, key)
+        answer = torch.as_tensor(answer, dtype=torch.bool, device=query.device)
+        return answer.expand(query.shape[0], key.shape[1]).contiguous()
+
+
+CAUSAL = MaskRule()
+
+
+def settled(rule: MaskRule) -> MaskRule:
+    """The same rule, as a plain window where its predicate is one.
+
+    ``rule.window`` is the length that the model's code names beside the predicate. Raises
+    LookupError, RuntimeError or TypeError where the predicate holds for one input only.
+    """
+    plain = MaskRule(window=rule.window)
+    if rule.predicate is None:
+        return plain
+    judged = MaskRule(predicate=rule.predicate)
+    span = 2 * plain.window + 3
+    keys = torch.arange(span)[None, :]
+    wanted = {0, 1, 2, span - 1, *(plain.window + n for n in (-2, -1, 0, 1))}
+    rows = torch.tensor(sorted(q for q in wanted if 0 <= q < span))[:, None]
+    expected = keys <= rows
+    if plain.window:
+        expected &= keys > rows - plain.window
+    return plain if torch.equal(judged._judge(rows, keys), expected) else judged
+
+
+def describe(*, mask_function: Predicate, local_size: int | None = None, **_: Any) -> MaskRule:
+    """``transformers``' mask interface: a rule instead of a tensor."""
+    return MaskRule(window=local_size or 0, predicate=mask_function)
