@@ -118,6 +118,9 @@ def keep(console: Console, swarm: LocalSwarm, model: Path) -> None:
         "\nThe swarm keeps running; Ctrl-C ends it. Ask it from another terminal:\n"
         f"  .venv/bin/python -m client.generate --model {model}"
         f" --prompt 'Once' --initial-peers {swarm.addresses[0]}\n"
+        "Serve OpenAI's interface to any program:\n"
+        f"  .venv/bin/python -m client.gateway --model {model}"
+        f" --initial-peers {swarm.addresses[0]}\n"
         "Another peer joins with:\n"
         f"  .venv/bin/python -m node.join --cpu --model {model} --identity /tmp/guest.key"
         f" --initial-peers {swarm.addresses[0]}",

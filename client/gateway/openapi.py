@@ -95,7 +95,7 @@ def _operation(
 ) -> dict[str, Any]:
     content: dict[str, Any] = {media: {"schema": {} if media != "text/plain" else _TEXT}}
     if streams:
-        content["text/event-stream"] = {"schema": _TEXT}
+        content["text/event-stream"] = {}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status, text in STATUSES.items():

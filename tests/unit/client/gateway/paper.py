@@ -111,7 +111,7 @@ class PaperSwarm:
     @staticmethod
     def next_token(ids: Sequence[int], sampling: Sampling) -> int:
         seed = 0 if sampling.temperature == 0 else sampling.seed
-        return 300 + zlib.crc32(repr((tuple(ids), seed)).encode()) % 700
+        return 300 + zlib.crc32(repr((len(ids), tuple(ids[-8:]), seed)).encode()) % 700
 
     @staticmethod
     def score(token_id: int, top: int) -> TokenScore:

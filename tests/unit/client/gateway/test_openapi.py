@@ -1,0 +1,73 @@
+"""schemathesis over the gateway's own document: whatever is sent, nothing is a fault of ours."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import CHECKS, load_all_checks
+
+from client.gateway.app import GatewayConfig
+from client.gateway.openapi import document
+from tests.unit.client.gateway.paper import paper_gateway
+
+CASES = [
+    (method, path, mode)
+    for path, methods in document(with_keys=False)["paths"].items()
+    for method, operation in methods.items()
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+    if mode is GenerationMode.POSITIVE or "requestBody" in operation  # else nothing can be wrong
+]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A gateway on a loop of its own, as schemathesis waits for its answers."""
+    urls: list[str] = []
+    ready, ends = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with paper_gateway(config=GatewayConfig(body_s=5.0)) as gateway:
+            urls.append(gateway.url)
+            ready.set()
+            await ends.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert ready.wait(60)
+    yield urls[0]
+    loop.call_soon_threadsafe(ends.set)
+    thread.join(60)
+    loop.close()
+
+
+@pytest.mark.property
+@pytest.mark.parametrize(("method", "path", "mode"), CASES)
+def test_nothing_is_a_server_error_and_everything_is_as_documented(
+    url: str, method: str, path: str, mode: GenerationMode
+) -> None:
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    operation = schema[path][method]
+    load_all_checks()
+    named = ["not_a_server_error", "status_code_conformance", "content_type_conformance"]
+    checks = [CHECKS.get_one(name) for name in (*named, "response_schema_conformance")]
+    session = requests.Session()
+
+    @settings(
+        max_examples=25 if method == "post" else 5,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def run(case: Any) -> None:
+        case.call_and_validate(checks=checks, session=session, timeout=60)
+
+    run()
