@@ -262,14 +262,47 @@ def test_mistakes_at_the_start_are_one_line(peers: LocalSwarm, gateway: GatewayP
         assert "Traceback" not in ended.stderr
 
 
+def python_with(package: str) -> str:
+    """An interpreter that has a package of the ``compat`` extra; skips the test without one."""
+    python = os.environ.get("ANABRANCH_COMPAT_PYTHON", sys.executable)
+    probe = subprocess.run([python, "-c", f"import {package}"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"{package} is not installed (pip install 'anabranch[compat]')")
+    return python
+
+
+def test_guidellm_measures_without_an_error(gateway: GatewayProcess, tmp_path: Path) -> None:
+    python = python_with("guidellm")
+    prompts, report = tmp_path / "prompts.jsonl", tmp_path / "report.json"
+    rows = [{"prompt": f"There was a {n}", "output_tokens_count": 12} for n in range(12)]
+    prompts.write_text("\n".join(json.dumps(row) for row in rows))
+    command = [python, "-m", "guidellm", "run", "--disable-console"]
+    command += ["--backend", f"kind=openai_http,target={gateway.url.removesuffix('/v1')}"]
+    command[-1] += ",model=brook,request_format=/v1/completions"
+    command += ["--tokenizer", f"kind=huggingface_auto,model={MODEL}"]
+    command += ["--profile", "kind=concurrent,streams=3"]
+    command += ["--constraint", "kind=max_requests,count=9"]
+    command += ["--data", f"kind=json_file,path={prompts}"]
+    command += ["--output", f"kind=json,path={report}"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (benchmark,) = json.loads(report.read_text())["benchmarks"]
+    totals = benchmark["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"]) == (9, 0)
+
+
 def test_lm_eval_loglikelihoods_are_those_of_one_process(
     gateway: GatewayProcess, reference: Reference, tmp_path: Path
 ) -> None:
     """lm-eval's own local-completions client; in a process of its own, as it patches much."""
-    python = os.environ.get("ANABRANCH_LM_EVAL_PYTHON", sys.executable)
-    probe = subprocess.run([python, "-c", "import lm_eval"], capture_output=True, check=False)
-    if probe.returncode:
-        pytest.skip("lm-eval is not installed (pip install 'anabranch[compat]')")
+    python = python_with("lm_eval")
     pairs = [
         ("Once upon a time", " a small otter found a blue boat."),
         ("The fox was", " happy. Then it rained"),

@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.local_swarm import ROOT
 from client.errors import layers_text
 from client.generation import GenerationOptions
 from client.text import Detokenizer, StopStrings, Tokenizer
 from dht.errors import UserError
+
+MODEL = ROOT / "models" / "brook"
 
 
 class _Bytes:
@@ -88,3 +91,34 @@ def test_layers_as_people_count_them() -> None:
     assert layers_text(((3, 4),)) == "layer 3"
     assert layers_text(((3, 6),)) == "layers 3-5"
     assert layers_text(((0, 2), (5, 6))) == "layers 0-1 and 5"
+
+
+def test_one_token_as_text_and_as_bytes() -> None:
+    tokenizer = Tokenizer.load(MODEL)
+    assert tokenizer is not None
+    text = "Once upon é ☃"
+    ids = tokenizer.encode(text, special_tokens=False)
+    assert b"".join(tokenizer.token_bytes(token_id) for token_id in ids).decode() == text
+    texts = [tokenizer.token_text(token_id) for token_id in ids]
+    assert texts[:2] == ["Once", " upon"]
+    assert texts[-3:] == ["bytes:\\xe2", "bytes:\\x98", "bytes:\\x83"]
+    first, *rest = tokenizer.encode(text)
+    assert tuple(rest) == ids, "special tokens come in front"
+    assert tokenizer.token_text(first) == "<|bos|>"
+    assert tokenizer.token_text(1 << 20) == ""
+
+
+class _Spaces:
+    """A decoder that drops the space in front of a text's first token, as SentencePiece's does."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return "".join({1: " a", 2: "b", 3: "\ufffd"}[token_id] for token_id in ids).lstrip(" ")
+
+    def id_to_token(self, token_id: int) -> str:
+        return {1: "▁a", 2: "b", 3: "<0xE2>"}[token_id]
+
+
+def test_a_leading_space_belongs_to_its_token() -> None:
+    tokenizer = Tokenizer(_Spaces())
+    assert [tokenizer.token_text(n) for n in (1, 2, 3)] == [" a", "b", "bytes:\\xe2"]
+    assert [tokenizer.token_bytes(n) for n in (1, 2, 3)] == [b" a", b"b", b"\xe2"]
