@@ -18,8 +18,9 @@ from dht.messages import Sampling
 from node.penalties import Draw, adjust, finite
 
 _MASK = (1 << 64) - 1
+FEW_CANDIDATES = 64
 CANDIDATES = 1024
-"""The likeliest tokens that are sorted first; all of them only where these do not decide."""
+"""So many of the likeliest tokens are sorted first; all only where these do not decide."""
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -60,25 +61,34 @@ def pick(row: torch.Tensor, sampling: Sampling, position: int) -> int:
 
 
 def _likeliest(row: torch.Tensor, sampling: Sampling, kept: int) -> tuple[Floats, Ids]:
-    """The ``kept`` likeliest tokens, and of those the fewest that make up ``top_p``."""
-    found, places = torch.topk(row, min(len(row), CANDIDATES + 1))
-    scores = _tempered(found, float(found[0]), sampling.temperature)
-    ids = places.to("cpu").numpy()
-    whole: Floats | None = None
-    if kept <= CANDIDATES:
-        total = float(np.exp(scores[:kept]).sum())
-    else:
-        whole = _tempered(row, float(found[0]), sampling.temperature)
-        if kept < len(row):
-            whole = np.partition(whole, len(row) - kept)[len(row) - kept :]
+    """The ``kept`` likeliest tokens, and of those the fewest that make up ``top_p``.
+
+    As few as may do are sorted first, more where they do not decide.
+    """
+    vocab = len(row)
+    greatest = float(row.max())
+    total = 0.0
+    sizes = [kept + 1]
+    if kept > CANDIDATES:
+        whole = _tempered(row, greatest, sampling.temperature)
+        if kept < vocab:
+            whole = np.partition(whole, vocab - kept)[vocab - kept :]
         total = float(np.exp(whole).sum())
-    count = _nucleus(scores[:kept], total, sampling.top_p)
-    if len(ids) < len(row) and (count == 0 or found[count - 1] == found[-1]):
-        # More tokens are needed, or some outside are as likely as the last one: look at all.
-        ids = np.arange(len(row))
-        scores = _tempered(row, float(found[0]), sampling.temperature)
-    scores, ids = _sorted(scores, ids)
-    count = count or _nucleus(scores[:kept], total, sampling.top_p) or min(kept, len(ids))
+        sizes = [FEW_CANDIDATES + 1, CANDIDATES + 1]
+    for size in sizes:
+        if size >= vocab:
+            break
+        found, places = torch.topk(row, size)
+        scores, ids = _tempered(found, greatest, sampling.temperature), places.to("cpu").numpy()
+        mass = total or float(np.exp(scores[:kept]).sum())
+        count = _nucleus(scores[:kept], mass, sampling.top_p)
+        # Tokens outside may be as likely as the last one inside: then all have to be looked at.
+        if count and found[count - 1] != found[-1]:
+            scores, ids = _sorted(scores, ids)
+            return scores[:count], ids[:count]
+    scores, ids = _sorted(_tempered(row, greatest, sampling.temperature), np.arange(vocab))
+    mass = total or float(np.exp(scores[:kept]).sum())
+    count = _nucleus(scores[:kept], mass, sampling.top_p) or kept
     return scores[:count], ids[:count]
 
 
