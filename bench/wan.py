@@ -357,7 +357,7 @@ def change() -> dict[str, Any]:
                     at_s = loop.time() - start_s
                     swarm.shape(truth(at_s))
                     flow = swarm.peers[0].stage.flow
-                    link = flow.link_to(swarm.peers[1].transport.peer_id)
+                    link = flow.links().get(swarm.peers[1].transport.peer_id)
                     if link is not None:
                         trace.append(
                             {

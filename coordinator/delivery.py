@@ -20,6 +20,8 @@ STARTUP_GROWTH = 1.25
 STARTUP_ROUNDS = 3
 """So many rounds without that growth end the start-up."""
 RTT_INITIAL_US = 100_000
+KNOWN_US = 300_000
+"""Of saturation, after which the estimate is worth telling others."""
 SAMPLES_MAX = 4096
 """Frames in flight that are remembered; more than any window here lets out."""
 
@@ -79,6 +81,11 @@ class DeliveryEstimator:
     def base_rtt_us(self) -> int:
         """The least round trip of the last ten seconds; an assumed one before the first."""
         return RTT_INITIAL_US if self._base_us is None else self._base_us
+
+    @property
+    def known(self) -> bool:
+        """Whether the link was the limit for long enough to say what it carries."""
+        return not self.starting and self._busy_us >= KNOWN_US
 
     @property
     def probing(self) -> bool:

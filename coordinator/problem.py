@@ -30,7 +30,7 @@ def problem_of(
         link
         for author, record in sorted(links.items())
         for link in record.links
-        if link.target == author and link.source in usable and author in usable
+        if author in {link.source, link.target} and link.source in usable and link.target in usable
     )
     return Problem(model=model, nodes=nodes, links=measured)
 

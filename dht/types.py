@@ -141,7 +141,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinksRecord:
-    """The directed links that end at this peer, measured by it (lifetime 5 min)."""
+    """Directed links of this peer, measured by it: those that end here, timed as their receiver,
+    and those that start here and were busy, as acknowledged deliveries show (lifetime 5 min)."""
 
     peer_id: PeerId
     links: Annotated[tuple[Link, ...], Meta(max_length=LINKS_MAX)]

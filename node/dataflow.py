@@ -59,10 +59,9 @@ class Dataflow:
         """Whether a session waits for a slow link; then call :meth:`resume_stalled` soon."""
         return bool(self._stalled)
 
-    def link_to(self, peer_id: str) -> LinkScheduler | None:
-        """The scheduler of the link to a next peer, with its measurements; None without one."""
-        hop = self._hops.find(peer_id)
-        return None if hop is None else hop.link
+    def links(self) -> dict[str, LinkScheduler]:
+        """The schedulers of the links to next peers, with what they measured."""
+        return self._hops.links()
 
     def resume_stalled(self) -> None:
         """Try again for sessions whose next link was behind."""

@@ -171,6 +171,10 @@ class HopTable:
         """The living hop to ``peer_id``, if there is one."""
         return self._hops.get(peer_id)
 
+    def links(self) -> dict[str, LinkScheduler]:
+        """The schedulers of all open hops, with what they measured, by peer."""
+        return {peer_id: hop.link for peer_id, hop in self._hops.items() if hop.link is not None}
+
     async def _run(self, hop: Hop, addresses: tuple[str, ...]) -> None:
         reason = "failed"
         try:

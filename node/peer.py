@@ -6,7 +6,8 @@ refuses what is not.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from coordinator.plan_store import PlanStore
@@ -46,8 +47,10 @@ class PeerConfig:
 
     announce_every_s: float = 15.0
     measure_every_s: float = 30.0
-    link_fresh_s: float = 240.0
-    """A link measured less long ago is not measured again."""
+    link_fresh_s: float = 1200.0
+    """A link measured less long ago is not probed again; links in use measure themselves."""
+    publish_links_s: float = 120.0
+    """Links are announced again after so long, changed or not: their record lives for 5 min."""
     links_per_round: int = 8
     move_s: float = 20.0
     """How long sessions on layers that a plan takes away may go on before they are moved."""
@@ -83,6 +86,7 @@ class Peer:
         self._record = record
         self._config = config
         self._links: dict[str, Link] = {}
+        self._links_published_s = -math.inf
         self._changed = asyncio.Event()
         self._leaving = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -205,9 +209,27 @@ class Peer:
                 logger.info("no link from %s: %s", peer_id, error)
         changed = fresh != self._links
         self._links = fresh
-        if changed and fresh:
-            newest = sorted(fresh.values(), key=lambda link: -link.measured_unix_s)[:LINKS_MAX]
-            await self._directory.publish(LinksRecord(peer_id=self._me, links=tuple(newest)))
+        busy = self._busy_links(nodes)
+        due = now_s - self._links_published_s > self._config.publish_links_s
+        if (fresh or busy) and (changed or busy or due):
+            newest = sorted(fresh.values(), key=lambda link: -link.measured_unix_s)
+            links = (*busy, *newest)[:LINKS_MAX]
+            await self._directory.publish(LinksRecord(peer_id=self._me, links=links))
+            self._links_published_s = now_s
+
+    def _busy_links(self, nodes: Mapping[str, NodeRecord]) -> list[Link]:
+        """Links from here that sessions filled, as their schedulers measured them."""
+        return [
+            Link(
+                source=self._me,
+                target=peer_id,
+                bandwidth_bytes_per_s=link.delivery.bandwidth_bytes_per_s,
+                rtt_s=link.delivery.base_rtt_us / 1e6,
+                measured_unix_s=self._transport.now(),
+            )
+            for peer_id, link in self._stage.flow.links().items()
+            if link.delivery.known and peer_id in nodes
+        ]
 
     @property
     def _me(self) -> str:

@@ -13,10 +13,17 @@ from dht.transport import PROBE_PROTOCOL, Stream, Transport
 from dht.types import Link
 
 PINGS = 3
-PROBE_BYTES = 256 << 10
+FRAME_BYTES = 32 << 10
+PROBE_BYTES_FIRST = 128 << 10
+PROBE_BYTES_MAX = 4 << 20
+"""A probe grows by fours up to this: 6.7 MB in all on a fast link, 131 kB on a slow one."""
+PROBE_LONG_S = 0.4
+"""A probe that took so long, and ten round trips, has left its slow start behind."""
+PROBE_LONG_RTTS = 10
+SERVED_BYTES_MAX = 8 << 20
+"""What one stream may ask for: a probe is no way to make others upload for ever."""
 REQUESTS_MAX = 16
-"""Requests that one stream may make: a probe is no way to make others upload for ever."""
-PROBE_S = 5.0
+PROBE_S = 10.0
 
 
 class ProbeServer:
@@ -24,55 +31,81 @@ class ProbeServer:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._noise = os.urandom(PROBE_BYTES)
+        self._noise = os.urandom(FRAME_BYTES)
 
     async def start(self) -> None:
         """Accept probe streams."""
         await self._transport.serve(PROBE_PROTOCOL, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
+        served_bytes = 0
         for _ in range(REQUESTS_MAX):
             message = (await wire.read_frame(stream, limit_bytes=1 << 10)).message
             match message:
                 case Ping(nonce=nonce):
                     await wire.send_frame(stream, Pong(nonce=nonce))
                 case ProbeRequest(size_bytes=size_bytes):
-                    body = memoryview(self._noise)[: min(size_bytes, PROBE_BYTES)]
-                    await wire.send_frame(stream, ProbeData(size_bytes=len(body)), body)
+                    served_bytes += size_bytes
+                    if served_bytes > SERVED_BYTES_MAX:
+                        raise wire.MalformedError(f"a probe of {served_bytes} bytes")
+                    await self._send(stream, size_bytes)
                 case _:
                     raise wire.MalformedError("a probe takes pings and probe requests")
+
+    async def _send(self, stream: Stream, size_bytes: int) -> None:
+        noise = memoryview(self._noise)
+        for at in range(0, size_bytes, FRAME_BYTES):
+            size = min(FRAME_BYTES, size_bytes - at)
+            await wire.send_frame(stream, ProbeData(size_bytes=size), noise[:size])
 
 
 async def measure_link(transport: Transport, peer_id: str, addresses: tuple[str, ...] = ()) -> Link:
     """Measure the link from ``peer_id`` to this peer.
 
-    Bandwidth is the probe's bytes over the time from its request to its last byte, less one round
-    trip; it is a lower bound. Raises NetworkError when the peer does not answer in time.
+    Bandwidth is the rate at which the second half of a probe arrived. Probes grow until one took
+    long enough to have left TCP's slow start behind. Raises NetworkError when the peer does not
+    answer in time.
     """
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(PROBE_S):
             stream = await transport.open_stream(peer_id, PROBE_PROTOCOL, addresses=addresses)
             try:
                 rtt_s = min([await _ping(stream, nonce) for nonce in range(PINGS)])
-                started_s = loop.time()
-                await wire.send_frame(stream, ProbeRequest(size_bytes=PROBE_BYTES))
-                frame = await wire.read_frame(stream, limit_bytes=PROBE_BYTES + 1024)
-                took_s = loop.time() - started_s
+                bandwidth = await _bandwidth(stream, rtt_s)
             finally:
                 await stream.close()
     except TimeoutError:
         raise NetworkError(f"peer {peer_id} did not finish a probe in {PROBE_S:.0f} s") from None
     except PeerError as error:
         raise NetworkError(f"peer {peer_id} broke the probe: {error}") from error
-    transfer_s = max(took_s - rtt_s, took_s * 0.1, 1e-6)
     return Link(
         source=peer_id,
         target=transport.peer_id,
-        bandwidth_bytes_per_s=len(frame.body) / transfer_s,
+        bandwidth_bytes_per_s=bandwidth,
         rtt_s=rtt_s,
         measured_unix_s=transport.now(),
     )
+
+
+async def _bandwidth(stream: Stream, rtt_s: float) -> float:
+    """Bytes/s of the longest probe."""
+    loop = asyncio.get_running_loop()
+    size_bytes = PROBE_BYTES_FIRST
+    while True:
+        started_s = loop.time()
+        await wire.send_frame(stream, ProbeRequest(size_bytes=size_bytes))
+        arrivals_s: list[float] = []
+        for _ in range(0, size_bytes, FRAME_BYTES):
+            frame = await wire.read_frame(stream, limit_bytes=FRAME_BYTES + 1024)
+            if not isinstance(frame.message, ProbeData) or len(frame.body) != FRAME_BYTES:
+                raise wire.MalformedError("a probe was answered with something else")
+            arrivals_s.append(loop.time())
+        took_s = arrivals_s[-1] - started_s
+        if took_s > max(PROBE_LONG_S, PROBE_LONG_RTTS * rtt_s) or size_bytes >= PROBE_BYTES_MAX:
+            half = len(arrivals_s) // 2
+            late_s = arrivals_s[-1] - arrivals_s[half - 1]
+            return (len(arrivals_s) - half) * FRAME_BYTES / max(late_s, 1e-6)
+        size_bytes = min(4 * size_bytes, PROBE_BYTES_MAX)
 
 
 async def _ping(stream: Stream, nonce: int) -> float:

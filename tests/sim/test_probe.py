@@ -1,0 +1,59 @@
+"""Probes over links on paper: what they measure is the link, whatever its rate and delay."""
+
+import random
+
+import pytest
+
+from dht import wire
+from dht.errors import NetworkError, PeerError
+from dht.identity import Identity
+from dht.memory import LinkModel, MemoryNetwork
+from dht.messages import ProbeRequest
+from dht.transport import PROBE_PROTOCOL
+from dht.virtual_time import run_virtual
+from node.probe import SERVED_BYTES_MAX, ProbeServer, measure_link
+
+pytestmark = pytest.mark.sim
+MBIT = 125_000.0
+
+
+@pytest.mark.parametrize("mbit", [2, 10, 100, 1000])
+@pytest.mark.parametrize("delay_ms", [0.1, 15, 100])
+def test_a_probe_finds_rate_and_round_trip(mbit: float, delay_ms: float) -> None:
+    async def scenario() -> None:
+        link = LinkModel(
+            delay_s=delay_ms / 1e3, bandwidth_bytes_per_s=mbit * MBIT, unread_bytes_max=16 << 20
+        )
+        network = MemoryNetwork(random.Random(1), link=link)
+        asker = network.transport(Identity.generate())
+        asked = network.transport(Identity.generate())
+        await ProbeServer(asked).start()
+        measured = await measure_link(asker, asked.peer_id)
+        assert (measured.source, measured.target) == (asked.peer_id, asker.peer_id)
+        assert measured.bandwidth_bytes_per_s == pytest.approx(mbit * MBIT, rel=0.05)
+        assert measured.rtt_s == pytest.approx(2 * delay_ms / 1e3, rel=0.1, abs=6e-4)
+
+    run_virtual(scenario(), limit_s=60)
+
+
+def test_a_stream_cannot_make_a_peer_upload_for_ever() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(1))
+        asker = network.transport(Identity.generate())
+        asked = network.transport(Identity.generate())
+        await ProbeServer(asked).start()
+        stream = await asker.open_stream(asked.peer_id, PROBE_PROTOCOL)
+        got_bytes = 0
+
+        async def ask_on() -> None:
+            nonlocal got_bytes
+            while True:
+                stream.write(wire.encode_frame(ProbeRequest(size_bytes=3 << 20)))
+                for _ in range(0, 3 << 20, 32 << 10):
+                    got_bytes += len((await wire.read_frame(stream)).body)
+
+        with pytest.raises((NetworkError, PeerError)):
+            await ask_on()
+        assert got_bytes <= SERVED_BYTES_MAX
+
+    run_virtual(scenario(), limit_s=60)
