@@ -32,6 +32,7 @@ class LocalPeer:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
+    host: str = "127.0.0.1"
     events: list[dict[str, Any]] = field(default_factory=list)
     _offset: int = 0
 
@@ -79,9 +80,9 @@ class LocalPeer:
 
     @property
     def address(self) -> str:
-        """A loopback multiaddress of this peer."""
+        """A multiaddress of this peer on the host that it was started on."""
         addresses = self.wait_for("listening")["addresses"]
-        return str(next(a for a in addresses if "/127.0.0.1/" in a))
+        return str(next(a for a in addresses if f"/{self.host}/" in a))
 
     @property
     def peer_id(self) -> str:
@@ -133,17 +134,26 @@ class LocalSwarm:
 
     @property
     def addresses(self) -> list[str]:
-        """Loopback addresses of the peers that are alive."""
+        """Addresses of the peers that are alive."""
         return [peer.address for peer in self.peers if peer.process.poll() is None]
 
     def start_peer(
-        self, *, memory_gib: float | None = None, name: str | None = None, extra: Sequence[str] = ()
+        self,
+        *,
+        memory_gib: float | None = None,
+        name: str | None = None,
+        extra: Sequence[str] = (),
+        host: str = "127.0.0.1",
+        run_on: Sequence[str] = (),
     ) -> LocalPeer:
-        """Start one peer; the first founds the swarm. Returns at once."""
+        """Start one peer; the first founds the swarm. Returns at once.
+
+        ``run_on`` is put before the command: it runs it elsewhere, where ``host`` is its address.
+        """
         name = name or f"peer{len(self.peers)}"
         initial = [peer.address for peer in self.peers if peer.process.poll() is None][:2]
-        command = [sys.executable, "-m", "node.join", "--model", str(self.model), "--cpu"]
-        command += ["--json-log", "--name", name, "--host", "127.0.0.1"]
+        command = [*run_on, sys.executable, "-m", "node.join", "--model", str(self.model), "--cpu"]
+        command += ["--json-log", "--name", name, "--host", host]
         command += ["--identity", str(self.directory / f"{name}.key")]
         command += [] if memory_gib is None else ["--memory", f"{memory_gib:.9f}"]
         command += ["--initial-peers", *initial] if initial else []
@@ -158,7 +168,7 @@ class LocalSwarm:
                 env={**os.environ, **self._environment},
                 start_new_session=True,
             )
-        peer = LocalPeer(name=name, process=process, log=log)
+        peer = LocalPeer(name=name, process=process, log=log, host=host)
         self.peers.append(peer)
         return peer
 

@@ -12,7 +12,7 @@ from dht.messages import Ping, Pong, ProbeData, ProbeRequest
 from dht.transport import PROBE_PROTOCOL, Stream, Transport
 from dht.types import Link
 
-PINGS = 3
+PINGS = 8
 FRAME_BYTES = 32 << 10
 PROBE_BYTES_FIRST = 128 << 10
 PROBE_BYTES_MAX = 4 << 20
@@ -22,7 +22,7 @@ PROBE_LONG_S = 0.4
 PROBE_LONG_RTTS = 10
 SERVED_BYTES_MAX = 8 << 20
 """What one stream may ask for: a probe is no way to make others upload for ever."""
-REQUESTS_MAX = 16
+REQUESTS_MAX = 24
 PROBE_S = 10.0
 
 
