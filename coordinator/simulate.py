@@ -1,0 +1,272 @@
+"""``python -m coordinator.simulate CLUSTER.json``: what a swarm would serve, on paper.
+
+Cluster files: :mod:`coordinator.cluster`, with profiles as in
+:mod:`coordinator.simulator.swarm_file`. A placement file is what ``python -m coordinator.plan
+--json`` prints, or any object with ``placement: {node: [start, end]}``.
+
+Exit codes: 0 done; 2 the caller's mistake; 3 the cluster cannot hold the model; 130 interrupted.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from coordinator.check import uncovered
+from coordinator.placement import HEURISTICS, Placement, best_placement
+from coordinator.simulator import (
+    OfflineConfig,
+    OnlineConfig,
+    Profiles,
+    Request,
+    SimulationReport,
+    as_in_papers,
+    offline,
+    online,
+    read_trace,
+    typical,
+)
+from coordinator.simulator.full_load import LINKS, SCHEDULERS
+from coordinator.simulator.planning import service_of
+from coordinator.simulator.swarm_file import read_file, read_swarm
+from coordinator.simulator.trace import resampled
+from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SWARM, EXIT_USER, Parser
+from dht.errors import SwarmError, UserError
+from dht.types import LAYERS_MAX, Assignment, Problem
+
+EXAMPLE = """example, Helix's 24 peers with our planner's placement, then with a plan of your own:
+  python -m coordinator.simulate single24.json --model 70b --trace azure.csv
+  python -m coordinator.plan single24.json --model 70b --json > plan.json
+  python -m coordinator.simulate single24.json --model 70b --placement plan.json --plot pictures
+"""
+Layer = Annotated[int, Meta(ge=0, le=LAYERS_MAX)]
+
+
+class _PlacementFile(msgspec.Struct):
+    placement: dict[str, tuple[Layer, Layer]]
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command's arguments; raises UserError."""
+    parser = Parser(
+        prog="python -m coordinator.simulate",
+        description="Simulate a swarm: tokens/s, latencies, how busy and full peers and links are.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("cluster", type=Path, metavar="CLUSTER.json")
+    parser.add_argument("--model", metavar="NAME", help="where the file describes several")
+    parser.add_argument(
+        "--trace", type=Path, metavar="CSV", help="lengths and arrivals (default: made-up lengths)"
+    )
+    parser.add_argument(
+        "--placement",
+        default="plan",
+        metavar="P",
+        help=f"plan (default), a JSON file, or one of {', '.join(HEURISTICS)}",
+    )
+    parser.add_argument("--scheduler", choices=SCHEDULERS, default="anabranch")
+    parser.add_argument("--link-policy", choices=LINKS, default="framed")
+    parser.add_argument("--mode", choices=("offline", "online"), default="offline")
+    parser.add_argument(
+        "--rate", type=_positive, metavar="TOKENS/S", help="online: tokens that arrive, prompts too"
+    )
+    parser.add_argument("--warm-up", type=_seconds, default=60.0, metavar="S")
+    parser.add_argument("--duration", type=_positive, default=600.0, metavar="S")
+    parser.add_argument("--chunk", type=int, default=256, metavar="N", help="tokens; 0: whole")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="pictures (needs matplotlib)")
+    arguments = parser.parse_args(argv)
+    if arguments.mode == "online" and arguments.rate is None:
+        raise UserError("--mode online needs --rate, the tokens/s that arrive")
+    if not 0 <= arguments.chunk <= 1 << 20:
+        raise UserError("--chunk takes 0 to 1048576 tokens")
+    return arguments
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and 0 < value <= 1e9):
+        raise argparse.ArgumentTypeError("give a number above 0")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and 0 <= value <= 1e9):
+        raise argparse.ArgumentTypeError("give seconds from 0 on")
+    return value
+
+
+def read_placement(path: Path, problem: Problem) -> tuple[Assignment, ...]:
+    """A placement file, checked against the problem; raises UserError."""
+    try:
+        found = msgspec.json.decode(read_file(path), type=_PlacementFile).placement
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise UserError(f"{path} is no placement: {error}") from error
+    nodes = {node.peer_id for node in problem.nodes}
+    for name, (start, end) in found.items():
+        if name not in nodes:
+            raise UserError(f"{path} places {name}, which is no node of the cluster")
+        if not start <= end <= problem.model.layers:
+            raise UserError(
+                f"{path}: [{start}, {end}) is no range of {problem.model.layers} layers"
+            )
+    return tuple(Assignment(peer_id=n, start=a, end=b) for n, (a, b) in found.items())
+
+
+def place(
+    choice: str, problem: Problem, profiles: Profiles, seed: int
+) -> Placement | tuple[Assignment, ...]:
+    """The placement that ``--placement`` names; raises UserError or SwarmError."""
+    if choice == "plan":
+        until_s = time.monotonic() + 10.0
+        return best_placement(
+            problem,
+            time_limit_s=10.0,
+            seed=seed,
+            out_of_time=lambda: time.monotonic() >= until_s,
+            service=service_of(problem, profiles),
+        )
+    if choice in HEURISTICS:
+        found = HEURISTICS[choice](problem)
+        if found is None:
+            raise SwarmError(f"{choice} finds no placement here")
+    else:
+        found = read_placement(Path(choice), problem)
+    gaps = uncovered(found, problem.model.layers)
+    if gaps:
+        raise UserError(f"the placement leaves layers without a holder: {gaps}")
+    return found
+
+
+def simulate(arguments: argparse.Namespace, progress: Callable[[float], None]) -> SimulationReport:
+    """Run what the arguments ask for."""
+    problem, profiles = read_swarm(arguments.cluster, arguments.model)
+    trace: Sequence[Request] = typical()
+    if arguments.trace is not None:
+        trace = as_in_papers(read_trace(read_file(arguments.trace)))
+        if not trace:
+            raise UserError("the trace has no request of 4-2048 input and 4-1024 output tokens")
+    placement = place(arguments.placement, problem, profiles, arguments.seed)
+    chunk = arguments.chunk or None
+    if arguments.mode == "offline":
+        offline_config = OfflineConfig(
+            seed=arguments.seed,
+            warm_up_s=arguments.warm_up,
+            measured_s=arguments.duration,
+            scheduler=arguments.scheduler,
+            links=arguments.link_policy,
+            chunk_tokens=chunk,
+        )
+        return offline(problem, profiles, placement, trace, offline_config, progress)
+    arrivals = resampled(
+        trace,
+        tokens_per_s=arguments.rate,
+        duration_s=arguments.warm_up + arguments.duration,
+        seed=arguments.seed,
+    )
+    online_config = OnlineConfig(
+        seed=arguments.seed,
+        warm_up_s=arguments.warm_up,
+        measured_s=arguments.duration,
+        scheduler=arguments.scheduler,
+        links=arguments.link_policy,
+        chunk_tokens=chunk,
+    )
+    return online(problem, profiles, placement, arrivals, online_config, progress)
+
+
+def as_json(report: SimulationReport) -> dict[str, object]:
+    """The command's JSON contract: the report, links as ``source>target``."""
+    plain = asdict(report)
+    plain["links"] = {f"{a}>{b}": asdict(use) for (a, b), use in report.links.items()}
+    return plain
+
+
+def print_tables(report: SimulationReport) -> None:
+    """The report for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(
+        f"[bold]{report.decode_tokens_per_s:.1f}[/bold] tokens/s decoded,"
+        f" {report.prompt_tokens_per_s:.1f} prompt tokens/s, {report.sessions_live:.0f} sessions"
+        f" open on average, {report.sessions_done} done, {report.rejected} rejected",
+        highlight=False,
+    )
+    times = Table(title="seconds")
+    for heading in ("", "mean", *(f"P{percent}" for percent in report.prompt.percentiles_s)):
+        times.add_column(heading, justify="right")
+    for name, what in (("prompt", report.prompt), ("next token", report.decode)):
+        values = [what.mean_s, *what.percentiles_s.values()]
+        times.add_row(name, *(f"{value:.3f}" for value in values))
+    console.print(times)
+    peers = Table(title="peers")
+    for heading in ("peer", "layers", "busy", "KV peak", "tokens/step"):
+        peers.add_column(heading, justify="right")
+    for name, use in sorted(report.peers.items(), key=lambda item: -item[1].busy)[:30]:
+        peers.add_row(
+            name,
+            str(use.layers),
+            f"{use.busy:.0%}",
+            f"{use.kv_peak:.0%}",
+            f"{use.tokens_per_step:.1f}",
+        )
+    console.print(peers)
+    links = Table(title="links that waited the most")
+    for heading in ("link", "pieces", "busy", "waited ms"):
+        links.add_column(heading, justify="right")
+    for (a, b), link in sorted(report.links.items(), key=lambda item: -item[1].waited_s)[:8]:
+        links.add_row(
+            f"{a} → {b}", str(link.pieces), f"{link.busy:.0%}", f"{link.waited_s * 1e3:.1f}"
+        )
+    console.print(links)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    try:
+        arguments = parse(argv)
+        if arguments.plot is not None:
+            from coordinator.simulator.plots import draw, need_matplotlib
+
+            need_matplotlib()
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("simulating", total=1.0)
+            report = simulate(arguments, lambda share: bar.update(task, completed=share))
+        if arguments.plot is not None:
+            draw(report, arguments.plot)
+    except UserError as error:
+        return _say(error, EXIT_USER)
+    except SwarmError as error:
+        return _say(error, EXIT_SWARM)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    if arguments.json:
+        print(json.dumps(as_json(report)))
+    else:
+        print_tables(report)
+    return EXIT_DONE
+
+
+def _say(error: Exception, code: int) -> int:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Decode-first links in closed form: what the project's link scheduler does, without its frames.
+
+A decode waits for the frame that is being sent and for earlier decodes; a prompt has what decodes
+leave, and a share of its own where they leave nothing. Only prompts need events. Checked against
+the scheduler itself, frame by frame (:mod:`coordinator.simulator.wires`), in the tests.
+"""
+
+from collections import deque
+
+from coordinator.simulator.engine import Engine
+from coordinator.simulator.parts import Hop, Link, Piece
+from coordinator.transmission import FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAME_US, Shares
+
+
+class FramedWire:
+    """One directed link."""
+
+    def __init__(self, engine: Engine, link: Link) -> None:
+        self._engine = engine
+        self._link = link
+        wanted = link.bytes_per_s * FRAME_US / 1e6
+        frame_bytes = min(max(wanted, FRAME_BYTES_MIN), FRAME_BYTES_MAX)
+        self._frame_s = frame_bytes / link.bytes_per_s
+        self._share = Shares().prefill
+        self._decodes_until_s = 0.0
+        self._prompts: deque[tuple[Piece, Hop, float]] = deque()
+        self._prompt_until_s = 0.0
+
+    def offer(self, piece: Piece, hop: Hop) -> None:
+        """Queue a piece; a decode's arrival is known at once, a prompt's when it has left."""
+        engine, link = self._engine, self._link
+        now_s = engine.now_s
+        took_s = piece.tokens * link.token_s
+        link.pieces += 1
+        link.busy_s += took_s
+        if piece.prefill:
+            self._prompts.append((piece, hop, now_s))
+            if len(self._prompts) == 1:
+                self._begin()
+            return
+        start_s = self._decodes_until_s
+        if start_s > now_s:
+            if self._prompts:  # decodes queue up: the prompt's share comes between them
+                self._decodes_until_s = start_s + took_s / (1 - self._share)
+            else:
+                self._decodes_until_s = start_s + took_s
+        else:
+            start_s = now_s
+            if self._prompts:
+                start_s += (self._prompt_until_s - now_s) % self._frame_s
+            self._decodes_until_s = start_s + took_s
+        if self._prompts:
+            self._prompt_until_s += took_s
+        link.waited_s += start_s - now_s
+        piece.sent_s = start_s
+        engine.arrive(piece, hop, start_s + took_s + link.latency_s)
+
+    def _begin(self) -> None:
+        piece, _, offered_s = self._prompts[0]
+        now_s = self._engine.now_s
+        start_s = max(now_s, self._decodes_until_s)
+        self._link.waited_s += start_s - offered_s
+        piece.sent_s = start_s
+        self._prompt_until_s = start_s + piece.tokens * self._link.token_s
+        self._engine.call_at(self._prompt_until_s, self._end)
+
+    def _end(self) -> None:
+        now_s = self._engine.now_s
+        if self._prompt_until_s > now_s:  # decodes went first meanwhile
+            self._engine.call_at(self._prompt_until_s, self._end)
+            return
+        piece, hop, _ = self._prompts.popleft()
+        self._engine.arrive(piece, hop, now_s + self._link.latency_s)
+        if self._prompts:
+            self._begin()

@@ -1,0 +1,69 @@
+"""Pictures of a simulated run. Needs matplotlib (``pip install 'anabranch[plot]'``)."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from coordinator.simulator.report import Latency, SimulationReport
+from dht.errors import UserError
+
+LINKS_SHOWN = 30
+
+
+def need_matplotlib() -> None:
+    """Raise UserError where matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("--plot needs matplotlib: pip install 'anabranch[plot]'")
+
+
+def draw(report: SimulationReport, directory: Path) -> None:
+    """Write tokens over time, use of peers, waiting on links and latencies as PNG files."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {directory}: {error.strerror}") from error
+    figure, axes = pyplot.subplots()
+    axes.plot(*zip(*report.tokens_per_s_by_time, strict=True) or ((), ()))
+    axes.set(xlabel="s", ylabel="decoded tokens/s")
+    _save(pyplot, figure, directory / "tokens.png")
+
+    figure, axes = pyplot.subplots(figsize=(10, 4))
+    names = list(report.peers)
+    axes.bar(names, [use.busy for use in report.peers.values()], label="busy")
+    axes.plot(names, [use.kv_peak for use in report.peers.values()], "k_", label="KV peak")
+    axes.tick_params(axis="x", rotation=90)
+    axes.set(ylabel="share")
+    axes.legend()
+    _save(pyplot, figure, directory / "peers.png")
+
+    figure, axes = pyplot.subplots(figsize=(8, 6))
+    slow = sorted(report.links.items(), key=lambda item: -item[1].waited_s)[:LINKS_SHOWN]
+    axes.barh([f"{a} → {b}" for (a, b), _ in slow], [use.waited_s * 1e3 for _, use in slow])
+    axes.invert_yaxis()
+    axes.set(xlabel="ms that a piece waited, mean")
+    _save(pyplot, figure, directory / "links.png")
+
+    figure, axes = pyplot.subplots()
+    for name, values in (("prompt", report.prompt), ("next token", report.decode)):
+        axes.plot(*_cdf(values), marker="o", label=name)
+    axes.set(xlabel="s", ylabel="share of requests", xscale="log")
+    axes.legend()
+    _save(pyplot, figure, directory / "latency.png")
+
+
+def _cdf(values: Latency) -> tuple[list[float], list[float]]:
+    return (
+        list(values.percentiles_s.values()),
+        [percent / 100 for percent in values.percentiles_s],
+    )
+
+
+def _save(pyplot: Any, figure: Any, path: Path) -> None:
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,77 @@
+"""What a simulated run showed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+PERCENTILES = (5, 25, 50, 75, 95, 99)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """A latency's mean and percentiles, in seconds."""
+
+    count: int
+    mean_s: float
+    percentiles_s: Mapping[int, float]
+    """By percent: the value at index ``count * percent // 100`` of the sorted ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerUse:
+    """How busy and how full one peer was, as shares."""
+
+    layers: int
+    busy: float
+    kv_peak: float
+    tokens_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    """How busy one directed link was, as a share, and how long its pieces waited on average."""
+
+    pieces: int
+    busy: float
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationReport:
+    """Throughput, latencies and use over the measured span."""
+
+    decode_tokens_per_s: float
+    prompt_tokens_per_s: float
+    prompt: Latency
+    """From a request's arrival to its prompt's end at the clients."""
+    decode: Latency
+    """From one token at the clients to the next."""
+    prompts_done: int
+    sessions_done: int
+    sessions_opened: int
+    sessions_live: float
+    """Open sessions on average, looked at every second."""
+    rejected: int
+    """Offline: draws that found no route with room and were dropped (Helix's rule)."""
+    replays: int
+    """Sessions that lost a peer and went on over another route."""
+    measured_s: float
+    simulated_s: float
+    events: int
+    tokens_per_s_by_time: tuple[tuple[float, float], ...] = ()
+    """Decoded tokens/s in spans of ten seconds, by the span's start."""
+    peers: Mapping[str, PeerUse] = field(default_factory=dict)
+    links: Mapping[tuple[str, str], LinkUse] = field(default_factory=dict)
+
+
+def latency(values: Sequence[float]) -> Latency:
+    """Mean and percentiles; zeros when there are no values."""
+    ordered = sorted(values)
+    count = len(ordered)
+    return Latency(
+        count=count,
+        mean_s=sum(ordered) / count if count else 0.0,
+        percentiles_s={
+            percent: ordered[min(count - 1, count * percent // 100)] if count else 0.0
+            for percent in PERCENTILES
+        },
+    )

@@ -1,0 +1,140 @@
+"""Requests of a trace: reading, sampling as Helix does, and arrivals at a rate."""
+
+import csv
+import io
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dht.errors import UserError
+
+INPUT_TOKENS = (4, 2048)
+OUTPUT_TOKENS = (4, 1024)
+"""Helix and MoLink keep the requests within these bounds (Helix §6.2)."""
+REQUESTS_MAX = 10_000_000
+SPAN_S = 3.0
+"""Helix counts a trace's arrivals in spans of three seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request of a trace."""
+
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+
+
+def read_trace(data: bytes) -> tuple[Request, ...]:
+    """A CSV with ``arrival_s,input_tokens,output_tokens``; raises UserError in one line."""
+    try:
+        rows = csv.DictReader(io.StringIO(data.decode()))
+        found = tuple(
+            Request(
+                arrival_s=float(row["arrival_s"]),
+                input_tokens=int(row["input_tokens"]),
+                output_tokens=int(row["output_tokens"]),
+            )
+            for row in rows
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"not a trace (a CSV with arrival_s,input_tokens,output_tokens): {error!r}"
+        ) from error
+    if not 0 < len(found) <= REQUESTS_MAX:
+        raise UserError(f"the trace has {len(found)} requests; give 1 to {REQUESTS_MAX}")
+    for request in found:
+        if request.input_tokens < 1 or request.output_tokens < 1 or not request.arrival_s >= 0:
+            raise UserError(f"the trace has a request without tokens or time: {request}")
+    return found
+
+
+def as_in_papers(trace: Sequence[Request]) -> tuple[Request, ...]:
+    """The requests that Helix and MoLink keep, in order."""
+    return tuple(
+        request
+        for request in trace
+        if INPUT_TOKENS[0] <= request.input_tokens <= INPUT_TOKENS[1]
+        and OUTPUT_TOKENS[0] <= request.output_tokens <= OUTPUT_TOKENS[1]
+    )
+
+
+def sampled(trace: Sequence[Request], seed: int) -> Iterator[Request]:
+    """Requests drawn from a trace at random with replacement, for ever (Helix §6.2)."""
+    draw = random.Random(seed)  # noqa: S311 (a simulation, not a secret)
+    while True:
+        yield trace[draw.randint(0, len(trace) - 1)]
+
+
+def poisson(
+    trace: Sequence[Request], *, per_s: float, duration_s: float, seed: int
+) -> tuple[Request, ...]:
+    """Lengths drawn from a trace, arriving by a Poisson process at ``per_s`` for ``duration_s``."""
+    draw = random.Random(seed)  # noqa: S311
+    found: list[Request] = []
+    at_s = draw.expovariate(per_s)
+    while at_s < duration_s:
+        request = trace[draw.randint(0, len(trace) - 1)]
+        found.append(
+            Request(
+                arrival_s=at_s,
+                input_tokens=request.input_tokens,
+                output_tokens=request.output_tokens,
+            )
+        )
+        at_s += draw.expovariate(per_s)
+    return tuple(found)
+
+
+def resampled(
+    trace: Sequence[Request], *, tokens_per_s: float, duration_s: float, seed: int
+) -> tuple[Request, ...]:
+    """Arrivals as Helix makes them for online runs (§6.2), for so many tokens/s on average.
+
+    The trace's own arrival counts in spans of three seconds, drawn at random and scaled; lengths
+    drawn from the trace.
+    """
+    draw = random.Random(seed)  # noqa: S311
+    last_s = max(request.arrival_s for request in trace)
+    counts = [0] * max(1, int(last_s // SPAN_S) + 1)
+    for request in trace:
+        counts[int(request.arrival_s // SPAN_S)] += 1
+    mean_tokens = sum(r.input_tokens + r.output_tokens for r in trace) / len(trace)
+    scale = SPAN_S * (tokens_per_s / mean_tokens) / (sum(counts) / len(counts))
+    found: list[Request] = []
+    rest = 0.0
+    for span in range(int(duration_s // SPAN_S)):
+        wanted = counts[draw.randint(0, len(counts) - 1)] * scale + rest
+        count = round(wanted)
+        rest = wanted - count
+        for at_s in sorted((span + draw.random()) * SPAN_S for _ in range(count)):
+            lengths = trace[draw.randint(0, len(trace) - 1)]
+            found.append(
+                Request(
+                    arrival_s=at_s,
+                    input_tokens=lengths.input_tokens,
+                    output_tokens=lengths.output_tokens,
+                )
+            )
+    return tuple(found)
+
+
+def typical(count: int = 1024, seed: int = 0) -> tuple[Request, ...]:
+    """Made-up lengths like a conversation service's, for ranking plans where no trace is at hand.
+
+    Log-normal, cut to the papers' bounds; about 760 input and 230 output tokens on average, as the
+    Azure trace of 2023 has.
+    """
+    draw = random.Random(seed)  # noqa: S311
+    return tuple(
+        Request(
+            arrival_s=0.0,
+            input_tokens=_between(draw.lognormvariate(6.3, 1.05), INPUT_TOKENS),
+            output_tokens=_between(draw.lognormvariate(5.15, 0.85), OUTPUT_TOKENS),
+        )
+        for _ in range(count)
+    )
+
+
+def _between(value: float, bounds: tuple[int, int]) -> int:
+    return min(max(round(value), bounds[0]), bounds[1])
