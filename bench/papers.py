@@ -309,31 +309,48 @@ def run_recipe(name: str, processes: int) -> dict[str, Any]:
     """Run a recipe's jobs side by side and write its JSON."""
     title, jobs = RECIPES[name]
     started_s = time.monotonic()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    wanted = jobs()
+    rows: list[Row] = []
+    RESULTS.mkdir(parents=True, exist_ok=True)
+
+    def write() -> dict[str, Any]:
+        result = {
+            "recipe": name,
+            "title": title,
+            "command": f"python -m bench.papers {name}",
+            "commit": commit,
+            "cores": processes,
+            "wall_s": round(time.monotonic() - started_s, 1),
+            "seed": 0,
+            "complete": len(rows) == len(wanted),
+            "published_sums": _published_sums(),
+            "rows": [asdict(done) for done in rows],
+        }
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        return result
+
     with ProcessPoolExecutor(processes) as pool:
-        rows: list[Row] = []
-        for done in pool.map(_run, jobs()):
+        for done in pool.map(_run, wanted):
             rows.append(done)
+            write()
             print(
                 f"{name}: {done.cluster}/{done.model} {done.placement}, {done.scheduler},"
                 f" {done.links}: {done.tokens_per_s:.1f} tokens/s",
                 file=sys.stderr,
             )
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    result = {
-        "recipe": name,
-        "title": title,
-        "command": f"python -m bench.papers {name}",
-        "commit": commit,
-        "cores": processes,
-        "wall_s": round(time.monotonic() - started_s, 1),
-        "seed": 0,
-        "rows": [asdict(done) for done in rows],
+    return write()
+
+
+def _published_sums() -> dict[str, float | None]:
+    """Decode tokens/s of the three clusters by GPU type together, for LLaMA 30B."""
+    return {
+        f"{cluster}/{placement}": _readme(f"Section {section}: {method} llama30b offline")
+        for cluster, section in (("single24", "6.3"), ("geo24", "6.4"))
+        for placement, method in (("helix", "helix"), ("sp", "separate"))
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:

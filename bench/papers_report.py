@@ -22,7 +22,7 @@ chunks of 256 tokens where the scheduler is `anabranch`.
 NOTES = """## What differs from Helix's simulator, and what is left out
 
 - A placement has many maximum flows; on clusters with slow links the choice among them moves the
-  result by up to a quarter. The runs with Helix's plans use networkx's flow over the plan's links,
+  result by about a quarter. The runs with Helix's plans use networkx's flow over the plan's links,
   as Helix does, but our graph may list them in another order than its run did.
 - Swarm's and random's routes are drawn when a request arrives, not hop by hop.
 - Online arrivals are drawn by Helix's method from the same trace, but not its exact draws: its
@@ -41,7 +41,7 @@ def write_report(results: Path, target: Path) -> None:
     parts = [HEAD]
     recipes = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
     parts += [_section(recipe) for recipe in recipes]
-    parts.append(_verdict([row for recipe in recipes for row in recipe["rows"]]))
+    parts.append(_verdict([r for recipe in recipes for r in [*recipe["rows"], *_sums(recipe)]]))
     parts.append(NOTES)
     target.write_text("\n".join(parts))
 
@@ -55,13 +55,13 @@ def _section(recipe: dict[str, Any]) -> str:
         f"## {recipe['title']}",
         "",
         f"`{recipe['command']}` — commit {recipe['commit']}, {recipe['wall_s']:.0f} s on"
-        f" {recipe['cores']} cores.",
+        f" {recipe['cores']} cores{'' if recipe['complete'] else '; stopped before its end'}.",
         "",
         "| cluster | placement | scheduler | links | load | published tokens/s | simulated |"
         " difference | prompt s, mean / P50 / P99 | token s, mean / P50 / P99 | KV peak |",
         "|---|---|---|---|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for row in [*recipe["rows"], *_sums(recipe["rows"])]:
+    for row in [*recipe["rows"], *_sums(recipe)]:
         figure = row["published_tokens_per_s"]
         off = "–" if figure is None else f"{row['tokens_per_s'] / figure - 1:+.1%}"
         times = [
@@ -77,19 +77,10 @@ def _section(recipe: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-REPLICAS_PUBLISHED = {
-    ("single24", "helix"): 339.6,
-    ("geo24", "helix"): 232.7,
-    ("single24", "sp"): 309.0,
-    ("geo24", "sp"): 223.2,
-}
-"""Decode tokens/s of the three clusters by GPU type together (artifact README)."""
-
-
-def _sums(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sums(recipe: dict[str, Any]) -> list[dict[str, Any]]:
     """The clusters of one GPU type together, as Helix reports LLaMA 30B."""
     sums: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in rows:
+    for row in recipe["rows"]:
         whole, _, part = row["cluster"].partition("_sub_")
         if not part:
             continue
@@ -103,7 +94,7 @@ def _sums(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "links": row["links"],
                 "mode": row["mode"],
                 "tokens_per_s": 0.0,
-                "published_tokens_per_s": REPLICAS_PUBLISHED.get(key),
+                "published_tokens_per_s": recipe["published_sums"].get("/".join(key)),
             }
         sums[key]["tokens_per_s"] += row["tokens_per_s"]
     return list(sums.values())
@@ -111,7 +102,6 @@ def _sums(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _verdict(rows: Sequence[dict[str, Any]]) -> str:
     """Ours against the best that was published, cluster by cluster."""
-    all_rows = [*rows, *_sums(rows)]
     lines = [
         "## Ours against the best published",
         "",
@@ -120,7 +110,7 @@ def _verdict(rows: Sequence[dict[str, Any]]) -> str:
         "|---|---|--:|--:|--:|--:|---|",
     ]
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in all_rows:
+    for row in rows:
         if "_sub_" not in row["cluster"]:
             groups.setdefault((row["cluster"], row["model"], row["mode"]), []).append(row)
     for (cluster, model, mode), group in groups.items():
