@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.failover import Accepted, Arrived, Event, Lost, PromptScored, Refused
+from client.failover import Accepted, Arrived, Event, Leaving, Lost, PromptScored, Refused, Warmed
 from coordinator.suspicion import Dead, PeerWatch, PingNow, WatchConfig
 from dht import wire
 from dht.errors import NetworkError, PeerError
@@ -21,8 +21,10 @@ from dht.messages import (
     SessionAccepted,
     SessionClose,
     SessionFailed,
+    SessionLeaving,
     SessionOpen,
     SessionRefused,
+    SessionWarm,
     Tokens,
     TokensAttach,
 )
@@ -79,6 +81,11 @@ class Attempt:
     def epoch(self) -> int:
         return self._open_message.epoch
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that were known when the epoch was opened."""
+        return self._open_message.prompt_tokens
+
     def open(self) -> None:
         """Send the open down the route; posts Accepted, Refused or Lost."""
         self._start(self._open())
@@ -86,6 +93,15 @@ class Attempt:
     def feed(self, position: int, token_ids: tuple[int, ...], *, from_position: int) -> None:
         """Prompt the first stage at ``position``, and ask the last for tokens."""
         self._start(self._feed(position, token_ids, from_position))
+
+    def feed_copy(self, token_ids: tuple[int, ...]) -> None:
+        """Prompt the new first stage of a planned move; no tokens come back."""
+        self._start(self._feed_copy(token_ids))
+
+    async def _feed_copy(self, token_ids: tuple[int, ...]) -> None:
+        session = self._open_message.session
+        prompt = Prompt(session=session, epoch=self.epoch, position=0, token_ids=token_ids)
+        await self._send(0, self._streams[0], prompt)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(self._guarded(work)))
@@ -145,8 +161,8 @@ class Attempt:
             raise _StageLost(first, str(error)) from error
         match reply:
             case SessionAccepted(position=position):
-                self._start(self._watched(0, stream))
                 self._post(Accepted(epoch=self.epoch, position=position))
+                self._start(self._watched(0, stream))
             case SessionRefused() as refused:
                 blamed = self._blamed(refused.peer_id, first)
                 self._refused(blamed, refused.code, refused.reason, refused.retry_after_s)
@@ -240,6 +256,10 @@ class Attempt:
                 if message.finish_reason is not None:
                     # Stale if these tokens did complete the answer: the owner is done by then.
                     self._lose(self._peer(stage), "ended the answer early")
+            case SessionLeaving(peer_id=peer_id):
+                self._post(Leaving(epoch=message.epoch, peer_id=peer_id))
+            case SessionWarm() if stage == 0:
+                self._post(Warmed(epoch=message.epoch))
             case SessionFailed(peer_id=peer_id, reason=reason):
                 self._lose(self._blamed(peer_id, self._peer(stage)), reason)
             case other:

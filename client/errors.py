@@ -14,8 +14,16 @@ class UnavailableError(SwarmError):
     """Some layers are held by nobody that can be reached now.
 
     ``missing`` are half-open layer ranges; empty when peers hold all layers but refuse.
+    ``retry_after_s`` is when a full swarm expects to have room; 0 where nobody can say.
     """
 
-    def __init__(self, message: str, missing: tuple[tuple[int, int], ...] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        missing: tuple[tuple[int, int], ...] = (),
+        *,
+        retry_after_s: float = 0.0,
+    ) -> None:
         super().__init__(message)
         self.missing = missing
+        self.retry_after_s = retry_after_s

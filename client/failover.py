@@ -90,7 +90,29 @@ class PromptScored:
     scores: tuple[TokenScore, ...]
 
 
-Event = Drawn | Accepted | Refused | Lost | Arrived | PromptScored
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """A stage of the epoch's route asks to be replaced; it serves on meanwhile."""
+
+    epoch: int
+    peer_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveDrawn:
+    """The answer to a :class:`DrawMove`."""
+
+    route: Route | NoRoute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warmed:
+    """The new stages of a planned move have run all that was known when it began."""
+
+    epoch: int
+
+
+Event = Drawn | Accepted | Refused | Lost | Arrived | PromptScored | Leaving | MoveDrawn | Warmed
 
 
 # Effects
@@ -167,7 +189,67 @@ class GiveUp:
     retry_after_s: float = 0.0
 
 
-Effect = Draw | Open | Feed | Leave | Deliver | Avoid | Wait | GiveUp
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawMove:
+    """Find a route without ``leaving`` and answer with :class:`MoveDrawn`; the answer goes on."""
+
+    mend: Route
+    leaving: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warm:
+    """Let the new stages of ``route`` run copies of the session's rows under ``epoch``.
+
+    Answer with Accepted (if the first stage is new, and wants the token ids), then Warmed, or with
+    Refused or Lost.
+    """
+
+    epoch: int
+    route: Route
+    until: int
+    """Index of the last new stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedCopy:
+    """Send all known tokens to the new first stage of a move."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropMove:
+    """The move is off: close its streams."""
+
+    epoch: int
+
+
+Effect = (
+    Draw
+    | Open
+    | Feed
+    | Leave
+    | Deliver
+    | Avoid
+    | Wait
+    | GiveUp
+    | DrawMove
+    | Warm
+    | FeedCopy
+    | DropMove
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A planned move in the making, while the present epoch serves on."""
+
+    leaving: str
+    epoch: int = 0
+    """Of the copies; 0 while a route is being drawn."""
+    route: Route = ()
+    until_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -190,6 +272,13 @@ class Owner:
     """Stages that may hold KV although they are not on ``accepted``."""
     deadline_s: float = 0.0
     failovers: int = 0
+    moves: int = 0
+    """Stages that were moved as planned."""
+    move: Move | None = None
+    move_s: float = 20.0
+    """How long the new stages of a move may take to catch up."""
+    spent_epoch: int = 0
+    """The largest epoch that was used, by a route or by copies."""
     last_reason: str = ""
     retry_after_s: float = 0.0
 
@@ -210,11 +299,19 @@ class Owner:
             case (OwnerState.OPENING, Accepted(epoch=self.epoch, position=position)):
                 return self._accepted(position)
             case (OwnerState.OPENING, Refused(epoch=self.epoch) as refused):
-                return self._refused(refused, now_s)
+                return self._refused(refused)
             case (OwnerState.OPENING | OwnerState.RUNNING, Lost(epoch=self.epoch) as lost):
-                return self._lost(lost)
+                return [*self._drop_move(), *self._lost(lost)]
             case (OwnerState.RUNNING, Arrived() as arrived):
                 return self._arrived(arrived, now_s)
+            case (OwnerState.RUNNING, Leaving(epoch=self.epoch, peer_id=peer_id)):
+                return self._leaving(peer_id, now_s)
+            case (OwnerState.RUNNING, MoveDrawn(route=route)) if self.move is not None:
+                return self._move_drawn(route, self.move, now_s)
+            case (OwnerState.RUNNING, (Accepted() | Refused() | Lost() | Warmed()) as told) if (
+                self.move is not None and told.epoch == self.move.epoch
+            ):
+                return self._moved_on(told, self.move)
             case (OwnerState.RUNNING, PromptScored(epoch=epoch, position=position, scores=scores)):
                 self.log.accept_prompt_scores(epoch=epoch, position=position, scores=scores)
                 return []
@@ -243,6 +340,9 @@ class Owner:
 
     def _accepted(self, position: int) -> list[Effect]:
         self.state = OwnerState.RUNNING
+        if self.move is not None:
+            self.moves += self.move.leaving not in {stage.peer_id for stage in self.route}
+            self.move = None
         on_route = set(self.route)
         left = [s for s in (*self.accepted, *self.touched) if s not in on_route]
         self.accepted, self.touched = self.route, []
@@ -253,10 +353,15 @@ class Owner:
         gone = tuple(dict.fromkeys(s for s in left if s.peer_id not in here))
         return [*effects, Leave(epoch=self.epoch, stages=gone)] if gone else effects
 
-    def _refused(self, refused: Refused, now_s: float) -> list[Effect]:
-        if refused.code in {RefusalCode.BAD_REQUEST, RefusalCode.TOO_LONG}:
+    def _refused(self, refused: Refused) -> list[Effect]:
+        # Once accepted the request is sound, and such a refusal is the peer's own fault.
+        hopeless = refused.code in {RefusalCode.BAD_REQUEST, RefusalCode.TOO_LONG}
+        if hopeless and not self.accepted:
             self.state = OwnerState.GAVE_UP
             return [GiveUp(reason=refused.reason)]
+        moved = self.move
+        self.move = None
+        # Another route may have room: the owner gives up when none is left to try.
         self.last_reason, self.retry_after_s = refused.reason, refused.retry_after_s
         self._next_epoch(refused.peer_id)
         avoid = Avoid(
@@ -265,18 +370,8 @@ class Owner:
             reason=refused.reason,
             retry_after_s=refused.retry_after_s,
         )
-        if now_s >= self.deadline_s:
-            self.state = OwnerState.GAVE_UP
-            reason = f"peers refused for too long: {refused.reason}"
-            return [
-                avoid,
-                GiveUp(
-                    reason=reason,
-                    no_route=NoRoute(reason=reason),
-                    retry_after_s=self.retry_after_s,
-                ),
-            ]
-        return [avoid, self._draw()]
+        drop = [DropMove(epoch=moved.epoch)] if moved is not None and moved.epoch else []
+        return [avoid, *drop, self._draw()]
 
     def _lost(self, lost: Lost) -> list[Effect]:
         self.failovers += self.state is OwnerState.RUNNING
@@ -286,7 +381,75 @@ class Owner:
     def _next_epoch(self, lost_peer: str) -> None:
         self.lost.add(lost_peer)
         self.touched += [s for s in self.route if s not in self.accepted]
-        self.log.epoch += 1
+        self._new_epoch()
+
+    def _new_epoch(self) -> None:
+        self.log.epoch = self.spent_epoch = max(self.log.epoch, self.spent_epoch) + 1
+
+    # Planned moves
+
+    def _leaving(self, peer_id: str, now_s: float) -> list[Effect]:
+        """A stage will leave: look for another, unless that is under way."""
+        if peer_id not in {stage.peer_id for stage in self.route}:
+            return []
+        if self.move is not None:
+            if self.move.epoch and now_s > self.move.until_s:
+                return self._drop_move()
+            return []
+        self.move = Move(leaving=peer_id)
+        avoid = Avoid(peer_id=peer_id, code=RefusalCode.DRAINING, reason="leaves")
+        return [avoid, DrawMove(mend=self.accepted, leaving=peer_id)]
+
+    def _move_drawn(self, route: Route | NoRoute, move: Move, now_s: float) -> list[Effect]:
+        if isinstance(route, NoRoute) or move.leaving in {stage.peer_id for stage in route}:
+            self.move = None  # the stage asks again while it has not left
+            return []
+        new = [at for at, stage in enumerate(route) if stage not in self.accepted]
+        if self.log.request.sampling.prompt_logprobs is not None or new != list(
+            range(new[0], new[-1] + 1)
+        ):
+            return self._commit(route)
+        self.spent_epoch = max(self.epoch, self.spent_epoch) + 1
+        self.move = Move(
+            leaving=move.leaving,
+            epoch=self.spent_epoch,
+            route=route,
+            until_s=now_s + self.move_s,
+        )
+        return [Warm(epoch=self.spent_epoch, route=route, until=new[-1])]
+
+    def _moved_on(self, event: Event, move: Move) -> list[Effect]:
+        """What the new stages say. Whatever goes wrong leaves the session where it is."""
+        match event:
+            case Accepted():
+                new_first = move.route[0] not in self.accepted
+                return [FeedCopy(epoch=move.epoch)] if new_first else []
+            case Warmed():
+                return self._commit(move.route)
+            case Refused(peer_id=peer_id, code=code, reason=reason, retry_after_s=after_s):
+                if peer_id in {stage.peer_id for stage in self.accepted}:
+                    # One that serves on cannot help, as its log is too short: replay in one go.
+                    return [*self._drop_move(), *self._commit(move.route)]
+                avoid = Avoid(peer_id=peer_id, code=code, reason=reason, retry_after_s=after_s)
+                return [avoid, *self._drop_move()]
+            case Lost(peer_id=peer_id, reason=reason):
+                avoid = Avoid(peer_id=peer_id, code=RefusalCode.UNREACHABLE, reason=reason)
+                return [avoid, *self._drop_move()]
+            case _:
+                return []
+
+    def _drop_move(self) -> list[Effect]:
+        move, self.move = self.move, None
+        if move is None or not move.epoch:
+            return []
+        new = tuple(stage for stage in move.route if stage not in self.accepted)
+        return [DropMove(epoch=move.epoch), Leave(epoch=move.epoch, stages=new)]
+
+    def _commit(self, route: Route) -> list[Effect]:
+        """Hand over at the token that is known now: the next epoch goes over the new stages."""
+        self._new_epoch()
+        self.state, self.route = OwnerState.OPENING, route
+        return [Open(epoch=self.epoch, route=route)]
 
     def _arrived(self, arrived: Arrived, now_s: float) -> list[Effect]:
         if arrived.epoch == self.epoch and arrived.token_ids and not self.log.prompt_is_scored:

@@ -5,6 +5,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from client.attempt import Attempt, AttemptConfig
@@ -13,18 +14,23 @@ from client.failover import (
     Avoid,
     Deliver,
     Draw,
+    DrawMove,
     Drawn,
+    DropMove,
     Effect,
     Event,
     Feed,
+    FeedCopy,
     GiveUp,
     Leave,
     Lost,
+    MoveDrawn,
     Open,
     Owner,
     OwnerState,
     Route,
     Wait,
+    Warm,
 )
 from client.progress import Progress, Waiting
 from coordinator.routes import NoRoute
@@ -80,6 +86,7 @@ class OwnerSession:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._attempts: list[Attempt] = []
         self._addresses: dict[str, tuple[str, ...]] = {}
+        self._warm: Attempt | None = None
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def tokens(self) -> AsyncGenerator[tuple[int, ...], None]:
@@ -102,6 +109,12 @@ class OwnerSession:
                     self._waiting.over()
                     self._source.worked(owner.route)
                     yield effect.token_ids
+                elif isinstance(effect, DrawMove):
+                    await self._source.look()
+                    drawn = self._source.draw(
+                        effect.mend, frozenset({effect.leaving}), self._kv_tokens
+                    )
+                    todo += owner.step(MoveDrawn(route=drawn), loop.time())
                 elif isinstance(effect, Draw):
                     todo += owner.step(Drawn(route=await self._draw(effect)), loop.time())
                 else:
@@ -126,9 +139,12 @@ class OwnerSession:
         if draw.after_s:
             await asyncio.sleep(draw.after_s)
             await self._source.look()
-        log = self._owner.log
-        kv_tokens = len(log.request.prompt_ids) + log.request.max_new_tokens - 1
-        return self._source.draw(draw.mend, draw.lost, kv_tokens)
+        return self._source.draw(draw.mend, draw.lost, self._kv_tokens)
+
+    @property
+    def _kv_tokens(self) -> int:
+        request = self._owner.log.request
+        return len(request.prompt_ids) + request.max_new_tokens - 1
 
     async def _perform(self, effect: Effect) -> None:
         log = self._owner.log
@@ -144,7 +160,10 @@ class OwnerSession:
                 )
                 self._attempts.append(attempt)
                 attempt.open()
+            case Warm() | FeedCopy() | DropMove():
+                await self._perform_move(effect)
             case Feed(position=position):
+                await self._drop_warm()
                 # Earlier epochs' streams kept the first stage's share alive until now.
                 for old in self._attempts[:-1]:
                     await old.close(ends_session=False)
@@ -161,8 +180,31 @@ class OwnerSession:
                 self._waiting.say(no_route)
             case GiveUp(no_route=None, reason=reason):
                 raise SwarmError(reason)
-            case GiveUp(no_route=no_route, reason=reason) if no_route is not None:
-                raise UnavailableError(self._waiting.text or reason, no_route.missing)
+            case GiveUp(no_route=no_route, reason=reason, retry_after_s=after_s):
+                text = self._waiting.text or reason
+                if after_s:
+                    text += f"; try again in about {after_s:.0f} s"
+                missing = () if no_route is None else no_route.missing
+                raise UnavailableError(text, missing, retry_after_s=after_s)
+
+    async def _drop_warm(self) -> None:
+        if self._warm is not None:
+            await self._warm.close(ends_session=False)
+            self._warm = None
+
+    async def _perform_move(self, effect: Warm | FeedCopy | DropMove) -> None:
+        log = self._owner.log
+        match effect:
+            case Warm(epoch=epoch, route=route, until=until):
+                open_ = replace(self._open_of(epoch, route), warm_until=until)
+                vocab = log.request.vocab
+                self._warm = Attempt(self._transport, self._config, open_, self._post, vocab=vocab)
+                self._warm.open()
+            case FeedCopy():
+                if self._warm is not None:
+                    self._warm.feed_copy(log.replay_ids[: self._warm.prompt_tokens])
+            case DropMove():
+                await self._drop_warm()
 
     def _post(self, event: Event) -> None:
         self._events.put_nowait(event)
@@ -213,6 +255,10 @@ class OwnerSession:
     async def _end(self) -> None:
         """Free the route, and what is left of earlier ones."""
         owner = self._owner
+        await self._drop_warm()
+        if owner.move is not None and owner.move.epoch:
+            new = [s.peer_id for s in owner.move.route if s not in owner.accepted]
+            self._leave(owner.move.epoch, new)
         for attempt in self._attempts:
             await attempt.close(ends_session=True)
         if owner.state is not OwnerState.DONE and owner.state is not OwnerState.RUNNING:

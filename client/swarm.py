@@ -3,7 +3,14 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_NETWORK = "anabranch"
 AVOID_FACTOR_MAX = 8
+BUSY_MOST_S = 8.0
+"""A peer without room is asked again after so long at the latest, whatever it expects."""
 LOOK_S = 0.25
 """Between looks for a first peer."""
 
@@ -57,6 +66,8 @@ class _Avoided:
     until_s: float
     joined_unix_s: float
     times: int
+    full: bool
+    """It had no room; nothing is wrong with it."""
 
 
 class Swarm:
@@ -182,47 +193,39 @@ class Swarm:
             await asyncio.sleep(self._config.poll_s)
             await self.look()
 
-    def route(self) -> tuple[RouteStage, ...] | NoRoute:
-        """The next route: by the plan's flow, or over the node records where that fails."""
-        spec = self.spec
-        if spec is None:
-            return NoRoute(reason="nobody announces this model", missing=())
-        usable = self._usable(spec)
-        if self._router is not None:
-            route = self._router.next_route(usable)
-            if not isinstance(route, NoRoute):
-                return route
-        return route_from_records(usable, spec.layers)
-
-    def _usable(self, spec: ModelSpec) -> dict[str, NodeRecord]:
+    def _usable(self, spec: ModelSpec, *, full: bool = False) -> dict[str, NodeRecord]:
+        """Peers that serve the model and are not avoided; with ``full``, those without room, too"""
         return {
             peer_id: record
             for peer_id, record in self._nodes.items()
             if record.state is NodeState.SERVING
             and record.model.fingerprint == spec.fingerprint
-            and not self._avoided(record)
+            and not self._avoided(record, full=full)
         }
 
-    def _avoided(self, record: NodeRecord) -> bool:
+    def _avoided(self, record: NodeRecord, *, full: bool) -> bool:
         avoided = self._avoid.get(record.peer_id)
         if avoided is None or record.joined_unix_s > avoided.joined_unix_s:
             return False
+        if full and avoided.full:
+            return False
         return asyncio.get_running_loop().time() < avoided.until_s
 
-    def _avoid_peer(self, peer_id: str, for_s: float) -> None:
+    def _avoid_peer(self, peer_id: str, for_s: float, *, full: bool = False) -> None:
         """Avoid a peer for ``for_s``, twice as long each time in a row: the DHT still shows a peer
         that died or froze for as long as its record lives."""
         record = self._nodes.get(peer_id)
         joined_unix_s = record.joined_unix_s if record is not None else 0.0
         before = self._avoid.get(peer_id)
         times = 1
-        if before is not None and before.joined_unix_s == joined_unix_s:
+        if before is not None and before.joined_unix_s == joined_unix_s and not full:
             times = before.times + 1
         factor = min(2 ** (times - 1), AVOID_FACTOR_MAX)
         self._avoid[peer_id] = _Avoided(
             until_s=asyncio.get_running_loop().time() + factor * for_s,
             joined_unix_s=joined_unix_s,
             times=times,
+            full=full,
         )
 
     def worked(self, route: tuple[RouteStage, ...]) -> None:
@@ -255,12 +258,32 @@ class Swarm:
 
     def draw(self, mend: Route, lost: frozenset[str], kv_tokens: int) -> Route | NoRoute:
         """A new route, or ``mend`` with what is ``lost`` replaced (``RouteSource``)."""
-        if not mend:
-            return self.route()
         spec = self.spec
         if spec is None:
             return NoRoute(reason="nobody announces this model", missing=())
-        return replacement(mend, lost, self._usable(spec), spec.layers)
+
+        def over(usable: Mapping[str, NodeRecord]) -> Route | NoRoute:
+            if mend:
+                return replacement(mend, lost, usable, spec.layers)
+            if self._router is not None:
+                route = self._router.next_route(usable)
+                if not isinstance(route, NoRoute):
+                    return route
+            return route_from_records(usable, spec.layers)
+
+        usable = self._usable(spec)
+        # What peers announced of their room is up to 15 s old: it decides where there is a choice.
+        roomy = {p: r for p, r in usable.items() if r.kv_tokens_free >= kv_tokens}
+        if roomy != usable:
+            route = over(roomy)
+            if not isinstance(route, NoRoute):
+                return route
+        route = over(usable)
+        if isinstance(route, NoRoute) and not isinstance(
+            over(self._usable(spec, full=True)), NoRoute
+        ):
+            return NoRoute(reason="the peers that hold the missing layers are full")
+        return route
 
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
         """Where a peer says that it can be reached; empty when its record is gone."""
@@ -277,7 +300,8 @@ class Swarm:
                 self._on_status(f"{reason}; going on over another route")
                 self._avoid_peer(avoid.peer_id, self._config.avoid_s)
             case RefusalCode.NO_KV | RefusalCode.TOO_MANY:
-                self._avoid_peer(avoid.peer_id, self._config.busy_s)
+                for_s = min(avoid.retry_after_s or self._config.busy_s, BUSY_MOST_S)
+                self._avoid_peer(avoid.peer_id, for_s, full=True)
             case RefusalCode.NOT_HELD | RefusalCode.DRAINING:
                 self._avoid_peer(avoid.peer_id, 2 * self._config.poll_s)
             case _:

@@ -127,6 +127,9 @@ class SessionOpen:
     """How many of the prompt's last tokens are the answer so far: above 0 in a replay."""
     history: Annotated[tuple[TokenId, ...], Meta(max_length=1 << 20)] = ()
     """For the last stage: the last :attr:`history_tokens` token ids of the prompt."""
+    warm_until: Annotated[int, Meta(ge=0, lt=STAGES_MAX)] | None = None
+    """Set for a planned move: nothing is taken over yet. The stages of this route that are new, the
+    last of them at this hop, reserve and run copies of the session's rows until the next epoch."""
     scores_from: Position = 1
     """Where ``sampling.prompt_logprobs`` is asked: the first position whose score is wanted."""
 
@@ -197,6 +200,23 @@ class SessionFailed:
     epoch: RouteEpoch
     peer_id: PeerId
     reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLeaving:
+    """Travels up the route to the client: ``peer_id`` will leave, move its stage elsewhere."""
+
+    session: SessionId
+    epoch: RouteEpoch
+    peer_id: PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionWarm:
+    """Travels up the route to the client: the new stages of a planned move have caught up."""
+
+    session: SessionId
+    epoch: RouteEpoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,6 +404,8 @@ for _kind, _cls in {
     "prompt": Prompt,
     "close": SessionClose,
     "failed": SessionFailed,
+    "leaving": SessionLeaving,
+    "warm": SessionWarm,
     "acts": Activations,
     "ring": RingTokens,
     "attach": TokensAttach,

@@ -13,7 +13,15 @@ from dataclasses import replace
 from coordinator.suspicion import EnginePace
 from coordinator.transmission import LinkScheduler, Traffic
 from dht import wire
-from dht.messages import ActivationItem, Activations, PromptScores, RingToken, RingTokens, Tokens
+from dht.messages import (
+    ActivationItem,
+    Activations,
+    PromptScores,
+    RingToken,
+    RingTokens,
+    SessionWarm,
+    Tokens,
+)
 from node.hops import HopTable
 from node.session_table import Live, SessionTable
 from node.stage_config import StageConfig, StageEngine
@@ -139,6 +147,7 @@ class Dataflow:
         session = live.session
         if session.state is not StageState.ACTIVE:
             return
+        self._push_copies(live)
         if session.next_peer is not None:
             hop = self._hops.find(session.next_peer)
             while live.backlog and hop is not None:
@@ -169,6 +178,54 @@ class Dataflow:
             live.backlog.append((at, rows))
         self._counters["resent_rows"] += max(0, end - start)
 
+    def copy_rows(self, live: Live, start: int) -> None:
+        """Send the rows from ``start`` on to the new stage of a planned move, and all that come.
+
+        Chunks do not cross the end of what the move's epoch calls the prompt.
+        """
+        warming, session = live.warming, live.session
+        if warming is None:
+            return
+        warming.ready = True
+        known, end, at = warming.open.prompt_tokens, session.done_position, start
+        while at < end:
+            to = min(at + self._config.chunk_tokens, end)
+            to = known if at < known < to else to
+            warming.backlog.append((at, self._table.log.rows(session.key, at, to)))
+            at = to
+        self._counters["copied_rows"] += max(0, end - start)
+        self._push_copies(live)
+
+    def _push_copies(self, live: Live) -> None:
+        warming = live.warming
+        if warming is None or (hop := self._hops.find(warming.next_peer)) is None:
+            return
+        open_ = warming.open
+        while warming.backlog:
+            if hop.queued_bytes > self._config.queued_bytes_max:
+                self._stalled.add(live.session.key)
+                return
+            position, body = warming.backlog.popleft()
+            item = ActivationItem(
+                session=open_.session,
+                epoch=open_.epoch,
+                position=position,
+                tokens=len(body) // row_bytes_of(self._engine),
+            )
+            message = Activations(
+                items=(item,), dtype=self._engine.wire_dtype, hidden=self._engine.hidden
+            )
+            self._send(warming.next_peer, message, body, Traffic.PREFILL)
+
+    def _tell_warm(self, live: Live) -> None:
+        """The last new stage of a planned move says once that it has caught up."""
+        open_ = live.session.open
+        if live.told_warm or open_.hop != open_.warm_until:
+            return
+        if live.session.done_position >= open_.prompt_tokens:
+            live.told_warm = True
+            live.upstream.send(SessionWarm(session=open_.session, epoch=open_.epoch))
+
     def on_results(self, results: Sequence[StepResult]) -> None:
         """Results of one engine step: log, and send rows and tokens on, coalesced by next peer."""
         keys = [result.request.key for result in results]
@@ -197,6 +254,7 @@ class Dataflow:
                 self.send_tokens(live)
             if result.token_id is not None:
                 self._take_sampled(live, result.token_id, result.score, outbox)
+            self._tell_warm(live)
             self.push(live)
         started_s = time.perf_counter()
         for peer_id, message, body, traffic in outbox.frames(
@@ -209,9 +267,12 @@ class Dataflow:
         session = live.session
         self._table.log.append(session.key, chunk.position, body)
         skip = min(max(0, session.send_position - chunk.position), chunk.tokens)
-        if session.next_peer is None or session.state is not StageState.ACTIVE:
+        if (warming := live.warming) is not None and warming.ready:
+            warming.backlog.append((chunk.position, bytes(body)))
+            self._push_copies(live)
+        if not session.sends_rows or session.state is not StageState.ACTIVE:
             return
-        if skip == chunk.tokens:
+        if session.next_peer is None or skip == chunk.tokens:
             return
         position = chunk.position + skip
         rest = body[skip * row_bytes_of(self._engine) :]

@@ -13,7 +13,16 @@ from coordinator.suspicion import Dead, PeerWatch, PingNow, WatchConfig
 from coordinator.transmission import LinkScheduler, Traffic
 from dht import wire
 from dht.errors import NetworkError, PeerError
-from dht.messages import Delivered, Ping, Pong, SessionAccepted, SessionFailed, SessionRefused
+from dht.messages import (
+    Delivered,
+    Ping,
+    Pong,
+    SessionAccepted,
+    SessionFailed,
+    SessionLeaving,
+    SessionRefused,
+    SessionWarm,
+)
 from dht.transport import HOP_PROTOCOL, Stream, Transport
 from node.link import LinkSender
 
@@ -32,12 +41,14 @@ class HopConfig:
     """In which order frames leave; see :mod:`coordinator.transmission`."""
 
 
+HopReply = SessionAccepted | SessionRefused | SessionFailed | SessionLeaving | SessionWarm
+"""What a next stage may say of a session."""
+
+
 class HopEvents(Protocol):
     """What a hop tells its owner, on the event loop's thread."""
 
-    def hop_replied(
-        self, peer_id: str, message: SessionAccepted | SessionRefused | SessionFailed
-    ) -> None: ...
+    def hop_replied(self, peer_id: str, message: HopReply) -> None: ...
 
     def hop_lost(self, peer_id: str, reason: str) -> None: ...
 
@@ -119,7 +130,13 @@ class Hop:
             frame = await wire.read_frame(stream, limit_bytes=1 << 16)
             watch.heard(loop.time())
             match frame.message:
-                case SessionAccepted() | SessionRefused() | SessionFailed() as reply:
+                case (
+                    SessionAccepted()
+                    | SessionRefused()
+                    | SessionFailed()
+                    | SessionLeaving()
+                    | SessionWarm()
+                ) as reply:
                     self._events.hop_replied(self.peer_id, reply)
                 case Delivered() as delivered:
                     sender.acknowledged(delivered)

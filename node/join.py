@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dht.command_line import EXIT_DONE, Parser, run_command
 from dht.errors import NetworkError, UserError
-from dht.types import ModelSpec, NodeRecord, NodeState, model_key
+from dht.types import Assignment, ModelSpec, NodeRecord, NodeState, model_key
 from node.report import Reporter, gibibytes
 
 if TYPE_CHECKING:
@@ -76,6 +76,11 @@ def parse() -> argparse.Namespace:
         default=[],
         metavar="PEER_ID",
         help="follow plans of these peers only (default: of whoever is elected)",
+    )
+    parser.add_argument(
+        "--layers",
+        metavar="START:END",
+        help="serve layers START to END - 1, whatever the plan says (default: as planned)",
     )
     parser.add_argument("--network", default="anabranch", help="name of the network")
     parser.add_argument(
@@ -278,10 +283,23 @@ async def _serve(
         plans=plans,
         reporter=reporter,
         record=record,
-        config=PeerConfig(),
+        config=PeerConfig(pinned=_pinned(arguments.layers, transport.peer_id, engine)),
     )
     with _on_interrupt(peer.leave):
         await peer.run()
+
+
+def _pinned(layers: str | None, peer_id: str, engine: "EngineStage") -> Assignment | None:
+    """``--layers`` as an assignment; raises UserError."""
+    if layers is None:
+        return None
+    try:
+        start, end = (int(part) for part in layers.split(":"))
+    except ValueError:
+        raise UserError(f"--layers is {layers!r}; it must be START:END, such as 0:4") from None
+    if not 0 <= start < end <= engine.spec.layers:
+        raise UserError(f"--layers is {layers}; {engine.spec.name} has {engine.spec.layers} layers")
+    return Assignment(peer_id=peer_id, start=start, end=end)
 
 
 async def _refuse_other_weights(directory: "Directory", mine: ModelSpec) -> None:

@@ -15,14 +15,20 @@ from dht.messages import (
     SessionAccepted,
     SessionClose,
     SessionFailed,
+    SessionLeaving,
     SessionOpen,
     SessionRefused,
+    SessionWarm,
 )
+from node.admission import retry_after_s
 from node.dataflow import Dataflow
-from node.hops import HopTable
-from node.session_table import Live, SessionTable
+from node.hops import HopReply, HopTable
+from node.session_table import Live, SessionTable, Warming
 from node.stage_config import StageConfig, StageEngine
 from node.stage_session import StageEvent, StageSession, StageState, refusal_of, resume_at
+
+BUSY = frozenset({RefusalCode.NO_KV, RefusalCode.TOO_MANY})
+"""Refusals for want of room, which pass by themselves."""
 
 
 class Opening:
@@ -48,14 +54,19 @@ class Opening:
 
     def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
         """Take over or reserve, and pass the open on; or answer with a refusal."""
+        before = self._table.get(open_.session)
+        if open_.warm_until is not None and before is not None:
+            self._announce_move(before, open_, upstream)
+            return
         live = self._begin(open_, upstream)
         if not isinstance(live, Live):
             code, reason = live
             self._counters[f"refused_{code}"] += 1
-            upstream.send(_refused(open_, self._me, code, reason))
+            wait_s = self._retry_after_s(open_) if code in BUSY else 0.0
+            upstream.send(_refused(open_, self._me, code, reason, wait_s))
             return
         session = live.session
-        if session.is_last:
+        if session.is_last or open_.hop == open_.warm_until:
             session.on(StageEvent.ACCEPTED)
             self._accept(live)
             if session.ring_peer is not None:
@@ -64,6 +75,47 @@ class Opening:
         following = open_.hop + 1
         hop = self._hops.get(open_.route[following].peer_id, open_.addresses[following])
         hop.send(replace(open_, hop=following))
+
+    def _announce_move(self, live: Live, open_: SessionOpen, upstream: FrameSender) -> None:
+        """A stage that goes on serving passes a planned move on to the new stages."""
+        current = live.session
+        following = open_.hop + 1
+        if (
+            refusal_of(open_, self._engine.view, taken_over=True) is not None
+            or not current.can_take_over(open_)
+            or current.state is not StageState.ACTIVE
+            or current.is_warming
+            or following >= len(open_.route)
+        ):
+            reason = "this stage cannot take part in the move"
+            upstream.send(_refused(open_, self._me, RefusalCode.BAD_REQUEST, reason))
+            return
+        next_peer = open_.route[following].peer_id
+        warming = Warming(
+            open=open_,
+            upstream=upstream,
+            next_peer=next_peer,
+            copies=next_peer != current.next_peer,
+        )
+        self._table.warm(live, warming)
+        hop = self._hops.get(next_peer, open_.addresses[following])
+        hop.send(replace(open_, hop=following))
+
+    def _move_replied(self, live: Live, warming: Warming, message: HopReply) -> None:
+        """What the stages below say of a planned move goes up; the next new one gets copies."""
+        if isinstance(message, SessionAccepted) and warming.copies and not warming.ready:
+            session, log = live.session, self._table.log
+            if not log.covers(session.key, message.position, session.done_position):
+                open_ = warming.open
+                reason = "the rows so far are not logged here"
+                code = RefusalCode.NOT_HELD
+                warming.upstream.send(_refused(open_, self._me, code, reason))
+                self._table.warm(live, None)
+                return
+            self._flow.copy_rows(live, message.position)
+        warming.upstream.send(message)
+        if isinstance(message, SessionRefused | SessionFailed):
+            self._table.warm(live, None)
 
     def _begin(self, open_: SessionOpen, upstream: FrameSender) -> Live | tuple[RefusalCode, str]:
         """Make the session's new epoch, or say why not; then everything stays as it was."""
@@ -91,7 +143,7 @@ class Opening:
         if no_kv is not None:
             return RefusalCode.NO_KV, no_kv
         now_s = asyncio.get_running_loop().time()
-        live = Live(session=session, upstream=upstream, touched_s=now_s)
+        live = Live(session=session, upstream=upstream, touched_s=now_s, opened_s=now_s)
         self._table.add(live)
         return live
 
@@ -104,10 +156,19 @@ class Opening:
             return RefusalCode.TOO_MANY, f"you have {mine} sessions here, that is the limit"
         return None
 
-    def replied(
-        self, peer_id: str, message: SessionAccepted | SessionRefused | SessionFailed
-    ) -> None:
+    def _retry_after_s(self, open_: SessionOpen) -> float:
+        needed = open_.prompt_tokens + open_.max_new_tokens - 1
+        holdings = self._table.holdings(asyncio.get_running_loop().time())
+        return retry_after_s(needed, self._engine.kv_tokens_free, holdings)
+
+    def replied(self, peer_id: str, message: HopReply) -> None:
         """The next stage answered: resume and pass the answer up."""
+        live = self._table.get(message.session)
+        warming = None if live is None else live.warming
+        if live is not None and warming is not None and message.epoch == warming.open.epoch:
+            if peer_id == warming.next_peer:
+                self._move_replied(live, warming, message)
+            return
         live = self._table.find(message.session, message.epoch)
         if live is None or live.session.next_peer != peer_id:
             self._counters["stale_replies"] += 1
@@ -121,11 +182,21 @@ class Opening:
             case SessionFailed():
                 live.session.on(StageEvent.NEIGHBOUR_LOST)
                 live.upstream.send(message)
+            case SessionLeaving() | SessionWarm():
+                live.upstream.send(message)
 
     def unreachable(self, live: Live, peer_id: str, reason: str) -> None:
         """The hop that an open waits for was lost."""
         refused = _refused(live.session.open, peer_id, RefusalCode.UNREACHABLE, reason)
         self._refused_below(live, refused)
+
+    def move_failed(self, live: Live, peer_id: str, reason: str) -> None:
+        """The link to a new stage was lost: the session stays where it is."""
+        if live.warming is not None:
+            warming = live.warming
+            code = RefusalCode.UNREACHABLE
+            warming.upstream.send(_refused(warming.open, peer_id, code, reason))
+            self._table.warm(live, None)
 
     def _refused_below(self, live: Live, refused: SessionRefused) -> None:
         """Nothing was done under this epoch. What was taken over waits for the next one."""
@@ -161,9 +232,16 @@ class Opening:
         live.upstream.send(accepted)
 
 
-def _refused(open_: SessionOpen, peer: str, code: RefusalCode, reason: str) -> SessionRefused:
+def _refused(
+    open_: SessionOpen, peer: str, code: RefusalCode, reason: str, wait_s: float = 0.0
+) -> SessionRefused:
     return SessionRefused(
-        session=open_.session, epoch=open_.epoch, peer_id=peer, code=code, reason=reason[:512]
+        session=open_.session,
+        epoch=open_.epoch,
+        peer_id=peer,
+        code=code,
+        reason=reason[:512],
+        retry_after_s=wait_s,
     )
 
 

@@ -19,6 +19,7 @@ from dht.transport import Transport
 from dht.types import (
     LINKS_MAX,
     NO_EPOCH,
+    Assignment,
     Link,
     LinksRecord,
     NodeRecord,
@@ -56,6 +57,8 @@ class PeerConfig:
     """How long sessions on layers that a plan takes away may go on before they are moved."""
     turn: TurnConfig = field(default_factory=TurnConfig)
     """How long a peer waits for others before it gives up layers."""
+    pinned: Assignment | None = None
+    """Layers that this peer serves whatever the plan says."""
     drain_s: float = 30.0
     """How long live sessions may go on when the peer leaves."""
 
@@ -246,7 +249,7 @@ class Peer:
 
     async def _enter(self, plan: Plan) -> None:
         record = self._record
-        mine = plan.assignment_of(self._me)
+        mine = self._config.pinned or plan.assignment_of(self._me)
         if mine is None:
             if record.state is NodeState.WAITING:
                 self._reporter.say("The plan has no layers for this peer yet; waiting.")
@@ -315,7 +318,11 @@ class Peer:
         epoch, now_s = self._record.epoch, self._transport.now()
         self._record = replace(self._record, moved_unix_s=now_s)
         self._set(NodeState.LOADING, 0, 0, epoch)
-        await self._stage.wait_idle(self._config.move_s)
+        self._stage.move_outside(0, 0)
+        try:
+            await self._stage.wait_idle(self._config.move_s)
+        finally:
+            self._stage.stay()
 
     # Leaving
 
@@ -323,8 +330,9 @@ class Peer:
         self._engine.stop_serving()
         self._set(NodeState.DRAINING, 0, 0, self._record.epoch)
         self._reporter.event("draining", sessions=self._stage.sessions)
-        self._reporter.say(f"Leaving: {self._stage.sessions} sessions to finish first.")
+        self._reporter.say(f"Leaving: {self._stage.sessions} sessions to move or finish first.")
         await self._announce()
+        self._stage.move_outside(0, 0)
         drained = asyncio.create_task(self._stage.wait_idle(self._config.drain_s))
         hurried = asyncio.create_task(self._hurry.wait())
         await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)

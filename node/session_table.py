@@ -7,9 +7,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dht.channel import FrameSender
-from dht.messages import SessionFailed
+from dht.messages import SessionFailed, SessionLeaving, SessionOpen
 from node.activation_log import ActivationLog
+from node.admission import Holding
 from node.stage_session import StageEvent, StageSession
+
+
+@dataclass(slots=True, kw_only=True)
+class Warming:
+    """What a serving stage knows of a planned move: where it is announced, who gets copies."""
+
+    open: SessionOpen
+    upstream: FrameSender
+    next_peer: str
+    copies: bool
+    """Whether the next stage is new, and gets copies of this stage's rows."""
+    ready: bool = False
+    """The next stage has accepted."""
+    backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,8 +35,13 @@ class Live:
     upstream: FrameSender
     touched_s: float
     """When it last made progress, was opened, or lost a neighbour."""
+    opened_s: float = 0.0
+    """When its KV was reserved."""
     backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
     """Rows (position, bytes) that wait for the next link, oldest first."""
+    warming: Warming | None = None
+    """A planned move of a stage further down."""
+    told_warm: bool = False
     attached: FrameSender | None = None
     attached_position: int = 0
     attached_scores: int = 0
@@ -30,12 +50,21 @@ class Live:
     @property
     def hop_peers(self) -> tuple[str, ...]:
         """Peers that this stage sends to for the session."""
-        peers = (self.session.next_peer, self.session.ring_peer)
+        warm = None if self.warming is None else self.warming.next_peer
+        peers = (self.session.next_peer, self.session.ring_peer, warm)
         return tuple(peer for peer in peers if peer is not None)
 
     def touch(self) -> None:
         """Note progress."""
         self.touched_s = asyncio.get_running_loop().time()
+
+    def tell_leaving(self, peer_id: str) -> None:
+        """Ask the owner to move this stage elsewhere."""
+        open_ = self.session.open
+        leaving = SessionLeaving(session=open_.session, epoch=open_.epoch, peer_id=peer_id)
+        self.upstream.send(leaving)
+        if self.attached is not None:
+            self.attached.send(leaving)
 
     def tell_failed(self, peer_id: str, reason: str) -> None:
         """Tell the owner, through every way that is left, that ``peer_id`` was lost."""
@@ -89,6 +118,18 @@ class SessionTable:
         live = self._live.get(session.key)
         return live is not None and live.session is session and session.holds_kv
 
+    def holdings(self, now_s: float) -> list[Holding]:
+        """What the sessions hold, and how they get on."""
+        return [
+            Holding(
+                kv_tokens=live.session.kv_tokens,
+                ran_tokens=live.session.done_position,
+                age_s=now_s - live.opened_s,
+            )
+            for live in self._live.values()
+            if live.session.holds_kv
+        ]
+
     def hop_in_use(self, peer_id: str) -> bool:
         """Whether a session sends to ``peer_id``."""
         return self._hop_use[peer_id] > 0
@@ -112,9 +153,16 @@ class SessionTable:
         """Put ``session``, the next epoch, in the place of the present one. KV and log stay."""
         self._hop_use.subtract(live.hop_peers)
         live.session, live.upstream, live.attached = session, upstream, None
+        live.warming, live.told_warm = None, False
         live.backlog.clear()
         live.touch()
         self.log.truncate(session.key, session.next_position)
+        self._hop_use.update(live.hop_peers)
+
+    def warm(self, live: Live, warming: Warming | None) -> None:
+        """Begin or end this stage's part in a planned move."""
+        self._hop_use.subtract(live.hop_peers)
+        live.warming = warming
         self._hop_use.update(live.hop_peers)
 
     def finish(self, live: Live) -> None:

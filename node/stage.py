@@ -13,17 +13,14 @@ from dht.channel import FrameSender
 from dht.messages import (
     FinishReason,
     Pong,
-    SessionAccepted,
     SessionClose,
-    SessionFailed,
     SessionOpen,
-    SessionRefused,
     TokensAttach,
 )
 from dht.transport import Transport
 from node.activation_log import ActivationLog
 from node.dataflow import Dataflow, row_bytes_of
-from node.hops import HopTable
+from node.hops import HopReply, HopTable
 from node.opening import Opening, close_of
 from node.session_table import Live, SessionTable
 from node.stage_config import StageConfig, StageEngine
@@ -39,6 +36,7 @@ class StageServer:
     def __init__(self, transport: Transport, engine: StageEngine, config: StageConfig) -> None:
         self._me = transport.peer_id
         self._config = config
+        self._keep: tuple[int, int] | None = None
         self.counters: Counter[str] = Counter()
         self._hops = HopTable(transport, config.hops, self)
         log = ActivationLog(row_bytes_of(engine), config.log_bytes_max)
@@ -106,6 +104,7 @@ class StageServer:
             if now_s - beat_s >= self._config.keepalive_s:
                 beat_s = now_s
                 self._beat(now_s)
+                self._tell_leaving()
 
     def _beat(self, now_s: float) -> None:
         for live in self._table:
@@ -122,6 +121,28 @@ class StageServer:
                     if idle_s > self._config.idle_s:
                         self.counters["idle"] += 1
                         self._fail(live, f"no progress for {idle_s:.0f} s")
+
+    def move_outside(self, start: int, end: int) -> None:
+        """Ask owners to move sessions whose layers here are not within ``[start, end)``.
+
+        They are asked again until they have, or until :meth:`stay`.
+        """
+        self._keep = (start, end)
+        self._tell_leaving()
+
+    def stay(self) -> None:
+        """Serve on: no session need move."""
+        self._keep = None
+
+    def _tell_leaving(self) -> None:
+        if self._keep is None:
+            return
+        start, end = self._keep
+        for live in self._table:
+            stage = live.session.stage
+            inside = start <= stage.start and stage.end <= end
+            if live.session.state is StageState.ACTIVE and not inside:
+                live.tell_leaving(self._me)
 
     async def close(self, reason: str) -> None:
         """Fail what is left, telling clients and neighbours why, and end all hops."""
@@ -192,9 +213,7 @@ class StageServer:
 
     # Events of hops and of the engine
 
-    def hop_replied(
-        self, peer_id: str, message: SessionAccepted | SessionRefused | SessionFailed
-    ) -> None:
+    def hop_replied(self, peer_id: str, message: HopReply) -> None:
         """A later stage answered."""
         self._opening.replied(peer_id, message)
 
@@ -203,6 +222,10 @@ class StageServer:
         for live in self._table:
             if peer_id not in live.hop_peers or not live.session.holds_kv:
                 continue
+            if live.warming is not None and live.warming.next_peer == peer_id:
+                self._opening.move_failed(live, peer_id, reason)
+                if peer_id not in live.hop_peers:
+                    continue
             if live.session.state is StageState.OPENING:
                 self._opening.unreachable(live, peer_id, reason)
             else:

@@ -135,6 +135,18 @@ class StageSession:
         return True
 
     @property
+    def is_warming(self) -> bool:
+        """Whether this is a copy in the making, for a planned move: it sends nothing to clients or
+        to stages that serve the session."""
+        return self.open.warm_until is not None
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether the next stage gets this one's rows."""
+        until = self.open.warm_until
+        return self.next_peer is not None and (until is None or self.open.hop < until)
+
+    @property
     def holds_kv(self) -> bool:
         """Whether a reservation belongs to it."""
         return self.state in {StageState.OPENING, StageState.ACTIVE, StageState.PAUSED}
@@ -164,6 +176,8 @@ class StageSession:
     @property
     def ring_peer(self) -> str | None:
         """At the last stage of a route of several: the first stage, which gets the tokens."""
+        if self.is_warming:
+            return None
         return self.open.route[0].peer_id if self.is_last and not self.is_first else None
 
     @property
@@ -259,6 +273,7 @@ class StageSession:
     def _take(self, position: int, tokens: int, token_ids: tuple[int, ...] | None) -> Chunk:
         self.next_position = position + tokens
         sample = self.is_last and self.next_position >= self.open.prompt_tokens
+        sample = sample and not self.is_warming
         return Chunk(
             position=position,
             token_ids=token_ids,

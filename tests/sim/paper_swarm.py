@@ -78,6 +78,10 @@ class PaperEngine:
         self.free_at_s = 0.0
 
     @property
+    def kv_tokens_free(self) -> int:
+        return self.kv_free
+
+    @property
     def view(self) -> StageView:
         return StageView(
             peer_id=self.peer_id,
@@ -153,6 +157,7 @@ class PaperPeer:
                 model=SPEC,
                 memory_bytes=1,
                 kv_tokens_min=1,
+                kv_tokens_free=self.engine.kv_free,
                 tokens_per_s=(100.0,) * LAYERS,
                 state=NodeState.SERVING if self.engine.serving else NodeState.DRAINING,
                 start=start,

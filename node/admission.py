@@ -1,0 +1,43 @@
+"""When a stage that has no room expects to have some.
+
+Pure. Every session holds its KV for its whole length, so room comes when sessions end; each is
+taken to go on at the pace it had so far, to its longest possible answer.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+RETRY_LEAST_S = 0.5
+RETRY_MOST_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """A session that holds KV here."""
+
+    kv_tokens: int
+    """What it will give back."""
+    ran_tokens: int
+    """How many of them it has run."""
+    age_s: float
+
+    @property
+    def left_s(self) -> float:
+        """How long it may still take, at its pace so far."""
+        left = max(0, self.kv_tokens - self.ran_tokens)
+        return left * self.age_s / max(1, self.ran_tokens)
+
+
+def retry_after_s(needed_tokens: int, free_tokens: int, holding: Iterable[Holding]) -> float:
+    """Seconds until ``needed_tokens`` should be free; 0 when no end of sessions would do.
+
+    With enough room the answer is the least wait: something else, such as a bound on sessions,
+    stood in the way, and may be gone at once.
+    """
+    if free_tokens >= needed_tokens:
+        return RETRY_LEAST_S
+    for session in sorted(holding, key=lambda session: session.left_s):
+        free_tokens += session.kv_tokens
+        if free_tokens >= needed_tokens:
+            return min(RETRY_MOST_S, max(RETRY_LEAST_S, session.left_s))
+    return 0.0

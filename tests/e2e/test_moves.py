@@ -1,0 +1,47 @@
+"""A peer that leaves on Ctrl-C while it serves: its sessions go on elsewhere, unnoticed."""
+
+import asyncio
+import signal
+
+import pytest
+
+from bench.local_swarm import LocalSwarm
+from bench.reference import Reference, memory_for
+from client import Swarm
+from tests.e2e.conftest import MODEL
+
+pytestmark = pytest.mark.e2e
+
+PROMPT = "Once upon a time"
+SPANS = ("0:4", "4:8", "0:4", "4:8")
+NEW = 300
+
+
+def test_a_leaving_peer_hands_its_sessions_over(reference: Reference) -> None:
+    """First the answer's first stage leaves, and in the next answer its last one."""
+    expected, _ = reference.greedy(reference.encode(PROMPT), NEW, ignore_eos=True)
+    swarm = LocalSwarm(MODEL, extra=("--threads", "1"))
+
+    async def ask(stage: int) -> None:
+        living = [peer for peer in swarm.peers if peer.process.poll() is None]
+        async with Swarm.connect([peer.address for peer in living], model=str(MODEL)) as client:
+            running = client.begin(PROMPT, max_new_tokens=NEW, ignore_eos=True)
+            left, tokens = "", 0
+            async for piece in running:
+                tokens += len(piece.token_ids)
+                if tokens >= 20 and not left:
+                    left = running.route[stage].peer_id
+                    gone = next(peer for peer in living if peer.peer_id == left)
+                    gone.signal(signal.SIGINT)
+            answer = running.answer()
+        assert answer.token_ids == tuple(expected)
+        assert left not in {s.peer_id for s in answer.route}
+        assert answer.failovers == 0
+        gone.wait_for("left")
+
+    with swarm:
+        for span in SPANS:
+            swarm.start_peer(memory_gib=memory_for(MODEL) / 2**30, extra=("--layers", span))
+        swarm.wait_serving()
+        asyncio.run(ask(0))
+        asyncio.run(ask(-1))

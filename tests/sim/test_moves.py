@@ -1,0 +1,147 @@
+"""Planned moves: a stage that leaves hands its sessions over while they decode."""
+
+import asyncio
+
+import pytest
+
+from dht.virtual_time import run_virtual
+from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
+from tests.sim.test_sessions import held, owner, until
+
+pytestmark = pytest.mark.sim
+
+PROMPT = tuple(range(200))
+NEW = 150
+THREE = ((0, 3), (3, 6), (6, 8))
+
+
+async def leave(peer: PaperPeer) -> None:
+    peer.engine.serving = False
+    await peer.announce()
+    peer.stage.move_outside(0, 0)
+
+
+async def answer_while_leaving(
+    swarm: PaperSwarm, stages: tuple[int, ...]
+) -> tuple[list[PaperPeer], float, float]:
+    """One answer some of whose stages leave: who left, the longest gap since, the usual one."""
+    loop = asyncio.get_running_loop()
+    async with swarm.client() as client:
+        running = client.begin(PROMPT, max_new_tokens=NEW)
+        tokens: list[int] = []
+        left: list[PaperPeer] = []
+        gaps: list[float] = []
+        usual_s, last_s = 0.0, 0.0
+        async for piece in running:
+            now_s = loop.time()
+            gaps.append(now_s - last_s)
+            last_s = now_s
+            tokens += piece.token_ids
+            if len(tokens) >= 30 and not left:
+                usual_s = sorted(gaps)[len(gaps) // 2]
+                gaps.clear()
+                left = [owner(swarm, running.route[stage].peer_id) for stage in stages]
+                for peer in left:
+                    await leave(peer)
+            if len(tokens) >= NEW - 30:
+                assert not any(peer.engine.kv for peer in left), "freed long before the end"
+        assert tuple(tokens) == answer_of(PROMPT, NEW)
+        answer = running.answer()
+        assert answer.failovers == 0
+        assert not {peer.peer_id for peer in left} & {s.peer_id for s in answer.route}
+        await until(lambda: held(swarm) == 0)
+        return left, max(gaps), usual_s
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_hand_over_is_hardly_noticed(stage: int) -> None:
+    async def scenario() -> None:
+        async with paper_swarm(*THREE, *THREE) as swarm:
+            _, gap_s, usual_s = await answer_while_leaving(swarm, (stage,))
+            # Not the prefill of 230 rows, but round trips and the few rows since the copy.
+            assert gap_s <= 3 * usual_s
+            copied = sum(peer.stage.counters["copied_rows"] for peer in swarm.peers)
+            assert (copied > len(PROMPT)) == (stage > 0), "the owner itself feeds a first stage"
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("stages", [(0, 1), (1, 2), (0, 2), (0, 1, 2)])
+def test_several_leave_at_once(stages: tuple[int, ...]) -> None:
+    async def scenario() -> None:
+        async with paper_swarm(*THREE * 3) as swarm:
+            await answer_while_leaving(swarm, stages)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_two_peers_together_take_the_place_of_one() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 2), (2, 6), (6, 8), (2, 4), (4, 6)) as swarm:
+            left, gap_s, usual_s = await answer_while_leaving(swarm, (1,))
+            assert left[0].engine.span == (2, 6)
+            assert gap_s < 8 * usual_s
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_a_log_that_is_too_short_costs_a_replay() -> None:
+    async def scenario() -> None:
+        async with paper_swarm(*THREE, *THREE, log_bytes_max=40) as swarm:
+            await answer_while_leaving(swarm, (1,))
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_with_nobody_to_move_to_the_session_stays_where_it_is() -> None:
+    async def scenario() -> None:
+        async with paper_swarm(*THREE) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, max_new_tokens=NEW)
+            tokens: list[int] = []
+            async for piece in running:
+                tokens += piece.token_ids
+                if len(tokens) == 30:
+                    await leave(swarm.peers[1])
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
+            assert running.answer().failovers == 0
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("way", ["kill", "freeze", "full"])
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.3, 1.0, 2.0])
+@pytest.mark.parametrize("who", ["new", "leaving", "upstream"])
+def test_whoever_is_lost_during_a_move_the_answer_is_right(
+    way: str, after_s: float, who: str
+) -> None:
+    async def scenario() -> None:
+        async with paper_swarm(*THREE, *THREE, *THREE) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, max_new_tokens=NEW)
+            tokens: list[int] = []
+            trouble: asyncio.Task[None] | None = None
+            victims: list[PaperPeer] = []
+
+            async def strike(route: list[PaperPeer]) -> None:
+                await asyncio.sleep(after_s)
+                others = [p for p in swarm.peers if p.engine.span == (3, 6) and p not in route]
+                taken = [peer for peer in others if peer.engine.kv] or others
+                victim = {"new": taken[0], "leaving": route[1], "upstream": route[0]}[who]
+                victims.append(victim)
+                if way == "full":
+                    victim.engine.kv_free = 0
+                else:
+                    getattr(swarm, way)(victim)
+
+            async for piece in running:
+                tokens += piece.token_ids
+                if len(tokens) >= 30 and trouble is None:
+                    route = [owner(swarm, stage.peer_id) for stage in running.route]
+                    await leave(route[1])
+                    trouble = asyncio.create_task(strike(route))
+            assert trouble is not None
+            await trouble
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
+            living = [p for p in swarm.peers if p not in victims]
+            await until(lambda: not any(peer.engine.kv for peer in living))
+
+    run_virtual(scenario(), limit_s=600)

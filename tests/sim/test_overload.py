@@ -1,0 +1,92 @@
+"""A swarm with more to do than it can: it says so at once, loses nothing and gets on."""
+
+import asyncio
+
+import pytest
+
+from client import UnavailableError
+from dht.virtual_time import run_virtual
+from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
+from tests.sim.test_sessions import held, until
+
+pytestmark = pytest.mark.sim
+
+PROMPT = tuple(range(40))
+
+
+async def small_swarm(swarm: PaperSwarm, kv_tokens: int = 200) -> None:
+    for span in ((0, 4), (4, 8)):
+        await swarm.add(*span, kv_tokens=kv_tokens)
+
+
+def test_a_full_swarm_says_so_at_once_and_when_to_come_back() -> None:
+    async def scenario() -> None:
+        async with paper_swarm() as swarm:
+            await small_swarm(swarm)
+            loop = asyncio.get_running_loop()
+            async with swarm.client() as busy, swarm.client(wait_s=0) as late:
+                tasks = [
+                    asyncio.create_task(busy.generate(PROMPT, max_new_tokens=50)) for _ in range(2)
+                ]
+                await asyncio.sleep(0.5)
+                asked_s = loop.time()
+                with pytest.raises(UnavailableError, match=r"full.*try again in about") as caught:
+                    await late.generate(PROMPT, max_new_tokens=50)
+                assert loop.time() - asked_s < 0.1
+                assert 0 < caught.value.retry_after_s < 10
+                assert caught.value.missing == ()
+                for task in tasks:
+                    assert (await task).token_ids == answer_of(PROMPT, 50)
+                await asyncio.sleep(caught.value.retry_after_s)
+                answer = await late.generate(PROMPT, max_new_tokens=50)
+                assert answer.token_ids == answer_of(PROMPT, 50)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_far_too_much_is_worked_off_and_nothing_leaks() -> None:
+    async def scenario() -> tuple[float, float]:
+        async with paper_swarm() as swarm:
+            await small_swarm(swarm)
+            loop = asyncio.get_running_loop()
+
+            async def serve(clients: int) -> float:
+                """Answers per second, each asked by a client of its own that comes back."""
+                done = 0
+
+                async def ask(number: int) -> None:
+                    nonlocal done
+                    prompt = tuple(range(number, number + 20))
+                    async with swarm.client(wait_s=600) as client:
+                        for _ in range(2):
+                            answer = await client.generate(prompt, max_new_tokens=30)
+                            assert answer.token_ids == answer_of(prompt, 30)
+                            done += 1
+
+                started_s = loop.time()
+                await asyncio.gather(*(ask(number) for number in range(clients)))
+                return done / (loop.time() - started_s)
+
+            peak = await serve(4)
+            await until(lambda: held(swarm) == 0)
+            crowd = await serve(24)
+            await until(lambda: held(swarm) == 0)
+            assert all(peer.engine.kv_free == 200 for peer in swarm.peers)
+            return peak, crowd
+
+    peak, crowd = run_virtual(scenario(), limit_s=3600)
+    assert crowd >= 0.8 * peak
+
+
+def test_peers_with_room_are_asked_first() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4)) as swarm:
+            await swarm.add(4, 8, kv_tokens=10)
+            roomy = await swarm.add(4, 8)
+            async with swarm.client() as client:
+                for _ in range(4):
+                    answer = await client.generate(PROMPT, max_new_tokens=5)
+                    assert answer.route[-1].peer_id == roomy.peer_id
+                assert not client.counters["refused_no_kv"]
+
+    run_virtual(scenario(), limit_s=600)
