@@ -285,6 +285,10 @@ class Swarm:
             return NoRoute(reason="the peers that hold the missing layers are full")
         return route
 
+    def route(self) -> Route | NoRoute:
+        """A route as a short request would get it now."""
+        return self.draw((), frozenset(), 1)
+
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
         """Where a peer says that it can be reached; empty when its record is gone."""
         record = self._nodes.get(peer_id)
