@@ -1,0 +1,222 @@
+"""The owner's machine under anything that stages and the network may do.
+
+A model of the peers stands behind it: what each effect reserves, and what frees it. Events come in
+any order: late, repeated, of old epochs, of crashed peers, and from planned moves in every state.
+"""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client.answer import AnswerLog, AnswerRequest
+from client.failover import (
+    Accepted,
+    Arrived,
+    Avoid,
+    Deliver,
+    Draw,
+    DrawMove,
+    Drawn,
+    Effect,
+    Event,
+    Feed,
+    GiveUp,
+    Leave,
+    Leaving,
+    Lost,
+    MoveDrawn,
+    Open,
+    Owner,
+    OwnerState,
+    Refused,
+    Route,
+    Warm,
+    Warmed,
+)
+from coordinator.routes import NoRoute
+from dht.messages import RefusalCode, Sampling
+from dht.types import RouteStage
+
+NEW = 12
+TRUTH = tuple(range(500, 500 + NEW))
+PROMPT = (1, 2, 3)
+PEERS = "abcdefgh"
+CUTS = ((0, 8), (0, 4, 8), (0, 3, 6, 8), (0, 2, 4, 6, 8))
+
+
+class World:
+    """Answers the owner's effects as peers would, and keeps book of what they hold."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+        self.log = AnswerLog(
+            request=AnswerRequest(prompt_ids=PROMPT, max_new_tokens=NEW, sampling=Sampling())
+        )
+        self.owner = Owner(log=self.log, wait_s=60.0)
+        self.now_s = 0.0
+        self.delivered: list[int] = []
+        self.holds: dict[str, int] = {}
+        """The epoch under which each peer reserved last; a refusal or a close frees it."""
+        self.dead: set[str] = set()
+        self.epochs: list[int] = []
+        self.past: list[Event] = []
+        self.ended = False
+
+    def route(self, without: frozenset[str] = frozenset()) -> Route | NoRoute:
+        living = [peer for peer in PEERS if peer not in self.dead | without]
+        cuts = self.data.draw(st.sampled_from(CUTS))
+        if len(living) < len(cuts) - 1:
+            return NoRoute(reason="nobody")
+        peers = self.data.draw(st.permutations(living))
+        return tuple(
+            RouteStage(peer_id=peer, start=start, end=end)
+            for peer, start, end in zip(peers, cuts, cuts[1:], strict=False)
+        )
+
+    def mend(self, old: Route, lost: frozenset[str]) -> Route | NoRoute:
+        """Keeps survivors, as the real one does; sometimes nothing can be had."""
+        if self.data.draw(st.integers(0, 9)) == 0:
+            return NoRoute(reason="nobody")
+        kept = {stage.peer_id for stage in old} - lost
+        spare = [p for p in PEERS if p not in kept | self.dead | lost]
+        mended: list[RouteStage] = []
+        for stage in old:
+            if stage.peer_id in kept:
+                mended.append(stage)
+            elif spare:
+                peer = spare.pop(self.data.draw(st.integers(0, len(spare) - 1)))
+                mended.append(RouteStage(peer_id=peer, start=stage.start, end=stage.end))
+            else:
+                return NoRoute(reason="nobody")
+        return tuple(mended)
+
+    def perform(self, effects: list[Effect]) -> None:
+        """Effects that have an immediate answer get it; the others change the book."""
+        todo = list(effects)
+        while todo:
+            effect = todo.pop(0)
+            match effect:
+                case Draw(mend=old, lost=lost, after_s=after_s):
+                    self.now_s += after_s
+                    route = self.mend(old, lost) if old else self.route(lost)
+                    todo += self.owner.step(Drawn(route=route), self.now_s)
+                case DrawMove(mend=old, leaving=leaving):
+                    route = self.mend(old, frozenset({leaving}))
+                    todo += self.owner.step(MoveDrawn(route=route), self.now_s)
+                case Open(epoch=epoch, route=route):
+                    assert epoch == self.log.epoch
+                    assert not self.epochs or epoch > self.epochs[-1], "epochs only grow"
+                    self.epochs.append(epoch)
+                    self.holds.update(dict.fromkeys((s.peer_id for s in route), epoch))
+                case Warm(epoch=epoch, route=route, until=until):
+                    assert epoch > self.epochs[-1]
+                    self.epochs.append(epoch)
+                    assert self.owner.state is OwnerState.RUNNING, "the answer goes on"
+                    new = [s for s in route[: until + 1] if s not in self.owner.accepted]
+                    self.holds.update(dict.fromkeys((s.peer_id for s in new), epoch))
+                case Leave(epoch=epoch, stages=stages):
+                    for stage in stages:
+                        assert stage not in self.owner.accepted, "a serving stage was closed"
+                        if self.holds.get(stage.peer_id, epoch + 1) <= epoch:
+                            del self.holds[stage.peer_id]
+                case Feed(epoch=epoch):
+                    assert epoch == self.log.epoch
+                case Deliver(token_ids=ids):
+                    self.delivered += ids
+                case GiveUp():
+                    self.ended = True
+                case Avoid():
+                    pass
+            assert tuple(self.delivered) == TRUTH[: len(self.delivered)]
+
+    def happen(self, event: Event) -> None:
+        if isinstance(event, Refused) and event.epoch in {self.holds.get(event.peer_id)}:
+            del self.holds[event.peer_id]
+        self.past.append(event)
+        self.perform(self.owner.step(event, self.now_s))
+
+    def event(self) -> Event:
+        """Something that may happen now, plausible or not."""
+        draw = self.data.draw
+        owner, epoch = self.owner, self.log.epoch
+        peers = [stage.peer_id for stage in owner.route] or list(PEERS)
+        peer = draw(st.sampled_from(peers))
+        move_epoch = owner.move.epoch if owner.move is not None else epoch + 1
+        at = draw(st.sampled_from([epoch, epoch, epoch, move_epoch, max(0, epoch - 1)]))
+        start = draw(st.integers(0, NEW - 1))
+        kind = draw(
+            st.sampled_from(
+                [
+                    "accept",
+                    "accept",
+                    "tokens",
+                    "tokens",
+                    "tokens",
+                    "refuse",
+                    "lose",
+                    "leave",
+                    "warm",
+                ]
+                + (["again"] if self.past else [])
+            )
+        )
+        match kind:
+            case "accept":
+                return Accepted(epoch=at, position=draw(st.integers(0, len(PROMPT) + NEW)))
+            case "tokens":
+                known = len(self.log.token_ids)
+                start = min(start, known) if draw(st.booleans()) else known
+                ids = TRUTH[start : start + draw(st.integers(0, 3))]
+                return Arrived(epoch=at, position=len(PROMPT) + start, token_ids=ids)
+            case "refuse":
+                code = draw(st.sampled_from([RefusalCode.NO_KV, RefusalCode.UNREACHABLE]))
+                return Refused(epoch=at, peer_id=peer, code=code, reason="r")
+            case "lose":
+                if len(self.dead) < 3 and draw(st.booleans()):
+                    self.dead.add(peer)
+                    self.holds.pop(peer, None)
+                return Lost(epoch=at, peer_id=peer, reason="r")
+            case "leave":
+                return Leaving(epoch=at, peer_id=peer)
+            case "warm":
+                return Warmed(epoch=at)
+            case _:
+                return draw(st.sampled_from(self.past))
+
+    def calm(self) -> None:
+        """From now on everybody does what is asked: the answer must come to its end."""
+        for _ in range(200):
+            self.now_s += 0.01
+            match self.owner.state:
+                case OwnerState.OPENING:
+                    self.happen(Accepted(epoch=self.log.epoch, position=0))
+                case OwnerState.RUNNING:
+                    known = len(self.log.token_ids)
+                    ids = TRUTH[known : known + 1]
+                    position = len(PROMPT) + known
+                    self.happen(Arrived(epoch=self.log.epoch, position=position, token_ids=ids))
+                case _:
+                    return
+
+
+@pytest.mark.property
+@settings(max_examples=600, deadline=None)
+@given(data=st.data(), steps=st.integers(0, 40))
+def test_every_token_once_and_nothing_is_left_reserved(data: st.DataObject, steps: int) -> None:
+    world = World(data)
+    world.perform(world.owner.start(0.0))
+    for _ in range(steps):
+        if world.owner.state in {OwnerState.DONE, OwnerState.GAVE_UP}:
+            break
+        world.happen(world.event())
+    world.calm()
+    owner = world.owner
+    if owner.state is OwnerState.GAVE_UP:
+        return
+    assert owner.state is OwnerState.DONE
+    assert tuple(world.delivered) == TRUTH
+    # What is still held is what the end closes: the route, and the stages of a move under way.
+    closed = {stage.peer_id for stage in (*owner.accepted, *owner.touched)}
+    if owner.move is not None:
+        closed |= {stage.peer_id for stage in owner.move.route}
+    assert set(world.holds) - world.dead <= closed
