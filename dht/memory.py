@@ -86,7 +86,8 @@ class MemoryNetwork:
         self._states: dict[tuple[str, str], _LinkState] = {}
         self._sides: list[frozenset[str]] = []
         self._frozen: set[str] = set()
-        self._streams: dict[tuple[str, str], set[PipeStream]] = {}
+        self._streams: dict[tuple[str, str], dict[PipeStream, None]] = {}
+        # Dictionaries, not sets: what breaks first must not hang on addresses in memory.
         self._versions: dict[str, dict[str, list[_Version]]] = {}
         self._guard = RecordGuard()
 
@@ -228,9 +229,9 @@ class MemoryNetwork:
         )
         near, far = PipeStream(target, answer, forth), PipeStream(source, forth, answer)
         pair = (min(source, target), max(source, target))
-        streams = self._streams.setdefault(pair, set())
-        streams.add(near)
-        near.on_close = lambda: streams.discard(near)
+        streams = self._streams.setdefault(pair, {})
+        streams[near] = None
+        near.on_close = lambda: streams.pop(near, None)
         peer.handlers.start(handler, far)
         return near
 

@@ -197,7 +197,7 @@ class StreamHandlers:
     def __init__(self) -> None:
         self.by_protocol: dict[str, StreamHandler] = {}
         self.errors: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in order, so that runs replay
         self._streams: Counter[str] = Counter()
 
     def start(self, handler: StreamHandler, stream: Stream) -> None:
@@ -207,8 +207,8 @@ class StreamHandlers:
     def adopt(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` in a task that :meth:`close` ends."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def run(self, handler: StreamHandler, stream: Stream) -> None:
         """Handle ``stream`` and close it; only a cancellation comes out of here."""

@@ -57,7 +57,7 @@ class Dataflow:
         self._counters = counters
         self._fail = fail
         self._finish = finish
-        self._stalled: set[str] = set()
+        self._stalled: dict[str, None] = {}
         self.pace = EnginePace()
         self.serialisation_s = 0.0
         """Time spent between tensors and frames, both ways, writing included."""
@@ -73,7 +73,7 @@ class Dataflow:
 
     def resume_stalled(self) -> None:
         """Try again for sessions whose next link was behind."""
-        stalled, self._stalled = self._stalled, set()
+        stalled, self._stalled = self._stalled, {}
         for key in stalled:
             if (live := self._table.get(key)) is not None:
                 self.push(live)
@@ -161,7 +161,7 @@ class Dataflow:
                 self._send(session.next_peer, message, body, Traffic.PREFILL)
             behind = hop is not None and hop.queued_bytes > self._config.queued_bytes_max
             if live.backlog or behind:
-                self._stalled.add(session.key)
+                self._stalled[session.key] = None
                 return
         if session.is_first:
             chunk = session.next_chunk(self._config.chunk_tokens)
@@ -203,7 +203,7 @@ class Dataflow:
         open_ = warming.open
         while warming.backlog:
             if hop.queued_bytes > self._config.queued_bytes_max:
-                self._stalled.add(live.session.key)
+                self._stalled[live.session.key] = None
                 return
             position, body = warming.backlog.popleft()
             item = ActivationItem(

@@ -16,7 +16,6 @@ import torch
 
 from client import Swarm, SwarmConfig
 from dht.directory import Directory
-from dht.identity import Identity
 from dht.memory import MemoryNetwork, MemoryTransport
 from dht.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from node.hops import HopConfig
@@ -190,7 +189,7 @@ class PaperSwarm:
         step_s: float = 0.01,
         log_bytes_max: int = 1 << 20,
     ) -> PaperPeer:
-        transport = self.network.transport(Identity.generate())
+        transport = self.network.transport()
         engine = self.engine_class(
             transport.peer_id, start, end, kv_tokens=kv_tokens, step_s=step_s
         )
@@ -233,7 +232,7 @@ class PaperSwarm:
     def client(
         self, *, wait_s: float = 60.0, on_status: Callable[[str], None] | None = None
     ) -> Swarm:
-        transport = self.network.transport(Identity.generate())
+        transport = self.network.transport()
 
         async def open_transport() -> MemoryTransport:
             return transport
