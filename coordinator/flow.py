@@ -55,15 +55,23 @@ def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacitie
     peers = {a.peer_id: nodes[a.peer_id].tokens_per_s[a.end - a.start - 1] for a in held}
     client = problem.client_bandwidth_bytes_per_s / max(1, problem.token_bytes)
     edges: dict[tuple[str, str], float] = {}
+    by_span: dict[tuple[int, int], list[Assignment]] = {}
     for a in held:
+        by_span.setdefault((a.start, a.end), []).append(a)
         if a.start == 0:
             edges[SOURCE, a.peer_id] = client
         if a.end == problem.model.layers:
             edges[a.peer_id, SINK] = client
-        for b in held:
-            if follows(a, b):
-                limit = bandwidth(a.peer_id, b.peer_id) / max(1, problem.model.activation_bytes)
-                edges[a.peer_id, b.peer_id] = limit
+    # Thousands of peers share some dozens of spans: compare spans, not peers.
+    activation_bytes = max(1, problem.model.activation_bytes)
+    for before in by_span.values():
+        for after in by_span.values():
+            if not after[0].start <= before[0].end < after[0].end:
+                continue
+            for a in before:
+                for b in after:
+                    limit = bandwidth(a.peer_id, b.peer_id) / activation_bytes
+                    edges[a.peer_id, b.peer_id] = limit
     return Capacities(peers=peers, edges=edges)
 
 

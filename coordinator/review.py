@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from coordinator.check import uncovered
+from coordinator.check import FLOW_USED_MIN, uncovered
 from coordinator.flow import solve_flow
 from coordinator.heuristics import greedy
 from coordinator.problem import problem_of
@@ -38,7 +38,8 @@ class ReviewConfig:
     link_slack: float = 4.0
     """Links are measured anew all the time."""
     greedy_share_min: float = 0.8
-    """A plan must serve so much of what the greedy placement would."""
+    """A plan's flow must be so much of the greedy placement's. Coordinators compare placements by
+    flow too; were they to compare them by an estimate, this would have to."""
     known_for_s: float = 30.0
     """Peers that joined less long ago may be missing in a plan."""
 
@@ -97,14 +98,13 @@ def review(
             opinion=Opinion.UNSURE, reason=f"no peer that is known here holds layers {gaps}"
         )
     if _as_it_is(plan, nodes, running):
-        what, yardstick = "the same placement", solve_flow(problem, known).flow_tokens_per_s
+        most = solve_flow(problem, known).flow_tokens_per_s
+        share, what, yardstick = FLOW_USED_MIN, "the same placement", most
     else:
-        what, yardstick = (
-            "the greedy placement",
-            _greedy_flow(plan, usable, links, now_unix_s, config),
-        )
+        share, what = config.greedy_share_min, "the greedy placement"
+        yardstick = _greedy_flow(plan, usable, links, now_unix_s, config)
     served = _supported(plan, frozenset(usable))
-    if served < config.greedy_share_min * yardstick:
+    if served < share * yardstick:
         return Verdict(
             opinion=Opinion.WORSE,
             reason=f"it serves {served:.1f} tokens/s, {what} {yardstick:.1f}",

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from coordinator.check import check_plan
 from coordinator.election import (
     Elected,
     Election,
@@ -396,8 +395,9 @@ class Coordinator:
         if answer.error:
             self._say("no_plan", reason=answer.error, peers=len(problem.nodes))
             return
-        best, kept = _checked(answer.best, problem), _checked(answer.kept, problem)
-        best = best or kept
+        best, kept = answer.best, answer.kept
+        if best is None:
+            logger.error("the solver found no plan that passes the checker")
         if best is None or not self.leads:
             return
         choice = choose_plan(
@@ -466,16 +466,6 @@ class Coordinator:
             self._on_event(event, **fields)
 
 
-def _checked(plan: Plan | None, problem: Problem) -> Plan | None:
-    """The solver's plan if the checker finds nothing wrong with it."""
-    if plan is None:
-        return None
-    wrong = check_plan(plan, problem)
-    for reason in wrong:
-        logger.error("the solver's plan is wrong: %s", reason)
-    return None if wrong else plan
-
-
 async def solve_apart(request: SolveRequest, limit_s: float) -> SolveAnswer:
     """Solve in a process of its own, which is ended when it takes too long or we are cancelled."""
     process = await asyncio.create_subprocess_exec(
@@ -495,7 +485,8 @@ async def solve_apart(request: SolveRequest, limit_s: float) -> SolveAnswer:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if err:
+        logger.error("the solver says: %s", err.decode(errors="replace")[-1000:])
     if process.returncode != 0:
-        logger.error("the solver failed: %s", err.decode(errors="replace")[-1000:])
         return SolveAnswer(error=f"the solver ended with {process.returncode}")
     return msgspec.msgpack.decode(out, type=SolveAnswer)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from coordinator.check import check_plan
 from coordinator.placement import HEURISTICS, NoPlacementError, Placement, best_placement, make_plan
 from dht.types import Plan, PlanEpoch, Problem
 
@@ -29,7 +30,7 @@ class SolveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveAnswer:
-    """The best plan, and the one that moves nobody (None where layers are lost).
+    """The best plan, and the one that moves nobody (None where layers are lost), both checked.
 
     ``error`` says why there is no plan at all.
     """
@@ -51,14 +52,26 @@ def solve(request: SolveRequest) -> SolveAnswer:
         )
     except NoPlacementError as error:
         return SolveAnswer(error=str(error))
-    best = _plan(request, placement, time.monotonic() - started_s)
+    best = _checked(_plan(request, placement, time.monotonic() - started_s), request.problem)
     kept_spans = HEURISTICS["keep"](request.problem)
     if kept_spans is None or not any(node.current for node in request.problem.nodes):
         return SolveAnswer(best=best)
-    kept = _plan(
-        request, Placement(assignments=kept_spans, flow_tokens_per_s=0.0, planner="keep"), 0.0
-    )
-    return SolveAnswer(best=best, kept=replace(kept, bound_tokens_per_s=best.bound_tokens_per_s))
+    kept_placement = Placement(assignments=kept_spans, flow_tokens_per_s=0.0, planner="keep")
+    kept = _checked(_plan(request, kept_placement, 0.0), request.problem)
+    if kept is not None and best is not None:
+        kept = replace(kept, bound_tokens_per_s=best.bound_tokens_per_s)
+    return SolveAnswer(best=best or kept, kept=kept)
+
+
+def _checked(plan: Plan, problem: Problem) -> Plan | None:
+    """The plan if the checker finds nothing wrong with it. What is wrong is written to stderr.
+
+    Here rather than in the coordinator: checking a plan for thousands of peers takes seconds.
+    """
+    wrong = check_plan(plan, problem)
+    for reason in wrong:
+        print(f"the solver's plan is wrong: {reason}", file=sys.stderr)
+    return None if wrong else plan
 
 
 def _plan(request: SolveRequest, placement: Placement, solve_s: float) -> Plan:

@@ -34,10 +34,18 @@ STORES_PER_S = 64.0
 """How many values one peer may store here per second in the long run."""
 STORES_BURST = 1024.0
 """How many at once: what a neighbour hands over to a newcomer."""
+BULK_PER_S, BULK_BURST = 512.0, 4096.0
+"""How many values all peers together may store here in requests of more than ``OWN_STORES_MAX``:
+each costs a signature to check, and identities cost nothing."""
+OWN_STORES_MAX = 4
+"""An honest peer stores its own records alone or a few at a time."""
 STORERS_MAX = 4096
+NODE_ID_PREFIX = b"anabranch-dht-node-v1\0"
 
 _log = logging.getLogger(__name__)
 _accepted: ContextVar[list[bool] | None] = ContextVar("accepted", default=None)
+_bringer: ContextVar[str] = ContextVar("bringer", default="")
+"""Who brings the records that are being validated; "": this peer itself."""
 
 
 class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
@@ -68,18 +76,27 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
             if opened.expires_unix_s != record.expiration_time:
                 raise RecordError("the expiry given differs from the signed one")
 
-        self.guard.admit(data, author=author, now_unix_s=get_dht_time(), check=check)
+        self.guard.admit(
+            data, author=author, now_unix_s=get_dht_time(), check=check, storer=_bringer.get()
+        )
 
     def merge_with(self, other: RecordValidatorBase) -> bool:
         return False
 
 
+def node_id_of(peer_id: Any) -> Any:
+    """The place of a peer in the DHT. It follows from its key: nobody chooses his neighbours."""
+    return DHTID.generate(source=NODE_ID_PREFIX + peer_id.to_bytes())
+
+
 class RecordProtocol(DHTProtocol):  # type: ignore[misc]
-    """The node's RPCs, with per-entry validation and a rate limit per storing peer."""
+    """The node's RPCs, with per-entry validation, rate limits, and places that follow from keys."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.refused_stores = 0
+        self.misplaced = 0
+        """Peers that claimed another place in the DHT than their key gives them."""
         self._buckets: dict[Any, tuple[float, float]] = {}
 
     @classmethod
@@ -92,10 +109,25 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         self, request: dht_pb2.StoreRequest, context: P2PContext
     ) -> dht_pb2.StoreResponse:
         """Store values for another peer, within its rate."""
-        if not self._within_rate(context.remote_id, len(request.keys)):
+        count = len(request.keys)
+        # Our nodes cache nothing at others, so who asks for it wants memory that is not accounted.
+        if any(request.in_cache) or not self._within_rates(context.remote_id, count):
             self.refused_stores += 1
-            return dht_pb2.StoreResponse(store_ok=[False] * len(request.keys), peer=self.node_info)
-        return await super().rpc_store(request, context)
+            return dht_pb2.StoreResponse(store_ok=[False] * count, peer=self.node_info)
+        token = _bringer.set(context.remote_id.to_base58())
+        try:
+            return await super().rpc_store(request, context)
+        finally:
+            _bringer.reset(token)
+
+    async def update_routing_table(
+        self, node_id: Any, peer_id: Any, responded: bool = True
+    ) -> None:
+        """Take up a peer only at the place that its key gives it."""
+        if node_id is not None and node_id != node_id_of(peer_id):
+            self.misplaced += 1
+            return
+        await super().update_routing_table(node_id, peer_id, responded)
 
     async def call_store(self, *args: Any, **kwargs: Any) -> list[bool] | None:
         stored: list[bool] | None = await super().call_store(*args, **kwargs)
@@ -105,10 +137,20 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         return stored
 
     async def call_find(self, peer: Any, keys: Any) -> Any:
-        found = await super().call_find(peer, keys)
+        token = _bringer.set(peer.to_base58())
+        try:
+            found = await super().call_find(peer, keys)
+        finally:
+            _bringer.reset(token)
         if not found:
             return found
-        return {key: (_restated(value), nearest) for key, (value, nearest) in found.items()}
+        return {
+            key: (
+                _restated(value),
+                {place: near for place, near in nearest.items() if place == node_id_of(near)},
+            )
+            for key, (value, nearest) in found.items()
+        }
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
         """Drop the entries that break the rules; whether any are left."""
@@ -129,10 +171,21 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         )
         return len(dictionary.data) > 0
 
-    def _within_rate(self, peer: Any, count: int) -> bool:
+    def evict(self, key: str, author: str) -> None:
+        """Drop a record that gave way to others."""
+        found = self.storage.data.get(DHTID.generate(source=key))
+        if found is not None and isinstance(found.value, DictionaryDHTValue):
+            del found.value[author]
+
+    def _within_rates(self, peer: Any, count: int) -> bool:
+        if not self._within_rate(peer, count, STORES_PER_S, STORES_BURST):
+            return False
+        return count <= OWN_STORES_MAX or self._within_rate("", count, BULK_PER_S, BULK_BURST)
+
+    def _within_rate(self, peer: Any, count: int, per_s: float, burst: float) -> bool:
         now_s: float = get_dht_time()
-        left, since_s = self._buckets.pop(peer, (STORES_BURST, now_s))
-        left = min(STORES_BURST, left + max(0.0, now_s - since_s) * STORES_PER_S)
+        left, since_s = self._buckets.pop(peer, (burst, now_s))
+        left = min(burst, left + max(0.0, now_s - since_s) * per_s)
         fits = count <= left
         self._buckets[peer] = (left - count if fits else left, now_s)
         if len(self._buckets) > STORERS_MAX:  # forget who has been silent for longest
@@ -153,6 +206,7 @@ async def create_node(p2p: Any, *, client_mode: bool) -> tuple[Any, RecordValida
     # Made in client mode so that the stock protocol registers no handlers; ours then takes over.
     node = await DHTNode.create(
         p2p,
+        node_id=node_id_of(p2p.peer_id),
         num_replicas=REPLICAS,
         bucket_size=BUCKET_PEERS,
         depth_modulo=DEPTH_MODULO,
@@ -177,6 +231,7 @@ async def create_node(p2p: Any, *, client_mode: bool) -> tuple[Any, RecordValida
         record_validator=validator,
     )
     node.protocol = protocol
+    validator.guard.on_evict = protocol.evict
     return node, validator
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.plan_store import PlanStore
 from coordinator.runtime import Coordinator
+from coordinator.self_help import span_to_take
 from coordinator.turn import TurnConfig, WaitFor, why_wait
 from dht.directory import Directory
 from dht.errors import NetworkError
@@ -55,6 +56,8 @@ class PeerConfig:
     links_per_round: int = 8
     move_s: float = 20.0
     """How long sessions on layers that a plan takes away may go on before they are moved."""
+    alone_s: float = 60.0
+    """Without a coordinator for so long, a peer without layers helps itself."""
     turn: TurnConfig = field(default_factory=TurnConfig)
     """How long a peer waits for others before it gives up layers."""
     pinned: Assignment | None = None
@@ -91,6 +94,7 @@ class Peer:
         self._links: dict[str, Link] = {}
         self._links_published_s = -math.inf
         self._changed = asyncio.Event()
+        self._moving = asyncio.Lock()
         self._leaving = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -112,6 +116,7 @@ class Peer:
             self._keep_announced,
             self._keep_measured,
             self._follow_plans,
+            self._help_oneself,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -245,7 +250,8 @@ class Peer:
         while True:
             plan = await self._plans.wait_newer(epoch)
             epoch = plan.epoch
-            await self._enter(plan)
+            async with self._moving:
+                await self._enter(plan)
 
     async def _enter(self, plan: Plan) -> None:
         record = self._record
@@ -268,23 +274,51 @@ class Peer:
             if not await self._wait_for_turn(plan):
                 return
             await self._make_room()
+        await self._take(mine, plan.epoch)
+
+    async def _take(self, mine: Assignment, epoch: PlanEpoch) -> None:
+        """Load layers and serve them."""
         self._engine.stop_serving()
-        self._set(NodeState.LOADING, 0, 0, plan.epoch)
+        self._set(NodeState.LOADING, 0, 0, epoch)
         self._stage.fail_outside(0, 0, "the peer moves to other layers")
-        total = plan.model.layers
+        total = self._record.model.layers
         what = f"Loading layers {mine.start} to {mine.end - 1}"
         with self._reporter.phase(what, counted=True) as meter:
             loaded_bytes = await self._engine.load(mine.start, mine.end, meter.update)
         self._engine.start_serving(mine.start, mine.end)
-        self._set(NodeState.SERVING, mine.start, mine.end, plan.epoch)
+        self._set(NodeState.SERVING, mine.start, mine.end, epoch)
         await self._announce()
         self._reporter.event(
-            "serving", start=mine.start, end=mine.end, epoch=str(plan.epoch), bytes=loaded_bytes
+            "serving", start=mine.start, end=mine.end, epoch=str(epoch), bytes=loaded_bytes
         )
         self._reporter.say(
             f"{layers_sentence(mine.start, mine.end, total, NodeState.SERVING)}"
             f" ({gibibytes(loaded_bytes)} read, room for {self._engine.kv_tokens_free} tokens)"
         )
+
+    async def _help_oneself(self) -> None:
+        """Take the worst served layers when nobody has led for a while and no plan names this peer.
+
+        Whoever may lead plans around it later; until then the last plan serves on.
+        """
+        while True:
+            await asyncio.sleep(TURN_EVERY_S)
+            alone_s = self._coordinator.leaderless_s
+            if self._record.state is not NodeState.WAITING or alone_s < self._config.alone_s:
+                continue
+            try:
+                nodes = await self._directory.nodes()
+            except NetworkError as error:
+                logger.info("cannot see which layers are served the worst: %s", error)
+                continue
+            async with self._moving:
+                span = span_to_take(self._record, nodes)
+                if span is None or self._record.state is not NodeState.WAITING:
+                    continue
+                self._reporter.say("Nobody coordinates: taking the layers that need it the most.")
+                epoch = self._record.epoch
+                self._reporter.event("assigned", start=span.start, end=span.end, epoch=str(epoch))
+                await self._take(span, epoch)
 
     async def _wait_for_turn(self, plan: Plan) -> bool:
         """Wait, within bounds, until this peer may give up its layers; False: the plan is old."""

@@ -1,10 +1,11 @@
 """Signed records: what is covered, when they hold, what a guard remembers."""
 
+import contextlib
 import math
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dht import wire
@@ -180,6 +181,98 @@ def test_memory_is_bounded() -> None:
     assert len(guard) == 3
     guard.forget_expired(NOW_S + 1000)
     assert len(guard) == 0
+
+
+def people(count: int) -> list[Identity]:
+    return [Identity(number.to_bytes(32, "big")) for number in range(1, count + 1)]
+
+
+def test_who_brings_the_most_gives_way() -> None:
+    gone: list[tuple[str, str]] = []
+    guard = RecordGuard(authors_max=4, on_evict=lambda key, author: gone.append((key, author)))
+    crowd = people(6)
+    for one in crowd[:4]:
+        guard.admit(signed(one), now_unix_s=NOW_S, storer="flooder")
+    with pytest.raises(RecordError, match="4 authors"):
+        guard.admit(signed(crowd[4]), now_unix_s=NOW_S, storer="flooder")
+    guard.admit(signed(ALICE), now_unix_s=NOW_S, storer=ALICE.peer_id)
+    guard.admit(signed(BOB), now_unix_s=NOW_S, storer=BOB.peer_id)
+    assert gone == [(KEY, crowd[0].peer_id), (KEY, crowd[1].peer_id)]
+    assert {ALICE.peer_id, BOB.peer_id} < set(guard.living(KEY, NOW_S))
+    # An even share is nobody's to take.
+    guard.admit(signed(crowd[5]), now_unix_s=NOW_S, storer=crowd[5].peer_id)
+    with pytest.raises(RecordError, match="4 authors"):
+        guard.admit(signed(crowd[4]), now_unix_s=NOW_S, storer="another")
+    assert len(guard) == 4
+
+
+def test_a_record_that_its_author_brings_himself_is_his() -> None:
+    guard = RecordGuard(authors_max=3)
+    crowd = people(4)
+    mine = signed(ALICE)
+    guard.admit(mine, now_unix_s=NOW_S, storer="flooder")
+    for one in crowd[:2]:
+        guard.admit(signed(one), now_unix_s=NOW_S, storer="flooder")
+    guard.admit(mine, now_unix_s=NOW_S, storer=ALICE.peer_id)
+    guard.admit(signed(crowd[3]), now_unix_s=NOW_S, storer=crowd[3].peer_id)
+    assert ALICE.peer_id in guard.living(KEY, NOW_S)
+
+
+def test_bytes_are_bounded_under_a_key_and_over_all() -> None:
+    big = bytes(wire.RECORD_BYTES_MAX)
+    crowd = people(30)
+    guard = RecordGuard(key_bytes_max=20_000, total_bytes_max=30_000)
+    taken = 0
+    for number, one in enumerate(crowd):
+        key = KEY if number % 2 else "net/other/nodes"
+        try:
+            guard.admit(signed(one, key, payload=big), now_unix_s=NOW_S, storer="flooder")
+            taken += 1
+        except RecordError:
+            continue
+    assert taken == 6
+    # One that grows is held to the bounds as well; one that is renewed as it is goes on.
+    small = RecordGuard(key_bytes_max=5_000)
+    small.admit(signed(ALICE, payload=big), now_unix_s=NOW_S)
+    small.admit(signed(ALICE, payload=big, left_s=61), now_unix_s=NOW_S)
+    with pytest.raises(RecordError, match="5000 bytes"):
+        small.admit(signed(BOB, payload=big), now_unix_s=NOW_S)
+
+
+def test_one_author_has_few_keys() -> None:
+    guard = RecordGuard(author_keys_max=2)
+    for model in "ab":
+        guard.admit(signed(key=f"net/{model}/nodes"), now_unix_s=NOW_S)
+    with pytest.raises(RecordError, match="2 keys"):
+        guard.admit(signed(key="net/c/nodes"), now_unix_s=NOW_S)
+    guard.forget_expired(NOW_S + 1000)
+    guard.admit(signed(key="net/c/nodes", left_s=1050), now_unix_s=NOW_S + 1000)
+
+
+CROWD = [Identity(number.to_bytes(32, "big")) for number in range(1, 6)]
+
+
+@pytest.mark.property
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(1, 99)), max_size=60))
+def test_the_books_balance_whatever_comes(moves: list[tuple[int, int, int]]) -> None:
+    guard = RecordGuard(authors_max=3, keys_max=2, records_max=5, author_keys_max=2)
+    for person, place, left_s in moves:
+        with contextlib.suppress(RecordError):
+            guard.admit(
+                signed(CROWD[person], f"net/{place}/nodes", left_s=left_s),
+                now_unix_s=NOW_S,
+                storer=str(left_s % 4),
+            )
+        if left_s % 7 == 0:
+            guard.forget_expired(NOW_S + left_s)
+        entries = [e for under in guard._keys.values() for e in under.authors.values()]
+        assert len(entries) == len(guard) <= 5
+        assert guard._size_bytes == sum(e.size_bytes for e in entries)
+        assert sum(guard._shares.values()) == len(entries)
+        assert sum(guard._author_keys.values()) == len(entries)
+        for storer, brought in guard._brought.items():
+            assert sum(map(len, brought.values())) == guard._shares[storer] > 0
 
 
 def test_a_signers_records_are_each_newer() -> None:
