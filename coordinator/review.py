@@ -37,9 +37,9 @@ class ReviewConfig:
     """Peers may carry so much more than they announced, times."""
     link_slack: float = 4.0
     """Links are measured anew all the time."""
-    greedy_share_min: float = 0.8
-    """A plan's flow must be so much of the greedy placement's. Coordinators compare placements by
-    flow too; were they to compare them by an estimate, this would have to."""
+    greedy_share_min: float = 0.5
+    """A plan's flow must be so much of the greedy placement's. Less than all of it, since the plan
+    that serves the most is often not the one with the most flow (:mod:`coordinator.estimate`)."""
     known_for_s: float = 30.0
     """Peers that joined less long ago may be missing in a plan."""
 

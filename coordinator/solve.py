@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from coordinator.check import check_plan
-from coordinator.placement import HEURISTICS, NoPlacementError, Placement, best_placement, make_plan
+from coordinator.placement import NoPlacementError, Placement, best_placement, make_plan
+from coordinator.repair import repair
 from dht.types import Plan, PlanEpoch, Problem
 
 
@@ -30,7 +31,7 @@ class SolveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveAnswer:
-    """The best plan, and the one that moves nobody (None where layers are lost), both checked.
+    """The best plan, and the one that moves as few as it can (None: too many), both checked.
 
     ``error`` says why there is no plan at all.
     """
@@ -53,7 +54,7 @@ def solve(request: SolveRequest) -> SolveAnswer:
     except NoPlacementError as error:
         return SolveAnswer(error=str(error))
     best = _checked(_plan(request, placement, time.monotonic() - started_s), request.problem)
-    kept_spans = HEURISTICS["keep"](request.problem)
+    kept_spans = repair(request.problem)
     if kept_spans is None or not any(node.current for node in request.problem.nodes):
         return SolveAnswer(best=best)
     kept_placement = Placement(assignments=kept_spans, flow_tokens_per_s=0.0, planner="keep")

@@ -167,10 +167,11 @@ def choose_plan(
 ) -> tuple[Plan, str] | None:
     """The plan to run next and why, or None to stay with ``old``.
 
-    ``kept`` is the plan that moves nobody who holds layers, None where layers would be lost. The
-    best plan is worth its moves for 10% more flow, or when replicas were lost that it brings back,
-    unless it moves somebody who has just moved; otherwise who stays is not moved, also when
-    somebody else left (or one death makes all survivors fetch their weights anew).
+    ``kept`` is the plan that moves nobody who holds layers, or as few as it takes where layers are
+    lost, None where that is no way. The best plan is worth its moves for 10% more flow, or when
+    replicas were lost that it brings back, unless it moves somebody who has just moved; otherwise
+    who stays is not moved, also when somebody else left (or one death makes all survivors fetch
+    their weights anew).
     """
     plan, gain = _chosen(old, best, kept, usable, cfg, now_unix_s)
     if old is None:

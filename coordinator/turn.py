@@ -58,25 +58,29 @@ def why_wait(
 ) -> tuple[Wait, ...]:
     """What the peer of record ``mine`` has to wait for before it follows ``plan``; () when nothing.
 
-    ``nodes`` are the living records. Peers of earlier waves that have no record any more are not
-    waited for.
+    ``nodes`` are the records; those of peers that the plan leaves out count for nothing, since they
+    may be dead. While some layer has no holder at all nobody waits: the model cannot be served
+    anyway, and all load at the same time. Peers of earlier waves that have no record any more are
+    not waited for.
     """
     target = plan.assignment_of(mine.peer_id)
     if target is None or mine.state is not NodeState.SERVING:
+        return ()
+    planned = {a.peer_id for a in plan.assignments}
+    covered = {
+        layer
+        for peer_id, record in nodes.items()
+        if peer_id != mine.peer_id and peer_id in planned and record.state is NodeState.SERVING
+        for layer in range(record.start, record.end)
+    }
+    if not set(range(plan.model.layers)) - set(range(mine.start, mine.end)) <= covered:
         return ()
     waits = []
     behind = _not_yet_there(plan, mine.peer_id, nodes)
     if behind:
         waits.append(Wait(what=WaitFor.EARLIER_WAVES, text=f"{behind[0]} moves first"))
-    covered = {
-        layer
-        for peer_id, record in nodes.items()
-        if peer_id != mine.peer_id and record.state is NodeState.SERVING
-        for layer in range(record.start, record.end)
-    }
-    needed = set(range(plan.model.layers)) - set(range(mine.start, mine.end))
     since_s = abs(now_unix_s - mine.moved_unix_s)
-    if needed <= covered and since_s < config.rest_s:
+    if since_s < config.rest_s:
         waits.append(Wait(what=WaitFor.REST, text=f"it moved {since_s:.0f} s ago"))
     alone = [ly for ly in _given_up(mine, target) if ly not in covered]
     if alone:
