@@ -101,19 +101,30 @@ async def kill_leader(swarm: LocalSwarm, whole_gib: float) -> dict[str, float]:
     return {"elected_s": elected_s, "planned_s": planned_s}
 
 
-async def run(swarm: LocalSwarm, arguments: argparse.Namespace, whole_gib: float) -> dict[str, Any]:
+async def run(
+    swarm: LocalSwarm, arguments: argparse.Namespace, whole_gib: float, result: dict[str, Any]
+) -> None:
+    """All rounds; the result is written after each."""
     load, rounds = Load(), []
     async with Swarm.connect(swarm.addresses, model=str(MODEL)) as client:
         await client.generate(PROMPT, max_new_tokens=4)
         asking = [asyncio.create_task(load.ask(client)) for _ in range(arguments.clients)]
         for number in range(arguments.kills):
             rounds.append(await kill_leader(swarm, whole_gib))
-            print(number + 1, rounds[-1], len(load.seconds), len(load.failed), flush=True)
             await asyncio.sleep(2.0)
+            result |= summary(load, rounds)
+            if arguments.out is not None:
+                report.write(arguments.out, result)
+            print(number + 1, rounds[-1], len(load.seconds), len(load.failed), flush=True)
         for task in asking:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.wait(asking, timeout=10.0)
+
+
+def summary(load: Load, rounds: list[dict[str, float]]) -> dict[str, Any]:
+    """What the rounds so far say."""
     return {
+        "kills": len(rounds),
         "elected_s": spread([r["elected_s"] for r in rounds]),
         "planned_s": spread([r["planned_s"] for r in rounds]),
         "request_s": spread(load.seconds),
@@ -143,9 +154,7 @@ def main() -> int:
         for _ in range(PEERS):
             swarm.start_peer(memory_gib=SHARE * whole_gib)
         swarm.wait_serving()
-        result |= asyncio.run(run(swarm, arguments, whole_gib))
-    if arguments.out is not None:
-        report.write(arguments.out, result)
+        asyncio.run(run(swarm, arguments, whole_gib, result))
     Console().print({key: value for key, value in result.items() if key != "rounds"})
     return 0 if not result["failed"] else 1
 
