@@ -239,8 +239,6 @@ class RecordGuard:
         _check_signature(record)
         size_bytes = len(data) + RECORD_OVERHEAD_BYTES
         self._make_room(record, size_bytes, storer, now_unix_s)
-        if self._seen(record) is not None:
-            self._forget(record.key, record.peer_id)
         entry = _Seen(digest=digest, record=record, size_bytes=size_bytes, storer=storer)
         self._remember(entry)
         return record
@@ -259,14 +257,23 @@ class RecordGuard:
         return None if known is None else known.authors.get(record.peer_id)
 
     def _remember(self, entry: _Seen) -> None:
+        """Note a record, at the place of its author's older one: the order is that of arrival."""
         record = entry.record
-        under = self._keys.setdefault(record.key, _Key())
-        under.authors[record.peer_id] = entry
-        under.size_bytes += entry.size_bytes
-        self._size_bytes += entry.size_bytes
+        older = self._seen(record)
+        if older is not None:
+            del self._known[older.digest]
+            self._resize(record.key, -older.size_bytes)
+            self._debit(older)
+        else:
+            self._author_keys[record.peer_id] += 1
+        self._keys.setdefault(record.key, _Key()).authors[record.peer_id] = entry
+        self._resize(record.key, entry.size_bytes)
         self._known[entry.digest] = record
-        self._author_keys[record.peer_id] += 1
         self._owe(entry)
+
+    def _resize(self, key: str, by_bytes: int) -> None:
+        self._keys[key].size_bytes += by_bytes
+        self._size_bytes += by_bytes
 
     def _forget(self, key: str, author: str) -> None:
         under = self._keys[key]
