@@ -200,7 +200,7 @@ class World:
 
 
 @pytest.mark.property
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data(), steps=st.integers(0, 40))
 def test_every_token_once_and_nothing_is_left_reserved(data: st.DataObject, steps: int) -> None:
     world = World(data)
