@@ -23,13 +23,17 @@ def context_tokens(config: Any) -> int:
 def build(store: WeightStore, dtype: torch.dtype, attention: str | None) -> tuple[Any, nn.Module]:
     """Configuration and model; ``attention`` None: the implementation that it has by itself.
 
-    Raises whatever the model's code raises.
+    Raises whatever the model's code raises, and Unservable.
     """
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
     config = AutoConfig.from_pretrained(store.directory, trust_remote_code=False)
+    if getattr(config.get_text_config(), "quantization_config", None) or getattr(
+        config, "quantization_config", None
+    ):
+        raise Unservable("its checkpoint is quantised already; give the one in 16 or 32 bits")
     chosen = {} if attention is None else {"attn_implementation": attention}
     with init_empty_weights(), no_init_weights():
         model = AutoModelForCausalLM.from_config(

@@ -1,6 +1,7 @@
 """Every family, however its layers are split and the work is cut: ids equal ``transformers``'."""
 
 import itertools
+import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -221,6 +222,19 @@ def test_behind_the_longest_context_nothing_is_read(tmp_path: Path) -> None:
     assert engine.step([whole])[0].error is None
     more = WorkItem(session="s", start=0, end=4, position=CONTEXT, token_ids=(1,))
     assert "at most" in (engine.step([more])[0].error or "")
+
+
+def test_a_checkpoint_that_is_quantised_is_not_taken_for_numbers(tmp_path: Path) -> None:
+    make(tmp_path, "llama")
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+    }
+    path.write_text(json.dumps(config))
+    with pytest.raises(UserError, match="quantised already"):
+        engine_of(tmp_path, 0, 1)
 
 
 REASONS = dict.fromkeys(REFUSED, "state other than keys and values") | {
