@@ -9,7 +9,7 @@ import pytest
 
 from bench.local_swarm import LocalPeer, LocalSwarm
 from bench.reference import Reference, memory_for
-from client import BlockingSwarm
+from client import Answer, BlockingSwarm, GenerationOptions, Swarm
 from tests.e2e.conftest import MODEL, start_swarm
 
 pytestmark = pytest.mark.e2e
@@ -101,3 +101,42 @@ def test_an_answer_survives_the_loss_of_a_stage_in_the_middle(reference: Referen
         token_ids, failovers = asyncio.run(ask())
     assert token_ids == tuple(expected)
     assert failovers >= 1
+
+
+def test_penalties_and_scores_survive_the_loss_of_the_stage_that_samples() -> None:
+    """A sampled answer with everything that the last stage remembers: the same with and without."""
+    options = GenerationOptions(
+        max_new_tokens=50,
+        temperature=0.8,
+        seed=11,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        presence_penalty=0.2,
+        logprobs=2,
+        ignore_eos=True,
+    )
+    swarm = start_swarm((0.62, 0.62, 0.62))
+
+    async def ask() -> tuple[Answer, Answer]:
+        async with Swarm.connect(swarm.addresses, model=str(MODEL)) as client:
+            whole = await client.generate(PROMPT, options)
+            running = client.begin(PROMPT, options)
+            killed, tokens = False, 0
+            async for piece in running:
+                tokens += len(piece.token_ids)
+                if tokens >= 15 and not killed:
+                    killed = True
+                    last = running.route[-1].peer_id
+                    next(peer for peer in swarm.peers if peer.peer_id == last).kill()
+            return whole, running.answer()
+
+    with swarm:
+        whole, mended = asyncio.run(ask())
+    assert mended.failovers >= 1
+    assert mended.token_ids == whole.token_ids
+    assert whole.logprobs is not None
+    assert mended.logprobs is not None
+    assert [score.token_id for score in mended.logprobs] == list(mended.token_ids)
+    assert [score.logprob for score in mended.logprobs] == pytest.approx(
+        [score.logprob for score in whole.logprobs], abs=1e-4
+    )
