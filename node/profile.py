@@ -26,6 +26,8 @@ STEP_OVERHEAD_S = 0.002
 SESSION_TOKENS = 512
 """Typical length of a session, which bounds the batch by KV room."""
 BATCHES = (1, 4, 16)
+PREFILLS = (32, 128, 256)
+"""Tokens of the chunks of a prompt that are timed."""
 TIMINGS_MIN = 3
 TIMINGS_MAX = 64
 TIMING_BUDGET_S = 0.3
@@ -66,6 +68,31 @@ def time_layer(engine: Engine, clock: Callable[[], float] = time.perf_counter) -
     return LayerTimes(seconds=seconds)
 
 
+def time_prefill(
+    engine: Engine, clock: Callable[[], float] = time.perf_counter
+) -> dict[int, float]:
+    """Seconds that one layer takes for a chunk of a prompt, by its tokens; least of several.
+
+    The engine must hold the layer already (:func:`time_layer`). What KV has no room for is left
+    out.
+    """
+    start, _ = engine.held
+    width = engine.layout.config.get_text_config().hidden_size
+    generator = torch.Generator().manual_seed(0)
+    seconds: dict[int, float] = {}
+    for tokens in PREFILLS:
+        rows = torch.randn(tokens, width, generator=generator)
+        item = WorkItem(session="prefill", start=start, end=start + 1, position=0, hidden=rows)
+        for timing in range(1 + TIMINGS_MIN):  # the first one warms up
+            if engine.reserve(item.session, tokens) is not None:
+                break
+            took_s = _time_items(engine, [item], clock)
+            if timing:
+                seconds[tokens] = min(took_s, seconds.get(tokens, math.inf))
+            engine.free(item.session)
+    return seconds
+
+
 def _session(number: int) -> str:
     return f"profile-{number}"
 
@@ -86,6 +113,10 @@ def _time_step(engine: Engine, index: int, rows: torch.Tensor, clock: Callable[[
     for item in items:  # a position runs once
         engine.free(item.session)
         engine.reserve(item.session, 1)
+    return _time_items(engine, items, clock)
+
+
+def _time_items(engine: Engine, items: Sequence[WorkItem], clock: Callable[[], float]) -> float:
     started_s = clock()
     for result in engine.step(items):
         if result.error is not None:

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from dht.types import ModelSpec
-from node.batching import BatchLimits
+from node.batching import BatchLimits, limits_of
 from node.engine import Engine, EngineConfig, WorkItem
 from node.kv_transfer import KvRows
-from node.profile import time_layer, tokens_per_s
+from node.profile import time_layer, time_prefill, tokens_per_s
 from node.stage_session import StageView
 from node.steps import StepRequest, StepResult
 from node.tensors import Rows
@@ -18,14 +18,19 @@ from node.worker import Worker, WorkerTimes
 class EngineStage:
     """Implements :class:`node.stage.StageEngine`. Set ``peer_id`` and ``on_results`` once."""
 
-    def __init__(self, engine: Engine, profile: tuple[float, ...]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        profile: tuple[float, ...],
+        limits: BatchLimits = BatchLimits(),  # noqa: B008  frozen
+    ) -> None:
         self._engine = engine
         self._serving = (0, 0)
         self.tokens_per_s = profile
         self.peer_id = ""
         self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
         self._worker: Worker[StepRequest, StepResult] = Worker(
-            self._step, self._hand_over, _failed, BatchLimits()
+            self._step, self._hand_over, _failed, limits
         )
 
     @classmethod
@@ -41,7 +46,7 @@ class EngineStage:
     ) -> "EngineStage":
         """Build the engine and measure it, in a thread. Raises UserError."""
 
-        def build() -> tuple[Engine, tuple[float, ...]]:
+        def build() -> tuple[Engine, tuple[float, ...], BatchLimits]:
             engine = Engine(
                 EngineConfig(
                     store=store,
@@ -52,7 +57,10 @@ class EngineStage:
                     threads=threads,
                 )
             )
-            return engine, tokens_per_s(engine, time_layer(engine))
+            times = time_layer(engine)
+            rows_s = {**times.seconds, **time_prefill(engine)}
+            limits = limits_of(rows_s, engine.layers_max)
+            return engine, tokens_per_s(engine, times), limits
 
         return cls(*await asyncio.to_thread(build))
 

@@ -13,7 +13,14 @@ from bench.random_model import make_llama
 from dht.command_line import EXIT_DONE, EXIT_USER, run_command
 from node import profile
 from node.engine import Engine, EngineConfig
-from node.profile import BATCHES, LayerTimes, time_layer, tokens_per_s
+from node.profile import (
+    BATCHES,
+    PREFILLS,
+    LayerTimes,
+    time_layer,
+    time_prefill,
+    tokens_per_s,
+)
 from node.weights import WeightStore
 
 LAYERS = 6
@@ -63,6 +70,17 @@ def test_one_quiet_moment_is_enough(directory: Path) -> None:
     times = time_layer(engine_of(directory), clock)
     assert list(times.seconds) == list(BATCHES)
     assert all(seconds == pytest.approx(0.001) for seconds in times.seconds.values())
+
+
+def test_prompts_are_timed_where_there_is_room_and_nothing_is_left(directory: Path) -> None:
+    engine = engine_of(directory, 8 << 20)
+    time_layer(engine)
+    free = engine.kv_tokens_free
+    seconds = time_prefill(engine)
+    assert seconds
+    assert tuple(seconds) == PREFILLS[: len(seconds)]
+    assert all(took > 0 for took in seconds.values())
+    assert engine.kv_tokens_free == free
 
 
 def test_the_command_prints_one_object(

@@ -1,0 +1,122 @@
+"""``python -m bench.pool_soak``: thousands of short sessions through one engine.
+
+Each opens, runs a prompt and a few tokens, and ends in one of the ways in which sessions end:
+closed after its answer, cancelled in the middle, refused for want of room. Afterwards every page
+must be free, and the process may not have grown.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from bench.random_model import make_llama
+from bench.report import provenance, write
+from dht.messages import Sampling
+from node.engine import Engine, EngineConfig, WorkItem
+from node.weights import WeightStore
+
+SESSIONS = 10_000
+LIVE = 16
+"""Sessions at a time."""
+WARM_UP_SHARE = 0.1
+"""Of the sessions, before the first look at the memory: allocators fill their caches."""
+SEED = 0
+LAYERS, VOCAB = 2, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Soaked:
+    """What was seen."""
+
+    sessions: int
+    refused: int
+    cancelled: int
+    steps: int
+    grown_bytes: int
+    """Resident memory behind the last session less that after warming up."""
+    free_tokens_before: int
+    free_tokens_after: int
+
+
+def soak(directory: Path, sessions: int, *, share_prefixes: bool = False) -> Soaked:
+    """Run ``sessions`` sessions; raises AssertionError where pages do not add up."""
+    chance = random.Random(SEED)
+    store = WeightStore.open(str(directory))
+    engine = Engine(
+        EngineConfig(
+            store=store, name="soak", memory_bytes=1_500_000, share_prefixes=share_prefixes
+        )
+    )
+    engine.load(0, LAYERS)
+    before = engine.kv_tokens_free
+    process = psutil.Process()
+    live: dict[str, tuple[int, tuple[int, ...]]] = {}
+    """Where a session stands and what it runs next."""
+    lengths: dict[str, int] = {}
+    opened = refused = cancelled = steps = 0
+    warm_bytes = 0
+    while opened < sessions or live:
+        while len(live) < LIVE and opened < sessions:
+            opened += 1
+            if opened == int(sessions * WARM_UP_SHARE):
+                warm_bytes = process.memory_info().rss
+            name, prompt = str(opened), chance.randint(1, 30)
+            length = prompt + chance.randint(1, 8)
+            if engine.reserve(name, before + 1 if chance.random() < 0.02 else length) is not None:
+                refused += 1
+                continue
+            live[name] = 0, tuple(chance.randrange(VOCAB) for _ in range(prompt))
+            lengths[name] = length
+        items = [
+            WorkItem(
+                session=name, start=0, end=LAYERS, position=position,
+                token_ids=ids, sampling=Sampling(),
+            )
+            for name, (position, ids) in live.items()
+        ]  # fmt: skip
+        steps += 1
+        for result in engine.step(items):
+            name = result.item.session
+            assert result.error is None, result.error
+            stands = result.item.position + result.item.tokens
+            leaves = chance.random() < 0.05
+            if stands >= lengths[name] or leaves:
+                cancelled += leaves
+                engine.free(name)
+                del live[name], lengths[name]
+            else:
+                live[name] = stands, (result.token_id or 0,)
+    engine._kv.check()
+    grown_bytes = process.memory_info().rss - warm_bytes
+    return Soaked(
+        sessions=opened, refused=refused, cancelled=cancelled, steps=steps,
+        grown_bytes=grown_bytes, free_tokens_before=before, free_tokens_after=engine.kv_tokens_free,
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Soak, print, and write the result."""
+    parser = argparse.ArgumentParser(prog="python -m bench.pool_soak", description=__doc__)
+    parser.add_argument("--sessions", type=int, default=SESSIONS)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        directory = make_llama(Path(made), hidden=64, layers=LAYERS, vocab=VOCAB)
+        found = {
+            name: asdict(soak(directory, arguments.sessions, share_prefixes=shares))
+            for name, shares in (("own_pages", False), ("shared_prefixes", True))
+        }
+    for name, figures in found.items():
+        print(f"{name}: {figures}")
+    if arguments.out is not None:
+        write(arguments.out, {**provenance(SEED), **found})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
