@@ -1,0 +1,283 @@
+"""``python -m bench.engine_gpu``: layers of Llama-3's shapes against what the hardware allows.
+
+A few layers with random weights in bfloat16 are decoded at several batches and contexts; the floor
+of a step is the bytes that it must read (weights and KV) over the memory's measured bandwidth. A
+prefill's floor is its multiplications over the measured rate of one large matrix product.
+``transformers`` eager runs the same layers beside it. ``--device cpu --tiny`` only proves that the
+script runs.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from bench.report import provenance, write
+from node.engine import Engine, EngineConfig, WorkItem
+from node.weights import WeightStore
+
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Of one layer."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is measured."""
+
+    shapes: dict[str, Shape]
+    layers: int
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    prefill: int
+    rounds: int
+    copied_bytes: int
+    """Of the tensor whose reading measures the bandwidth."""
+    matrix: int
+    """Rows and columns of the product that measures the rate of multiplication."""
+
+
+FULL = Plan(
+    shapes={
+        "llama-3-8b": Shape(hidden=4096, intermediate=14336, heads=32, kv_heads=8),
+        "llama-3-70b": Shape(hidden=8192, intermediate=28672, heads=64, kv_heads=8),
+    },
+    layers=2,
+    batches=(1, 8, 64, 256),
+    contexts=(128, 2048, 8192),
+    prefill=2048,
+    rounds=20,
+    copied_bytes=1 << 30,
+    matrix=8192,
+)
+TINY = Plan(
+    shapes={"tiny": Shape(hidden=64, intermediate=96, heads=4, kv_heads=2)},
+    layers=1,
+    batches=(1, 2),
+    contexts=(16,),
+    prefill=32,
+    rounds=2,
+    copied_bytes=1 << 20,
+    matrix=64,
+)
+
+
+def make_layers(directory: Path, shape: Shape, layers: int, context_tokens: int) -> Path:
+    """Write a Llama of that shape in bfloat16, with a small vocabulary."""
+    torch.manual_seed(SEED)
+    config = LlamaConfig(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        vocab_size=256,
+        max_position_embeddings=context_tokens,
+        rope_theta=500_000.0,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    return directory
+
+
+def seconds_of(run: Callable[[], object], device: torch.device, rounds: int) -> float:
+    """Median seconds of ``run``, behind a synchronisation; the first two runs warm up."""
+    took = []
+    for turn in range(rounds + 2):
+        started_s = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if turn >= 2:
+            took.append(time.perf_counter() - started_s)
+    return median(took)
+
+
+class EngineSide:
+    """The engine over all layers, fed with hidden states, so that neither embedding nor head
+    counts."""
+
+    def __init__(self, directory: Path, device: str, kv_tokens: int, plan: Plan) -> None:
+        store = WeightStore.open(str(directory))
+        shape_bytes = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+        probe = LlamaConfig.from_pretrained(directory)
+        width = probe.hidden_size // probe.num_attention_heads
+        kv_bytes = 4 * probe.num_key_value_heads * width * plan.layers * kv_tokens
+        self._engine = Engine(
+            EngineConfig(
+                store=store,
+                name="shape",
+                device=device,
+                dtype="bfloat16",
+                memory_bytes=shape_bytes + kv_bytes + (64 << 20),
+            )
+        )
+        self._layers = plan.layers
+        self._engine.load(0, plan.layers)
+        self._at: dict[str, int] = {}
+        self.device = self._engine.device
+        self.hidden = probe.hidden_size
+        self.layer_bytes = self._engine.spec.layer_bytes
+        self.kv_bytes = self._engine.spec.kv_bytes_per_token_layer
+
+    def open(self, batch: int, context: int, steps: int) -> bool:
+        """Sessions with ``context`` tokens of random KV; False where there is no room."""
+        for n in range(batch):
+            if self._engine.reserve(str(n), context + steps) is not None:
+                self.close()
+                return False
+            self._at[str(n)] = 0
+        for name in self._at:
+            rows = torch.randn(context, self.hidden, dtype=torch.bfloat16)
+            for at in range(0, context, 1024):
+                self._run({name: rows[at : at + 1024]})
+        return True
+
+    def _run(self, rows: dict[str, torch.Tensor]) -> None:
+        items = [
+            WorkItem(session=name, start=0, end=self._layers, position=self._at[name], hidden=part)
+            for name, part in rows.items()
+        ]
+        for result in self._engine.step(items):
+            if result.error is not None:
+                raise RuntimeError(result.error)
+            self._at[result.item.session] += result.item.tokens
+
+    def decode(self) -> None:
+        """One token of each session."""
+        row = torch.zeros(1, self.hidden, dtype=torch.bfloat16)
+        self._run(dict.fromkeys(self._at, row))
+
+    def prefill(self, tokens: int) -> None:
+        """One prompt, which is forgotten again."""
+        assert self._engine.reserve("prompt", tokens) is None
+        self._at["prompt"] = 0
+        self._run({"prompt": torch.zeros(tokens, self.hidden, dtype=torch.bfloat16)})
+        self._engine.free("prompt")
+        del self._at["prompt"]
+
+    def close(self) -> None:
+        """End all sessions."""
+        for name in self._at:
+            self._engine.free(name)
+        self._at.clear()
+
+
+class EagerSide:
+    """The same layers in ``transformers`` with eager attention."""
+
+    def __init__(self, directory: Path, device: str) -> None:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.bfloat16, attn_implementation="eager"
+        )
+        self._model: Any = model.to(device).eval().model
+        self._device = device
+
+    def _forward(self, ids: torch.Tensor, cache: DynamicCache) -> None:
+        with torch.inference_mode():
+            self._model(input_ids=ids, past_key_values=cache, use_cache=True)
+
+    def decoder(self, batch: int, context: int) -> Callable[[], None]:
+        """A function that decodes one token of each of ``batch`` sequences."""
+        cache = DynamicCache()
+        chunk = torch.ones(batch, min(context, 128), dtype=torch.long, device=self._device)
+        for _ in range(context // chunk.shape[1]):
+            self._forward(chunk, cache)
+        return lambda: self._forward(chunk[:, :1], cache)
+
+    def prefill(self, tokens: int) -> None:
+        """One prompt."""
+        ids = torch.ones(1, tokens, dtype=torch.long, device=self._device)
+        self._forward(ids, DynamicCache())
+
+
+def machine_rates(device: torch.device, plan: Plan) -> tuple[float, float]:
+    """Bytes/s that a sum reads, and multiply-adds/s (counted as two) of one bfloat16 product."""
+    read = torch.zeros(plan.copied_bytes // 4, dtype=torch.float32, device=device)
+    read_s = seconds_of(read.sum, device, plan.rounds)
+    square = torch.zeros(plan.matrix, plan.matrix, dtype=torch.bfloat16, device=device)
+    product_s = seconds_of(lambda: square @ square, device, plan.rounds)
+    return plan.copied_bytes / read_s, 2 * plan.matrix**3 / product_s
+
+
+def measure(directory: Path, device: str, plan: Plan) -> dict[str, Any]:
+    """All batches and contexts of one shape, both sides in turn."""
+    at = torch.device(device)
+    bytes_per_s, flops_per_s = machine_rates(at, plan)
+    steps = plan.rounds + 2
+    most = max(plan.batches) * (max(plan.contexts) + steps + 16) + plan.prefill
+    engine = EngineSide(directory, device, most, plan)
+    eager = EagerSide(directory, device)
+    found: dict[str, Any] = {
+        "bytes_per_s": round(bytes_per_s), "flops_per_s": round(flops_per_s)
+    }  # fmt: skip
+    for batch in plan.batches:
+        for context in plan.contexts:
+            if not engine.open(batch, context, steps):
+                found[f"decode_{batch}_{context}"] = "no room for its KV"
+                continue
+            engine_s = seconds_of(engine.decode, at, plan.rounds) / plan.layers
+            engine.close()
+            read_bytes = engine.layer_bytes + batch * context * engine.kv_bytes
+            figures = {
+                "layer_tokens_per_s": round(batch / engine_s, 1),
+                "times_floor": round(engine_s / (read_bytes / bytes_per_s), 2),
+            }
+            try:
+                eager_s = seconds_of(eager.decoder(batch, context), at, plan.rounds) / plan.layers
+                figures["eager_layer_tokens_per_s"] = round(batch / eager_s, 1)
+            except torch.OutOfMemoryError:
+                pass  # left out: its scores take more than the device has
+            found[f"decode_{batch}_{context}"] = figures
+    flops = 2 * plan.prefill * engine.layer_bytes / 2
+    engine_s = seconds_of(lambda: engine.prefill(plan.prefill), at, plan.rounds) / plan.layers
+    eager_s = seconds_of(lambda: eager.prefill(plan.prefill), at, plan.rounds) / plan.layers
+    found[f"prefill_{plan.prefill}"] = {
+        "share_of_matrix_rate": round(flops / flops_per_s / engine_s, 3),
+        "layer_tokens_per_s": round(plan.prefill / engine_s, 1),
+        "eager_layer_tokens_per_s": round(plan.prefill / eager_s, 1),
+    }
+    return found
+
+
+def main() -> int:
+    """Measure every shape, print, and write the result."""
+    parser = argparse.ArgumentParser(prog="python -m bench.engine_gpu", description=__doc__)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--tiny", action="store_true", help="a shape that proves nothing")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
+    arguments = parser.parse_args()
+    plan = TINY if arguments.tiny else FULL
+    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; --device cpu --tiny proves that this runs")
+    result: dict[str, Any] = {**provenance(SEED), "device": arguments.device, "shapes": {}}
+    for name, shape in plan.shapes.items():
+        with tempfile.TemporaryDirectory() as made:
+            longest = max(plan.contexts) + plan.rounds + 64 + plan.prefill
+            directory = make_layers(Path(made), shape, plan.layers, longest)
+            result["shapes"][name] = measure(directory, arguments.device, plan)
+        for what, figures in result["shapes"][name].items():
+            print(f"{name} {what}: {figures}", flush=True)
+    if arguments.out is not None:
+        write(arguments.out, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
