@@ -1,7 +1,10 @@
 """``python -m bench.engine``: one engine with all layers beside ``transformers`` alone.
 
-Both sides take turns in one process and the medians count, because the machine is shared. Decode
-is measured after a prompt of 64 tokens, per token of each stream; prefill is one prompt of 512.
+All sides take turns in one process and the medians count, because the machine is shared. Decode
+is measured after a prompt of 64 tokens, per token of each stream, and stated in terms of its floor,
+too: the bytes of the weights over the memory's measured bandwidth. Prefill is one prompt of 512.
+Requests of mixed lengths run against ``transformers``' continuous batching, whole requests in and
+out.
 """
 
 import argparse
@@ -10,11 +13,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
+from bench.local_swarm import ROOT
 from bench.random_model import make_llama
 from bench.reference import Reference, memory_for
 from bench.report import provenance, write
@@ -23,18 +30,26 @@ from node.engine import Engine, EngineConfig, WorkItem
 from node.weights import WeightStore
 
 SEED = 0
+BUNDLED = ROOT / "models" / "brook"
 SHAPES = ((512, 8), (1024, 16))
 """Hidden width and layers."""
 STREAMS = (1, 8)
 PROMPT, PREFILL, DECODE = 64, 512, 24
+REQUESTS = (8, 32)
+"""Of mixed lengths, all at once."""
+REQUEST_NEW = 16
+PAGE_TOKENS, BATCH_TOKENS = 256, 512
+"""Of continuous batching: a request of ours fits a page, and the cache holds two for each."""
+READ_BYTES = 256 << 20
+"""Of the tensor whose reading measures the bandwidth."""
 ROUNDS = 5
 GREEDY = Sampling()
 
 
-def prompts_of(streams: int, tokens: int) -> list[list[int]]:
+def prompts_of(streams: int, tokens: int, vocab: int) -> list[list[int]]:
     """Random ids, the same in every run."""
     generator = torch.Generator().manual_seed(SEED)
-    ids: list[list[int]] = torch.randint(1, 8000, (streams, tokens), generator=generator).tolist()
+    ids: list[list[int]] = torch.randint(1, vocab, (streams, tokens), generator=generator).tolist()
     return ids
 
 
@@ -43,7 +58,7 @@ class EngineSide:
 
     def __init__(self, directory: Path) -> None:
         store = WeightStore.open(str(directory))
-        memory_bytes = memory_for(directory) + (256 << 20)
+        memory_bytes = memory_for(directory) + (512 << 20)
         self._engine = Engine(
             EngineConfig(store=store, name=directory.name, memory_bytes=memory_bytes)
         )
@@ -79,6 +94,45 @@ class EngineSide:
         answers = [list(row) for row in zip(*columns, strict=True)]
         return answers, first_s - started_s, ended_s - first_s
 
+    def serve(self, prompts: list[list[int]], new: int) -> tuple[list[list[int]], float]:
+        """Greedy ids of requests of different lengths, and the seconds from first to last."""
+        started_s = time.perf_counter()
+        for n, prompt in enumerate(prompts):
+            assert self._engine.reserve(str(n), len(prompt) + new) is None
+        answers: list[list[int]] = [[] for _ in prompts]
+        for turn in range(new):
+            items = []
+            for n, prompt in enumerate(prompts):
+                position = 0 if turn == 0 else len(prompt) + turn - 1
+                ids = tuple(prompt) if turn == 0 else (answers[n][-1],)
+                items.append(
+                    WorkItem(
+                        session=str(n),
+                        start=0,
+                        end=self._engine.spec.layers,
+                        position=position,
+                        token_ids=ids,
+                        sampling=GREEDY,
+                    )
+                )
+            for n, result in enumerate(self._engine.step(items)):
+                assert result.token_id is not None, result.error
+                answers[n].append(result.token_id)
+        for n in range(len(prompts)):
+            self._engine.free(str(n))
+        return answers, time.perf_counter() - started_s
+
+    @property
+    def vocab(self) -> int:
+        """How many token ids there are."""
+        return self._engine.spec.vocab
+
+    @property
+    def weights_bytes(self) -> int:
+        """What a decode step reads at least: the layers and the head."""
+        spec = self._engine.spec
+        return spec.layers * spec.layer_bytes + spec.head_bytes
+
 
 class ReferenceSide:
     """``generate`` of transformers; the prompt's time is taken from a run of one token."""
@@ -108,25 +162,94 @@ class ReferenceSide:
         answers, whole_s = self._generate(ids, new)
         return answers, first_s, whole_s - first_s
 
+    def serve(self, prompts: list[list[int]], new: int) -> tuple[list[list[int]], float]:
+        """As :meth:`EngineSide.serve`, by continuous batching with a manager that stays."""
+        started_s = time.perf_counter()
+        done = self._model.generate_batch(
+            prompts,
+            generation_config=GenerationConfig(
+                max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0
+            ),
+            continuous_batching_config=ContinuousBatchingConfig(
+                page_size=PAGE_TOKENS,
+                num_blocks=2 * max(REQUESTS),
+                max_batch_tokens=BATCH_TOKENS,
+            ),
+            warmup=False,
+            persistent_manager=True,  # its start-up falls into the first round
+        )
+        seconds = time.perf_counter() - started_s
+        ordered = sorted(done.items(), key=lambda pair: int(pair[0].rpartition("_")[2]))
+        return [list(output.generated_tokens) for _, output in ordered], seconds
+
+
+def memory_bytes_per_s() -> float:
+    """What a sum over a large tensor reads per second; the best of several."""
+    read = torch.zeros(READ_BYTES // 4)
+    best_s = min(_seconds(read.sum) for _ in range(7))
+    return READ_BYTES / best_s
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    run()
+    return time.perf_counter() - started_s
+
+
+def mixed(requests: int, vocab: int) -> list[list[int]]:
+    """Prompts of 8 to 128 tokens, the same in every run."""
+    chance = Random(SEED)
+    return [
+        [chance.randrange(1, vocab) for _ in range(chance.randint(8, 128))] for _ in range(requests)
+    ]
+
+
+def serve_mixed(
+    sides: dict[str, EngineSide | ReferenceSide], requests: int, vocab: int, rounds: int
+) -> dict[str, Any]:
+    """Tokens/s of the answers of requests of mixed lengths that all come at once."""
+    prompts = mixed(requests, vocab)
+    took: dict[str, list[float]] = {name: [] for name in sides}
+    answers = {}
+    for turn in range(rounds + 1):
+        for name, side in sides.items():
+            answers[name], seconds = side.serve(prompts, REQUEST_NEW)
+            if turn:
+                took[name].append(seconds)
+    rates = {name: requests * REQUEST_NEW / median(seconds) for name, seconds in took.items()}
+    same = answers["engine"] == answers["transformers"]
+    return {"unit": "tokens_per_s", **rated(rates), "same_answers": same}
+
 
 def compare(directory: Path, rounds: int) -> dict[str, Any]:
     """Medians of both sides, in alternation."""
+    engine = EngineSide(directory)
     sides: dict[str, EngineSide | ReferenceSide] = {
-        "engine": EngineSide(directory),
+        "engine": engine,
         "transformers": ReferenceSide(directory),
     }
     result: dict[str, Any] = {}
+    vocab = engine.vocab
+    bytes_per_s = memory_bytes_per_s()
+    result["memory_bytes_per_s"] = round(bytes_per_s)
     for streams in STREAMS:
-        prompts = prompts_of(streams, PROMPT)
+        prompts = prompts_of(streams, PROMPT, vocab)
         seconds, answers = alternate(sides, prompts, DECODE, rounds, lambda ran: ran[2])
         rates = {side: streams * (DECODE - 1) / s for side, s in seconds.items()}
         same = answers["engine"] == answers["transformers"]
         result[f"decode_{streams}"] = {
-            "unit": "tokens_per_s", **rated(rates), "same_answers": same
-        }  # fmt: skip
-    seconds, _ = alternate(sides, prompts_of(1, PREFILL), 1, rounds, lambda ran: ran[1])
+            "unit": "tokens_per_s",
+            **rated(rates),
+            "times_floor": round(
+                seconds["engine"] / (DECODE - 1) * bytes_per_s / engine.weights_bytes, 2
+            ),
+            "same_answers": same,
+        }
+    seconds, _ = alternate(sides, prompts_of(1, PREFILL, vocab), 1, rounds, lambda ran: ran[1])
     rates = {side: PREFILL / s for side, s in seconds.items()}
     result[f"prefill_{PREFILL}"] = {"unit": "tokens_per_s", **rated(rates)}
+    for requests in REQUESTS:
+        result[f"mixed_{requests}"] = serve_mixed(sides, requests, vocab, rounds)
     return result
 
 
@@ -155,6 +278,12 @@ def rated(rates: dict[str, float]) -> dict[str, float]:
     return {**{name: round(rate, 1) for name, rate in rates.items()}, "ratio": round(ratio, 2)}
 
 
+def show(model: str, result: dict[str, Any]) -> None:
+    """Print what was found of one model."""
+    for name, figures in result["models"][model].items():
+        print(f"{model} {name}: {figures}", flush=True)
+
+
 def main() -> int:
     """Measure every shape and print or write the result."""
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
@@ -166,10 +295,10 @@ def main() -> int:
     for hidden, layers in SHAPES[:1] if arguments.small else SHAPES:
         with tempfile.TemporaryDirectory() as made:
             directory = make_llama(Path(made), hidden=hidden, layers=layers, seed=SEED)
-            found = compare(directory, arguments.rounds)
-        result["models"][f"{hidden}x{layers}"] = found
-        for name, figures in found.items():
-            print(f"{hidden}x{layers} {name}: {figures}", flush=True)
+            result["models"][f"{hidden}x{layers}"] = compare(directory, arguments.rounds)
+        show(f"{hidden}x{layers}", result)
+    result["models"][BUNDLED.name] = compare(BUNDLED, arguments.rounds)
+    show(BUNDLED.name, result)
     if arguments.out is not None:
         write(arguments.out, result)
     return 0
