@@ -73,14 +73,14 @@ def time_prefill(
 ) -> dict[int, float]:
     """Seconds that one layer takes for a chunk of a prompt, by its tokens; least of several.
 
-    The engine must hold the layer already (:func:`time_layer`). What KV has no room for is left
-    out.
+    The engine must hold the layer already (:func:`time_layer`). What KV has no room for, or
+    the model's context, is left out.
     """
     start, _ = engine.held
     width = engine.layout.config.get_text_config().hidden_size
     generator = torch.Generator().manual_seed(0)
     seconds: dict[int, float] = {}
-    for tokens in PREFILLS:
+    for tokens in (tokens for tokens in PREFILLS if tokens <= engine.spec.context_tokens):
         rows = torch.randn(tokens, width, generator=generator)
         item = WorkItem(session="prefill", start=start, end=start + 1, position=0, hidden=rows)
         for timing in range(1 + TIMINGS_MIN):  # the first one warms up
