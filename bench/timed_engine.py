@@ -86,6 +86,10 @@ class TimedEngine:
         self._kv_free += self._kv.pop(key, 0)
         self._batcher.drop(key)
 
+    @property
+    def backlog_tokens(self) -> int:
+        return self._batcher.backlog_tokens
+
     def submit(self, request: StepRequest) -> None:
         self._batcher.add(request)
         if not self._running:

@@ -77,6 +77,12 @@ class Batcher(Generic[T]):
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
+    @property
+    def backlog_tokens(self) -> int:
+        """Rows of prefill that wait."""
+        queued = (work for queue in self._queues.values() for _, work in queue)
+        return sum(work.tokens for work in queued if work.tokens != 1)
+
     def add(self, work: T) -> None:
         """Queue ``work`` behind its session's earlier items."""
         self._queues.setdefault(work.key, deque()).append((next(self._arrivals), work))

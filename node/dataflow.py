@@ -67,6 +67,14 @@ class Dataflow:
         """Whether a session waits for a slow link; then call :meth:`resume_stalled` soon."""
         return bool(self._stalled)
 
+    @property
+    def behind(self) -> bool:
+        """Whether prefill comes in faster than it goes out: the stages before should wait."""
+        if self._engine.backlog_tokens > self._config.backlog_tokens_max:
+            return True
+        limit_bytes = self._config.queued_bytes_max
+        return any(link.queued_bytes > limit_bytes for link in self._hops.links().values())
+
     def links(self) -> dict[str, LinkScheduler]:
         """The schedulers of the links to next peers, with what they measured."""
         return self._hops.links()

@@ -240,17 +240,21 @@ class LinkReader:
             raise wire.MalformedError("a part within a part")
         return whole
 
-    def acknowledgement(self, *, held_bytes: int = 0) -> Delivered | None:
+    @property
+    def holds(self) -> bool:
+        """Whether credit was held back that the sender may wait for."""
+        return self._said_slow_bytes < self.slow_bytes
+
+    def acknowledgement(self, *, hold: bool = False) -> Delivered | None:
         """What to tell the sender now; None while it is not worth a frame.
 
-        ``held_bytes`` of prefill and bulk were read and are not worked off: credit for them waits.
+        With ``hold``, no further credit is given for prefill and bulk: this peer is behind.
         """
-        released = max(self._said_slow_bytes, self.slow_bytes - held_bytes)
+        released = self._said_slow_bytes if hold else self.slow_bytes
         worth = (
             self._part_read
             or self.total_bytes - self._said_bytes >= FRAME_BYTES_MIN
-            or released - self._said_slow_bytes >= FRAME_BYTES_MIN
-            or (released > self._said_slow_bytes and not held_bytes)
+            or released > self._said_slow_bytes
         )
         if not worth:
             return None

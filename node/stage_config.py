@@ -25,6 +25,8 @@ class StageConfig:
     """How long the answer of a finished session is kept for a client that attaches late."""
     queued_bytes_max: int = 4 << 20
     """The first stage feeds no further prefill chunk while more waits for the next link."""
+    backlog_tokens_max: int = 1024
+    """While more rows of prefill wait here, the stages before get no credit for further ones."""
     log_bytes_max: int = LOG_BYTES_MAX
     """Host memory for rows that were sent on; the oldest sessions' go first."""
     keepalive_s: float = 1.0
@@ -48,6 +50,11 @@ class StageEngine(Protocol):
 
     @property
     def kv_tokens_free(self) -> int: ...
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Rows of prefill that wait."""
+        ...
 
     def reserve(self, key: str, tokens: int) -> str | None: ...
 

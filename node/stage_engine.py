@@ -135,6 +135,10 @@ class EngineStage:
         """Append KV to a reservation; see :meth:`node.engine.Engine.import_kv`."""
         return await self._worker.call(lambda: self._engine.import_kv(key, rows))
 
+    @property
+    def backlog_tokens(self) -> int:
+        return self._worker.backlog_tokens
+
     def submit(self, request: StepRequest) -> None:
         self._worker.submit(request)
 

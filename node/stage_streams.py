@@ -44,6 +44,8 @@ class StreamLimits:
 
     first_frame_s: float = 15.0
     """A stream that says nothing for so long after it was opened is closed."""
+    credit_s: float = 0.02
+    """How often held credit is looked at again."""
     client_silence_s: float = 30.0
     """Clients ping: one that is silent for so long is gone, and its session is freed."""
 
@@ -150,17 +152,31 @@ class StageStreams:
         peer_id = stream.remote_peer_id
         reader = LinkReader(stream)
         async with _sending(stream) as sender:
+            crediting = asyncio.create_task(self._keep_crediting(reader, sender))
             try:
                 async with asyncio.timeout(self._limits.first_frame_s):
                     frame = await reader.read()
                 while True:
                     if frame is not None:
                         self._take_from_stage(peer_id, frame, sender)
-                    if (delivered := reader.acknowledgement()) is not None:
-                        sender.send(delivered)
+                    self._credit(reader, sender)
                     frame = await reader.read()
             finally:
+                crediting.cancel()
+                await asyncio.gather(crediting, return_exceptions=True)
                 self._stage.upstream_lost(peer_id, sender)
+
+    def _credit(self, reader: LinkReader, sender: FrameSender) -> None:
+        delivered = reader.acknowledgement(hold=self._stage.flow.behind)
+        if delivered is not None:
+            sender.send(delivered)
+
+    async def _keep_crediting(self, reader: LinkReader, sender: FrameSender) -> None:
+        """Give credit that was held back once this stage is not behind any more."""
+        while True:
+            await asyncio.sleep(self._limits.credit_s)
+            if reader.holds:
+                self._credit(reader, sender)
 
     def _take_from_stage(self, peer_id: str, frame: wire.Frame, sender: FrameSender) -> None:
         match frame.message:

@@ -71,6 +71,12 @@ class Worker(Generic[W, R]):
             self._batcher.add(work)
             self._ready.notify()
 
+    @property
+    def backlog_tokens(self) -> int:
+        """Rows of prefill that wait for a step."""
+        with self._ready:
+            return self._batcher.backlog_tokens
+
     def drop(self, key: str) -> None:
         """Forget queued work of a session that ended."""
         with self._ready:

@@ -75,6 +75,7 @@ class PaperEngine:
         self.rows_run = 0
         self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
         self.free_at_s = 0.0
+        self.backlog_tokens = 0
 
     @property
     def kv_tokens_free(self) -> int:

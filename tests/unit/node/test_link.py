@@ -124,7 +124,7 @@ async def test_prefill_waits_for_credit_that_the_reader_holds_back() -> None:
         if reader.total_bytes >= sender.scheduler.delivery.sent_bytes:
             break
         await reader.read()
-        if (said := reader.acknowledgement(held_bytes=reader.slow_bytes)) is not None:
+        if (said := reader.acknowledgement(hold=True)) is not None:
             assert said.slow_bytes == 0
             sender.acknowledged(said)
     assert sender.queued_bytes > 0

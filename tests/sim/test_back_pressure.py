@@ -1,0 +1,45 @@
+"""A slow stage slows the stages before it, and nobody's decodes."""
+
+import asyncio
+
+import pytest
+
+from bench.timed_engine import GpuTimes
+from bench.wan import Setting, StandInSwarm
+from dht.virtual_time import run_virtual
+
+pytestmark = pytest.mark.sim
+
+SLOW = GpuTimes(step_s=5e-3, decode_s=2e-5, prefill_s=5e-3)
+"""Prefill of the middle stage: a hundred times slower than the others'."""
+
+
+def test_prefill_waits_at_the_routes_head_and_not_before_the_slow_stage() -> None:
+    async def scenario() -> None:
+        setting = Setting(policy="anabranch", mbit=1000.0, delay_s=0.001)
+        async with StandInSwarm(setting) as swarm:
+            slow = swarm.peers[1]
+            slow.engine._times = SLOW
+            most = 0
+
+            async def watch() -> None:
+                nonlocal most
+                while True:
+                    most = max(most, slow.engine.backlog_tokens)
+                    await asyncio.sleep(0.01)
+
+            watching = asyncio.create_task(watch())
+            prompts, each = 12, 1500
+            answers = await asyncio.gather(
+                *(
+                    swarm.client.generate((1,) * each, max_new_tokens=4, ignore_eos=True)
+                    for _ in range(prompts)
+                )
+            )
+            watching.cancel()
+            assert all(len(answer.token_ids) == 4 for answer in answers)
+            assert all(answer.failovers == 0 for answer in answers)
+            # What the limit allows, and what was on its way when it was reached.
+            assert 1024 < most < 3 * 1024 < prompts * each
+
+    run_virtual(scenario(), limit_s=10_000)
