@@ -14,6 +14,7 @@ from client.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
 from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
 from dht.command_line import EXIT_DONE, Parser, run_command
 from dht.errors import NetworkError, UserError
+from dht.hub import HubUnreachableError
 
 
 def parse() -> argparse.Namespace:
@@ -35,7 +36,7 @@ def parse() -> argparse.Namespace:
         help="addresses of peers, as node.join prints them",
     )
     parser.add_argument(
-        "--model", required=True, metavar="M", help="its directory, or the name in the swarm"
+        "--model", required=True, metavar="M", help="its directory, hub id, or name in the swarm"
     )
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue; - reads it from stdin")
@@ -159,6 +160,8 @@ async def main(arguments: argparse.Namespace) -> int:
     )
     try:
         await swarm.__aenter__()
+    except HubUnreachableError:
+        raise
     except NetworkError as error:
         raise UserError(str(error)) from error
     try:

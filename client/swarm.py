@@ -29,6 +29,7 @@ from coordinator.plan_store import PlanStore
 from coordinator.routes import NoRoute, Router, replacement, route_from_records
 from dht.directory import Directory
 from dht.errors import NetworkError, UserError
+from dht.hub import HubId, fetch_text_files
 from dht.messages import RefusalCode
 from dht.transport import Transport
 from dht.types import ModelSpec, NodeRecord, NodeState, Plan, RouteStage, model_key
@@ -85,6 +86,7 @@ class Swarm:
         self._open_transport = open_transport
         self._on_status = on_status or (lambda text: logger.info("%s", text))
         directory = Path(model)
+        self._hub_id = None if directory.is_dir() else HubId.parse(model)
         self.tokenizer: Tokenizer | None = None
         self.stop_token_ids: tuple[int, ...] = ()
         self.text_directory: Path | None = None
@@ -92,16 +94,21 @@ class Swarm:
         self.model_name = model
         if directory.is_dir():
             self.model_name = directory.resolve().name
-            self.text_directory = directory
-            self.tokenizer = Tokenizer.load(directory)
-            self.stop_token_ids = stop_token_ids(directory)
-        elif "/" in model or model.startswith((".", "~")) or not model:
-            raise UserError(f"{model!r} is not a directory; give a model's directory or its name")
+            self._read_text_files(directory)
+        elif self._hub_id is None and ("/" in model or model.startswith((".", "~")) or not model):
+            raise UserError(
+                f"{model!r} is not a directory; give a model's directory, its hub id or its name"
+            )
         self._nodes: dict[str, NodeRecord] = {}
         self._router: Router | None = None
         self._avoid: dict[str, _Avoided] = {}
         self._poll: asyncio.Task[None] | None = None
         self.counters: Counter[str] = Counter()
+
+    def _read_text_files(self, directory: Path) -> None:
+        self.text_directory = directory
+        self.tokenizer = Tokenizer.load(directory)
+        self.stop_token_ids = stop_token_ids(directory)
 
     @classmethod
     def connect(
@@ -114,9 +121,9 @@ class Swarm:
     ) -> "Swarm":
         """A swarm reached through ``initial_peers`` (multiaddresses), for ``async with``.
 
-        ``model`` is a local directory (its tokenizer is used) or the name that peers serve it
-        under (token ids only). Entering raises UserError for malformed addresses and NetworkError
-        when nobody answers there.
+        ``model`` is a local directory, a hub id (its tokenizer is used) or the name that peers
+        serve it under (token ids only). Entering raises UserError for malformed addresses and for
+        a model that is not on the hub, HubUnreachableError, and NetworkError when nobody answers.
         """
 
         async def open_transport() -> Transport:
@@ -141,6 +148,8 @@ class Swarm:
         )
 
     async def __aenter__(self) -> "Swarm":
+        if self._hub_id is not None:
+            self._read_text_files(await asyncio.to_thread(fetch_text_files, self._hub_id))
         self._transport = await self._open_transport()
         self._directory = Directory(
             self._transport, self._config.network, model_key(self.model_name)

@@ -114,10 +114,20 @@ class Engine:
         """Tokens that a new session could reserve here."""
         return self._kv.free_tokens
 
-    def load(self, start: int, end: int, progress: Progress | None = None) -> int:
+    def fetch(self, start: int, end: int, progress: Progress | None = None) -> None:
+        """Bring the files of ``[start, end)`` to this machine; may run beside steps.
+
+        Raises UserError and NetworkError.
+        """
+        self._range.fetch(start, end, progress)
+
+    def load(
+        self, start: int, end: int, progress: Progress | None = None, *, made_up: bool = False
+    ) -> int:
         """Hold exactly layers ``[start, end)`` and give the rest of the memory to KV pages.
 
         Sessions must have ended: their KV is gone afterwards. Returns bytes read from disk.
+        ``made_up`` weights are for timing only; the next load forgets them.
         Raises UserError when the range does not fit the memory or cannot be run.
         """
         if not 0 <= start < end <= self.spec.layers:
@@ -130,7 +140,7 @@ class Engine:
             least = stage_bytes(self.spec, start, end, self.kv_tokens_min)
             raise UserError(self._too_little(f"layers [{start}, {end})", least))
         self.held, self._pools, self._kv = (0, 0), {}, self._kv_pool(0)
-        self.bytes_loaded = self._range.set(start, end, progress)
+        self.bytes_loaded = self._range.set(start, end, progress, made_up=made_up)
         self._pools = {index: self._pool(pages, index) for index in range(start, end)}
         for index in range(start, end):
             self._warm_up(index)

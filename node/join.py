@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dht.command_line import EXIT_DONE, Parser, run_command
 from dht.errors import NetworkError, UserError
+from dht.hub import served_name
 from dht.types import Assignment, ModelSpec, NodeRecord, NodeState, model_key
 from node.report import Reporter, gibibytes
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_IDENTITY = Path("~/.anabranch/identity.key")
 NAME_MAX = 64
+MODEL_NAME_MAX = 128
 
 
 def parse() -> argparse.Namespace:
@@ -37,7 +39,16 @@ def parse() -> argparse.Namespace:
         epilog="exit codes: 0 left cleanly, 2 your mistake, 3 the swarm cannot be joined now",
     )
     parser.add_argument(
-        "--model", required=True, metavar="M", help="the model's directory (Hugging Face layout)"
+        "--model",
+        required=True,
+        metavar="M",
+        help="the model's directory (Hugging Face layout, safetensors), or its hub id:"
+        " org/name[@revision]; HF_HOME, HF_TOKEN and HF_HUB_OFFLINE mean what they always do",
+    )
+    parser.add_argument(
+        "--model-name",
+        metavar="NAME",
+        help="serve it under this name (default: the hub id, or the directory's name)",
     )
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
@@ -103,7 +114,13 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.gpu is None and not arguments.cpu:
         arguments.cpu = not _has_gpu()
         arguments.gpu = None if arguments.cpu else 0
-    arguments.model_name = Path(arguments.model).resolve().name
+    if arguments.model_name is None:
+        arguments.model_name = served_name(arguments.model)
+    if not 0 < len(arguments.model_name) <= MODEL_NAME_MAX:
+        raise UserError(
+            f"the model's name has {len(arguments.model_name)} characters; give one of 1 to"
+            f" {MODEL_NAME_MAX} with --model-name"
+        )
     if not 0 <= arguments.port <= 65535:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     if arguments.threads is not None and arguments.threads < 1:
@@ -135,9 +152,9 @@ async def main(arguments: argparse.Namespace) -> int:
 
 async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from dht.identity import Identity
-    from node.weights import WeightStore
+    from node.hub_shards import open_model
 
-    store = WeightStore.open(arguments.model)
+    store = await asyncio.to_thread(open_model, arguments.model)
     reporter.say(
         "Every tensor is held against its SHA-256 before it serves"
         if store.verified
@@ -157,6 +174,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         try:
             await _serve(arguments, transport, engine, machine, reporter)
         finally:
+            store.stop()
             engine.close()
     finally:
         await transport.close()

@@ -181,6 +181,7 @@ class LoadedRange:
         self.layers: dict[int, nn.Module] = {}
         self.parts: dict[str, nn.Module] = {}
         """Modules with weights beside the layers, by their names in the model."""
+        self._made_up = False
         self._flow = Flow(layout.anatomy, layout.skeleton().to(device))
 
     @property
@@ -210,14 +211,28 @@ class LoadedRange:
         """Logits ``[rows, vocabulary]`` of rows that come out of the last layer."""
         return self._flow.leave(hidden)
 
-    def set(self, start: int, end: int, progress: Progress | None = None) -> int:
+    def fetch(self, start: int, end: int, progress: Progress | None = None) -> None:
+        """Bring the files that ``[start, end)`` needs beyond what is held to this machine."""
+        if self._made_up:
+            self.layers, self.parts, self._made_up = {}, {}, False
+        names = [name for part in self._missing(start, end, None) for name in part.names]
+        self._layout.store.fetch(names, progress)
+
+    def set(
+        self, start: int, end: int, progress: Progress | None = None, *, made_up: bool = False
+    ) -> int:
         """Hold exactly ``[start, end)``; what stays is not read again. Returns bytes read.
+
+        ``made_up`` fills the parts with random numbers instead, which the next call forgets.
 
         What leaves is freed first, and parts are filled one after the other, so that at most the
         larger of the two ranges and what one parameter is made of are in memory. After an error
         the parts that were filled stay, and are not read again by the next call.
         """
         store = self._layout.store
+        if self._made_up or made_up:
+            self.layers, self.parts = {}, {}
+        self._made_up = made_up
         self.layers = {i: layer for i, layer in self.layers.items() if start <= i < end}
         shared = self._tied_weight()
         beside = self._beside(start, end)
@@ -226,7 +241,6 @@ class LoadedRange:
         entries = [store.tensors[n] for part in missing for n in part.names if n in store.tensors]
         meter = _Meter(sum(entry.size_bytes for entry in entries), progress)
         before = store.bytes_read
-        store.fetch([name for part in missing for name in part.names])
         for part in missing:
             tensors = self._tensors(part, shared, meter)
             module = self._fill(part, tensors)
@@ -294,7 +308,8 @@ class LoadedRange:
         lent = [] if len(own) == len(part.parameters) else [borrowed]
         waiting = layout.names.conversions([*own, *lent])
         read: dict[str, torch.Tensor] = {}
-        for name, tensor in layout.store.read(part.names):
+        tensors = layout.store.make_up if self._made_up else layout.store.read
+        for name, tensor in tensors(part.names):
             meter.add(layout.store.tensors[name].size_bytes)
             read[name] = tensor
             ready = [c for c in waiting if all(source in read for source, _ in c.sources)]

@@ -15,7 +15,7 @@ from coordinator.runtime import Coordinator
 from coordinator.self_help import span_to_take
 from coordinator.turn import TurnConfig, WaitFor, why_wait
 from dht.directory import Directory
-from dht.errors import NetworkError
+from dht.errors import NetworkError, UserError
 from dht.transport import Transport
 from dht.types import (
     LINKS_MAX,
@@ -128,6 +128,8 @@ class Peer:
                     task.cancel()
         except* NetworkError as failures:
             raise NetworkError(str(failures.exceptions[0])) from None
+        except* UserError as mistakes:
+            raise UserError(str(mistakes.exceptions[0])) from None
         await self._stage.close("the peer left")
 
     async def _kept_running(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -138,6 +140,11 @@ class Peer:
         while True:
             try:
                 await work()
+            except UserError:  # such as a file that is damaged even when it is fetched again
+                raise
+            except NetworkError as error:
+                logger.warning("%s", error)
+                self._reporter.event("error", message=str(error))
             except Exception as error:  # the top of a task: recorded, never swallowed
                 logger.exception("%s failed", work.__qualname__)
                 self._reporter.event("error", message=f"{work.__qualname__}: {error!r}")
@@ -268,9 +275,14 @@ class Peer:
             self._set(NodeState.SERVING, mine.start, mine.end, plan.epoch)
             return
         self._reporter.event("assigned", start=mine.start, end=mine.end, epoch=str(plan.epoch))
-        if record.state is NodeState.SERVING:
-            # Announced before the move: the coordinator must know that this plan was seen.
-            self._set(NodeState.SERVING, record.start, record.end, plan.epoch)
+        serving = record.state is NodeState.SERVING
+        # Announced before the move: the coordinator must know that this plan was seen.
+        state = NodeState.SERVING if serving else NodeState.LOADING
+        self._set(state, record.start, record.end, plan.epoch)
+        await self._fetch(mine)
+        if self._plans.epoch > plan.epoch:
+            return  # fetching took a while, and there is other work now
+        if serving:
             if not await self._wait_for_turn(plan):
                 return
             await self._make_room()
@@ -318,7 +330,15 @@ class Peer:
                 self._reporter.say("Nobody coordinates: taking the layers that need it the most.")
                 epoch = self._record.epoch
                 self._reporter.event("assigned", start=span.start, end=span.end, epoch=str(epoch))
+                await self._fetch(span)
                 await self._take(span, epoch)
+
+    async def _fetch(self, mine: Assignment) -> None:
+        """Bring the files of new layers here while the old ones are served."""
+        with self._reporter.phase(
+            f"Fetching layers {mine.start} to {mine.end - 1}", counted=True
+        ) as meter:
+            await self._engine.fetch(mine.start, mine.end, meter.update)
 
     async def _wait_for_turn(self, plan: Plan) -> bool:
         """Wait, within bounds, until this peer may give up its layers; False: the plan is old."""

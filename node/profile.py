@@ -3,10 +3,11 @@
 One real layer is timed with several batch sizes and, for a peer that holds the model's head, its
 cost stays out of the profile: it is one matrix product at one peer of the route.
 
-``python -m node.profile MODEL_DIR`` prints what a peer here would announce.
+``python -m node.profile MODEL`` prints what a peer here would announce.
 """
 
 import argparse
+import asyncio
 import json
 import math
 import sys
@@ -17,9 +18,10 @@ from dataclasses import dataclass
 import torch
 
 from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.hub import served_name
 from node.engine import Engine, EngineConfig, WorkItem
 from node.hardware import machine_of
-from node.weights import WeightStore
+from node.hub_shards import open_model
 
 STEP_OVERHEAD_S = 0.002
 """Per step, whatever it runs: receiving, queueing, sending."""
@@ -43,13 +45,13 @@ class LayerTimes:
 
 
 def time_layer(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> LayerTimes:
-    """Load one layer and time it; the engine holds that layer afterwards.
+    """Time one layer, filled with made-up numbers so that no weights need to be here yet.
 
     A layer in the middle is taken where there is one, so that no embedding or head is read. The
     batches are timed in turn, so that a busy moment does not fall on one of them alone.
     """
     index = 1 if engine.spec.layers > 2 else 0
-    engine.load(index, index + 1)
+    engine.load(index, index + 1, made_up=True)
     batches = _batches(engine)
     generator = torch.Generator().manual_seed(0)
     width = engine.layout.config.get_text_config().hidden_size
@@ -155,9 +157,11 @@ def parse() -> argparse.Namespace:
     parser = Parser(
         prog="python -m node.profile",
         description="Measure how fast this machine runs a model's layers, without joining.",
-        epilog="exit codes: 0 done, 2 your mistake",
+        epilog="exit codes: 0 done, 2 your mistake, 3 the hub cannot be reached",
     )
-    parser.add_argument("model", metavar="MODEL_DIR", help="directory in Hugging Face layout")
+    parser.add_argument(
+        "model", metavar="MODEL", help="directory in Hugging Face layout, or a hub id"
+    )
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
     device.add_argument("--cpu", action="store_true", help="compute on the CPU (default)")
@@ -169,11 +173,11 @@ def parse() -> argparse.Namespace:
 async def main(arguments: argparse.Namespace) -> int:
     """Measure and print."""
     machine = machine_of(arguments.gpu, arguments.memory)
-    store = WeightStore.open(arguments.model)
+    store = await asyncio.to_thread(open_model, arguments.model)
     on_cpu = machine.torch_device == "cpu"
     config = EngineConfig(
         store=store,
-        name=store.directory.resolve().name,
+        name=served_name(arguments.model),
         device=machine.torch_device,
         dtype="float32" if on_cpu else "bfloat16",
         memory_bytes=machine.lend_bytes,

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console
@@ -15,9 +16,14 @@ from rich.progress import (
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 
 from dht.types import NodeState
+
+LINE_EVERY_S = 5.0
+"""Between lines about one phase where there is no terminal."""
 
 
 class Meter(Protocol):
@@ -52,12 +58,23 @@ class Reporter:
 
     @contextmanager
     def phase(self, text: str, *, counted: bool = False) -> Iterator[Meter]:
-        """A phase that takes time; a ``counted`` one shows the bytes that its meter is fed with."""
+        """A phase that takes time; a ``counted`` one shows the bytes that its meter is fed with:
+        how many of how many, the rate, and the time that is left.
+        """
         if self._json_log or not self._console.is_terminal:
             self.say(f"{text} …")
-            yield _NoMeter()
+            yield _Lines(self, text)
             return
-        columns = (BarColumn(bar_width=24), DownloadColumn(binary_units=True)) if counted else ()
+        columns = (
+            (
+                BarColumn(bar_width=24),
+                DownloadColumn(binary_units=True),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+            )
+            if counted
+            else ()
+        )
         progress = Progress(
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}"),
@@ -77,9 +94,53 @@ class Reporter:
             progress.update(task, total=done, completed=done)
 
 
-class _NoMeter:
+class _Lines:
+    """A meter for plain output: a line and an event now and then, none for what is quick."""
+
+    def __init__(self, reporter: Reporter, text: str) -> None:
+        self._reporter = reporter
+        self._text = text
+        self._pace: Pace | None = None
+        self._said_s = time.monotonic()
+
     def update(self, done_bytes: int, total_bytes: int) -> None:
-        """Plain output has no bars."""
+        now_s = time.monotonic()
+        if self._pace is None:
+            self._pace = Pace(start_bytes=done_bytes, start_s=now_s)
+        if now_s - self._said_s < LINE_EVERY_S:
+            return
+        self._said_s = now_s
+        rate = self._pace.bytes_per_s(done_bytes, now_s)
+        self._reporter.say(f"  {progress_sentence(done_bytes, total_bytes, rate)}")
+        self._reporter.event(
+            "progress",
+            phase=self._text,
+            done_bytes=done_bytes,
+            total_bytes=total_bytes,
+            bytes_per_s=round(rate),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast bytes come, not counting those that an earlier attempt brought."""
+
+    start_bytes: int
+    start_s: float
+
+    def bytes_per_s(self, done_bytes: int, now_s: float) -> float:
+        """The mean since the start; 0 when nothing came yet."""
+        passed_s = now_s - self.start_s
+        return (done_bytes - self.start_bytes) / passed_s if passed_s > 0 else 0.0
+
+
+def progress_sentence(done_bytes: int, total_bytes: int, bytes_per_s: float) -> str:
+    """How far a transfer is, in words."""
+    text = f"{gibibytes(done_bytes)} of {gibibytes(total_bytes)}"
+    if bytes_per_s <= 0:
+        return text
+    left_s = round((total_bytes - done_bytes) / bytes_per_s)
+    return f"{text}, {gibibytes(bytes_per_s)}/s, {left_s // 60}:{left_s % 60:02} left"
 
 
 def gibibytes(size_bytes: float) -> str:

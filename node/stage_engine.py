@@ -103,6 +103,18 @@ class EngineStage:
     def hidden(self) -> int:
         return self._engine.spec.activation_bytes // self._engine.layout.dtype.itemsize
 
+    async def fetch(self, start: int, end: int, progress: Progress) -> None:
+        """Bring the files of ``[start, end)`` here, while sessions go on over other layers.
+
+        Raises UserError and NetworkError.
+        """
+        loop = asyncio.get_running_loop()
+
+        def report(done_bytes: int, total_bytes: int) -> None:
+            loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
+
+        await asyncio.to_thread(self._engine.fetch, start, end, report)
+
     async def load(self, start: int, end: int, progress: Progress) -> int:
         """Hold exactly ``[start, end)``; returns bytes read. No session may be live."""
         loop = asyncio.get_running_loop()

@@ -132,16 +132,29 @@ class WeightStore:
         """
         by_shard: dict[str, list[str]] = {}
         for name in names:
-            if name not in self.tensors:
-                raise UserError(
-                    f"{self.directory} cannot be served yet: its files hold no tensor {name},"
-                    " which the model's code needs"
-                )
-            by_shard.setdefault(self.tensors[name].shard, []).append(name)
+            by_shard.setdefault(self._entry(name).shard, []).append(name)
         self._source.fetch(sorted(by_shard), None)
         for shard in sorted(by_shard):
             wanted = sorted(by_shard[shard], key=lambda name: self.tensors[name].begin)
             yield from self._read_shard(shard, wanted)
+
+    def make_up(self, names: Iterable[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
+        """Random numbers in the shapes of these tensors, to time with; nothing is read."""
+        import torch
+
+        block = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0)) * 0.02
+        for name in names:
+            entry = self._entry(name)
+            times = -(-entry.numbers // block.numel())
+            yield name, block.repeat(times)[: entry.numbers].reshape(entry.shape)
+
+    def _entry(self, name: str) -> TensorEntry:
+        if name not in self.tensors:
+            raise UserError(
+                f"{self.directory} cannot be served yet: its files hold no tensor {name},"
+                " which the model's code needs"
+            )
+        return self.tensors[name]
 
     def _read_shard(self, shard: str, names: list[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
         done = 0
@@ -260,19 +273,23 @@ class LocalShards:
         """Nothing here waits."""
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """The model's configuration. Raises UserError, also for one that wants code of its own."""
+def read_config(directory: Path, name: str = "") -> dict[str, Any]:
+    """The model's configuration; ``name`` stands for the model in messages.
+
+    Raises UserError, also for a model that wants code of its own.
+    """
+    name = name or str(directory)
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{directory} has no config.json; is it a model's directory?") from None
+        raise UserError(f"{name} has no config.json; is it a model's directory?") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise UserError(f"{path} does not describe a model: it has no model_type")
     if "auto_map" in config:
-        raise UserError(f"{directory} needs code of its own to run; that is never executed here")
+        raise UserError(f"{name} needs code of its own to run; that is never executed here")
     return config
 
 

@@ -145,3 +145,23 @@ def test_a_load_that_fails_holds_nothing(tmp_path: Path) -> None:
     (tmp_path / "away").rename(tmp_path / "model.safetensors")
     engine.load(0, LAYERS)
     sampled(engine)
+
+
+def test_made_up_weights_never_serve(tmp_path: Path) -> None:
+    make(tmp_path, "llama")
+    engine, right = engine_of(tmp_path), engine_of(tmp_path)
+    assert engine.load(0, LAYERS, made_up=True) == 0
+    assert engine.config.store.bytes_read == 0
+    assert engine.load(0, LAYERS) == right.load(0, LAYERS) > 0
+    assert sampled(engine) == sampled(right)
+
+
+def test_numbers_beyond_float16_are_named(tmp_path: Path) -> None:
+    model = make(tmp_path, "llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 3] = 1e5
+    model.save_pretrained(tmp_path)
+    store = WeightStore.open(str(tmp_path))
+    config = EngineConfig(store=store, name="tiny", memory_bytes=64 << 20, dtype="float16")
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight .* beyond float16"):
+        Engine(config).load(1, 2)
