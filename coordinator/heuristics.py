@@ -33,7 +33,7 @@ class Reach:
 
 def reach(problem: Problem, node: PlannerNode) -> Reach:
     """What ``node`` can hold at most."""
-    model = problem.model
+    model = node.own_model or problem.model
     embed, head = model.embed_bytes, model.head_bytes
     return Reach(
         peer_id=node.peer_id,
@@ -45,7 +45,7 @@ def reach(problem: Problem, node: PlannerNode) -> Reach:
 
 
 def _layers_max(problem: Problem, node: PlannerNode, extra_bytes: int) -> int:
-    model = problem.model
+    model = node.own_model or problem.model
     each = model.layer_bytes + node.kv_tokens_min * model.kv_bytes_per_token_layer
     room = node.memory_bytes - extra_bytes
     if room < 0:
@@ -56,7 +56,7 @@ def _layers_max(problem: Problem, node: PlannerNode, extra_bytes: int) -> int:
 
 def span_max(problem: Problem, node: PlannerNode, start: int) -> int:
     """The most layers that ``node`` can hold from ``start`` on."""
-    model = problem.model
+    model = node.own_model or problem.model
     embed = model.embed_bytes if start == 0 else 0
     left = model.layers - start
     if _layers_max(problem, node, embed + model.head_bytes) >= left:

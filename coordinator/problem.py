@@ -2,7 +2,16 @@
 
 from collections.abc import Mapping
 
-from dht.types import Assignment, LinksRecord, ModelSpec, NodeRecord, Plan, PlannerNode, Problem
+from dht.types import (
+    Assignment,
+    LinksRecord,
+    ModelSpec,
+    NodeRecord,
+    Plan,
+    PlannerNode,
+    Problem,
+    in_precision_of,
+)
 
 
 def problem_of(
@@ -22,6 +31,7 @@ def problem_of(
             memory_bytes=record.memory_bytes,
             kv_tokens_min=record.kv_tokens_min,
             tokens_per_s=record.tokens_per_s,
+            own_model=in_precision_of(model, record.model),
             current=given.get(peer_id, _served(record)),
         )
         for peer_id, record in sorted(usable.items())

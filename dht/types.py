@@ -4,7 +4,7 @@ Layer ranges are half-open: ``[start, end)``. Units are the last word of a name.
 the annotations and are enforced by :mod:`dht.wire` when a value is decoded.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -108,6 +108,9 @@ class NodeRecord:
     """KV tokens that the peer keeps for every layer it holds, whatever it is given."""
     tokens_per_s: Annotated[tuple[Rate, ...], Meta(max_length=LAYERS_MAX)]
     """T_j: measured tokens/s when it holds j layers, at index j - 1 (Helix §4.2)."""
+    precision: Annotated[str, Meta(max_length=32)] = ""
+    """What its weights are kept and computed in, such as ``bfloat16`` or ``int4 in bfloat16``.
+    The sizes in ``model`` are those of this precision; the fingerprint is the model's."""
     state: NodeState
     start: LayerIndex = 0
     end: LayerIndex = 0
@@ -236,6 +239,8 @@ class PlannerNode:
     kv_tokens_min: Count
     tokens_per_s: tuple[Rate, ...]
     """T_j at index j - 1."""
+    own_model: ModelSpec | None = None
+    """The model with the sizes that it has in this peer's precision; None: the problem's."""
     current: Assignment | None = None
     """What it holds now, for plans that move little."""
 
@@ -262,6 +267,17 @@ def model_key(name: str) -> str:
     return name.replace("/", "--")
 
 
+def in_precision_of(model: ModelSpec, peers: ModelSpec) -> ModelSpec:
+    """``model`` with the sizes that a peer's own description gives; nothing else is taken of it."""
+    return replace(
+        model,
+        layer_bytes=peers.layer_bytes,
+        embed_bytes=peers.embed_bytes,
+        head_bytes=peers.head_bytes,
+        kv_bytes_per_token_layer=peers.kv_bytes_per_token_layer,
+    )
+
+
 def stage_bytes(model: ModelSpec, start: int, end: int, kv_tokens: int) -> int:
     """Memory that layers ``[start, end)`` need with room for ``kv_tokens`` tokens, in bytes."""
     layers = end - start
@@ -273,6 +289,7 @@ def stage_bytes(model: ModelSpec, start: int, end: int, kv_tokens: int) -> int:
 
 def fits(model: ModelSpec, node: PlannerNode, start: int, end: int) -> bool:
     """Whether ``node`` can hold ``[start, end)`` with its least KV room, by memory and profile."""
+    model = node.own_model or model
     return (
         0 <= start < end <= model.layers
         and end - start <= len(node.tokens_per_s)

@@ -46,6 +46,8 @@ class EngineConfig:
     name: str
     device: str = "cpu"
     dtype: str = "float32"
+    quantize: str | None = None
+    """``int8`` or ``int4`` for the layers' weights; see :mod:`node.quantize`."""
     memory_bytes: int
     """For weights and KV pages together."""
     page_tokens: int = 16
@@ -75,7 +77,7 @@ class Engine:
             torch.set_num_threads(config.threads)
         self.config = config
         self.device = torch.device(config.device)
-        self.layout = ModelLayout.of(config.store, config.dtype)
+        self.layout = ModelLayout.of(config.store, config.dtype, config.quantize)
         self.spec = self.layout.spec(config.name)
         self._width = self.layout.anatomy.width
         self.kv_tokens_min = kv_tokens_least(self.spec)

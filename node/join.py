@@ -99,6 +99,12 @@ def parse() -> argparse.Namespace:
         choices=("float32", "bfloat16", "float16"),
         help="compute in this dtype (default: float32 on the CPU, bfloat16 on a GPU)",
     )
+    parser.add_argument(
+        "--quantize",
+        choices=("int8", "int4"),
+        help="keep the layers' weights in 8 or 4 bits: more layers in the same memory, answers"
+        " that differ from the others' (docs/weights.md says by how much)",
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     parser.add_argument(
         "--json-log", action="store_true", help="one JSON object per event, to stderr"
@@ -230,6 +236,7 @@ async def _open_engine(
             name=arguments.model_name,
             torch_device=machine.torch_device,
             dtype=dtype,
+            quantize=arguments.quantize,
             memory_bytes=machine.lend_bytes,
             threads=arguments.threads,
         )
@@ -238,7 +245,8 @@ async def _open_engine(
         "measured", tokens_per_s=list(engine.tokens_per_s), layers_max=len(engine.tokens_per_s)
     )
     reporter.say(
-        f"Up to {len(engine.tokens_per_s)} of {engine.spec.layers} layers fit;"
+        f"Up to {len(engine.tokens_per_s)} of {engine.spec.layers} layers fit"
+        f" ({engine.precision});"
         f" {engine.tokens_per_s[-1]:.0f} tokens/s with all of them, {fastest:.0f} with one"
     )
     return engine
@@ -289,6 +297,7 @@ async def _serve(
         memory_bytes=machine.lend_bytes,
         kv_tokens_min=engine.kv_tokens_min,
         tokens_per_s=engine.tokens_per_s,
+        precision=engine.precision,
         state=NodeState.WAITING,
         joined_unix_s=transport.now(),
     )

@@ -7,7 +7,7 @@ and whatever the model's own forward does around them (:mod:`node.anatomy`).
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from node.attention import ATTENTION_NAME, Step, register
 from node.blueprint import build, context_tokens, kept_float32, layers_name, ties
 from node.checkpoint_names import CheckpointNames
 from node.flow import Flow
+from node.quantize import held_bytes, quantize_linears
 from node.skeleton import Skeleton
 from node.tensors import DTYPES
 from node.weights import Progress, WeightStore, is_finite
@@ -42,15 +43,17 @@ class ModelLayout:
     names: CheckpointNames
     kept_float32: frozenset[str]
     """Parameters that the model's code computes in float32 whatever the dtype."""
+    quantize: str | None = None
+    """The layers' linear parts in fewer bits, one of :data:`node.quantize.KINDS`."""
 
     @classmethod
-    def of(cls, store: WeightStore, dtype: str) -> "ModelLayout":
+    def of(cls, store: WeightStore, dtype: str, quantize: str | None = None) -> "ModelLayout":
         """Build the model without weights; UserError when its structure cannot be served."""
         register()
         reason = ""
         for packed in (True, False):  # all sessions in one row where that is right
             try:
-                return cls._studied(store, DTYPES[dtype], packed)
+                return replace(cls._studied(store, DTYPES[dtype], packed), quantize=quantize)
             except (Unservable, *FAILURES, OSError) as error:
                 lines = str(error).strip().splitlines()
                 first_line = lines[0] if lines else repr(error)
@@ -106,7 +109,7 @@ class ModelLayout:
             name=name,
             fingerprint=self.store.fingerprint,
             layers=len(self.layers),
-            layer_bytes=max(_numbers(layer) for layer in self.layers) * item,
+            layer_bytes=max(held_bytes(each, self.quantize, self.dtype) for each in self.layers),
             embed_bytes=before * item,
             head_bytes=behind * item,
             kv_bytes_per_token_layer=max(map(_kv_numbers, self.anatomy.kv_shapes)) * item,
@@ -245,6 +248,8 @@ class LoadedRange:
             tensors = self._tensors(part, shared, meter)
             module = self._fill(part, tensors)
             if part.layer is not None:
+                if self._layout.quantize is not None:
+                    module = quantize_linears(module, self._layout.quantize)
                 self.layers[part.layer] = module
             else:
                 self.parts[part.path] = module

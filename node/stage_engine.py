@@ -41,6 +41,7 @@ class EngineStage:
         name: str,
         torch_device: str,
         dtype: str,
+        quantize: str | None = None,
         memory_bytes: int,
         threads: int | None,
     ) -> "EngineStage":
@@ -53,6 +54,7 @@ class EngineStage:
                     name=name,
                     device=torch_device,
                     dtype=dtype,
+                    quantize=quantize,
                     memory_bytes=memory_bytes,
                     threads=threads,
                 )
@@ -94,6 +96,12 @@ class EngineStage:
             end=end,
             serving=start < end,
         )
+
+    @property
+    def precision(self) -> str:
+        """How exact this engine is: its dtype, or what its layers' weights are quantised to."""
+        config = self._engine.config
+        return config.dtype if config.quantize is None else f"{config.quantize} in {config.dtype}"
 
     @property
     def wire_dtype(self) -> str:

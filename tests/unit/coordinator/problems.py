@@ -1,6 +1,7 @@
 """Problems for the planner's tests: written by hand, or made by hypothesis."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 
 from hypothesis import strategies as st
@@ -46,6 +47,7 @@ def node(
     *,
     memory_bytes: int | None = None,
     current: tuple[int, int] | None = None,
+    own_model: ModelSpec | None = None,
 ) -> PlannerNode:
     """A peer that has room for as many layers as it has rates, unless told otherwise."""
     return PlannerNode(
@@ -54,6 +56,7 @@ def node(
         kv_tokens_min=0,
         tokens_per_s=tuple(rates),
         current=None if current is None else span(peer_id, *current),
+        own_model=own_model,
     )
 
 
@@ -116,7 +119,7 @@ def record(
 
 @st.composite
 def problems(draw: st.DrawFn, *, peers_max: int = 6, layers_max: int = 8) -> Problem:
-    """Small clusters of unlike peers, some links slow, some with no room at all."""
+    """Small clusters of unlike peers, some links slow, some with no room, some quantised."""
     spec = model(
         draw(st.integers(1, layers_max)),
         embed_bytes=draw(st.sampled_from([0, 30, 150])),
@@ -129,6 +132,7 @@ def problems(draw: st.DrawFn, *, peers_max: int = 6, layers_max: int = 8) -> Pro
             name,
             sorted(draw(st.lists(rate, min_size=1, max_size=spec.layers)), reverse=True),
             memory_bytes=draw(st.integers(0, LAYER_BYTES * (spec.layers + 4))),
+            own_model=draw(st.sampled_from([None, replace(spec, layer_bytes=LAYER_BYTES // 4)])),
         )
         for name in names
     ]

@@ -53,6 +53,20 @@ class TestHeuristics:
         spans = heuristics.chain(Problem(model=spec, nodes=nodes))
         assert spans == (span("b", 0, 1), span("c", 1, 2), span("a", 2, 4))
 
+    def test_a_quantised_peer_holds_what_it_says_its_layers_weigh(self) -> None:
+        spec = model(8, kv_bytes=1)
+        in_4_bits = replace(spec, layer_bytes=25)
+        nodes = (
+            node("whole", steady(9, 8), memory_bytes=200),
+            node("packed", steady(9, 8), memory_bytes=150, own_model=in_4_bits),
+        )
+        problem = Problem(model=spec, nodes=nodes)
+        assert [heuristics.span_max(problem, each, 1) for each in nodes] == [2, 6]
+        plan = solve(request(problem)).best
+        assert plan is not None
+        assert check_plan(plan, problem) == []
+        assert {a.peer_id: a.end - a.start for a in plan.assignments} == {"whole": 2, "packed": 6}
+
     def test_greedy_serves_the_least_served(self) -> None:
         nodes = (node("a", [9, 9, 9]), node("b", [5, 5]), node("c", [1]))
         problem = Problem(model=model(3), nodes=nodes)

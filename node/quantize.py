@@ -1,0 +1,128 @@
+"""Linear layers in 8 or 4 bits: more layers fit into the same memory, at an error that is measured.
+
+int8: weights and each row of activations as 8-bit integers with one scale per row, multiplied as
+integers (Dettmers et al., LLM.int8(), NeurIPS'22, without its outlier decomposition, which would
+make a session's numbers depend on who shares the batch). int4: weights as 4-bit NormalFloat in
+blocks of 64 (Dettmers et al., QLoRA, NeurIPS'23 §3), computed in the peer's dtype. Kernels are
+those of ``bitsandbytes``, on GPUs and CPUs; ``bench/quantization.py`` measures the error.
+
+What is not a linear layer stays as it is: norms, routers, experts that a model's code keeps fused,
+and the embedding and the head, which are not part of any layer.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from dht.errors import UserError
+
+KINDS = ("int8", "int4")
+BLOCK = 64
+"""Weights that share a scale in 4 bits."""
+NUMBERS_MIN = 4096
+"""Smaller matrices, such as routers, are kept: they weigh nothing and decide much."""
+INT8_MAX = 127
+
+
+def quantize_linears(module: nn.Module, kind: str) -> nn.Module:
+    """Replace the linear layers within ``module`` in place; ``kind`` is one of KINDS.
+
+    Raises UserError where ``bitsandbytes`` is missing or cannot work here.
+    """
+    library = _library()
+    for parent, name, linear in list(_linears(module, kind)):
+        make = _Int8Linear if kind == "int8" else _int4_linear
+        setattr(parent, name, make(linear, library))
+    return module
+
+
+def held_bytes(module: nn.Module, kind: str | None, dtype: torch.dtype) -> int:
+    """What ``module`` (perhaps on the meta device) takes when it is loaded in this precision."""
+    numbers = sum(tensor.numel() for tensor in module.state_dict().values())
+    total: int = numbers * dtype.itemsize
+    if kind is None:
+        return total
+    for _, _, linear in _linears(module, kind):
+        weights, outputs = linear.weight.numel(), linear.out_features
+        packed = weights + 4 * outputs if kind == "int8" else weights // 2 + 4 * weights // BLOCK
+        total += packed - weights * dtype.itemsize
+    return total
+
+
+def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """``(parent, name, linear)`` of what is quantised. A subclass may compute something else."""
+    for parent in module.modules():
+        for name, child in parent.named_children():
+            if type(child) is not nn.Linear or child.weight.numel() < NUMBERS_MIN:
+                continue
+            if kind == "int8" or child.in_features % BLOCK == 0:
+                yield parent, name, child
+
+
+def _library() -> Any:
+    """``bitsandbytes``, kept from running code that it would fetch from a hub when imported."""
+    if (imported := sys.modules.get("bitsandbytes")) is not None:
+        return imported
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    fetcher = sys.modules.get("kernels")
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # importing it now fails
+    try:
+        import bitsandbytes
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UserError(
+            f"--quantize needs the library bitsandbytes ({error}); install it with"
+            " python -m pip install bitsandbytes"
+        ) from error
+    finally:
+        del sys.modules["kernels"]
+        if fetcher is not None:
+            sys.modules["kernels"] = fetcher
+    return bitsandbytes
+
+
+class _Int8Linear(nn.Module):
+    """``x @ W.T + b`` over 8-bit integers; rows do not know of each other."""
+
+    def __init__(self, linear: nn.Linear, _: Any) -> None:
+        super().__init__()
+        weight = linear.weight.float()
+        absmax = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+        rounded = (weight * (INT8_MAX / absmax)[:, None]).round_()
+        self.register_buffer("weight", rounded.to(torch.int8))
+        self.register_buffer("absmax", absmax)
+        self.bias = linear.bias
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        flat = rows.reshape(-1, rows.shape[-1])
+        wide = flat.float()
+        absmax = wide.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+        rounded = (wide * (INT8_MAX / absmax)[:, None]).round_().to(torch.int8)
+        out: torch.Tensor = torch.ops.bitsandbytes.int8_scaled_mm(
+            rounded, self.weight, absmax, self.absmax, bias=self.bias, dtype=rows.dtype
+        )
+        return out.reshape(*rows.shape[:-1], -1)
+
+
+def _int4_linear(linear: nn.Linear, library: Any) -> nn.Module:
+    made: nn.Module = library.nn.Linear4bit(
+        linear.in_features,
+        linear.out_features,
+        bias=linear.bias is not None,
+        compute_dtype=linear.weight.dtype,
+        quant_type="nf4",
+        device="meta",
+    )
+    weight: Any = library.nn.Params4bit(
+        linear.weight.data,
+        requires_grad=False,
+        quant_type="nf4",
+        blocksize=BLOCK,
+        compress_statistics=False,
+    )
+    made.weight = weight.to(linear.weight.device)  # this is what quantises
+    made.bias = linear.bias
+    return made.eval()
