@@ -50,12 +50,26 @@ class _Visit:
 
     machine: Machine
     room: float
+    stretch: float
     share: float = 0.0
     layers: float = 0.0
     inbound: list[tuple[str, float, float]] = field(default_factory=list)
 
 
 NOTHING = Estimate(tokens_per_s=0.0, token_time_s=0.0, prompt_time_s=0.0, requests=0.0)
+
+
+def serves(
+    problem: Problem,
+    assignments: Sequence[Assignment],
+    edges: Sequence[FlowEdge],
+    service: Service,
+    tokens_per_s: float,
+) -> bool:
+    """Whether a flow in one part would serve that rate: a look at one point, not a search."""
+    parts = _separate(_drawn(edges))
+    held = {a.peer_id: a for a in assignments}
+    return len(parts) != 1 or _Network(problem, held, parts[0], service).at(tokens_per_s).fits
 
 
 def estimate(
@@ -142,7 +156,12 @@ class _Network:
             a, machine = held[name], machines[name]
             count = min(a.end - a.start, len(machine.kv_layer_tokens))
             self.visits[name] = _Visit(
-                machine=machine, room=machine.kv_layer_tokens[count - 1], share=share[name]
+                machine=machine,
+                room=machine.kv_layer_tokens[count - 1],
+                stretch=machine.stretch[min(count, len(machine.stretch)) - 1]
+                if machine.stretch
+                else 1.0,
+                share=share[name],
             )
         for tail, heads in kept.items():
             for head, part in heads.items():
@@ -181,7 +200,13 @@ class _Network:
     def ceiling(self) -> float:
         """A rate beyond which some peer could not keep up, whatever the batch."""
         return min(
-            1.0 / (visit.share * visit.layers * max(visit.machine.decode.at(256) / 256, 1e-9))
+            1.0
+            / (
+                visit.share
+                * visit.layers
+                * visit.stretch
+                * max(visit.machine.decode.at(256) / 256, 1e-9)
+            )
             for visit in self.visits.values()
         )
 
@@ -297,7 +322,7 @@ def _step(
     behind it at every next peer that both come to: ``carried`` is the share of tokens that arrive
     so. None where the peer cannot keep up.
     """
-    machine, layers = visit.machine, visit.layers
+    machine, layers = visit.machine, visit.layers * visit.stretch
     spread = 1 + (load.input_deviation / load.input_tokens) ** 2
     prompt_s = layers * machine.prompt.at(load.input_tokens) + machine.step_overhead_s
     caught = carried

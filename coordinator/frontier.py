@@ -15,6 +15,8 @@ from dht.types import Assignment, Problem
 
 DEPTH_STEPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20, 24, 30, 40, 60)
 """Stages beyond the fewest possible that chains are allowed."""
+COARSE_STEPS = (0, 1, 3, 6)
+"""The same for a first look."""
 KV_STEPS = (1.15, 1.35, 1.6, 2.0)
 """How much more KV room the narrowest stage of a chain is asked for."""
 SUBSETS_MAX = 40
@@ -46,9 +48,9 @@ def candidates(
     room_for: Callable[[str, int], float] | None,
     judge: Judge,
     seed: int,
-    go_on: Callable[[], bool],
+    go_on: Callable[[int], bool],
 ) -> Iterator[Chains]:
-    """Placements made of chains, each yielded once ``judge`` has seen it; ends early if told so.
+    """Placements made of chains; they end when ``go_on(programs solved)`` says so.
 
     ``room_for(peer, layers)`` is KV room in tokens; without it, only the chain with the most flow
     is made.
@@ -65,11 +67,12 @@ class _Search:
         room_for: Callable[[str, int], float] | None,
         judge: Judge,
         seed: int,
-        go_on: Callable[[], bool],
+        go_on: Callable[[int], bool],
     ) -> None:
         self._judge = judge
         self._seed = seed
         self._go_on = go_on
+        self._asked = 0
         self._has_room = room_for is not None
 
         def room(kind: Kind, layers: int) -> float:
@@ -83,20 +86,21 @@ class _Search:
         """One chain over all kinds; chains over sets of kinds; copies; more KV room."""
         all_counts = tuple(self.terrain.counts())
         found = []
-        for one in self._depths(all_counts):
+        per_set: dict[frozenset[int], _Found] = {}
+        everything = frozenset(range(len(all_counts)))
+        if self._has_room:
+            # Replicas by sort of device are quickly found, and hard to beat for small models.
+            self._best_of(self._alike(), all_counts, COARSE_STEPS, per_set)
+            for parts in _partitions(per_set):
+                yield self._spans([per_set[part].chain for part in parts])
+        for one in self._depths(all_counts, DEPTH_STEPS if self._has_room else DEPTH_STEPS[-1:]):
             found.append(one)
             yield self._spans([one.chain])
         if not self._has_room:  # flow alone is asked for: more depth is more flow
             return
-        per_set: dict[frozenset[int], _Found] = {}
         if found:
-            everything = frozenset(range(len(all_counts)))
             per_set[everything] = max(found, key=lambda f: f.value)
-        for chosen in self._sets():
-            counts = tuple(n if i in chosen else 0 for i, n in enumerate(all_counts))
-            best = max(self._depths(counts), key=lambda f: f.value, default=None)
-            if best is not None:
-                per_set[chosen] = best
+        self._best_of(self._sets(), all_counts, DEPTH_STEPS, per_set)
         for parts in _partitions(per_set):
             yield self._spans([per_set[part].chain for part in parts])
         for copies in range(2, COPIES_MAX + 1):
@@ -116,11 +120,25 @@ class _Search:
         return tuple(spans)
 
     def _chain(self, counts: Sequence[int], limits: Limits) -> Chain | None:
-        if not self._go_on():
+        if not self._go_on(self._asked):
             return None
+        self._asked += 1
         return widest_chain(self.terrain, counts, limits, seed=self._seed)
 
-    def _depths(self, counts: tuple[int, ...]) -> Iterator[_Found]:
+    def _best_of(
+        self,
+        sets: Sequence[frozenset[int]],
+        all_counts: Sequence[int],
+        steps: Sequence[int],
+        per_set: dict[frozenset[int], _Found],
+    ) -> None:
+        for chosen in sets:
+            counts = tuple(n if i in chosen else 0 for i, n in enumerate(all_counts))
+            best = max(self._depths(counts, steps), key=lambda f: f.value, default=None)
+            if best is not None and (chosen not in per_set or best.value > per_set[chosen].value):
+                per_set[chosen] = best
+
+    def _depths(self, counts: tuple[int, ...], steps: Sequence[int]) -> Iterator[_Found]:
         """The widest chain for each bound on depth, until more depth brings no more flow."""
         layers = self.terrain.problem.model.layers
         longest = max(
@@ -135,7 +153,7 @@ class _Search:
             return
         fewest = -(-layers // longest)
         reached = 0
-        for more in DEPTH_STEPS if self._has_room else DEPTH_STEPS[-1:]:
+        for more in steps:
             bound = fewest + more
             if bound > min(layers, sum(counts)) + 1:
                 break
@@ -161,12 +179,19 @@ class _Search:
 
     def _copies(self, counts: tuple[int, ...], copies: int) -> Iterator[Chains]:
         share = tuple(n // copies for n in counts)
-        for one in self._depths(share):
+        for one in self._depths(share, DEPTH_STEPS):
             chains, left = [one.chain] * copies, list(counts)
             for chain in chains:
                 left = [a - b for a, b in zip(left, used(self.terrain, chain), strict=True)]
             rest = self._chain(left, Limits(stages_max=one.stages_max + 2)) if any(left) else None
             yield self._spans([*chains, rest] if rest else chains)
+
+    def _alike(self) -> list[frozenset[int]]:
+        """Kinds of the same device in whatever region."""
+        sorts: dict[tuple[float, ...], set[int]] = {}
+        for i, kind in enumerate(self.terrain.kinds):
+            sorts.setdefault(kind.tokens_per_s, set()).add(i)
+        return [frozenset(members) for members in sorts.values()]
 
     def _sets(self) -> list[frozenset[int]]:
         """Sets of kinds worth a chain: regions, few kinds, and what these leave."""
@@ -175,11 +200,7 @@ class _Search:
             frozenset(i for i in every if self.terrain.kinds[i].region == region)
             for region in self.terrain.regions
         ]
-        # The same device in several regions is one sort of peer to split by, too.
-        sorts: dict[tuple[float, ...], set[int]] = {}
-        for i in sorted(every):
-            sorts.setdefault(self.terrain.kinds[i].tokens_per_s, set()).add(i)
-        alike = [frozenset(members) for members in sorts.values()]
+        alike = self._alike()
         for size in (1, 2):
             sets += [frozenset().union(*chosen) for chosen in combinations(alike, size)]
         for i in sorted(every):

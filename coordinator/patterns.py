@@ -27,7 +27,7 @@ WIDTH_MAX = 4
 REMEMBERED_MAX = 256
 """Sets of patterns kept for the next program."""
 BISECTIONS_MAX = 14
-FLOW_WITHIN = 2e-3
+FLOW_WITHIN = 4e-3
 """Where bisection ends, as a share of the flow."""
 
 RoomFor = Callable[[Kind, int], float]

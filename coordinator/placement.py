@@ -3,14 +3,30 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coordinator import heuristics, local_search, milp
+from coordinator import heuristics, local_search, milp, refine
 from coordinator.check import uncovered
-from coordinator.estimate import estimate
-from coordinator.flow import FlowSolution, mean_latency_s, solve_flow, upper_bound
+from coordinator.estimate import estimate, serves
+from coordinator.flow import (
+    FlowSolution,
+    balanced_flow,
+    mean_latency_s,
+    solve_flow,
+    upper_bound,
+)
 from coordinator.frontier import Chains, candidates
 from coordinator.service import Service
 from dht.errors import SwarmError
-from dht.types import SOURCE, Assignment, FlowEdge, Plan, PlanEpoch, Problem, fits, stage_bytes
+from dht.types import (
+    RATE_MAX,
+    SOURCE,
+    Assignment,
+    FlowEdge,
+    Plan,
+    PlanEpoch,
+    Problem,
+    fits,
+    stage_bytes,
+)
 
 EXACT_PEERS_MAX = 12
 """The exact program is tried up to so many peers; beyond, the heuristics' best is improved."""
@@ -24,6 +40,16 @@ LATENCY_WITHIN = 1.1
 """Among them, those with a ring at most so much slower than the fastest count as equals."""
 CANDIDATES_MAX = 300
 """Chains of stage patterns that are made where no clock ends it."""
+REFINED = 3
+"""How many of the best are improved move by move."""
+TIMES_MIN = 8
+"""Programs solved, or moves made, however late it is."""
+FRONTIER_SHARE = 0.4
+"""Share of the time for making chains; the rest is for improving them."""
+KEPT = 12
+"""How many chains are held against the heuristics, for rings and movement."""
+GAIN_MIN = 1.0005
+"""A move must bring so much."""
 
 
 class NoPlacementError(SwarmError):
@@ -69,16 +95,16 @@ def best_placement(
     *,
     time_limit_s: float,
     seed: int,
-    out_of_time: Callable[[], bool] | None = None,
+    spent: Callable[[], float] | None = None,
     service: Service | None = None,
 ) -> Placement:
     """The best placement of all heuristics, chains of stage patterns and the search from there.
 
     Judged by the estimate under ``service``; without it, by max flow. For few peers the exact
-    program is tried too. The work ends when ``out_of_time()`` says so, or after a fixed amount
-    without it. Never worse than the best heuristic but for the 2% of throughput that are worth a
-    shorter ring. Peers that the flow does not need become spare replicas of what is served the
-    least. Raises NoPlacementError when the layers cannot be covered.
+    program is tried too. ``spent()`` says what share of the time allowed is gone, and the work
+    ends at 1; without it, after a fixed amount. Never worse than the best heuristic but for the 2%
+    of throughput that are worth a shorter ring. Peers that the flow does not need become spare
+    replicas of what is served the least. Raises NoPlacementError when the layers cannot be covered.
     """
     shortage = why_uncoverable(problem)
     if shortage is not None:
@@ -89,49 +115,103 @@ def best_placement(
         if (assignments := heuristic(problem)) is not None
         and not uncovered(assignments, problem.model.layers)
     ]
-    found += _chains(problem, service, seed, out_of_time)
+    found += _chains(problem, service, seed, spent)
     best = choose(found)
-    if len(problem.nodes) <= EXACT_PEERS_MAX and _spans_max(problem) <= EXACT_SPANS_MAX:
-        exact = milp.solve(problem, time_limit_s=time_limit_s, seed=seed, hint=best.assignments)
-        if exact is not None:
-            found.append(score(problem, exact, "cp-sat", service=service))
-    else:
-        most = max(found, key=lambda placement: placement.flow_tokens_per_s)
-        improved = local_search.improve(
-            problem,
-            heuristics.fill(problem, most.assignments),
-            seed=seed,
-            go_on=lambda moves: not out_of_time() if out_of_time else moves < MOVES_MAX,
-        )
-        found.append(score(problem, improved, f"{most.planner}+moves", service=service))
-    best = choose(found)
+    if service is None:
+        found += _by_flow(problem, found, best, time_limit_s, seed, spent)
+        best = choose(found)
     return with_spares(problem, best, service)
 
 
-def _chains(
-    problem: Problem, service: Service | None, seed: int, out_of_time: Callable[[], bool] | None
+def _by_flow(
+    problem: Problem,
+    found: Sequence[Placement],
+    best: Placement,
+    time_limit_s: float,
+    seed: int,
+    spent: Callable[[], float] | None,
 ) -> list[Placement]:
-    """Placements made of stage patterns; planner ``patterns``."""
-    tried = 0
-
-    def go_on() -> bool:
-        nonlocal tried
-        tried += 1
-        return not out_of_time() if out_of_time else tried <= CANDIDATES_MAX
-
-    def scored(chains: Chains) -> Placement:
-        spans = tuple(a for chain in chains for a in chain)
-        edges = tuple(e for chain in chains for e in solve_flow(problem, chain).edges)
-        return score(problem, spans, "patterns", service=service, edges=edges)
-
-    made = candidates(
+    """More flow: by the exact program for few peers, else by moves from what has the most."""
+    if len(problem.nodes) <= EXACT_PEERS_MAX and _spans_max(problem) <= EXACT_SPANS_MAX:
+        exact = milp.solve(problem, time_limit_s=time_limit_s, seed=seed, hint=best.assignments)
+        return [] if exact is None else [score(problem, exact, "cp-sat")]
+    most = max(found, key=lambda placement: placement.flow_tokens_per_s)
+    improved = local_search.improve(
         problem,
-        room_for=service.kv_tokens if service else None,
-        judge=lambda chains: scored(chains).value,
+        heuristics.fill(problem, most.assignments),
         seed=seed,
-        go_on=go_on,
+        go_on=_until(spent, 1.0, MOVES_MAX),
     )
-    return [scored(chains) for chains in made]
+    return [score(problem, improved, f"{most.planner}+moves")]
+
+
+def _chains(
+    problem: Problem,
+    service: Service | None,
+    seed: int,
+    spent: Callable[[], float] | None,
+) -> list[Placement]:
+    """Placements made of stage patterns, the best of them refined; planner ``patterns``."""
+    go_on = _until(spent, FRONTIER_SHARE if service else 1.0, CANDIDATES_MAX)
+
+    def worth(chains: Chains, least: float = 0.0) -> float:
+        spans = tuple(a for chain in chains for a in chain)
+        edges = draw(problem, chains, service)
+        if service is None:
+            return sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
+        if least > 0 and not serves(problem, spans, edges, service, least * GAIN_MIN):
+            return 0.0
+        return estimate(problem, spans, edges, service).tokens_per_s
+
+    made = [
+        (worth(chains), chains)
+        for chains in candidates(
+            problem,
+            room_for=service.kv_tokens if service else None,
+            judge=worth,
+            seed=seed,
+            go_on=go_on,
+        )
+    ]
+    made.sort(key=lambda pair: -pair[0])
+    if service is not None:
+        refined = []
+        for turn, (_, chains) in enumerate(made[:REFINED], start=1):
+            until = FRONTIER_SHARE + (1 - FRONTIER_SHARE) * turn / REFINED
+            better, value = refine.refine(
+                problem,
+                chains,
+                judge=worth,
+                seed=seed,
+                go_on=_until(spent, until, MOVES_MAX),
+            )
+            refined.append((value, better))
+        made = sorted([*refined, *made], key=lambda pair: -pair[0])
+    return [
+        score(
+            problem,
+            tuple(a for chain in chains for a in chain),
+            "patterns",
+            service=service,
+            edges=draw(problem, chains, service),
+        )
+        for _, chains in made[:KEPT]
+    ]
+
+
+def _until(
+    spent: Callable[[], float] | None, share: float, times_max: int
+) -> Callable[[int], bool]:
+    """Whether to go on after so many times: by the clock, or by count where there is none."""
+    if spent is None:
+        return lambda times: times < times_max
+    return lambda times: times < TIMES_MIN or spent() < share
+
+
+def draw(problem: Problem, chains: Chains, service: Service | None) -> tuple[FlowEdge, ...]:
+    """The flow of chains that keep to themselves: spread widely where it is judged by service."""
+    solve = solve_flow if service is None else balanced_flow
+    return tuple(edge for chain in chains for edge in solve(problem, chain).edges)
 
 
 def with_spares(problem: Problem, placement: Placement, service: Service | None) -> Placement:
@@ -162,7 +242,7 @@ def score(
 ) -> Placement:
     """A placement with what it is judged by. Without ``edges``, it has a maximum flow."""
     if edges is None:
-        solution = solve_flow(problem, assignments)
+        solution = (balanced_flow if service else solve_flow)(problem, assignments)
     else:
         entering = sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
         solution = FlowSolution(flow_tokens_per_s=entering, edges=tuple(edges))
@@ -241,6 +321,7 @@ def make_plan(
         flow_tokens_per_s=placement.flow_tokens_per_s,
         bound_tokens_per_s=upper_bound(problem),
         planner=placement.planner,
+        estimate_tokens_per_s=min(placement.estimate_tokens_per_s, RATE_MAX),
         solve_s=solve_s,
         created_unix_s=now_unix_s,
     )

@@ -3,7 +3,8 @@
 Prints which node gets which layers and what that serves; ``--json`` prints one object. The
 formats of cluster files are described in :mod:`coordinator.cluster`.
 
-Exit codes: 0 done; 2 the caller's mistake; 3 the cluster cannot hold the model; 130 interrupted.
+Exit codes: 0 done; 2 the caller's mistake, a cluster that cannot hold the model among them; 130
+interrupted.
 """
 
 import argparse
@@ -15,22 +16,27 @@ from pathlib import Path
 
 from coordinator.check import check_plan
 from coordinator.cluster import read_cluster
-from coordinator.placement import best_placement, make_plan
-from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SWARM, EXIT_USER, Parser
-from dht.errors import SwarmError, UserError
+from coordinator.placement import NoPlacementError, best_placement, make_plan
+from coordinator.service import Service
+from coordinator.service_file import read_service
+from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, Parser
+from dht.errors import UserError
 from dht.types import Assignment, Plan, PlanEpoch, Problem
 
 FILE_BYTES_MAX = 64 << 20
 
 
-def plan_offline(problem: Problem, *, time_limit_s: float, seed: int) -> Plan:
+def plan_offline(
+    problem: Problem, *, time_limit_s: float, seed: int, service: Service | None = None
+) -> Plan:
     """The best plan that was found in time, checked. Raises NoPlacementError when there is none."""
     started_s = time.monotonic()
     placement = best_placement(
         problem,
         time_limit_s=time_limit_s,
         seed=seed,
-        out_of_time=lambda: time.monotonic() - started_s >= time_limit_s,
+        spent=lambda: (time.monotonic() - started_s) / time_limit_s,
+        service=service,
     )
     plan = make_plan(
         problem,
@@ -47,14 +53,14 @@ def plan_offline(problem: Problem, *, time_limit_s: float, seed: int) -> Plan:
 
 
 def as_json(plan: Plan) -> dict[str, object]:
-    """The command's JSON contract. The estimate is the flow: nothing is simulated yet."""
+    """The command's JSON contract."""
     return {
         "planner": plan.planner,
         "placement": {a.peer_id: [a.start, a.end] for a in _in_order(plan)},
         "edges": [[e.tail, e.head, e.tokens_per_s] for e in plan.edges],
         "flow_tokens_per_s": plan.flow_tokens_per_s,
         "bound_tokens_per_s": plan.bound_tokens_per_s,
-        "estimate_tokens_per_s": plan.flow_tokens_per_s,
+        "estimate_tokens_per_s": plan.estimate_tokens_per_s,
         "seconds": plan.solve_s,
     }
 
@@ -94,8 +100,8 @@ def print_table(plan: Plan, problem: Problem) -> None:
         highlight=False,
     )
     console.print(
-        "The estimate of what it serves is the max flow for now: batches, queues and KV room are"
-        " not simulated.",
+        f"about {plan.estimate_tokens_per_s:.1f} decoded tokens/s under full load"
+        " (estimated from batches, queues, links and KV room)",
         highlight=False,
     )
 
@@ -121,9 +127,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog="python -m coordinator.plan",
         description="Plan a cluster offline: which node gets which layers, and what that serves.",
-        epilog="estimate_tokens_per_s is the max flow for now: batches, queues and KV room are not"
-        " simulated. Exit codes: 0 done, 2 your mistake, 3 the cluster cannot hold the model,"
-        " 130 interrupted.",
+        epilog="estimate_tokens_per_s is what the plan would serve under full load, by"
+        " coordinator.estimate. Exit codes: 0 done, 2 your mistake (a cluster too small"
+        " for the model, too), 130 interrupted.",
     )
     parser.add_argument("cluster", type=Path, metavar="CLUSTER.json")
     parser.add_argument(
@@ -153,11 +159,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         arguments = parse(argv)
         problem = read_cluster(_read(arguments.cluster), arguments.model)
-        plan = plan_offline(problem, time_limit_s=arguments.time_limit, seed=arguments.seed)
-    except UserError as error:
+        plan = plan_offline(
+            problem,
+            time_limit_s=arguments.time_limit,
+            seed=arguments.seed,
+            service=read_service(arguments.cluster, problem),
+        )
+    except (UserError, NoPlacementError) as error:
         return _say(error, EXIT_USER)
-    except SwarmError as error:
-        return _say(error, EXIT_SWARM)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     if arguments.json:

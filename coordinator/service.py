@@ -5,6 +5,8 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dht.types import PlannerNode, Problem
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -53,6 +55,8 @@ class Machine:
     """KV room, in tokens × layers, when j layers are held, at index j - 1."""
     prompts_per_step: int = 1
     step_overhead_s: float = 0.0
+    stretch: tuple[float, ...] = ()
+    """How many times a layer's time is longer when j layers are held, at index j - 1; else 1."""
     overhead_s_per_byte: float = 0.0
     """Per byte of activations that come in or go out, beside the link's own time."""
 
@@ -71,3 +75,53 @@ class Service:
         """Tokens that a peer has KV room for while it holds so many layers."""
         rooms = self.machines[peer_id].kv_layer_tokens
         return rooms[min(layers, len(rooms)) - 1] / layers if rooms and layers > 0 else 0.0
+
+
+DECODES_MEASURED = 16.0
+"""Batch at which peers usually reach their T_j."""
+DECODE_FIXED = 0.5
+"""Share of such a step that one token alone would take: weights are read once per batch."""
+PROMPT_TOKEN = 0.25
+"""A prompt's token costs so much of a decoded one: a prompt reads the weights once."""
+UNLIMITED_LAYER_TOKENS = 1e15
+STRETCH_MAX = 1e6
+
+
+def service_from_rates(problem: Problem, workload: Workload | None = None) -> Service:
+    """What can be said of peers of which only T_j and memory are known.
+
+    A layer's time for a token is 1 / max_j(j × T_j); the shape over batches is typical of GPUs
+    (constants above). KV room is what memory leaves beside the weights, at the larger end of the
+    model; without a size of KV entries it is taken as unlimited.
+    """
+    return Service(
+        machines={node.peer_id: _machine_from_rates(problem, node) for node in problem.nodes},
+        workload=workload or Workload(),
+    )
+
+
+def _machine_from_rates(problem: Problem, node: PlannerNode) -> Machine:
+    model = problem.model
+    best = max((j * rate for j, rate in enumerate(node.tokens_per_s, start=1)), default=0.0)
+    token_s = 1.0 / best if best > 0 else 1e3
+    step_s = DECODES_MEASURED * token_s
+    slope_s = (1 - DECODE_FIXED) * token_s
+    ends = max(model.embed_bytes, model.head_bytes)
+    each = model.kv_bytes_per_token_layer
+    return Machine(
+        decode=Curve(
+            tokens=(0.0, DECODES_MEASURED),
+            seconds=(DECODE_FIXED * step_s, DECODE_FIXED * step_s + DECODES_MEASURED * slope_s),
+        ),
+        prompt=Curve(tokens=(0.0, 1.0), seconds=(0.0, PROMPT_TOKEN * token_s)),
+        kv_layer_tokens=tuple(
+            max(0.0, node.memory_bytes - j * model.layer_bytes - ends) / each
+            if each
+            else UNLIMITED_LAYER_TOKENS
+            for j in range(1, max(1, len(node.tokens_per_s)) + 1)
+        ),
+        stretch=tuple(
+            min(STRETCH_MAX, best / max(1e-9, j * rate))
+            for j, rate in enumerate(node.tokens_per_s, start=1)
+        ),
+    )

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from coordinator.check import check_plan
-from coordinator.placement import NoPlacementError, Placement, best_placement, make_plan
+from coordinator.estimate import estimate
+from coordinator.placement import NoPlacementError, Placement, best_placement, make_plan, score
 from coordinator.repair import repair
+from coordinator.service import service_from_rates
 from dht.types import Plan, PlanEpoch, Problem
 
 
@@ -49,7 +51,7 @@ def solve(request: SolveRequest) -> SolveAnswer:
             request.problem,
             time_limit_s=request.time_limit_s,
             seed=request.seed,
-            out_of_time=lambda: time.monotonic() - started_s > request.time_limit_s,
+            spent=lambda: (time.monotonic() - started_s) / request.time_limit_s,
         )
     except NoPlacementError as error:
         return SolveAnswer(error=str(error))
@@ -57,7 +59,7 @@ def solve(request: SolveRequest) -> SolveAnswer:
     kept_spans = repair(request.problem)
     if kept_spans is None or not any(node.current for node in request.problem.nodes):
         return SolveAnswer(best=best)
-    kept_placement = Placement(assignments=kept_spans, flow_tokens_per_s=0.0, planner="keep")
+    kept_placement = score(request.problem, kept_spans, "keep")
     kept = _checked(_plan(request, kept_placement, 0.0), request.problem)
     if kept is not None and best is not None:
         kept = replace(kept, bound_tokens_per_s=best.bound_tokens_per_s)
@@ -76,6 +78,11 @@ def _checked(plan: Plan, problem: Problem) -> Plan | None:
 
 
 def _plan(request: SolveRequest, placement: Placement, solve_s: float) -> Plan:
+    """The plan, which says what it would serve; it was chosen, and is reviewed, by its flow."""
+    service = service_from_rates(request.problem)
+    edges = placement.edges or ()
+    served = estimate(request.problem, placement.assignments, edges, service)
+    placement = replace(placement, estimate_tokens_per_s=served.tokens_per_s)
     return make_plan(
         request.problem,
         placement,

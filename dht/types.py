@@ -204,6 +204,8 @@ class Plan:
     planner: ShortText
     solve_s: Seconds
     created_unix_s: Seconds
+    estimate_tokens_per_s: Rate = 0.0
+    """Decoded tokens/s that it would serve under full load; 0 where nobody estimated."""
     waves: Annotated[
         tuple[Annotated[tuple[PeerId, ...], Meta(max_length=PEERS_MAX)], ...],
         Meta(max_length=PEERS_MAX),

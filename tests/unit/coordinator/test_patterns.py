@@ -33,11 +33,11 @@ def test_flows_of_known_clusters(cluster: str, name: str, stages_max: int, flow:
     chain = widest_chain(terrain, terrain.counts(), Limits(stages_max=stages_max), seed=0)
     assert chain is not None
     assert len(chain) <= stages_max
-    assert chain_flow(terrain, chain) == pytest.approx(flow, rel=2e-3)
+    assert chain_flow(terrain, chain) == pytest.approx(flow, rel=5e-3)
     spans = place(terrain, [chain])
     assert check_plan(plan_of(problem, spans), problem) == []
     # Where a region is left, links are wide enough for what the stages carry.
-    assert solve_flow(problem, spans).flow_tokens_per_s == pytest.approx(flow, rel=2e-3)
+    assert solve_flow(problem, spans).flow_tokens_per_s == pytest.approx(flow, rel=5e-3)
 
 
 def test_the_same_input_gives_the_same_chain() -> None:

@@ -98,14 +98,14 @@ def test_the_best_is_valid_and_no_worse_than_any_heuristic(make, seed):
 
 def test_more_peers_than_the_exact_program_takes(make):
     problem = make.random_problem(3, peers=15, layers=12)
-    moves = iter(range(200))
+    moves = iter(range(200, 0, -1))
     best = best_placement(
-        problem, time_limit_s=1.0, seed=1, out_of_time=lambda: next(moves, None) is None
+        problem, time_limit_s=1.0, seed=1, spent=lambda: 1.0 - next(moves, 0) / 200
     )
     assert check_plan(plan_of(problem, best), problem) == []
-    again = iter(range(200))
+    again = iter(range(200, 0, -1))
     repeated = best_placement(
-        problem, time_limit_s=1.0, seed=1, out_of_time=lambda: next(again, None) is None
+        problem, time_limit_s=1.0, seed=1, spent=lambda: 1.0 - next(again, 0) / 200
     )
     assert repeated == best
 

@@ -81,7 +81,8 @@ def test_json_keeps_its_contract(write, capsys):
     }
     layers = {layer for start, end in answer["placement"].values() for layer in range(start, end)}
     assert layers == set(range(8))
-    assert answer["flow_tokens_per_s"] == answer["estimate_tokens_per_s"] == pytest.approx(30.0)
+    assert answer["flow_tokens_per_s"] == pytest.approx(30.0)
+    assert answer["estimate_tokens_per_s"] > 0
     assert answer["flow_tokens_per_s"] <= answer["bound_tokens_per_s"]
 
 
@@ -104,7 +105,7 @@ def test_the_table_is_honest_about_its_estimate(write, capsys):
     assert main([write(OWN), "--model", "tiny", "--time-limit", "1"]) == 0
     out = capsys.readouterr().out
     assert "max flow 30.0 tokens/s" in out
-    assert "not simulated" in out.replace("\n", " ")
+    assert "decoded tokens/s under full load (estimated" in out.replace("\n", " ")
 
 
 def without(key: str) -> dict:
@@ -148,7 +149,7 @@ def test_a_missing_file_is_one_line(tmp_path, capsys):
 
 def test_too_small_a_cluster_says_what_is_missing(write, capsys):
     alone = {**OWN, "nodes": OWN["nodes"][:1], "links": []}
-    assert main([write(alone), "--model", "tiny"]) == 3
+    assert main([write(alone), "--model", "tiny"]) == 2
     assert "the 1 peer here can hold at most 4 of 8 layers" in capsys.readouterr().err
 
 
@@ -179,6 +180,6 @@ def test_wrong_arguments_are_one_line(arguments, capsys):
 def test_help_says_what_the_estimate_is(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
-    assert "estimate_tokens_per_s is the max flow for now" in " ".join(
+    assert "estimate_tokens_per_s is what the plan would serve under full load" in " ".join(
         capsys.readouterr().out.split()
     )
