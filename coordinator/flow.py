@@ -186,13 +186,41 @@ def _vertices(limits: Capacities) -> Iterator[tuple[str, str]]:
         yield peer_id, "out"
 
 
+BOUND_STEPS = 60
+BOUND_SLACK = 1e-9
+"""Relative, for sums of floats: bounds may be too large by so much."""
+
+
 def upper_bound(problem: Problem) -> float:
-    """Σ_i max_j(j × T_i(j)) / L: no placement serves more (Helix §4.5), in tokens/s."""
-    best = (
-        max((j * rate for j, rate in enumerate(node.tokens_per_s, start=1)), default=0.0)
-        for node in problem.nodes
+    """The largest F with Σ_i max_j j × min(T_i(j), F) ≥ L × F, in tokens/s; no flow is larger.
+
+    Every layer must carry F; a peer that holds j layers carries at most min(T_i(j), F) through
+    each of them. Without the min it is Helix's bound (§4.5), Σ_i max_j(j × T_i(j)) / L, which also
+    counts what a fast peer could do for a layer that needs no more than F. The clients' links
+    bound the flow, too.
+    """
+    layers = problem.model.layers
+    profiles = [node.tokens_per_s[:layers] for node in problem.nodes]
+
+    def reached(flow: float) -> bool:
+        best = (
+            max((j * min(rate, flow) for j, rate in enumerate(rates, start=1)), default=0.0)
+            for rates in profiles
+        )
+        return sum(best) >= layers * flow * (1 - BOUND_SLACK)
+
+    loose = (
+        max((j * rate for j, rate in enumerate(rates, start=1)), default=0.0) for rates in profiles
     )
-    return sum(best) / problem.model.layers
+    entrances = len(profiles) * problem.client_bandwidth_bytes_per_s / max(1, problem.token_bytes)
+    low, high = 0.0, min(sum(loose) / layers, entrances)
+    if reached(high):
+        return high
+    # min(T, F) / F falls with F, so what is reached is reached for every smaller F.
+    for _ in range(BOUND_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if reached(middle) else (low, middle)
+    return high
 
 
 def ring_latency_s(problem: Problem, peers: Sequence[str]) -> float:
@@ -237,6 +265,17 @@ def paths(edges: Iterable[FlowEdge]) -> tuple[tuple[tuple[str, ...], float], ...
         if path[-1] == SINK:
             found.append((tuple(path[1:-1]), carried))
     return tuple(found)
+
+
+def flow_parts(edges: Iterable[FlowEdge]) -> tuple[frozenset[str], ...]:
+    """Peers that flow joins: sets without an edge between them, in the order of their names."""
+    found: list[frozenset[str]] = []
+    for edge in edges:
+        ends = frozenset({edge.tail, edge.head} - {SOURCE, SINK})
+        joined = [part for part in found if part & ends]
+        found = [part for part in found if not part & ends]
+        found.append(ends.union(*joined))
+    return tuple(sorted((part for part in found if part), key=sorted))
 
 
 def mean_latency_s(problem: Problem, solution: FlowSolution) -> float:

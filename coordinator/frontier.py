@@ -153,10 +153,8 @@ class _Search:
             return
         fewest = -(-layers // longest)
         reached = 0
-        for more in steps:
-            bound = fewest + more
-            if bound > min(layers, sum(counts)) + 1:
-                break
+        most = min(layers, sum(counts))
+        for bound in sorted({min(fewest + more, most) for more in steps}):
             chain = self._chain(counts, Limits(stages_max=bound))
             if chain is None or len(chain) <= reached:
                 continue

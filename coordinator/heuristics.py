@@ -300,3 +300,15 @@ def keep(problem: Problem) -> tuple[Assignment, ...] | None:
     ]
     placed = fill(problem, held)
     return None if uncovered(placed, problem.model.layers) else placed
+
+
+def separate(problem: Problem) -> tuple[Assignment, ...] | None:
+    """Pipelines of one sort of peer each; sorts that cannot hold the model stay idle."""
+    sorts: dict[tuple[float, ...], list[PlannerNode]] = {}
+    for node in problem.nodes:
+        sorts.setdefault(node.tokens_per_s, []).append(node)
+    placed: list[Assignment] = []
+    for rates in sorted(sorts, reverse=True):
+        alike = replace(problem, nodes=tuple(sorts[rates]))
+        placed += equal_stages(alike) or chain(alike) or ()
+    return tuple(placed) if placed else None

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from coordinator import heuristics, local_search, milp, refine
+from coordinator import groups, heuristics, local_search, milp, refine
 from coordinator.check import uncovered
 from coordinator.estimate import estimate, serves
 from coordinator.flow import (
     FlowSolution,
     balanced_flow,
+    flow_parts,
     mean_latency_s,
     solve_flow,
     upper_bound,
@@ -46,6 +48,8 @@ TIMES_MIN = 8
 """Programs solved, or moves made, however late it is."""
 FRONTIER_SHARE = 0.4
 """Share of the time for making chains; the rest is for improving them."""
+CELLS_ABOVE = 64
+"""More peers than that are planned in cells."""
 KEPT = 12
 """How many chains are held against the heuristics, for rings and movement."""
 GAIN_MIN = 1.0005
@@ -109,6 +113,9 @@ def best_placement(
     shortage = why_uncoverable(problem)
     if shortage is not None:
         raise NoPlacementError(shortage)
+    parts = groups.cells(problem) if len(problem.nodes) > CELLS_ABOVE else ()
+    if len(parts) > 1:
+        return _by_cells(problem, parts, time_limit_s, seed, spent, service)
     found = [
         score(problem, assignments, name, service=service)
         for name, heuristic in HEURISTICS.items()
@@ -121,6 +128,88 @@ def best_placement(
         found += _by_flow(problem, found, best, time_limit_s, seed, spent)
         best = choose(found)
     return with_spares(problem, best, service)
+
+
+def _by_cells(
+    problem: Problem,
+    parts: Sequence[Problem],
+    time_limit_s: float,
+    seed: int,
+    spent: Callable[[], float] | None,
+    service: Service | None,
+) -> Placement:
+    """Cells planned one after the other; flow stays inside each."""
+    found = [
+        best_placement(
+            part,
+            time_limit_s=time_limit_s / len(parts),
+            seed=seed,
+            spent=groups.share_of_time(spent, index, len(parts)),
+            service=service,
+        )
+        for index, part in enumerate(parts)
+    ]
+    value = sum(placement.value for placement in found)
+    return Placement(
+        assignments=tuple(a for placement in found for a in placement.assignments),
+        flow_tokens_per_s=sum(placement.flow_tokens_per_s for placement in found),
+        planner=f"{len(found)} cells",
+        edges=tuple(
+            edge
+            for part, placement in zip(parts, found, strict=True)
+            for edge in placement.edges or solve_flow(part, placement.assignments).edges
+        ),
+        estimate_tokens_per_s=sum(placement.estimate_tokens_per_s for placement in found),
+        latency_s=sum(p.value * p.latency_s for p in found) / max(value, 1e-9),
+        moved_layers=sum(placement.moved_layers for placement in found),
+        lone_layers=0 if len(found) > 1 else found[0].lone_layers,
+    )
+
+
+def placed_again(
+    problem: Problem,
+    placement: Placement,
+    service: Service,
+    *,
+    seed: int,
+    spent: Callable[[], float],
+) -> Placement:
+    """A placement improved by moves from where it is; peers beside it may join."""
+    chains = _as_chains(problem, placement)
+
+    def worth(tried: Chains, least: float = 0.0) -> float:
+        return _worth(problem, tried, service, least)
+
+    better, _ = refine.refine(
+        problem, chains, judge=worth, seed=seed, go_on=_until(spent, 1.0, MOVES_MAX)
+    )
+    spans = tuple(a for chain in better for a in chain)
+    edges = draw(problem, better, service)
+    again = score(problem, spans, placement.planner, service=service, edges=edges)
+    return again if again.value >= placement.value else placement
+
+
+def _as_chains(problem: Problem, placement: Placement) -> Chains:
+    """The placement's chains, where its spans follow each other; peers without flow left out."""
+    flowing = {edge.head for edge in placement.edges or ()}
+    used = [a for a in placement.assignments if a.peer_id in flowing]
+    by_part: dict[int, list[Assignment]] = {}
+    for number, part in enumerate(flow_parts(placement.edges or ())):
+        by_part[number] = [a for a in used if a.peer_id in part]
+    chains = tuple(tuple(part) for part in by_part.values())
+    whole = all(_is_chain(chain, problem.model.layers) for chain in chains)
+    return chains if whole and chains else ()
+
+
+def _is_chain(spans: Sequence[Assignment], layers: int) -> bool:
+    ranges = sorted({(a.start, a.end) for a in spans})
+    joints = pairwise(ranges)
+    return (
+        bool(ranges)
+        and ranges[0][0] == 0
+        and ranges[-1][1] == layers
+        and all(a[1] == b[0] for a, b in joints)
+    )
 
 
 def _by_flow(
@@ -155,13 +244,7 @@ def _chains(
     go_on = _until(spent, FRONTIER_SHARE if service else 1.0, CANDIDATES_MAX)
 
     def worth(chains: Chains, least: float = 0.0) -> float:
-        spans = tuple(a for chain in chains for a in chain)
-        edges = draw(problem, chains, service)
-        if service is None:
-            return sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
-        if least > 0 and not serves(problem, spans, edges, service, least * GAIN_MIN):
-            return 0.0
-        return estimate(problem, spans, edges, service).tokens_per_s
+        return _worth(problem, chains, service, least)
 
     made = [
         (worth(chains), chains)
@@ -197,6 +280,17 @@ def _chains(
         )
         for _, chains in made[:KEPT]
     ]
+
+
+def _worth(problem: Problem, chains: Chains, service: Service | None, least: float = 0.0) -> float:
+    """Tokens/s that chains serve; 0 once it is sure that they serve less than ``least``."""
+    spans = tuple(a for chain in chains for a in chain)
+    edges = draw(problem, chains, service)
+    if service is None:
+        return sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
+    if least > 0 and not serves(problem, spans, edges, service, least * GAIN_MIN):
+        return 0.0
+    return estimate(problem, spans, edges, service).tokens_per_s
 
 
 def _until(

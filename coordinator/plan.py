@@ -1,7 +1,7 @@
 """``python -m coordinator.plan CLUSTER.json [--model NAME]``: plan a cluster offline.
 
 Prints which node gets which layers and what that serves; ``--json`` prints one object. The
-formats of cluster files are described in :mod:`coordinator.cluster`.
+formats of cluster files are described in ``docs/cluster-format.md``.
 
 Exit codes: 0 done; 2 the caller's mistake, a cluster that cannot hold the model among them; 130
 interrupted.
@@ -12,32 +12,65 @@ import json
 import math
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from coordinator.advice import busiest, one_more
 from coordinator.check import check_plan
 from coordinator.cluster import read_cluster
-from coordinator.placement import NoPlacementError, best_placement, make_plan
+from coordinator.milp import fetched
+from coordinator.placement import NoPlacementError, Placement, make_plan, why_uncoverable
+from coordinator.planners import PLANNERS, Effort
 from coordinator.service import Service
 from coordinator.service_file import read_service
 from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, Parser
 from dht.errors import UserError
 from dht.types import Assignment, Plan, PlanEpoch, Problem
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 FILE_BYTES_MAX = 64 << 20
+BAR = 12
+BUSY = 0.5
+"""Links and peers that carry less of what they can are not worth a word."""
+ADVICE_MAX = 3
+ADVICE_SHARE = 0.5
+"""Of the time limit, for what one more peer would bring; people see it, ``--json`` does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A checked plan, with what it was made from."""
+
+    problem: Problem
+    service: Service
+    placement: Placement
+    plan: Plan
 
 
 def plan_offline(
-    problem: Problem, *, time_limit_s: float, seed: int, service: Service | None = None
-) -> Plan:
+    problem: Problem,
+    service: Service,
+    *,
+    planner: str = "patterns",
+    time_limit_s: float,
+    seed: int,
+) -> Answer:
     """The best plan that was found in time, checked. Raises NoPlacementError when there is none."""
+    shortage = why_uncoverable(problem)
+    if shortage is not None:
+        raise NoPlacementError(shortage)
     started_s = time.monotonic()
-    placement = best_placement(
-        problem,
+    effort = Effort(
         time_limit_s=time_limit_s,
         seed=seed,
         spent=lambda: (time.monotonic() - started_s) / time_limit_s,
-        service=service,
     )
+    placement = PLANNERS[planner](problem, service, effort)
+    if placement is None:
+        raise NoPlacementError(f"{planner} found no placement in {time_limit_s:g} s")
     plan = make_plan(
         problem,
         placement,
@@ -49,11 +82,27 @@ def plan_offline(
     wrong = check_plan(plan, problem)
     if wrong:
         raise RuntimeError(f"the planner's plan is wrong: {'; '.join(wrong)}")
-    return plan
+    return Answer(problem=problem, service=service, placement=placement, plan=plan)
 
 
-def as_json(plan: Plan) -> dict[str, object]:
+def fetched_bytes(answer: Answer) -> int:
+    """Weights that peers would have to read for this plan, beside what they hold now."""
+    model = answer.problem.model
+    held = {node.peer_id: node.current for node in answer.problem.nodes}
+    total = 0
+    for a in answer.plan.assignments:
+        now = held.get(a.peer_id)
+        total += fetched(now, a.start, a.end) * model.layer_bytes
+        if a.start == 0 and (now is None or now.start > 0):
+            total += model.embed_bytes
+        if a.end == model.layers and (now is None or now.end < model.layers):
+            total += model.head_bytes
+    return total
+
+
+def as_json(answer: Answer) -> dict[str, object]:
     """The command's JSON contract."""
+    plan = answer.plan
     return {
         "planner": plan.planner,
         "placement": {a.peer_id: [a.start, a.end] for a in _in_order(plan)},
@@ -61,6 +110,7 @@ def as_json(plan: Plan) -> dict[str, object]:
         "flow_tokens_per_s": plan.flow_tokens_per_s,
         "bound_tokens_per_s": plan.bound_tokens_per_s,
         "estimate_tokens_per_s": plan.estimate_tokens_per_s,
+        "fetch_bytes": fetched_bytes(answer),
         "seconds": plan.solve_s,
     }
 
@@ -69,41 +119,65 @@ def _in_order(plan: Plan) -> list[Assignment]:
     return sorted(plan.assignments, key=lambda a: (a.start, a.end, a.peer_id))
 
 
-def print_table(plan: Plan, problem: Problem) -> None:
-    """The plan for people."""
+def print_plan(answer: Answer, *, advise_s: float, seed: int) -> None:
+    """The plan for people; ``advise_s`` seconds go into what one more peer would bring."""
     from rich.console import Console
+
+    console, plan = Console(highlight=False), answer.plan
+    console.print(_stages(answer))
+    share = plan.flow_tokens_per_s / plan.bound_tokens_per_s if plan.bound_tokens_per_s else 0.0
+    console.print(
+        f"about {plan.estimate_tokens_per_s:.1f} decoded tokens/s under full load"
+        " (estimated from batches, queues, links and KV room)"
+    )
+    console.print(
+        f"max flow {plan.flow_tokens_per_s:.1f} tokens/s, {share:.0%} of the upper bound"
+        f" {plan.bound_tokens_per_s:.1f} (gap {1 - share:.0%}); by {plan.planner}"
+        f" in {plan.solve_s:.2f} s"
+    )
+    console.print(f"weights to fetch: {fetched_bytes(answer) / 2**30:.3g} GiB")
+    for use in busiest(answer.problem, answer.placement):
+        if use.share >= BUSY:
+            console.print(f"{use.text} carries {use.share:.0%} of what it can")
+    if advise_s <= 0:
+        return
+    started_s = time.monotonic()
+    gains = one_more(
+        answer.problem,
+        answer.placement,
+        answer.service,
+        seed=seed,
+        spent=lambda: (time.monotonic() - started_s) / advise_s,
+    )
+    for name, gain in gains[:ADVICE_MAX]:
+        console.print(f"one more peer like {name} would give {gain:+.0%}")
+
+
+def _stages(answer: Answer) -> "Table":
+    """Stages as text: the layers, a bar of what they carry, and who holds them."""
     from rich.table import Table
 
-    rates = {node.peer_id: node.tokens_per_s for node in problem.nodes}
+    plan, model = answer.plan, answer.problem.model
+    rates = {node.peer_id: node.tokens_per_s for node in answer.problem.nodes}
     carried: dict[str, float] = {}
     for edge in plan.edges:
         carried[edge.head] = carried.get(edge.head, 0.0) + edge.tokens_per_s
-    table = Table(title=f"{plan.model.name}, {plan.model.layers} layers")
-    table.add_column("node")
-    for heading in ("layers", "count", "tokens/s it can", "tokens/s it carries"):
-        table.add_column(heading, justify="right")
+    stages: dict[tuple[int, int], list[str]] = {}
     for a in _in_order(plan):
-        count = a.end - a.start
-        table.add_row(
-            a.peer_id,
-            f"{a.start}-{a.end - 1}",
-            str(count),
-            f"{rates[a.peer_id][count - 1]:.1f}",
-            f"{carried.get(a.peer_id, 0.0):.1f}",
-        )
-    console = Console()
-    console.print(table)
-    share = plan.flow_tokens_per_s / plan.bound_tokens_per_s if plan.bound_tokens_per_s else 0.0
-    console.print(
-        f"max flow {plan.flow_tokens_per_s:.1f} tokens/s, {share:.0%} of the upper bound"
-        f" {plan.bound_tokens_per_s:.1f}; by {plan.planner} in {plan.solve_s:.2f} s",
-        highlight=False,
-    )
-    console.print(
-        f"about {plan.estimate_tokens_per_s:.1f} decoded tokens/s under full load"
-        " (estimated from batches, queues, links and KV room)",
-        highlight=False,
-    )
+        stages.setdefault((a.start, a.end), []).append(a.peer_id)
+    table = Table(title=f"{model.name}, {model.layers} layers, {len(stages)} stages")
+    table.add_column("layers", justify="right")
+    table.add_column("")
+    for heading in ("carries", "can carry"):
+        table.add_column(f"{heading}, tokens/s", justify="right")
+    table.add_column("peers", overflow="fold")
+    for (start, end), peers in stages.items():
+        flow = sum(carried.get(peer, 0.0) for peer in peers)
+        room = sum(rates[peer][end - start - 1] for peer in peers)
+        full = round(BAR * min(1.0, flow / room)) if room > 0 else 0
+        bar = "█" * full + "░" * (BAR - full)
+        table.add_row(f"{start}-{end - 1}", bar, f"{flow:.1f}", f"{room:.1f}", ", ".join(peers))
+    return table
 
 
 def _seconds(text: str) -> float:
@@ -144,6 +218,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="S",
         help="seconds for the search (default 10)",
     )
+    parser.add_argument(
+        "--planner",
+        choices=sorted(PLANNERS),
+        default="patterns",
+        help="patterns is ours; the others are there to be compared with",
+    )
     parser.add_argument("--seed", type=int, default=0, help="same seed, same search")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser.parse_args(argv)
@@ -159,20 +239,21 @@ def main(argv: list[str] | None = None) -> int:
     try:
         arguments = parse(argv)
         problem = read_cluster(_read(arguments.cluster), arguments.model)
-        plan = plan_offline(
+        answer = plan_offline(
             problem,
+            read_service(arguments.cluster, problem),
+            planner=arguments.planner,
             time_limit_s=arguments.time_limit,
             seed=arguments.seed,
-            service=read_service(arguments.cluster, problem),
         )
     except (UserError, NoPlacementError) as error:
         return _say(error, EXIT_USER)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     if arguments.json:
-        print(json.dumps(as_json(plan)))
+        print(json.dumps(as_json(answer)))
     else:
-        print_table(plan, problem)
+        print_plan(answer, advise_s=ADVICE_SHARE * arguments.time_limit, seed=arguments.seed)
     return EXIT_DONE
 
 

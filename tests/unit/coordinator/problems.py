@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 
 from hypothesis import strategies as st
 
+from coordinator.check import uncovered
+from coordinator.flow import solve_flow
 from coordinator.placement import Placement, make_plan
 from dht.types import (
     Assignment,
@@ -18,6 +20,7 @@ from dht.types import (
     PlanEpoch,
     PlannerNode,
     Problem,
+    fits,
 )
 
 LAYER_BYTES = 100
@@ -154,3 +157,24 @@ def placed(draw: st.DrawFn) -> tuple[Problem, tuple[Assignment, ...]]:
         if count:
             spans.append(span(peer.peer_id, start, start + count))
     return problem, tuple(spans)
+
+
+def brute_force_flow(problem: Problem) -> float:
+    """The largest flow of any placement that covers the model, by trying all."""
+    layers = problem.model.layers
+    choices = [
+        [None]
+        + [
+            span(peer.peer_id, start, end)
+            for start in range(layers)
+            for end in range(start + 1, layers + 1)
+            if fits(problem.model, peer, start, end)
+        ]
+        for peer in problem.nodes
+    ]
+    best = 0.0
+    for chosen in product(*choices):
+        spans = tuple(a for a in chosen if a is not None)
+        if spans and not uncovered(spans, layers):
+            best = max(best, solve_flow(problem, spans).flow_tokens_per_s)
+    return best

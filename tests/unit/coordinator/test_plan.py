@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from coordinator.cluster import read_cluster
@@ -77,12 +78,16 @@ def test_json_keeps_its_contract(write, capsys):
         "flow_tokens_per_s",
         "bound_tokens_per_s",
         "estimate_tokens_per_s",
+        "fetch_bytes",
         "seconds",
     }
     layers = {layer for start, end in answer["placement"].values() for layer in range(start, end)}
     assert layers == set(range(8))
     assert answer["flow_tokens_per_s"] == pytest.approx(30.0)
     assert answer["estimate_tokens_per_s"] > 0
+    spans = answer["placement"].values()
+    ends = 50 * sum(s == 0 for s, _ in spans) + 70 * sum(e == 8 for _, e in spans)
+    assert answer["fetch_bytes"] == 100 * sum(e - s for s, e in spans) + ends
     assert answer["flow_tokens_per_s"] <= answer["bound_tokens_per_s"]
 
 
@@ -183,3 +188,44 @@ def test_help_says_what_the_estimate_is(capsys):
     assert "estimate_tokens_per_s is what the plan would serve under full load" in " ".join(
         capsys.readouterr().out.split()
     )
+
+
+@pytest.mark.parametrize("planner", ["petals", "swarm", "separate", "cp-sat", "helix-milp-highs"])
+def test_any_planner_can_be_asked(write, capsys, planner):
+    arguments = [write(OWN), "--planner", planner, "--time-limit", "2", "--json"]
+    assert main(arguments) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert 0 < answer["flow_tokens_per_s"] <= 30.0 + 1e-6
+
+
+def test_people_read_what_holds_it_back_and_what_would_help(write, capsys):
+    three = {**OWN, "nodes": OWN["nodes"][:2], "links": []}
+    assert main([write(three), "--time-limit", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "carries 100% of what it can" in out
+    assert "one more peer like a would give +" in out
+    assert "weights to fetch" in out
+
+
+FORMAT = Path(__file__).parents[3] / "docs" / "cluster-format.schema.json"
+
+
+def test_the_schema_accepts_what_is_read_and_refuses_what_is_not():
+    validator = jsonschema.Draft202012Validator(json.loads(FORMAT.read_text()))
+    data = Path(__file__).parents[3] / "bench" / "data" / "helix" / "clusters"
+    files = sorted(data.glob("*.json"))
+    assert files
+    for good in (OWN, HELIX, *(json.loads(path.read_text()) for path in files)):
+        validator.validate(good)
+    text = (FORMAT.parent / "cluster-format.md").read_text()
+    example = json.loads(text.split("```json")[1].split("```")[0])
+    validator.validate(example)
+    assert read_cluster(json.dumps(example).encode(), None).model.layers == 8
+    for wrong in (
+        {},
+        {**OWN, "nodes": []},
+        {**OWN, "schema": "other"},
+        {**OWN, "links": [["a", "b", -1.0, 0.01]]},
+        {**OWN, "models": {"tiny": {"layers": 8}}},
+    ):
+        assert not validator.is_valid(wrong)

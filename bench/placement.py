@@ -1,0 +1,222 @@
+"""``python -m bench.placement``: every planner on Helix's clusters, beside its published plans.
+
+Writes ``bench/results/placement.json``: for each cluster, model and planner the max flow, the
+estimate and the seconds; for chosen plans what Helix's rules serve in the event simulator, where
+that is built. Replicas of LLaMA-30B are judged on the sub-clusters that Helix serves them on, with
+the T_j of those files, and added up.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import report
+from bench.local_swarm import ROOT
+from coordinator.cluster import read_cluster
+from coordinator.flow import balanced_flow, flow_parts, solve_flow, upper_bound
+from coordinator.placement import Placement, make_plan, score
+from coordinator.planners import PLANNERS, Effort
+from coordinator.service import Service
+from coordinator.service_file import read_service
+from dht.types import Assignment, FlowEdge, PlanEpoch, Problem
+
+DATA = ROOT / "bench" / "data" / "helix"
+CASES = (
+    ("small10", "30b"),
+    ("single24", "70b"),
+    ("geo24", "70b"),
+    ("het42", "70b"),
+    ("single24", "30b"),
+    ("geo24", "30b"),
+)
+RESULT = ROOT / "bench" / "results" / "placement.json"
+EXACT = {
+    "cp-sat": {"small10/30b", "single24/70b"},
+    "helix-milp-highs": {"small10/30b", "single24/70b"},
+    "helix-milp-scip": {"small10/30b", "single24/70b"},
+}
+"""Where the exact programs are run; on the larger clusters they find as little, or less."""
+SUB_CLUSTERS = ("a100", "l4", "t4")
+SIMULATED = frozenset({"patterns", "published", "published, flow spread"})
+
+
+def load(cluster: str, model: str) -> tuple[Problem, Service]:
+    """A cluster of Helix's with its machines."""
+    path = DATA / "clusters" / f"{cluster}.json"
+    problem = read_cluster(path.read_bytes(), model)
+    return problem, read_service(path, problem)
+
+
+def published(cluster: str, model: str) -> tuple[Assignment, ...] | None:
+    """Helix's own placement of the whole cluster, where there is one."""
+    shipped = json.loads((DATA / "reference.json").read_text())["max_flow_shipped"]
+    names = [
+        n["id"] for n in json.loads((DATA / "clusters" / f"{cluster}.json").read_text())["nodes"]
+    ]
+    for which in ("helix", "helix_optimal"):
+        entry = shipped.get(f"{cluster}/{model}/{which}")
+        if entry is not None:
+            return tuple(
+                Assignment(peer_id=str(name), start=start, end=end)
+                for name, (start, end) in zip(names, entry["placement"], strict=True)
+            )
+    return None
+
+
+def simulate(
+    cluster: str, model: str, spans: Sequence[Assignment], edges: Sequence[FlowEdge], seconds: float
+) -> float | None:
+    """Decode tokens/s by Helix's rules; parts that share no peer are run apart and added up.
+
+    None where the event simulator is not there.
+    """
+    try:
+        from coordinator.simulator import OfflineConfig, as_in_papers, offline, read_trace
+        from coordinator.simulator.swarm_file import read_swarm
+    except ImportError:
+        return None
+    trace = as_in_papers(
+        read_trace((DATA.parent / "azure" / "conversations_2023.csv").read_bytes())
+    )
+    problem, profiles = read_swarm(DATA / "clusters" / f"{cluster}.json", model)
+    total = 0.0
+    for part in flow_parts(edges):
+        mine = tuple(a for a in spans if a.peer_id in part)
+        flow = tuple(e for e in edges if e.tail in part or e.head in part)
+        plan = make_plan(
+            problem,
+            score(problem, mine, "part", edges=flow),
+            epoch=PlanEpoch(term=1, counter=1),
+            coordinator="bench",
+            solve_s=0.0,
+            now_unix_s=0.0,
+        )
+        config = OfflineConfig(measured_s=seconds)
+        total += offline(problem, profiles, plan, trace, config).decode_tokens_per_s
+    return total
+
+
+def row(
+    cluster: str,
+    model: str,
+    name: str,
+    placement: Placement,
+    seconds: float | None,
+    simulate_s: float,
+) -> dict[str, Any]:
+    """One line of the results."""
+    known = simulate_s > 0 and name in SIMULATED
+    edges = placement.edges or ()
+    return {
+        "planner": name,
+        "flow_tokens_per_s": round(placement.flow_tokens_per_s, 1),
+        "estimate_tokens_per_s": round(placement.estimate_tokens_per_s, 1),
+        "token_time_s": round(placement.latency_s, 3),
+        "simulated_tokens_per_s": simulate(cluster, model, placement.assignments, edges, simulate_s)
+        if known
+        else None,
+        "seconds": None if seconds is None else round(seconds, 2),
+        "placement": {a.peer_id: [a.start, a.end] for a in placement.assignments},
+    }
+
+
+def case(
+    cluster: str, model: str, names: Sequence[str], limit_s: float, simulate_s: float
+) -> dict[str, Any]:
+    """Every planner on one cluster."""
+    problem, service = load(cluster, model)
+    rows = []
+    spans = published(cluster, model)
+    if spans is not None:
+        for name, draw in (("published", solve_flow), ("published, flow spread", balanced_flow)):
+            plan = score(problem, spans, name, service=service, edges=draw(problem, spans).edges)
+            rows.append(row(cluster, model, name, plan, None, simulate_s))
+    elif (DATA / "clusters" / f"{cluster}_sub_a100.json").exists():
+        rows.append(replicas(cluster, model, simulate_s))
+    for name in names:
+        if f"{cluster}/{model}" not in EXACT.get(name, {f"{cluster}/{model}"}):
+            continue
+        started_s = time.perf_counter()
+        found = PLANNERS[name](problem, service, _effort(limit_s))
+        took_s = time.perf_counter() - started_s
+        if found is None:
+            rows.append({"planner": name, "seconds": round(took_s, 2), "found": False})
+        else:
+            rows.append(row(cluster, model, name, found, took_s, simulate_s))
+        print(cluster, model, {k: v for k, v in rows[-1].items() if k != "placement"}, flush=True)
+    return {
+        "cluster": cluster,
+        "model": model,
+        "bound_tokens_per_s": round(upper_bound(problem), 1),
+        "planners": rows,
+    }
+
+
+def _effort(limit_s: float) -> Effort:
+    started_s = time.perf_counter()
+    spent: Callable[[], float] = lambda: (time.perf_counter() - started_s) / limit_s  # noqa: E731
+    return Effort(time_limit_s=limit_s, seed=0, spent=spent)
+
+
+def replicas(cluster: str, model: str, simulate_s: float) -> dict[str, Any]:
+    """Helix's three replicas of the small model, each on its sub-cluster."""
+    flow = estimated = simulated = 0.0
+    for gpu in SUB_CLUSTERS:
+        part = f"{cluster}_sub_{gpu}"
+        problem, service = load(part, model)
+        spans = published(part, model)
+        assert spans is not None
+        edges = solve_flow(problem, spans).edges
+        found = score(problem, spans, "published", service=service, edges=edges)
+        flow += found.flow_tokens_per_s
+        estimated += found.estimate_tokens_per_s
+        if simulate_s > 0:
+            simulated += simulate(part, model, spans, edges, simulate_s) or 0.0
+    return {
+        "planner": "published",
+        "flow_tokens_per_s": round(flow, 1),
+        "estimate_tokens_per_s": round(estimated, 1),
+        "simulated_tokens_per_s": simulated or None,
+        "seconds": None,
+        "note": "three replicas, each with the T_j of its own sub-cluster, added up",
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m bench.placement", description=__doc__)
+    parser.add_argument("--time-limit", type=float, default=30.0, metavar="S")
+    parser.add_argument(
+        "--simulate",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="simulated seconds of a run; 0: no simulation",
+    )
+    parser.add_argument("--planners", default=",".join(PLANNERS), metavar="A,B")
+    parser.add_argument("--cases", default=",".join("/".join(c) for c in CASES), metavar="C/M,…")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "bench" / "results" / "placement.json"
+    )
+    arguments = parser.parse_args(argv)
+    result = report.provenance(seed=0)
+    result["time_limit_s"] = arguments.time_limit
+    result["cases"] = [
+        case(
+            *which.split("/"),
+            arguments.planners.split(","),
+            arguments.time_limit,
+            arguments.simulate,
+        )
+        for which in arguments.cases.split(",")
+    ]
+    report.write(arguments.output, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Hundreds and thousands of peers: cells of near ones, each planned by itself (Helix §4.5).
+
+A token is best served by peers near each other, so peers are taken region by region, nearest
+first, until a cell can hold the model comfortably. Each cell becomes a placement of its own with
+flow that stays inside; what the cells serve adds up.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from coordinator.heuristics import coverage
+from coordinator.kinds import regions
+from dht.types import PlannerNode, Problem
+
+CELL_PEERS = 24
+"""Peers of a cell, unless they cannot hold the model: about what one program solves in seconds."""
+CELL_SLACK = 1.5
+"""A cell of so many times the layers of the model leaves room for width."""
+
+
+def cells(problem: Problem) -> tuple[Problem, ...]:
+    """The problem cut into cells that can each hold the model; one cell where it cannot be cut."""
+    found: list[list[PlannerNode]] = []
+    current: list[PlannerNode] = []
+    for node in _near_first(problem):
+        current.append(node)
+        if len(current) >= CELL_PEERS and _roomy(problem, current):
+            found.append(current)
+            current = []
+    if current and _covers(problem, current) and len(current) >= CELL_PEERS // 2:
+        found.append(current)
+    elif current and found:
+        # Too few for a cell: one each to the cells there are.
+        for index, node in enumerate(current):
+            found[index % len(found)].append(node)
+    elif current:
+        found.append(current)
+    return tuple(_part(problem, nodes) for nodes in found)
+
+
+def _near_first(problem: Problem) -> Iterator[PlannerNode]:
+    """Region by region; within one, unlike peers in turn, so that cells are alike."""
+    region_of = regions(problem)
+    by_region: dict[int, list[PlannerNode]] = {}
+    for node in problem.nodes:
+        by_region.setdefault(region_of[node.peer_id], []).append(node)
+    for region in sorted(by_region):
+        ordered = sorted(
+            by_region[region], key=lambda n: (-n.memory_bytes, n.tokens_per_s, n.peer_id)
+        )
+        count = max(1, round(len(ordered) / CELL_PEERS))
+        for turn in range(count):
+            yield from ordered[turn::count]
+
+
+def _covers(problem: Problem, nodes: Sequence[PlannerNode]) -> bool:
+    part = replace(problem, nodes=tuple(nodes), links=())
+    return coverage(part).layers >= problem.model.layers
+
+
+def _roomy(problem: Problem, nodes: Sequence[PlannerNode]) -> bool:
+    model = problem.model
+    each = max(1, model.layer_bytes)
+    held = sum(min(len(n.tokens_per_s), n.memory_bytes // each, model.layers) for n in nodes)
+    return held >= CELL_SLACK * model.layers and _covers(problem, nodes)
+
+
+def _part(problem: Problem, nodes: Sequence[PlannerNode]) -> Problem:
+    names = {node.peer_id for node in nodes}
+    links = tuple(k for k in problem.links if k.source in names and k.target in names)
+    return replace(problem, nodes=tuple(nodes), links=links)
+
+
+def share_of_time(
+    spent: Callable[[], float] | None, index: int, count: int
+) -> Callable[[], float] | None:
+    """The clock of cell ``index`` of ``count``: its part of the time goes from 0 to 1."""
+    if spent is None:
+        return None
+    begin, width = index / count, 1 / count
+    return lambda: (spent() - begin) / width
