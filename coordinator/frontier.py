@@ -123,7 +123,13 @@ class _Search:
         if not self._go_on(self._asked):
             return None
         self._asked += 1
-        return widest_chain(self.terrain, counts, limits, seed=self._seed)
+        return widest_chain(
+            self.terrain,
+            counts,
+            limits,
+            seed=self._seed,
+            go_on=lambda: self._go_on(self._asked),
+        )
 
     def _best_of(
         self,

@@ -190,9 +190,17 @@ def _covers(
 
 
 def widest_chain(
-    terrain: Terrain, available: Sequence[int], limits: Limits, *, seed: int
+    terrain: Terrain,
+    available: Sequence[int],
+    limits: Limits,
+    *,
+    seed: int,
+    go_on: Callable[[], bool] = lambda: True,
 ) -> tuple[Stage, ...] | None:
-    """The chain of stages with the most flow that was found; None where there is none."""
+    """The chain of stages with the most flow that was found; None where there is none.
+
+    Once ``go_on()`` says no, the best so far is the answer, if there is one.
+    """
     layers = terrain.problem.model.layers
     high = sum(
         count * max((j * t for j, t in enumerate(kind.tokens_per_s, start=1)), default=0.0)
@@ -207,7 +215,7 @@ def widest_chain(
             high = flow
         else:
             best, low = found, max(flow, chain_flow(terrain, found))
-        if high - low <= FLOW_WITHIN * high:
+        if high - low <= FLOW_WITHIN * high or (best is not None and not go_on()):
             break
         flow = (low + high) / 2
     return best

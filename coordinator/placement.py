@@ -44,7 +44,7 @@ CANDIDATES_MAX = 300
 """Chains of stage patterns that are made where no clock ends it."""
 REFINED = 3
 """How many of the best are improved move by move."""
-TIMES_MIN = 8
+TIMES_MIN = 3
 """Programs solved, or moves made, however late it is."""
 FRONTIER_SHARE = 0.4
 """Share of the time for making chains; the rest is for improving them."""
