@@ -48,6 +48,8 @@ TIMES_MIN = 3
 """Programs solved, or moves made, however late it is."""
 FRONTIER_SHARE = 0.4
 """Share of the time for making chains; the rest is for improving them."""
+DOUBT = 1.06
+"""How much more than chains as made, refined ones must serve: the estimate errs by as much."""
 CELLS_ABOVE = 64
 """More peers than that are planned in cells."""
 KEPT = 12
@@ -257,7 +259,7 @@ def _chains(
         )
     ]
     made.sort(key=lambda pair: -pair[0])
-    if service is not None:
+    if service is not None and made:
         refined = []
         for turn, (_, chains) in enumerate(made[:REFINED], start=1):
             until = FRONTIER_SHARE + (1 - FRONTIER_SHARE) * turn / REFINED
@@ -269,7 +271,9 @@ def _chains(
                 go_on=_until(spent, until, MOVES_MAX),
             )
             refined.append((value, better))
-        made = sorted([*refined, *made], key=lambda pair: -pair[0])
+        # A search finds the estimate's errors too: what it gains must be more than those.
+        surely = [pair for pair in refined if pair[0] >= DOUBT * made[0][0]]
+        made = sorted(surely, key=lambda pair: -pair[0]) or made
     return [
         score(
             problem,
