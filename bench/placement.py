@@ -1,9 +1,9 @@
 """``python -m bench.placement``: every planner on Helix's clusters, beside its published plans.
 
 Writes ``bench/results/placement.json``: for each cluster, model and planner the max flow, the
-estimate and the seconds; for chosen plans what Helix's rules serve in the event simulator, where
-that is built. Replicas of LLaMA-30B are judged on the sub-clusters that Helix serves them on, with
-the T_j of those files, and added up.
+estimate, the seconds, and what the plan serves by Helix's rules in the event simulator. Replicas
+of LLaMA-30B are judged on the sub-clusters that Helix serves them on, with the T_j of those files,
+and added up; ours on the whole cluster, parts of the flow that share no peer run apart.
 """
 
 import argparse
@@ -11,7 +11,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench import report
@@ -22,6 +24,8 @@ from coordinator.placement import Placement, make_plan, score
 from coordinator.planners import PLANNERS, Effort
 from coordinator.service import Service
 from coordinator.service_file import read_service
+from coordinator.simulator import OfflineConfig, as_in_papers, offline, read_trace
+from coordinator.simulator.swarm_file import read_swarm
 from dht.types import Assignment, FlowEdge, PlanEpoch, Problem
 
 DATA = ROOT / "bench" / "data" / "helix"
@@ -41,7 +45,6 @@ EXACT = {
 }
 """Where the exact programs are run; on the larger clusters they find as little, or less."""
 SUB_CLUSTERS = ("a100", "l4", "t4")
-SIMULATED = frozenset({"patterns", "published", "published, flow spread"})
 
 
 def load(cluster: str, model: str) -> tuple[Problem, Service]:
@@ -69,16 +72,8 @@ def published(cluster: str, model: str) -> tuple[Assignment, ...] | None:
 
 def simulate(
     cluster: str, model: str, spans: Sequence[Assignment], edges: Sequence[FlowEdge], seconds: float
-) -> float | None:
-    """Decode tokens/s by Helix's rules; parts that share no peer are run apart and added up.
-
-    None where the event simulator is not there.
-    """
-    try:
-        from coordinator.simulator import OfflineConfig, as_in_papers, offline, read_trace
-        from coordinator.simulator.swarm_file import read_swarm
-    except ImportError:
-        return None
+) -> float:
+    """Decode tokens/s by Helix's rules; parts that share no peer are run apart and added up."""
     trace = as_in_papers(
         read_trace((DATA.parent / "azure" / "conversations_2023.csv").read_bytes())
     )
@@ -109,7 +104,6 @@ def row(
     simulate_s: float,
 ) -> dict[str, Any]:
     """One line of the results."""
-    known = simulate_s > 0 and name in SIMULATED
     edges = placement.edges or ()
     return {
         "planner": name,
@@ -117,7 +111,7 @@ def row(
         "estimate_tokens_per_s": round(placement.estimate_tokens_per_s, 1),
         "token_time_s": round(placement.latency_s, 3),
         "simulated_tokens_per_s": simulate(cluster, model, placement.assignments, edges, simulate_s)
-        if known
+        if simulate_s > 0
         else None,
         "seconds": None if seconds is None else round(seconds, 2),
         "placement": {a.peer_id: [a.start, a.end] for a in placement.assignments},
@@ -156,6 +150,31 @@ def case(
     }
 
 
+def agreement(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How far the estimate orders the plans of a cluster as the simulation does (Kendall's tau)."""
+    alike = pairs = 0
+    ratios = []
+    for found in cases:
+        known = [
+            (r["estimate_tokens_per_s"], r["simulated_tokens_per_s"])
+            for r in found["planners"]
+            if r.get("simulated_tokens_per_s")
+        ]
+        ratios += [estimated / simulated for estimated, simulated in known]
+        for (e1, s1), (e2, s2) in combinations(known, 2):
+            if e1 != e2 and s1 != s2:
+                pairs += 1
+                alike += (e1 < e2) == (s1 < s2)
+    return {
+        "plans": len(ratios),
+        "pairs": pairs,
+        "kendall_tau": round(2 * alike / pairs - 1, 3) if pairs else None,
+        "estimate_over_simulation": [round(f(ratios), 2) for f in (min, median, max)]
+        if ratios
+        else None,
+    }
+
+
 def _effort(limit_s: float) -> Effort:
     started_s = time.perf_counter()
     spent: Callable[[], float] = lambda: (time.perf_counter() - started_s) / limit_s  # noqa: E731
@@ -175,7 +194,7 @@ def replicas(cluster: str, model: str, simulate_s: float) -> dict[str, Any]:
         flow += found.flow_tokens_per_s
         estimated += found.estimate_tokens_per_s
         if simulate_s > 0:
-            simulated += simulate(part, model, spans, edges, simulate_s) or 0.0
+            simulated += simulate(part, model, spans, edges, simulate_s)
     return {
         "planner": "published",
         "flow_tokens_per_s": round(flow, 1),
@@ -214,6 +233,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         for which in arguments.cases.split(",")
     ]
+    result["estimate_against_simulation"] = agreement(result["cases"])
     report.write(arguments.output, result)
     return 0
 
