@@ -20,6 +20,7 @@ from node.attention import ATTENTION_NAME, Step, register
 from node.blueprint import build, context_tokens, kept_float32, layers_name, ties
 from node.checkpoint_names import CheckpointNames
 from node.flow import Flow
+from node.memory_layout import favour_single_rows
 from node.quantize import held_bytes, quantize_linears
 from node.skeleton import Skeleton
 from node.tensors import DTYPES
@@ -247,9 +248,11 @@ class LoadedRange:
         for part in missing:
             tensors = self._tensors(part, shared, meter)
             module = self._fill(part, tensors)
+            if self._layout.quantize is not None and part.layer is not None:
+                module = quantize_linears(module, self._layout.quantize)
+            elif not self._layout.tied or part.layer is not None:
+                favour_single_rows(module)
             if part.layer is not None:
-                if self._layout.quantize is not None:
-                    module = quantize_linears(module, self._layout.quantize)
                 self.layers[part.layer] = module
             else:
                 self.parts[part.path] = module
