@@ -1,0 +1,104 @@
+"""``python -m client.health``: the public page of a swarm's health, until Ctrl-C."""
+
+import argparse
+import asyncio
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.errors import UserError
+
+
+def parse() -> argparse.Namespace:
+    """The command's arguments; raises UserError."""
+    parser = Parser(
+        prog="python -m client.health",
+        usage="%(prog)s --initial-peers ADDR [--model M] [options]",
+        description="Serve a page that says whether a swarm is healthy and why, until Ctrl-C.",
+        epilog="example: python -m client.health --initial-peers /ip4/… --data health.sqlite"
+        " | exit codes: 0 stopped, 2 your mistake, 3 the swarm cannot be reached",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
+    )
+    add = parser.add_argument
+    add("--initial-peers", nargs="+", required=True, metavar="ADDR", help="addresses of peers")
+    add("--model", default="brook", metavar="M", help="its name or directory (brook, the bundled)")
+    add("--host", default="127.0.0.1", metavar="H", help="listen here (127.0.0.1)")
+    add("--port", type=int, default=8080, metavar="P", help="0 takes any (8080)")
+    add("--data", type=Path, metavar="FILE", help="keep the history here (else: until it ends)")
+    add("--every", type=float, default=30.0, metavar="S", help="seconds between probes (30)")
+    add("--network", default="anabranch", metavar="NAME", help="its name")
+    return parser.parse_args()
+
+
+async def main(arguments: argparse.Namespace) -> int:
+    """Connect, look and serve until a signal comes."""
+    from aiohttp import web
+
+    from client.health.app import Page
+    from client.health.history import History
+    from client.health.prober import Prober, ProberConfig, WatchedSwarm
+    from client.swarm import SwarmConfig
+    from dht.directory import Directory
+    from dht.hivemind_transport import HivemindTransport, TransportConfig
+    from dht.identity import Identity
+    from dht.transport import Transport
+    from dht.types import model_key
+
+    if not 0 <= arguments.port <= 65_535:
+        raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
+    if not 1 <= arguments.every <= 86_400:
+        raise UserError(f"--every is {arguments.every}; it must be between 1 and 86400")
+    transport = await HivemindTransport.create(
+        TransportConfig(
+            identity=Identity.generate(),
+            initial_peers=tuple(arguments.initial_peers),
+            client_mode=True,
+        )
+    )
+
+    async def opened() -> Transport:
+        return transport
+
+    history = History(arguments.data)
+    swarm = WatchedSwarm(
+        model=arguments.model,
+        config=SwarmConfig(network=arguments.network, wait_s=0.0),
+        open_transport=opened,
+    )
+    async with swarm:
+        directory = Directory(transport, arguments.network, model_key(swarm.model_name))
+        config = ProberConfig(every_s=arguments.every)
+        prober = Prober(swarm, transport, directory, history, config)
+        page = Page(lambda: prober.state, refresh_s=max(5, round(arguments.every)))
+        runner = web.AppRunner(page.app, access_log=None, keepalive_timeout=15.0)
+        await runner.setup()
+        rounds = asyncio.create_task(prober.run(), name="health rounds")
+        try:
+            try:
+                await web.TCPSite(runner, arguments.host, arguments.port).start()
+            except OSError as error:
+                raise UserError(
+                    f"cannot listen at {arguments.host} port {arguments.port}: {error.strerror};"
+                    " choose another with --host and --port"
+                ) from None
+            host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+            print(
+                f"health page at http://{host}:{runner.addresses[0][1]}/ (Ctrl-C stops)", flush=True
+            )
+            stop = asyncio.Event()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            await stop.wait()
+        finally:
+            rounds.cancel()
+            with suppress(asyncio.CancelledError):
+                await rounds
+            await runner.cleanup()
+            history.close()
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(parse, main))

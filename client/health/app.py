@@ -1,0 +1,156 @@
+"""The health page's HTTP side: page, API, metrics, health; headers that allow no foreign code."""
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import jinja2
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from client.health.drawing import coverage_drawing, flow_drawing, sparkline
+from client.health.state import Json
+
+HERE = Path(__file__).parent
+CSP = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self';"
+    " img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": CSP,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def duration(seconds: float | None) -> str:
+    """``4 min``, ``3 h``, ``12 d``."""
+    if seconds is None:
+        return "–"
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """``12 ms``; a dash without a value."""
+    return "–" if seconds is None else f"{1000 * seconds:.0f} ms"
+
+
+class Page:
+    """The web application. ``state`` gives what :func:`client.health.state.build_state` built."""
+
+    def __init__(self, state: Callable[[], Json], *, refresh_s: int = 30) -> None:
+        self._state = state
+        self._refresh_s = refresh_s
+        environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+        )
+        environment.filters.update(duration=duration, milliseconds=milliseconds)
+        self._template = environment.get_template("page.html")
+        self._shown: tuple[int, str] | None = None
+        self.app = web.Application(middlewares=[self._headers], client_max_size=1024)
+        self.app.add_routes(
+            [
+                web.get("/", self._page),
+                web.get("/api/v1/state", self._api),
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
+                web.get("/static/page.css", self._file),
+                web.get("/static/page.js", self._file),
+            ]
+        )
+
+    @web.middleware
+    async def _headers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            response = web.Response(status=error.status, text=f"{error.status} {error.reason}\n")
+        response.headers.update(HEADERS)
+        return response
+
+    def render(self, state: Json) -> str:
+        """The page as HTML."""
+        return self._template.render(
+            state=state,
+            refresh_s=self._refresh_s,
+            names={peer["id"]: peer["name"] for peer in state["peers"]},
+            coverage=coverage_drawing(state["layers"]),
+            flow=flow_drawing(state["plan"]),
+            spark=sparkline(state["probes"]["series"]),
+            at=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(state["generated_unix_s"])),
+        )
+
+    async def _page(self, request: web.Request) -> web.Response:
+        state = self._state()
+        # Rendered once for each state, however many look.
+        if self._shown is None or self._shown[0] != id(state):
+            self._shown = (id(state), self.render(state))
+            self._kept = state
+        return web.Response(text=self._shown[1], content_type="text/html")
+
+    async def _api(self, request: web.Request) -> web.Response:
+        return _json(self._state())
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """200 where the swarm is healthy, 503 with the reasons where it is not."""
+        swarm = self._state()["swarm"]
+        status = 200 if swarm["healthy"] else 503
+        return _json({"healthy": swarm["healthy"], "reasons": swarm["reasons"]}, status)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(
+            body=metrics_text(self._state()),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def _file(self, request: web.Request) -> web.Response:
+        name = request.path.rpartition("/")[2]
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        return web.Response(text=(HERE / "static" / name).read_text("utf-8"), content_type=kind)
+
+
+def metrics_text(state: Json) -> bytes:
+    """The state in Prometheus' text format, after vLLM's names where it has them."""
+    registry = CollectorRegistry()
+    probes, layers, model = state["probes"], state["layers"], state["swarm"]["model"]
+
+    def gauge(name: str, text: str, value: float, **labels: str) -> None:
+        made = gauges.get(name)
+        if made is None:
+            keys = ("model_name", *labels)
+            made = gauges[name] = Gauge(f"anabranch:{name}", text, keys, registry=registry)
+        made.labels(model, *labels.values()).set(value)
+
+    gauges: dict[str, Gauge] = {}
+    gauge("swarm_healthy", "1 where the swarm is healthy.", state["swarm"]["healthy"])
+    gauge("swarm_peers_serving", "Peers that serve and are believed.", state["swarm"]["serving"])
+    gauge("swarm_replica_depth", "Holders of the layer with fewest.", layers["replica_depth"])
+    gauge("swarm_layers_lost", "Layers that nobody holds.", len(layers["lost"]))
+    for flag in ("ghost", "lying"):
+        count = sum(flag in peer["flags"] for peer in state["peers"])
+        gauge("swarm_peers_flagged", "Peers that are marked.", count, flag=flag)
+    for name, key in (
+        ("time_to_first_token_seconds", "ttft"),
+        ("request_time_per_output_token_seconds", "tpot"),
+    ):
+        for share, label in ((50, "0.5"), (95, "0.95")):
+            if (value := probes[f"{key}_p{share}_s"]) is not None:
+                gauge(name, "Of the page's own requests in the last hour.", value, quantile=label)
+    if state["plan"] is not None:
+        flow = state["plan"]["flow_tokens_per_s"]
+        gauge("plan_flow_tokens_per_second", "The plan's flow.", flow)
+    return generate_latest(registry)
+
+
+def _json(value: Json, status: int = 200) -> web.Response:
+    return web.Response(
+        status=status, body=msgspec.json.encode(value), content_type="application/json"
+    )

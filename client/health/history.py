@@ -1,0 +1,71 @@
+"""The page's probes in SQLite: kept over restarts, for 90 days."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+from client.health.state import PROBES_S, Probe
+from dht.errors import UserError
+
+KEPT_S = 90 * 86_400.0
+HOURS_SHOWN = 24 * 7
+
+
+class History:
+    """Every call runs in a thread, one at a time. Raises UserError for a file that is none."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._lock = asyncio.Lock()
+        try:
+            self._db = sqlite3.connect(path or ":memory:", check_same_thread=False)
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS probes (at_unix_s REAL NOT NULL, reason TEXT NOT NULL,"
+                " ttft_s REAL NOT NULL, tpot_s REAL NOT NULL, tokens INTEGER NOT NULL)"
+            )
+            self._db.execute("CREATE INDEX IF NOT EXISTS probes_at ON probes (at_unix_s)")
+            self._db.commit()
+        except sqlite3.Error as error:
+            raise UserError(f"--data {path} cannot be used: {error}") from None
+
+    async def add(self, probe: Probe) -> None:
+        """Keep ``probe`` and forget what is older than 90 days before it."""
+        async with self._lock:
+            await asyncio.to_thread(self._add, probe)
+
+    def _add(self, probe: Probe) -> None:
+        row = (probe.at_unix_s, probe.reason, probe.ttft_s, probe.tpot_s, probe.tokens)
+        with self._db:
+            self._db.execute("INSERT INTO probes VALUES (?, ?, ?, ?, ?)", row)
+            self._db.execute("DELETE FROM probes WHERE at_unix_s < ?", (row[0] - KEPT_S,))
+
+    async def recent(self, now_unix_s: float, span_s: float = PROBES_S) -> tuple[Probe, ...]:
+        """Probes of the last ``span_s``, oldest first."""
+        async with self._lock:
+            return await asyncio.to_thread(self._recent, now_unix_s - span_s)
+
+    def _recent(self, since_unix_s: float) -> tuple[Probe, ...]:
+        rows = self._db.execute(
+            "SELECT at_unix_s, reason, ttft_s, tpot_s, tokens FROM probes"
+            " WHERE at_unix_s >= ? ORDER BY at_unix_s",
+            (since_unix_s,),
+        )
+        names = ("at_unix_s", "reason", "ttft_s", "tpot_s", "tokens")
+        return tuple(Probe(**dict(zip(names, row, strict=True))) for row in rows)
+
+    async def hours(self, now_unix_s: float) -> tuple[dict[str, float], ...]:
+        """Requests, answers and tokens of the page for each hour of the last week."""
+        async with self._lock:
+            return await asyncio.to_thread(self._hours, now_unix_s - HOURS_SHOWN * 3600)
+
+    def _hours(self, since_unix_s: float) -> tuple[dict[str, float], ...]:
+        rows = self._db.execute(
+            "SELECT CAST(at_unix_s / 3600 AS INTEGER) * 3600, COUNT(*), SUM(reason = ''),"
+            " SUM(tokens) FROM probes WHERE at_unix_s >= ? GROUP BY 1 ORDER BY 1",
+            (since_unix_s,),
+        )
+        names = ("start_unix_s", "requests", "answered", "tokens")
+        return tuple(dict(zip(names, row, strict=True)) for row in rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()

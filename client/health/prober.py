@@ -1,0 +1,207 @@
+"""The page's own look at the swarm: records, pings to every peer, one short answer now and then."""
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from client.errors import UnavailableError, layers_text
+from client.failover import Avoid
+from client.generation import GenerationOptions
+from client.health.history import History
+from client.health.state import Json, Observed, Probe, SeenPeer, build_state
+from client.swarm import Swarm
+from dht import wire
+from dht.directory import Directory
+from dht.errors import NetworkError, PeerError, SwarmError, UserError
+from dht.messages import Ping, Pong, RefusalCode
+from dht.transport import PROBE_PROTOCOL, Transport
+from dht.types import LeaseRecord, LinksRecord, NodeRecord
+
+logger = logging.getLogger(__name__)
+
+GONE_S = 600.0
+"""A peer that left is shown for so long."""
+REFUSALS_MAX = 16
+PINGS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProberConfig:
+    """Times in seconds."""
+
+    every_s: float = 30.0
+    ping_s: float = 5.0
+    """For a peer to answer one ping, opening the stream included."""
+    answer_s: float = 20.0
+    prompt_ids: tuple[int, ...] = (1, 2, 3, 4)
+    new_tokens: int = 8
+
+
+class WatchedSwarm(Swarm):
+    """A swarm that remembers who refused layers that its record announces."""
+
+    refused: list[str]
+
+    def avoid(self, avoid: Avoid) -> None:
+        """As a swarm does; and note the refusal."""
+        if avoid.code is RefusalCode.NOT_HELD:
+            self.refused = [*getattr(self, "refused", []), avoid.peer_id][-256:]
+        super().avoid(avoid)
+
+    def take_refused(self) -> list[str]:
+        """Peers that refused since the last call."""
+        taken, self.refused = getattr(self, "refused", []), []
+        return taken
+
+
+class Prober:
+    """Looks at the swarm every ``every_s`` and keeps the newest state."""
+
+    def __init__(
+        self,
+        swarm: WatchedSwarm,
+        transport: Transport,
+        directory: Directory,
+        history: History,
+        config: ProberConfig,
+    ) -> None:
+        self._swarm = swarm
+        self._transport = transport
+        self._directory = directory
+        self._history = history
+        self._config = config
+        self._peers: dict[str, SeenPeer] = {}
+        self._links: dict[str, LinksRecord] = {}
+        self._leases: dict[str, LeaseRecord] = {}
+        self.last: Probe | None = None
+        self.state: Json = build_state(
+            Observed(model_name=swarm.model_name, now_unix_s=transport.now())
+        )
+
+    async def run(self) -> None:
+        """Rounds until cancelled. A round that fails is logged; the next one comes."""
+        while True:
+            try:
+                await self.round()
+            except Exception:
+                logger.exception("a round of the health page failed")
+            await asyncio.sleep(self._config.every_s)
+
+    async def round(self) -> None:
+        """One look, one request and one ping to each peer; then a new state."""
+        await self._look()
+        probe, _ = await asyncio.gather(self._ask(), self._ping_all())
+        self.last = probe
+        await self._history.add(probe)
+        await self.show()
+
+    async def show(self) -> None:
+        """Build the state from what is known now."""
+        now_unix_s = self._transport.now()
+        self.state = build_state(
+            Observed(
+                model_name=self._swarm.model_name,
+                now_unix_s=now_unix_s,
+                peers=tuple(self._peers[key] for key in sorted(self._peers)),
+                links=tuple(self._links.values()),
+                leases=tuple(self._leases.values()),
+                plan=self._swarm.plan,
+                probes=await self._history.recent(now_unix_s),
+                history=await self._history.hours(now_unix_s),
+            )
+        )
+
+    async def _look(self) -> None:
+        """Read the DHT; one that cannot be read leaves what was seen, which then grows old."""
+        now_unix_s = self._transport.now()
+        try:
+            async with asyncio.timeout(self._config.answer_s):
+                nodes = await self._directory.nodes()
+                self._links = await self._directory.links()
+                self._leases = await self._directory.leases()
+        except (NetworkError, TimeoutError) as error:
+            logger.warning("cannot read the DHT: %s", error)
+            return
+        for peer_id, record in nodes.items():
+            self._peers[peer_id] = self._seen(peer_id, record, now_unix_s)
+        self._peers = {
+            peer_id: seen
+            for peer_id, seen in self._peers.items()
+            if now_unix_s - seen.seen_unix_s <= GONE_S
+        }
+
+    def _seen(self, peer_id: str, record: NodeRecord, now_unix_s: float) -> SeenPeer:
+        before = self._peers.get(peer_id)
+        if before is None or before.record.joined_unix_s != record.joined_unix_s:
+            return SeenPeer(record=record, seen_unix_s=now_unix_s)
+        return replace(before, record=record, seen_unix_s=now_unix_s)
+
+    async def _ask(self) -> Probe:
+        """One short answer. The reason of a failure is in the page's own words: others' may hold
+        addresses."""
+        at_unix_s = self._transport.now()
+        options = GenerationOptions(
+            max_new_tokens=self._config.new_tokens, ignore_eos=True, temperature=0.0
+        )
+        try:
+            async with asyncio.timeout(self._config.answer_s):
+                answer = await self._swarm.generate(self._config.prompt_ids, options)
+        except TimeoutError:
+            reason = f"no answer within {self._config.answer_s:.0f} s"
+        except UnavailableError as error:
+            missing = layers_text(error.missing) + " missing" if error.missing else "no free peer"
+            reason = f"no route: {missing}"
+        except (SwarmError, NetworkError, PeerError, UserError) as error:
+            logger.warning("a probe failed: %s", error)
+            reason = "the swarm broke the request off"
+        else:
+            return Probe(
+                at_unix_s=at_unix_s,
+                ttft_s=answer.ttft_s,
+                tpot_s=answer.tpot_s,
+                tokens=len(answer.token_ids),
+            )
+        finally:
+            self._note_refusals(self._transport.now())
+        return Probe(at_unix_s=at_unix_s, reason=reason)
+
+    def _note_refusals(self, now_unix_s: float) -> None:
+        for peer_id in self._swarm.take_refused():
+            if (seen := self._peers.get(peer_id)) is not None:
+                times = (*seen.refused_unix_s, now_unix_s)[-REFUSALS_MAX:]
+                self._peers[peer_id] = replace(seen, refused_unix_s=times)
+
+    async def _ping_all(self) -> None:
+        room = asyncio.Semaphore(PINGS_AT_ONCE)
+
+        async def ping(peer_id: str, addresses: tuple[str, ...]) -> None:
+            async with room:
+                rtt_s = await self._ping(peer_id, addresses)
+            seen = self._peers[peer_id]
+            if rtt_s is None:
+                self._peers[peer_id] = replace(seen, misses=seen.misses + 1)
+            else:
+                self._peers[peer_id] = replace(seen, misses=0, rtt_s=rtt_s)
+
+        async with asyncio.TaskGroup() as group:
+            for peer_id, seen in self._peers.items():
+                group.create_task(ping(peer_id, seen.record.addresses))
+
+    async def _ping(self, peer_id: str, addresses: tuple[str, ...]) -> float | None:
+        """One round trip in seconds, or None without a right answer in time."""
+        loop = asyncio.get_running_loop()
+        with suppress(NetworkError, PeerError, TimeoutError):
+            async with asyncio.timeout(self._config.ping_s):
+                stream = await self._transport.open_stream(
+                    peer_id, PROBE_PROTOCOL, addresses=addresses
+                )
+                try:
+                    started_s = loop.time()
+                    await wire.send_frame(stream, Ping(nonce=1))
+                    reply = (await wire.read_frame(stream, limit_bytes=1 << 10)).message
+                    if reply == Pong(nonce=1):
+                        return loop.time() - started_s
+                finally:
+                    await stream.close()
+        return None

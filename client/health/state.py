@@ -1,0 +1,315 @@
+"""What the health page says, from records, plan and the page's own probes. Pure.
+
+:func:`build_state` returns plain lists and dictionaries, as ``/api/v1/state`` sends them; see
+``docs/health.md``. No address of a peer gets in.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from client.errors import layers_text
+from client.health.clean import clean_id, clean_name
+from dht.types import (
+    SINK,
+    SOURCE,
+    LeaseRecord,
+    LinksRecord,
+    ModelSpec,
+    NodeRecord,
+    NodeState,
+    Plan,
+    stage_bytes,
+)
+
+Json = dict[str, Any]
+RECORD_S = 60.0
+"""A record not seen for so long counts for nothing."""
+LINK_S = 300.0
+GHOST_MISSES = 2
+"""Pings in a row without an answer that make a ghost: one may be lost."""
+LIES_MIN = 2
+"""Refusals of announced layers that make a liar: one may be a record that lags."""
+LIES_S = 600.0
+LAG_S = 60.0
+"""For a peer that just joined or moved its record may lag behind what it does."""
+PROBES_S = 3600.0
+PEERS_SHOWN_MAX = 1000
+LINKS_SHOWN_MAX = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenPeer:
+    """A peer's newest record and what the page itself saw of it. Times in Unix seconds."""
+
+    record: NodeRecord
+    seen_unix_s: float
+    rtt_s: float | None = None
+    """Of the page's last ping that was answered."""
+    misses: int = 0
+    """Pings in a row that were not."""
+    refused_unix_s: tuple[float, ...] = ()
+    """When it refused the page layers that its record announced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One short request of the page's own."""
+
+    at_unix_s: float
+    reason: str = ""
+    """Why it failed; empty: it was answered."""
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    tokens: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """All that the page knows at one time."""
+
+    model_name: str
+    now_unix_s: float
+    peers: tuple[SeenPeer, ...] = ()
+    links: tuple[LinksRecord, ...] = ()
+    leases: tuple[LeaseRecord, ...] = ()
+    plan: Plan | None = None
+    probes: tuple[Probe, ...] = ()
+    """Of the last hour, oldest first."""
+    history: Sequence[Mapping[str, float]] = field(default_factory=tuple)
+    """Probes and tokens per hour, oldest first."""
+
+
+def build_state(seen: Observed) -> Json:
+    """The whole state as JSON values. Rates in tokens/s, times in seconds."""
+    spec = _spec(seen)
+    peers = [_peer(each, spec, seen.now_unix_s) for each in seen.peers[:PEERS_SHOWN_MAX]]
+    counts = _depths(peers, spec)
+    probes = _probes(seen)
+    reasons = _reasons(seen, peers, counts, probes)
+    return {
+        "version": 1,
+        "generated_unix_s": seen.now_unix_s,
+        "swarm": {
+            "model": clean_name(spec.name if spec else seen.model_name),
+            "healthy": not reasons,
+            "reasons": reasons,
+            "sentence": _sentence(reasons, peers, counts, probes),
+            "peers": len(peers),
+            "serving": sum(each["counts"] for each in peers),
+        },
+        "coordinator": _coordinator(seen),
+        "plan": _plan(seen.plan),
+        "layers": _layers(counts, peers),
+        "peers": peers,
+        "links": _links(seen),
+        "probes": probes,
+        "help": _help(spec, peers, counts),
+    }
+
+
+def _spec(seen: Observed) -> ModelSpec | None:
+    living = [each.record.model for each in seen.peers if _alive(each, seen.now_unix_s)]
+    counted = Counter(living)
+    return counted.most_common(1)[0][0] if counted else None
+
+
+def _alive(peer: SeenPeer, now_unix_s: float) -> bool:
+    return now_unix_s - peer.seen_unix_s <= RECORD_S
+
+
+def _peer(peer: SeenPeer, spec: ModelSpec | None, now_unix_s: float) -> Json:
+    record = peer.record
+    alive, serving = _alive(peer, now_unix_s), record.state is NodeState.SERVING
+    ghost = alive and serving and peer.misses >= GHOST_MISSES
+    settled_s = max(record.joined_unix_s, record.moved_unix_s) + LAG_S
+    lies = [s for s in peer.refused_unix_s if s >= max(settled_s, now_unix_s - LIES_S)]
+    same = spec is not None and record.model.fingerprint == spec.fingerprint
+    layers = spec.layers if spec is not None and same else record.model.layers
+    held = record.end - record.start
+    speed = record.tokens_per_s[held - 1] if 0 < held <= len(record.tokens_per_s) else 0.0
+    lying = alive and (len(lies) >= LIES_MIN or record.end > layers or held < 0)
+    flags = [name for name, is_so in (("ghost", ghost), ("lying", lying)) if is_so]
+    return {
+        "id": clean_id(record.peer_id),
+        "name": clean_name(record.name),
+        "gpu": clean_name(record.device.name),
+        "memory_bytes": record.memory_bytes,
+        "start": record.start,
+        "end": record.end,
+        "state": record.state.value if alive else "gone",
+        "tokens_per_s": speed,
+        "sessions": record.sessions,
+        "version": clean_name(record.version),
+        "uptime_s": max(0.0, now_unix_s - record.joined_unix_s) if record.joined_unix_s else 0.0,
+        "last_seen_s": max(0.0, now_unix_s - peer.seen_unix_s),
+        "rtt_s": peer.rtt_s,
+        "flags": flags,
+        "counts": alive and serving and same and not flags and held > 0,
+    }
+
+
+def _depths(peers: list[Json], spec: ModelSpec | None) -> list[int]:
+    """How many peers hold each layer, those that are believed."""
+    depths = [0] * (spec.layers if spec else 0)
+    for peer in peers:
+        if peer["counts"]:
+            for layer in range(peer["start"], peer["end"]):
+                depths[layer] += 1
+    return depths
+
+
+def _ranges(depths: list[int], depth: int) -> tuple[tuple[int, int], ...]:
+    found = []
+    for matches, run in groupby(range(len(depths)), key=lambda layer: depths[layer] == depth):
+        layers = list(run)
+        if matches:
+            found.append((layers[0], layers[-1] + 1))
+    return tuple(found)
+
+
+def _reasons(seen: Observed, peers: list[Json], depths: list[int], probes: Json) -> list[str]:
+    if not any(peer["state"] != "gone" for peer in peers):
+        return ["nobody announces this model"]
+    reasons = []
+    if missing := _ranges(depths, 0):
+        ghosts = any("ghost" in peer["flags"] for peer in peers)
+        beside = "; peers that announce them do not answer" if ghosts else ""
+        verb = "is" if sum(end - start for start, end in missing) == 1 else "are"
+        reasons.append(f"{layers_text(missing)} {verb} held by nobody that answers{beside}")
+    last = probes["last"]
+    if last is not None and not last["ok"]:
+        reasons.append(f"the page's last request failed: {last['reason']}")
+    elif last is None:
+        reasons.append("the page's first request is not answered yet")
+    return reasons
+
+
+def _sentence(reasons: list[str], peers: list[Json], depths: list[int], probes: Json) -> str:
+    if reasons:
+        return f"Not healthy: {'; '.join(reasons)}."
+    serving = sum(peer["counts"] for peer in peers)
+    ttft = probes["ttft_p50_s"]
+    speed = f", and the first token comes after {ttft:.2f} s" if ttft is not None else ""
+    return (
+        f"Healthy: every layer has {min(depths)} or more of {serving}"
+        f" {'peer' if serving == 1 else 'peers'}{speed}."
+    )
+
+
+def _coordinator(seen: Observed) -> Json | None:
+    living = [lease for lease in seen.leases if lease.expires_unix_s > seen.now_unix_s]
+    if not living:
+        return None
+    lease = max(living, key=lambda each: (each.term, each.peer_id))
+    names = {each.record.peer_id: each.record.name for each in seen.peers}
+    name = names.get(lease.peer_id, "not a serving peer")
+    return {"id": clean_id(lease.peer_id), "name": clean_name(name), "term": lease.term}
+
+
+def _plan(plan: Plan | None) -> Json | None:
+    if plan is None:
+        return None
+    return {
+        "epoch": str(plan.epoch),
+        "planner": clean_name(plan.planner),
+        "flow_tokens_per_s": plan.flow_tokens_per_s,
+        "bound_tokens_per_s": plan.bound_tokens_per_s,
+        "created_unix_s": plan.created_unix_s,
+        "layers": plan.model.layers,
+        "assignments": [
+            {"id": clean_id(each.peer_id), "start": each.start, "end": each.end}
+            for each in plan.assignments[:PEERS_SHOWN_MAX]
+        ],
+        "edges": [
+            {"from": _end(e.tail), "to": _end(e.head), "tokens_per_s": e.tokens_per_s}
+            for e in plan.edges[:LINKS_SHOWN_MAX]
+        ],
+    }
+
+
+def _end(name: str) -> str:
+    return name if name in {SOURCE, SINK} else clean_id(name)
+
+
+def _layers(depths: list[int], peers: list[Json]) -> Json:
+    holders: list[list[str]] = [[] for _ in depths]
+    for peer in peers:
+        if peer["counts"]:
+            for layer in range(peer["start"], peer["end"]):
+                holders[layer].append(peer["id"])
+    return {
+        "count": len(depths),
+        "holders": holders,
+        "replica_depth": min(depths, default=0),
+        "single_points_of_failure": [layer for layer, depth in enumerate(depths) if depth == 1],
+        "lost": [layer for layer, depth in enumerate(depths) if depth == 0],
+    }
+
+
+def _links(seen: Observed) -> list[Json]:
+    return [
+        {
+            "from": clean_id(link.source),
+            "to": clean_id(link.target),
+            "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
+            "rtt_s": link.rtt_s,
+            "age_s": max(0.0, seen.now_unix_s - link.measured_unix_s),
+        }
+        for record in seen.links
+        for link in record.links
+        if seen.now_unix_s - link.measured_unix_s <= LINK_S
+    ][:LINKS_SHOWN_MAX]
+
+
+def _probes(seen: Observed) -> Json:
+    recent = [each for each in seen.probes if seen.now_unix_s - each.at_unix_s <= PROBES_S]
+    good = [each for each in recent if each.ok]
+    figures: Json = {"sent": len(recent), "answered": len(good)}
+    for name in ("ttft", "tpot"):
+        values = [getattr(each, f"{name}_s") for each in good]
+        for share in (50, 95):
+            figures[f"{name}_p{share}_s"] = percentile(values, share)
+    figures["series"] = [
+        {"at_unix_s": p.at_unix_s, "ok": p.ok, "ttft_s": p.ttft_s, "tpot_s": p.tpot_s}
+        for p in recent
+    ]
+    last = recent[-1] if recent else None
+    figures["last"] = last and {"at_unix_s": last.at_unix_s, "ok": last.ok, "reason": last.reason}
+    figures["hours"] = [dict(each) for each in seen.history]
+    return figures
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that ``share`` percent of all do not exceed; None of none."""
+    if not values:
+        return None
+    return sorted(values)[max(0, math.ceil(len(values) * share / 100) - 1)]
+
+
+def _help(spec: ModelSpec | None, peers: list[Json], depths: list[int]) -> str:
+    if spec is None:
+        return "Nobody serves this model: found the swarm with node.join."
+    lost, single = _ranges(depths, 0), _ranges(depths, 1)
+    if not lost and not single:
+        return "Every layer has two holders or more; another peer adds speed."
+    start, end = max(lost or single, key=lambda each: each[1] - each[0])
+    size_gib = stage_bytes(spec, start, end, spec.context_tokens) / 2**30
+    size = f"{size_gib:.1f} GiB" if size_gib >= 0.1 else f"{size_gib * 1024:.0f} MiB"
+    one = end - start == 1
+    if lost:
+        effect = f"{'has' if one else 'have'} no holder: one more peer of {size} would bring"
+        return (
+            f"{layers_text(((start, end),)).capitalize()} {effect} {'it' if one else 'them'} back."
+        )
+    ending = "the single point of failure" if len(single) == 1 else "that single point of failure"
+    verb = "has" if one else "have"
+    text = layers_text(((start, end),)).capitalize()
+    return f"{text} {verb} one holder: one more peer of {size} would remove {ending}."

@@ -1,0 +1,220 @@
+"""The health page: state from records, hostile words, headers, history over restarts."""
+
+import asyncio
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from client.health.app import CSP, Page, metrics_text
+from client.health.clean import clean_name
+from client.health.history import KEPT_S, History
+from client.health.state import Json, Observed, Probe, SeenPeer, build_state
+from dht.types import (
+    Assignment,
+    DeviceSpec,
+    FlowEdge,
+    LeaseRecord,
+    ModelSpec,
+    NodeRecord,
+    NodeState,
+    Plan,
+    PlanEpoch,
+)
+
+NOW_S = 1_800_000_000.0
+MODEL = ModelSpec(
+    name="brook",
+    fingerprint="f",
+    layers=8,
+    layer_bytes=1 << 30,
+    embed_bytes=0,
+    head_bytes=0,
+    kv_bytes_per_token_layer=1024,
+    activation_bytes=64,
+    context_tokens=1024,
+    vocab=512,
+)
+PAYLOADS = (
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</td></table><iframe src=//x>",
+    "{{ 7*7 }}{% raw %}",
+    "</title><script>x",
+    "--><b onclick=x>",
+    "\x00<a href=javascript:x>",
+    "&lt;script&gt;",
+)
+
+
+def peer(number: int, start: int, end: int, **named: object) -> SeenPeer:
+    record = NodeRecord(
+        peer_id=f"12D3Peer{number}",
+        name=f"peer {number}",
+        version="0.1.0",
+        device=DeviceSpec(kind="cuda", name="RTX 3060", memory_bytes=12 << 30),
+        model=MODEL,
+        memory_bytes=8 << 30,
+        kv_tokens_min=1024,
+        tokens_per_s=(80.0, 40.0, 30.0, 20.0, 10.0, 9.0, 8.0, 7.0),
+        state=NodeState.SERVING,
+        start=start,
+        end=end,
+        addresses=("/ip4/203.0.113.7/tcp/31337/p2p/12D3",),
+        joined_unix_s=NOW_S - 7200,
+    )
+    seen = {name: named.pop(name) for name in ("misses", "refused_unix_s") if name in named}
+    seen_s = named.pop("seen_unix_s", NOW_S)
+    return SeenPeer(record=replace(record, **named), seen_unix_s=seen_s, rtt_s=0.02, **seen)  # type: ignore[arg-type]
+
+
+def state_of(*peers: SeenPeer, probe: str = "", plan: Plan | None = None) -> Json:
+    last = Probe(at_unix_s=NOW_S - 5, reason=probe, ttft_s=0.2, tpot_s=0.05, tokens=8)
+    lease = LeaseRecord(peer_id="12D3Peer0", term=3, expires_unix_s=NOW_S + 10)
+    return build_state(
+        Observed(
+            model_name="brook",
+            now_unix_s=NOW_S,
+            peers=peers,
+            leases=(lease,),
+            plan=plan,
+            probes=(last,),
+        )
+    )
+
+
+def test_every_layer_held_and_the_probe_answered_is_healthy() -> None:
+    state = state_of(peer(0, 0, 8), peer(1, 0, 3), peer(2, 5, 8))
+    assert state["swarm"]["healthy"]
+    assert state["swarm"]["sentence"].startswith("Healthy: every layer has 1 or more of 3 peers")
+    assert state["layers"]["single_points_of_failure"] == [3, 4]
+    assert state["help"].startswith("Layers 3-4 have one holder: one more peer of 2.0 GiB")
+    assert state["coordinator"] == {"id": "12D3Peer0", "name": "peer 0", "term": 3}
+    assert state["probes"]["ttft_p50_s"] == 0.2
+
+
+def test_a_lost_layer_says_which() -> None:
+    state = state_of(peer(0, 0, 3), peer(1, 4, 8))
+    assert state["swarm"]["reasons"] == ["layer 3 is held by nobody that answers"]
+    assert state["layers"]["lost"] == [3]
+    assert "would bring it back" in state["help"]
+
+
+def test_a_ghost_does_not_count_but_one_lost_ping_is_none() -> None:
+    state = state_of(peer(0, 0, 4), peer(1, 4, 8, misses=2))
+    assert state["peers"][1]["flags"] == ["ghost"]
+    assert state["layers"]["lost"] == [4, 5, 6, 7]
+    assert "do not answer" in state["swarm"]["sentence"]
+    assert state_of(peer(0, 0, 4), peer(1, 4, 8, misses=1))["swarm"]["healthy"]
+
+
+def test_a_peer_that_refuses_what_it_announces_lies() -> None:
+    twice = (NOW_S - 60, NOW_S - 30)
+    state = state_of(peer(0, 0, 8), peer(1, 0, 8, refused_unix_s=twice))
+    assert [each["flags"] for each in state["peers"]] == [[], ["lying"]]
+    moved = peer(1, 0, 8, refused_unix_s=twice, moved_unix_s=NOW_S - 65)
+    assert state_of(moved)["peers"][0]["flags"] == [], "its record may lag"
+    wide = replace(MODEL, layers=1000)
+    beyond = peer(2, 0, 900, model=wide)
+    state = state_of(peer(0, 0, 8), peer(1, 0, 8), beyond)
+    assert state["peers"][2]["flags"] == ["lying"]
+
+
+def test_old_records_nobody_and_a_failed_probe_are_not_healthy() -> None:
+    assert state_of(peer(0, 0, 8, seen_unix_s=NOW_S - 61))["peers"][0]["state"] == "gone"
+    for state in (state_of(), state_of(peer(0, 0, 8, seen_unix_s=NOW_S - 61))):
+        assert state["swarm"]["reasons"] == ["nobody announces this model"]
+        assert "Not healthy" in Page(lambda: {}).render(state)
+    failed = state_of(peer(0, 0, 8), probe="no answer within 20 s")
+    assert "no answer within 20 s" in failed["swarm"]["sentence"]
+
+
+def test_500_peers_are_all_on_the_page() -> None:
+    peers = [peer(number, number % 4 * 2, number % 4 * 2 + 2) for number in range(500)]
+    state = state_of(*peers)
+    assert state["layers"]["replica_depth"] == 125
+    assert Page(lambda: {}).render(state).count("<td>peer ") == 500
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, tuple[str, ...]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, tuple(name for name, _ in attrs)))
+
+
+def hostile(text: str) -> str:
+    """The page with ``text`` wherever a peer or a plan's author chooses words."""
+    model = replace(MODEL, name=text)
+    plan = Plan(
+        epoch=PlanEpoch(term=1, counter=1),
+        coordinator=text,
+        model=model,
+        assignments=(Assignment(peer_id=text, start=0, end=8),),
+        edges=(FlowEdge(tail="source", head=text, tokens_per_s=5.0),),
+        flow_tokens_per_s=5.0,
+        bound_tokens_per_s=5.0,
+        planner=text,
+        solve_s=0.1,
+        created_unix_s=NOW_S,
+    )
+    device = DeviceSpec(kind=text[:16], name=text, memory_bytes=1)
+    bad = peer(0, 0, 8, peer_id=text, name=text, version=text, device=device, model=model)
+    return Page(lambda: {}).render(state_of(bad, plan=plan))
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_no_tag_or_attribute_comes_from_a_peer(payload: str) -> None:
+    calm, attacked = Tags(), Tags()
+    calm.feed(hostile("plain"))
+    attacked.feed(hostile(payload))
+    assert attacked.seen == calm.seen
+
+
+def test_names_are_short_printable_and_no_addresses() -> None:
+    for text in ("10.1.2.3", "fe80::1", "2001:db8:0:0:1:2:3:4"):
+        assert clean_name(f"at {text}!") == "at *!"
+    assert "//" not in clean_name("https://example.org/x")
+    assert len(clean_name("x" * 128)) == 32
+    assert clean_name("\u202e\u0000\n") == "unnamed"
+
+
+def test_the_server_sends_a_strict_policy_and_no_address() -> None:
+    async def ask() -> None:
+        state = state_of(peer(0, 0, 8, name="203.0.113.7"))
+        async with TestClient(TestServer(Page(lambda: state).app)) as client:
+            paths = ("/", "/api/v1/state", "/health", "/metrics", "/static/page.js", "/none")
+            for path in paths:
+                response = await client.get(path)
+                assert response.status == (404 if path == "/none" else 200)
+                assert response.headers["Content-Security-Policy"] == CSP
+                assert "203.0.113.7" not in await response.text()
+            api = await (await client.get("/api/v1/state")).read()
+            assert json.loads(api) == state
+
+    asyncio.run(ask())
+    assert b'anabranch:swarm_healthy{model_name="brook"} 1.0' in metrics_text(
+        state_of(peer(0, 0, 8))
+    )
+
+
+def test_history_survives_a_restart_and_is_trimmed(tmp_path: Path) -> None:
+    async def check() -> None:
+        for at_s in (NOW_S - KEPT_S - 1, NOW_S - 10, NOW_S):
+            history = History(tmp_path / "health.sqlite")
+            await history.add(Probe(at_unix_s=at_s, ttft_s=0.1, tpot_s=0.01, tokens=8))
+            history.close()
+        history = History(tmp_path / "health.sqlite")
+        kept = await history.recent(NOW_S, 10 * KEPT_S)
+        assert [each.at_unix_s for each in kept] == [NOW_S - 10, NOW_S]
+        assert sum(hour["tokens"] for hour in await history.hours(NOW_S)) == 16
+        history.close()
+
+    asyncio.run(check())
