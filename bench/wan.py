@@ -278,7 +278,7 @@ POLICIES = ("fifo", "molink", "anabranch", "anabranch+int8")
 
 def settings(*, quick: bool) -> list[Setting]:
     """The cells of MoLink's tables."""
-    base = Setting(policy="fifo", seconds=60.0 if quick else 400.0)
+    base = Setting(policy="fifo", seconds=60.0 if quick else 240.0)
     cells = [replace(base, requests_per_s=rate) for rate in (0.1, 0.2, 0.3, 0.7)]
     cells += [replace(base, mbit=mbit) for mbit in (60.0, 200.0, 400.0)]
     cells += [replace(base, delay_s=ms / 1e3) for ms in (10, 20, 50)]
