@@ -130,7 +130,8 @@ def links(result: dict[str, Any]) -> str:
 def engine(result: dict[str, Any]) -> str:
     """One engine beside transformers."""
     lines = [
-        "| model | measured | engine, tokens/s | transformers, tokens/s | ratio | times the floor |",
+        "| model | measured | engine, tokens/s | transformers, tokens/s | ratio"
+        " | times the floor |",
         "|---|---|---|---|---|---|",
     ]
     for model, figures in result["models"].items():

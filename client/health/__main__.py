@@ -10,6 +10,9 @@ from pathlib import Path
 from dht.command_line import EXIT_DONE, Parser, run_command
 from dht.errors import UserError
 
+STALE_ROUNDS, STALE_S = 2, 60.0
+"""A state that is older than so many rounds and seconds is shown as not known."""
+
 
 def parse() -> argparse.Namespace:
     """The command's arguments; raises UserError."""
@@ -39,6 +42,7 @@ async def main(arguments: argparse.Namespace) -> int:
     from client.health.app import Page
     from client.health.history import History
     from client.health.prober import Prober, ProberConfig, WatchedSwarm
+    from client.health.state import aged
     from client.swarm import SwarmConfig
     from dht.directory import Directory
     from dht.hivemind_transport import HivemindTransport, TransportConfig
@@ -71,7 +75,11 @@ async def main(arguments: argparse.Namespace) -> int:
         directory = Directory(transport, arguments.network, model_key(swarm.model_name))
         config = ProberConfig(every_s=arguments.every)
         prober = Prober(swarm, transport, directory, history, config)
-        page = Page(lambda: prober.state, refresh_s=max(5, round(arguments.every)))
+        limit_s = STALE_ROUNDS * arguments.every + STALE_S
+        page = Page(
+            lambda: aged(prober.state, transport.now(), limit_s),
+            refresh_s=max(5, round(arguments.every)),
+        )
         runner = web.AppRunner(page.app, access_log=None, keepalive_timeout=15.0)
         await runner.setup()
         rounds = asyncio.create_task(prober.run(), name="health rounds")

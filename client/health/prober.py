@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 GONE_S = 600.0
 """A peer that left is shown for so long."""
 REFUSALS_MAX = 16
-PINGS_AT_ONCE = 16
+PINGS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

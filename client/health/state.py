@@ -115,6 +115,24 @@ def build_state(seen: Observed) -> Json:
     }
 
 
+def aged(state: Json, now_unix_s: float, limit_s: float) -> Json:
+    """``state`` itself while it is younger than ``limit_s``; one that says how old it is after.
+
+    A page whose measurements stopped must not go on calling anything healthy.
+    """
+    age_s = now_unix_s - state["generated_unix_s"]
+    if age_s <= limit_s:
+        return state
+    reason = f"nothing was measured for {age_s:.0f} s: what is shown is that old"
+    swarm = {
+        **state["swarm"],
+        "healthy": False,
+        "reasons": [reason, *state["swarm"]["reasons"]],
+        "sentence": f"Not known: {reason}",
+    }
+    return {**state, "swarm": swarm}
+
+
 def _spec(seen: Observed) -> ModelSpec | None:
     living = [each.record.model for each in seen.peers if _alive(each, seen.now_unix_s)]
     counted = Counter(living)

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from client.health.app import CSP, Page, metrics_text
 from client.health.clean import clean_name
 from client.health.history import KEPT_S, History
-from client.health.state import Json, Observed, Probe, SeenPeer, build_state
+from client.health.state import Json, Observed, Probe, SeenPeer, aged, build_state
 from dht.types import (
     Assignment,
     DeviceSpec,
@@ -218,3 +218,14 @@ def test_history_survives_a_restart_and_is_trimmed(tmp_path: Path) -> None:
         history.close()
 
     asyncio.run(check())
+
+
+def test_a_state_that_nobody_renewed_is_not_called_healthy() -> None:
+    state = build_state(Observed(model_name="brook", now_unix_s=NOW_S))
+    state["swarm"].update(healthy=True, reasons=[], sentence="Healthy")
+    assert aged(state, NOW_S + 100, 120.0) is state
+    old = aged(state, NOW_S + 300, 120.0)
+    assert not old["swarm"]["healthy"]
+    assert old["swarm"]["reasons"] == ["nothing was measured for 300 s: what is shown is that old"]
+    assert state["swarm"]["healthy"]
+    assert "nothing was measured for 300 s" in Page(lambda: {}).render(old)
