@@ -37,6 +37,7 @@ from bench.local_swarm import ROOT
 from bench.report import provenance, write
 from bench.timed_engine import GpuTimes, TimedEngine
 from client import Swarm, SwarmConfig
+from coordinator.suspicion import WatchConfig
 from dht.directory import Directory
 from dht.identity import Identity
 from dht.memory import LinkModel, MemoryNetwork, MemoryTransport
@@ -68,6 +69,8 @@ SPANS = ((0, 11), (11, 22), (22, 32))
 RTX_4090 = GpuTimes(step_s=5e-3, decode_s=2e-5, prefill_s=4.7e-5)
 """A third of 15 GB of fp16 weights at 1 TB/s; a third of 14 GFLOP a token at 100 TFLOP/s."""
 KV_TOKENS = 100_000
+PATIENT = WatchConfig(least_s=600.0, most_s=600.0)
+"""Under ``fifo`` a ping waits behind whole prompts: nobody is given up for it here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +130,7 @@ async def _peer(network: MemoryNetwork, span: tuple[int, int], setting: Setting)
         chunk_tokens=setting.chunk_tokens,
         idle_s=600.0,
         int8="prefill" if setting.policy.endswith("+int8") else "off",
-        hops=HopConfig(link_policy=setting.policy.split("+")[0]),
+        hops=HopConfig(link_policy=setting.policy.split("+")[0], watch=PATIENT),
     )
     stage = StageServer(transport, engine, config)
     engine.on_results = stage.on_results
