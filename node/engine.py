@@ -225,6 +225,8 @@ class Engine:
         for index, item in enumerate(items):
             reservation = self._kv.get(item.session)
             error = refusal(item, reservation, bounds)
+            if error is None and reservation is not None and item.position < reservation.written:
+                error = self._kv.rewind(item.session, reservation, item.position)
             if item.session in sessions:
                 error = "two items of one session in a step"
             if error is None and reservation is not None:

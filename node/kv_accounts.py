@@ -129,6 +129,18 @@ class KvAccounts:
                     self._state[page] &= ~_TAKEN
         self._unpromised += self._pages_of(reservation.tokens)
 
+    def rewind(self, session: str, position: int) -> str | None:
+        """Let ``session`` write from ``position`` on again; the reason where others share that."""
+        reservation = self._reservations[session]
+        again = reservation.pages[position // self.page_tokens :]
+        if any(page in self._digests for page in again):
+            return (
+                f"position {position} was run already and is shared, {reservation.written} comes"
+                " next"
+            )
+        reservation.written = position
+        return None
+
     def seal(self, session: str, index: int, digest: bytes) -> None:
         """Name the content of a session's full page ``index``; what is named already stays."""
         page = self._reservations[session].pages[index]

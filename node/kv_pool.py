@@ -63,6 +63,19 @@ class KvPool:
             self._accounts.grow(session, tokens)
         return True
 
+    def rewind(self, session: str, reservation: Reservation, position: int) -> str | None:
+        """Let a session write from an earlier position on again; the reason where it may not.
+
+        What it writes from then on is not offered to others.
+        """
+        with self._lock:
+            if self._accounts.get(session) is not reservation:
+                return "this session has ended"
+            refused = self._accounts.rewind(session, position)
+            if refused is None:
+                self._chains.pop(session, None)
+            return refused
+
     def check(self) -> None:
         """Raise AssertionError where the accounts do not add up."""
         with self._lock:

@@ -65,7 +65,8 @@ class WorkBounds:
 
 
 def refusal(item: WorkItem, reservation: Reservation | None, bounds: WorkBounds) -> str | None:
-    """Why ``item`` cannot run, or None. Positions are append-only: each comes once, in order."""
+    """Why ``item`` cannot run, or None. Positions come in order; earlier ones may come again, when
+    a session goes on over a mended route, and then those behind them must, too."""
     if reservation is None:
         return "this session holds no KV here"
     span = f"layers [{item.start}, {item.end})"
@@ -82,8 +83,6 @@ def refusal(item: WorkItem, reservation: Reservation | None, bounds: WorkBounds)
         return f"the model reads at most {bounds.context_tokens} tokens"
     if item.position > reservation.written:
         return f"position {item.position} asked, {reservation.written} comes next"
-    if item.position < reservation.written:
-        return f"position {item.position} was run already, {reservation.written} comes next"
     if (item.token_ids is None) == (item.hidden is None):
         return "exactly one of token ids and hidden states is taken"
     if item.token_ids is not None:

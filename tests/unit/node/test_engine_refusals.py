@@ -83,12 +83,14 @@ def test_a_bad_item_is_named_and_its_neighbour_answers(
         assert engine.step([whole("bad", 0, IDS)])[0].token_id == expected
 
 
-def test_chunks_come_once_and_in_order(directory: Path) -> None:
+def test_chunks_come_in_order_and_a_session_may_go_back(directory: Path) -> None:
+    """As over a mended route: what comes again is run again, and what was behind it is gone."""
     engine = engine_of(directory)
     engine.reserve("s", 64)
-    assert engine.step([whole("s", 0, IDS[:10])])[0].error is None
-    repeated = engine.step([whole("s", 0, IDS[:10])])[0].error
-    assert repeated == "position 0 was run already, 10 comes next"
+    assert engine.step([whole("s", 0, IDS)])[0].error is None
+    assert engine.step([whole("s", 7, IDS[7:10])])[0].error is None
+    gone = engine.step([whole("s", 12, IDS[12:])])[0].error
+    assert gone == "position 12 asked, 10 comes next"
     skipping = engine.step([whole("s", 11, IDS[11:])])[0].error
     assert skipping == "position 11 asked, 10 comes next"
     other = WorkItem(session="s", start=1, end=2, position=10, hidden=torch.zeros(1, WIDTH))
@@ -140,3 +142,20 @@ def test_layers_that_make_no_number_are_named(directory: Path) -> None:
     )
     assert bad.error == "layers [1, 2) made hidden states that are not finite"
     assert good.error is None
+
+
+def test_what_others_share_is_not_written_again(directory: Path) -> None:
+    config = EngineConfig(
+        store=WeightStore.open(str(directory)),
+        name="tiny",
+        memory_bytes=64 << 20,
+        page_tokens=4,
+        share_prefixes=True,
+    )
+    engine = Engine(config)
+    engine.load(0, LAYERS)
+    engine.reserve("s", 64)
+    assert engine.step([whole("s", 0, IDS)])[0].error is None
+    full = len(IDS) // 4 * 4
+    refused = engine.step([whole("s", full - 1, IDS[full - 1 :])])[0].error
+    assert refused == f"position {full - 1} was run already and is shared, {len(IDS)} comes next"
