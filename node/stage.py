@@ -101,10 +101,22 @@ class StageServer:
             await asyncio.sleep(0.05 if self.flow.stalled else self._config.keepalive_s / 4)
             now_s = loop.time()
             self.flow.resume_stalled()
+            self._give_up_paused(now_s)
             if now_s - beat_s >= self._config.keepalive_s:
                 beat_s = now_s
                 self._beat(now_s)
                 self._tell_leaving()
+
+    def _give_up_paused(self, now_s: float) -> None:
+        """End sessions that no next epoch has come for."""
+        for live in self._table:
+            if live.session.state is not StageState.PAUSED:
+                continue
+            idle_s = now_s - live.touched_s
+            moving = self._keep is not None and not self._within(live, self._keep)
+            if idle_s > (self._config.paused_moving_s if moving else self._config.paused_s):
+                self.counters["paused_too_long"] += 1
+                self._fail(live, f"no new route for {idle_s:.0f} s")
 
     def _beat(self, now_s: float) -> None:
         for live in self._table:
@@ -114,9 +126,7 @@ class StageServer:
                     if idle_s > self._config.finished_s:
                         self._table.forget(live)
                 case StageState.PAUSED:
-                    if idle_s > self._config.paused_s:
-                        self.counters["paused_too_long"] += 1
-                        self._fail(live, f"no new route for {idle_s:.0f} s")
+                    pass  # see _give_up_paused
                 case _:
                     if idle_s > self._config.idle_s:
                         self.counters["idle"] += 1
@@ -137,11 +147,8 @@ class StageServer:
     def _tell_leaving(self) -> None:
         if self._keep is None:
             return
-        start, end = self._keep
         for live in self._table:
-            stage = live.session.stage
-            inside = start <= stage.start and stage.end <= end
-            if live.session.state is StageState.ACTIVE and not inside:
+            if live.session.state is StageState.ACTIVE and not self._within(live, self._keep):
                 live.tell_leaving(self._me)
 
     async def close(self, reason: str) -> None:
@@ -153,10 +160,13 @@ class StageServer:
     def fail_outside(self, start: int, end: int, reason: str) -> None:
         """Fail sessions whose layers here are not within ``[start, end)`` (a plan changed)."""
         for live in self._table:
-            stage = live.session.stage
-            inside = start <= stage.start and stage.end <= end
-            if live.session.holds_kv and not inside:
+            if live.session.holds_kv and not self._within(live, (start, end)):
                 self._fail(live, reason)
+
+    @staticmethod
+    def _within(live: Live, layers: tuple[int, int]) -> bool:
+        stage = live.session.stage
+        return layers[0] <= stage.start and stage.end <= layers[1]
 
     # What streams bring (see node.stage_streams)
 

@@ -21,6 +21,9 @@ class StageConfig:
     """A session without progress for so long is closed and its client told."""
     paused_s: float = 30.0
     """How long a session that lost a neighbour is kept for its owner's next epoch."""
+    paused_moving_s: float = 1.0
+    """The same while its layers here are to be given up: who waits for a layer that nobody else
+    serves must not hold back the move that brings it."""
     finished_s: float = 30.0
     """How long the answer of a finished session is kept for a client that attaches late."""
     queued_bytes_max: int = 4 << 20

@@ -145,3 +145,37 @@ def test_whoever_is_lost_during_a_move_the_answer_is_right(
             await until(lambda: not any(peer.engine.kv for peer in living))
 
     run_virtual(scenario(), limit_s=600)
+
+
+def test_a_session_that_waits_for_lost_layers_does_not_hold_back_the_move_that_brings_them() -> (
+    None
+):
+    """The only holder of layers is lost; a peer whose session waits for them is to take them."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with paper_swarm(*THREE) as swarm, swarm.client(wait_s=60) as client:
+            running = client.begin(PROMPT, max_new_tokens=NEW)
+            tokens: list[int] = []
+            moving: asyncio.Task[float] | None = None
+
+            async def lose_and_move() -> float:
+                lost, mover = swarm.peers[2], swarm.peers[1]
+                swarm.kill(lost)
+                await until(lambda: mover.stage.counters["paused"] > 0)
+                began_s = loop.time()
+                await leave(mover)
+                assert await mover.stage.wait_idle(20)
+                moved_s = loop.time() - began_s
+                await swarm.add(3, 8)
+                return moved_s
+
+            async for piece in running:
+                tokens += piece.token_ids
+                if len(tokens) >= 30 and moving is None:
+                    moving = asyncio.create_task(lose_and_move())
+            assert moving is not None
+            assert await moving <= 2.0
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
+
+    run_virtual(scenario(), limit_s=600)
