@@ -175,14 +175,20 @@ class LinkScheduler:
 
     # Slices
 
-    def next_slice(self, now_us: int) -> Slice | None:
-        """What to write now; None: nothing, until an offer or an acknowledgement."""
+    def next_slice(self, now_us: int, *, urgent_only: bool = False) -> Slice | None:
+        """What to write now; None: nothing, until an offer or an acknowledgement.
+
+        With ``urgent_only``, prefill and bulk wait; policies that do not tell them apart wait
+        altogether.
+        """
+        if urgent_only and self.policy != "anabranch":
+            return None
         if self.policy == "fifo":
             chosen, limit = (self._order[0], math.inf) if self._order else (None, 0.0)
         elif self.policy == "molink":
             chosen, limit = self._molink(now_us)
         else:
-            chosen, limit = self._anabranch()
+            chosen, limit = self._anabranch(urgent_only)
         if chosen is None:
             return None
         return self._take(chosen, limit, now_us)
@@ -193,13 +199,14 @@ class LinkScheduler:
                 return self._queues[traffic][0]
         return None
 
-    def _anabranch(self) -> tuple[_Message | None, float]:
+    def _anabranch(self, urgent_only: bool) -> tuple[_Message | None, float]:
         frame = self.frame_bytes
         urgent = self._head(Traffic.CONTROL, Traffic.DECODE)
         window = self.window_bytes
         if self.delivery.in_flight_bytes >= window + max(URGENT_BYTES_MAX, 2 * window):
             return None, 0.0
-        slow = self._slow(frame) if self.slow_in_flight_bytes + frame <= window else None
+        room = self.slow_in_flight_bytes + frame <= window and not urgent_only
+        slow = self._slow(frame) if room else None
         if urgent is None:
             return slow, frame
         if slow is not None and self._owed[Traffic.PREFILL] >= min(frame, slow.rest_bytes):

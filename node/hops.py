@@ -25,6 +25,7 @@ from dht.messages import (
 )
 from dht.transport import HOP_PROTOCOL, Stream, Transport
 from node.link import LinkSender
+from node.traffic import Traffic as Lent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +60,13 @@ class Hop:
     """The stream to one next peer, opened on first use. Frames sent before it is open wait."""
 
     def __init__(
-        self, peer_id: str, transport: Transport, config: HopConfig, events: HopEvents
+        self, peer_id: str, transport: Transport, config: HopConfig, events: HopEvents, lent: Lent
     ) -> None:
         self.peer_id = peer_id
         self._transport = transport
         self._config = config
         self._events = events
+        self._lent = lent
         self._sender: LinkSender | None = None
         self._early: list[tuple[object, bytes | memoryview, Traffic | None]] = []
 
@@ -98,7 +100,10 @@ class Hop:
             return f"cannot be reached: {str(error) or 'no answer'}"
         loop = asyncio.get_running_loop()
         sender = LinkSender(
-            stream, LinkScheduler(self._config.link_policy), lambda: int(loop.time() * 1e6)
+            stream,
+            LinkScheduler(self._config.link_policy),
+            lambda: int(loop.time() * 1e6),
+            self._lent.up,
         )
         for message, body, traffic in self._early:
             sender.send(message, body, traffic=traffic)
@@ -167,7 +172,14 @@ class Hop:
 class HopTable:
     """All outbound hops of one peer. A lost hop is reported once and forgotten."""
 
-    def __init__(self, transport: Transport, config: HopConfig, events: HopEvents) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        config: HopConfig,
+        events: HopEvents,
+        lent: Lent | None = None,
+    ) -> None:
+        self._lent = lent or Lent()
         self._transport = transport
         self._config = config
         self._events = events
@@ -178,7 +190,9 @@ class HopTable:
         """The hop to ``peer_id``, opened if need be."""
         hop = self._hops.get(peer_id)
         if hop is None:
-            hop = self._hops[peer_id] = Hop(peer_id, self._transport, self._config, self._events)
+            hop = self._hops[peer_id] = Hop(
+                peer_id, self._transport, self._config, self._events, self._lent
+            )
             task = asyncio.create_task(self._run(hop, addresses), name=f"hop to {peer_id}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

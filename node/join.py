@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from dht.directory import Directory
     from dht.hivemind_transport import HivemindTransport
     from dht.identity import Identity
+    from dht.transport import Transport
     from node.hardware import Machine
     from node.stage_engine import EngineStage
+    from node.traffic import Traffic
     from node.weights import WeightStore
 
 DEFAULT_IDENTITY = Path("~/.anabranch/identity.key")
@@ -105,6 +107,21 @@ def parse() -> argparse.Namespace:
         help="keep the layers' weights in 8 or 4 bits: more layers in the same memory, answers"
         " that differ from the others' (docs/weights.md says by how much)",
     )
+    parser.add_argument(
+        "--max-up",
+        type=float,
+        metavar="MBIT",
+        help="send at most so many megabits per second (default: what the links take)",
+    )
+    parser.add_argument(
+        "--max-down", type=float, metavar="MBIT", help="receive at most so many megabits per second"
+    )
+    parser.add_argument(
+        "--monthly-cap",
+        type=float,
+        metavar="GB",
+        help="leave when so many gigabytes went both ways in a calendar month (UTC)",
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     parser.add_argument(
         "--json-log", action="store_true", help="one JSON object per event, to stderr"
@@ -131,6 +148,11 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     if arguments.threads is not None and arguments.threads < 1:
         raise UserError(f"--threads is {arguments.threads}; it must be at least 1")
+    for flag, least in (("max_up", 1), ("max_down", 1), ("monthly_cap", 0.001)):
+        value = getattr(arguments, flag)
+        if value is not None and not least <= value < 1e9:
+            name = flag.replace("_", "-")
+            raise UserError(f"--{name} is {value:g}; it must be at least {least:g}")
     if len(arguments.name) > NAME_MAX:
         raise UserError(f"--name has {len(arguments.name)} characters; the limit is {NAME_MAX}")
     for peer_id in arguments.coordinators:
@@ -158,6 +180,7 @@ async def main(arguments: argparse.Namespace) -> int:
 
 async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from dht.identity import Identity
+    from dht.metered import MeteredTransport
     from node.hub_shards import open_model
 
     store = await asyncio.to_thread(open_model, arguments.model)
@@ -167,6 +190,8 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         else "No hashes to check these files against (python -m node.weight_hashes writes them)"
     )
     identity = Identity.load_or_create(arguments.identity.expanduser())
+    traffic = _traffic(arguments)
+    traffic.refuse_if_exhausted()
     transport = await _connect(arguments, identity, reporter)
     try:
         from node.hardware import machine_of
@@ -178,8 +203,10 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         )
         engine = await _open_engine(arguments, store, machine, reporter)
         try:
-            await _serve(arguments, transport, engine, machine, reporter)
+            metered = MeteredTransport(transport, traffic.sent, traffic.received)
+            await _serve(arguments, metered, traffic, engine, machine, reporter)
         finally:
+            traffic.save()
             store.stop()
             engine.close()
     finally:
@@ -187,6 +214,23 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     reporter.event("left")
     reporter.say("Left the swarm.")
     return EXIT_DONE
+
+
+def _traffic(arguments: argparse.Namespace) -> "Traffic":
+    """What the owner lends of the connection; the month's count is kept beside the identity."""
+    from coordinator.allowance import Allowance
+    from node.traffic import Traffic
+
+    def allowance(mbit: float | None) -> Allowance:
+        return Allowance() if mbit is None else Allowance(mbit * 1e6 / 8)
+
+    cap_gb = arguments.monthly_cap
+    return Traffic(
+        up=allowance(arguments.max_up),
+        down=allowance(arguments.max_down),
+        month_bytes_max=None if cap_gb is None else cap_gb * 1e9,
+        month_file=arguments.identity.expanduser().with_suffix(".traffic.json"),
+    )
 
 
 async def _connect(
@@ -254,7 +298,8 @@ async def _open_engine(
 
 async def _serve(
     arguments: argparse.Namespace,
-    transport: "HivemindTransport",
+    transport: "Transport",
+    traffic: "Traffic",
     engine: "EngineStage",
     machine: "Machine",
     reporter: Reporter,
@@ -271,7 +316,7 @@ async def _serve(
     directory = Directory(transport, arguments.network, model_key(engine.spec.name))
     await _refuse_other_weights(directory, engine.spec)
     engine.peer_id = transport.peer_id
-    stage = StageServer(transport, engine, StageConfig())
+    stage = StageServer(transport, engine, StageConfig(), traffic)
     engine.on_results = stage.on_results
     coordinators = frozenset(arguments.coordinators)
     plans = PlanStore(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from coordinator.allowance import Allowance
 from coordinator.delivery import CreditError
 from coordinator.transmission import FRAME_BYTES_MIN, LinkScheduler, Slice, Traffic
 from dht import wire
@@ -49,7 +50,8 @@ class LinkSender:
 
     Rows of one session always arrive in the order in which they were sent: its decode rows wait
     behind its own prefill, should that still be queued. :meth:`run` must be running; it raises
-    NetworkError when the stream is dead, the queue beyond its bound or no credit comes.
+    NetworkError when the stream is dead, the queue beyond its bound or no credit comes. What is
+    written waits for ``up``, which all links of a peer share and the stream itself draws from.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class LinkSender:
         stream: Stream,
         scheduler: LinkScheduler,
         now_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
+        up: Allowance | None = None,
     ) -> None:
         self._stream = stream
+        self._up = up or Allowance()
         self._now_us = now_us
         self._queued: dict[int, _Queued] = {}
         self._slow_sessions: Counter[str] = Counter()
@@ -124,7 +128,11 @@ class LinkSender:
 
     def _pump(self) -> None:
         while self._undrained_bytes <= UNDRAINED_BYTES_MAX:
-            piece = self.scheduler.next_slice(self._now_us())
+            now_us = self._now_us()
+            if self._up.wait_us(now_us, urgent=True):
+                return
+            urgent_only = self._up.wait_us(now_us) > 0
+            piece = self.scheduler.next_slice(now_us, urgent_only=urgent_only)
             if piece is None:
                 return
             data = self._frame(piece)
@@ -150,12 +158,13 @@ class LinkSender:
         """Drain and write on until the stream dies or the caller cancels."""
         while True:
             try:
-                async with asyncio.timeout(STALLED_S / 4 if self.queued_bytes else None):
+                async with asyncio.timeout(self._look_again_s()):
                     await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()
             self._check()
+            self._pump()
             while self._undrained_bytes:
                 try:
                     async with asyncio.timeout(STALLED_S):
@@ -167,6 +176,17 @@ class LinkSender:
                 self._undrained_bytes = 0
                 self._check()
                 self._pump()
+
+    def _look_again_s(self) -> float | None:
+        """How long to sleep without news: until the allowance lets more leave, or may stall."""
+        if not self.queued_bytes:
+            return None
+        now_us = self._now_us()
+        wait_us = self._up.wait_us(now_us, urgent=True) or self._up.wait_us(now_us)
+        if not wait_us:
+            return STALLED_S / 4
+        self._credit_us = now_us  # it is this peer's owner who keeps the bytes waiting
+        return wait_us / 1e6
 
     def _check(self) -> None:
         if self._broken is not None:

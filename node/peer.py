@@ -33,6 +33,7 @@ from node.report import Reporter, gibibytes, layers_sentence
 from node.stage import StageServer
 from node.stage_engine import EngineStage
 from node.stage_streams import StageStreams, StreamLimits
+from node.traffic import SAVE_EVERY_S
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Peer:
     async def run(self) -> None:
         """Serve until :meth:`leave` is called, then drain and return."""
         self._stage.on_idle = self._report_stats
-        await ProbeServer(self._transport).start()
+        await ProbeServer(self._transport, self._stage.traffic).start()
         await StageStreams(self._transport, self._stage, StreamLimits()).start()
         await self._announce()
         work = (
@@ -115,6 +116,7 @@ class Peer:
             self._coordinator.run,
             self._keep_announced,
             self._keep_measured,
+            self._keep_within_month,
             self._follow_plans,
             self._help_oneself,
         )
@@ -217,8 +219,10 @@ class Peer:
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {self._me: None}]
         for peer_id in missing[: self._config.links_per_round]:
             try:
-                fresh[peer_id] = await measure_link(
-                    self._transport, peer_id, nodes[peer_id].addresses
+                link = await measure_link(self._transport, peer_id, nodes[peer_id].addresses)
+                lent = self._stage.traffic.down.rate_bytes_per_s
+                fresh[peer_id] = replace(
+                    link, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, lent)
                 )
             except NetworkError as error:
                 logger.info("no link from %s: %s", peer_id, error)
@@ -232,13 +236,26 @@ class Peer:
             await self._directory.publish(LinksRecord(peer_id=self._me, links=links))
             self._links_published_s = now_s
 
+    async def _keep_within_month(self) -> None:
+        """Count the traffic, and leave when the month's share is used."""
+        traffic = self._stage.traffic
+        while True:
+            await asyncio.sleep(SAVE_EVERY_S)
+            traffic.save()
+            if (why := traffic.exhausted()) is not None and not self._leaving.is_set():
+                self._reporter.event("month_used", reason=why)
+                self._reporter.say(f"{why}.")
+                self.leave()
+
     def _busy_links(self, nodes: Mapping[str, NodeRecord]) -> list[Link]:
         """Links from here that sessions filled, as their schedulers measured them."""
         return [
             Link(
                 source=self._me,
                 target=peer_id,
-                bandwidth_bytes_per_s=link.delivery.bandwidth_bytes_per_s,
+                bandwidth_bytes_per_s=min(
+                    link.delivery.bandwidth_bytes_per_s, self._stage.traffic.up.rate_bytes_per_s
+                ),
                 rtt_s=link.delivery.base_rtt_us / 1e6,
                 measured_unix_s=self._transport.now(),
             )

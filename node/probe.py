@@ -11,6 +11,7 @@ from dht.errors import NetworkError, PeerError
 from dht.messages import Ping, Pong, ProbeData, ProbeRequest
 from dht.transport import PROBE_PROTOCOL, Stream, Transport
 from dht.types import Link
+from node.traffic import Traffic
 
 PINGS = 8
 FRAME_BYTES = 32 << 10
@@ -29,8 +30,9 @@ PROBE_S = 10.0
 class ProbeServer:
     """Answers pings and sends bytes on request, within bounds."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, traffic: Traffic | None = None) -> None:
         self._transport = transport
+        self._traffic = traffic or Traffic()
         self._noise = os.urandom(FRAME_BYTES)
 
     async def start(self) -> None:
@@ -56,6 +58,7 @@ class ProbeServer:
         noise = memoryview(self._noise)
         for at in range(0, size_bytes, FRAME_BYTES):
             size = min(FRAME_BYTES, size_bytes - at)
+            await self._traffic.wait_up()
             await wire.send_frame(stream, ProbeData(size_bytes=size), noise[:size])
 
 

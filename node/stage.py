@@ -26,6 +26,7 @@ from node.session_table import Live, SessionTable
 from node.stage_config import StageConfig, StageEngine
 from node.stage_session import StageEvent, StageState
 from node.steps import StepResult
+from node.traffic import Traffic
 
 __all__ = ["StageConfig", "StageEngine", "StageServer"]
 
@@ -33,12 +34,19 @@ __all__ = ["StageConfig", "StageEngine", "StageServer"]
 class StageServer:
     """Serves sessions over one engine. ``counters`` says what was dropped, refused and why."""
 
-    def __init__(self, transport: Transport, engine: StageEngine, config: StageConfig) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        engine: StageEngine,
+        config: StageConfig,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self.traffic = traffic or Traffic()
         self._me = transport.peer_id
         self._config = config
         self._keep: tuple[int, int] | None = None
         self.counters: Counter[str] = Counter()
-        self._hops = HopTable(transport, config.hops, self)
+        self._hops = HopTable(transport, config.hops, self, self.traffic)
         log = ActivationLog(row_bytes_of(engine), config.log_bytes_max)
         self._engine = engine
         self._table = SessionTable(self._free_kv, log)

@@ -167,7 +167,8 @@ class StageStreams:
                 self._stage.upstream_lost(peer_id, sender)
 
     def _credit(self, reader: LinkReader, sender: FrameSender) -> None:
-        delivered = reader.acknowledgement(hold=self._stage.flow.behind)
+        hold = self._stage.flow.behind or self._stage.traffic.down_exceeded
+        delivered = reader.acknowledgement(hold=hold)
         if delivered is not None:
             sender.send(delivered)
 

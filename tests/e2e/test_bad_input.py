@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,17 @@ def test_a_prompt_longer_than_the_context_and_a_wrong_id(swarm: LocalSwarm) -> N
     too_long = ",".join(["300"] * (context + 1))
     assert_plain(run("client.generate", *ask, "--prompt-ids", too_long), str(context))
     assert_plain(run("client.generate", *ask, "--prompt-ids", "99999999"), "99999999")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--max-up", "0"), ("--max-down", "nan"), ("--monthly-cap", "-5")]
+)
+def test_a_lent_connection_of_nothing(tmp_path: Path, flag: str, value: str) -> None:
+    assert_plain(join(tmp_path, MODEL, "--cpu", flag, value), flag, "at least")
+
+
+def test_a_month_that_is_used_up(tmp_path: Path) -> None:
+    month = datetime.now(UTC).strftime("%Y-%m")
+    kept = {"month": month, "used_bytes": 5_000_000_000}
+    (tmp_path / "id.traffic.json").write_text(json.dumps(kept))
+    assert_plain(join(tmp_path, MODEL, "--cpu", "--monthly-cap", "5"), "5.00 GB", "--monthly-cap")

@@ -1,0 +1,85 @@
+"""What an owner lends of the connection: a rate that is kept on average, and bytes per month.
+
+A decode step is small and late bytes cost every token, so decodes may run into a bounded debt that
+prefill and bulk then wait for; nothing is exempt, so the rate holds whatever the traffic is.
+
+Pure: time is an argument, in microseconds or Unix seconds; sizes are bytes.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+BURST_S = 0.05
+"""What was not used of the last so many seconds may leave at once."""
+DEBT_S = 0.1
+"""How far ahead of the rate decodes may run."""
+BURST_BYTES_MIN = 16 << 10
+"""A whole frame fits at the slowest rate."""
+
+
+class Allowance:
+    """A token bucket that everything draws from, and that only the unhurried wait for.
+
+    ``rate_bytes_per_s`` may be infinite: then nothing ever waits.
+    """
+
+    def __init__(self, rate_bytes_per_s: float = math.inf) -> None:
+        if not rate_bytes_per_s > 0:
+            raise ValueError(f"a rate of {rate_bytes_per_s} bytes/s")
+        self.rate_bytes_per_s = rate_bytes_per_s
+        self._burst = max(rate_bytes_per_s * BURST_S, float(BURST_BYTES_MIN))
+        self._debt = max(rate_bytes_per_s * DEBT_S, float(BURST_BYTES_MIN))
+        self._level = self._burst
+        self._at_us: int | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a rate to keep."""
+        return self.rate_bytes_per_s < math.inf
+
+    def spend(self, size_bytes: int, now_us: int) -> None:
+        """Book bytes that leave or arrive now, whether or not they should have waited."""
+        if self.limited:
+            self._refill(now_us)
+            self._level -= size_bytes
+
+    def wait_us(self, now_us: int, *, urgent: bool = False) -> int:
+        """Microseconds until the next bytes may leave; 0: now."""
+        if not self.limited:
+            return 0
+        self._refill(now_us)
+        short = -self._level - (self._debt if urgent else 0.0)
+        return 0 if short < 0 else int(short / self.rate_bytes_per_s * 1e6) + 1
+
+    def _refill(self, now_us: int) -> None:
+        if self._at_us is not None and now_us > self._at_us:
+            gained = (now_us - self._at_us) / 1e6 * self.rate_bytes_per_s
+            self._level = min(self._burst, self._level + gained)
+        self._at_us = now_us if self._at_us is None else max(now_us, self._at_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonthlyUse:
+    """Bytes both ways in one calendar month (UTC)."""
+
+    month: str
+    """Such as ``2026-11``."""
+    used_bytes: int = 0
+
+    @classmethod
+    def at(cls, unix_s: float) -> "MonthlyUse":
+        """Nothing used yet in the month of ``unix_s``."""
+        return cls(month=datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m"))
+
+    def spent(self, size_bytes: int, unix_s: float) -> "MonthlyUse":
+        """This month's use with ``size_bytes`` more; a new month starts from nothing."""
+        now = MonthlyUse.at(unix_s)
+        before = self if self.month == now.month else now
+        return replace(before, used_bytes=before.used_bytes + size_bytes)
+
+    @property
+    def next_month(self) -> str:
+        """The day on which the count starts again, such as ``2026-12-01``."""
+        year, month = (int(part) for part in self.month.split("-"))
+        return f"{year + month // 12}-{month % 12 + 1:02d}-01"

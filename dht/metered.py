@@ -1,0 +1,81 @@
+"""A transport that counts what its streams carry; what the DHT's daemon sends is not seen."""
+
+from collections.abc import Callable, Mapping
+
+from dht.transport import Stream, StreamHandler, Transport
+
+Count = Callable[[int], None]
+
+
+class MeteredStream:
+    """A stream whose bytes are reported as they are written and read."""
+
+    def __init__(self, inner: Stream, sent: Count, received: Count) -> None:
+        self._inner = inner
+        self._sent = sent
+        self._received = received
+
+    @property
+    def remote_peer_id(self) -> str:
+        return self._inner.remote_peer_id
+
+    async def read_exactly(self, count: int) -> bytes:
+        data = await self._inner.read_exactly(count)
+        self._received(count)
+        return data
+
+    def write(self, data: bytes) -> None:
+        self._inner.write(data)
+        self._sent(len(data))
+
+    async def drain(self) -> None:
+        await self._inner.drain()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class MeteredTransport:
+    """``inner``, with ``sent`` and ``received`` called for the bytes of all its streams."""
+
+    def __init__(self, inner: Transport, sent: Count, received: Count) -> None:
+        self._inner = inner
+        self._sent = sent
+        self._received = received
+
+    @property
+    def peer_id(self) -> str:
+        return self._inner.peer_id
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._inner.addresses
+
+    def now(self) -> float:
+        return self._inner.now()
+
+    def _metered(self, stream: Stream) -> Stream:
+        return MeteredStream(stream, self._sent, self._received)
+
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        async def run(stream: Stream) -> None:
+            await handler(self._metered(stream))
+
+        await self._inner.serve(protocol, run)
+
+    async def open_stream(
+        self, peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()
+    ) -> Stream:
+        return self._metered(await self._inner.open_stream(peer_id, protocol, addresses=addresses))
+
+    async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
+        return await self._inner.store(key, value, expires_unix_s=expires_unix_s)
+
+    async def get(self, key: str) -> Mapping[str, bytes]:
+        return await self._inner.get(key)
+
+    async def wait_ended(self) -> str:
+        return await self._inner.wait_ended()
+
+    async def close(self) -> None:
+        await self._inner.close()
