@@ -9,7 +9,8 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from client.health.drawing import coverage_drawing, flow_drawing, sparkline
+from client.health.drawing import coverage_drawing, flow_drawing, history_drawing, sparkline
+from client.health.history import HOURS_SHOWN
 from client.health.state import Json
 
 HERE = Path(__file__).parent
@@ -23,6 +24,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+MATRIX_PEERS_MAX = 10
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -41,6 +43,36 @@ def milliseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{1000 * seconds:.0f} ms"
 
 
+def megabits(bytes_per_s: float | None) -> str:
+    """``93 Mbit/s``; a dash without a value."""
+    if bytes_per_s is None:
+        return "–"
+    value = bytes_per_s * 8 / 1e6
+    return f"{value / 1000:.1f} Gbit/s" if value >= 1000 else f"{value:.3g} Mbit/s"
+
+
+def ago(unix_s: float, now_unix_s: float) -> str:
+    """How long before ``now_unix_s``: ``4 min ago``."""
+    return f"{duration(max(0.0, now_unix_s - unix_s))} ago"
+
+
+def _matrix(state: Json) -> Json | None:
+    """Links between peers as a table, row to column, while there are few enough to read."""
+    ends = {end for link in state["links"] for end in (link["from"], link["to"])}
+    shown = [peer for peer in state["peers"] if peer["id"] in ends and peer["state"] != "gone"]
+    if not shown or len(shown) > MATRIX_PEERS_MAX:
+        return None
+    measured = {(link["from"], link["to"]): link for link in state["links"]}
+    rows = [
+        {
+            "name": row["name"],
+            "cells": [measured.get((row["id"], column["id"])) for column in shown],
+        }
+        for row in shown
+    ]
+    return {"columns": [peer["name"] for peer in shown], "rows": rows}
+
+
 class Page:
     """The web application. ``state`` gives what :func:`client.health.state.build_state` built."""
 
@@ -52,7 +84,9 @@ class Page:
             autoescape=True,
             undefined=jinja2.StrictUndefined,
         )
-        environment.filters.update(duration=duration, milliseconds=milliseconds)
+        environment.filters.update(
+            duration=duration, milliseconds=milliseconds, megabits=megabits, ago=ago
+        )
         self._template = environment.get_template("page.html")
         self._shown: tuple[int, str] | None = None
         self.app = web.Application(middlewares=[self._headers], client_max_size=1024)
@@ -78,13 +112,15 @@ class Page:
 
     def render(self, state: Json) -> str:
         """The page as HTML."""
+        names = {peer["id"]: peer["name"] for peer in state["peers"]}
         return self._template.render(
             state=state,
             refresh_s=self._refresh_s,
-            names={peer["id"]: peer["name"] for peer in state["peers"]},
+            matrix=_matrix(state),
             coverage=coverage_drawing(state["layers"]),
-            flow=flow_drawing(state["plan"]),
+            flow=flow_drawing(state["plan"], names),
             spark=sparkline(state["probes"]["series"]),
+            chart=history_drawing(state["probes"]["hours"], state["generated_unix_s"], HOURS_SHOWN),
             at=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(state["generated_unix_s"])),
         )
 

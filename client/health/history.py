@@ -3,9 +3,11 @@
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Any
 
-from client.health.state import PROBES_S, Probe
+from client.health.state import EPOCHS_SHOWN_MAX, PROBES_S, Probe
 from dht.errors import UserError
+from dht.types import Plan
 
 KEPT_S = 90 * 86_400.0
 HOURS_SHOWN = 24 * 7
@@ -23,6 +25,12 @@ class History:
                 " ttft_s REAL NOT NULL, tpot_s REAL NOT NULL, tokens INTEGER NOT NULL)"
             )
             self._db.execute("CREATE INDEX IF NOT EXISTS probes_at ON probes (at_unix_s)")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS plans (epoch TEXT NOT NULL, planner TEXT NOT NULL,"
+                " flow_tokens_per_s REAL NOT NULL, peers INTEGER NOT NULL,"
+                " created_unix_s REAL NOT NULL, seen_unix_s REAL NOT NULL,"
+                " PRIMARY KEY (epoch, created_unix_s))"
+            )
             self._db.commit()
         except sqlite3.Error as error:
             raise UserError(f"--data {path} cannot be used: {error}") from None
@@ -37,6 +45,32 @@ class History:
         with self._db:
             self._db.execute("INSERT INTO probes VALUES (?, ?, ?, ?, ?)", row)
             self._db.execute("DELETE FROM probes WHERE at_unix_s < ?", (row[0] - KEPT_S,))
+
+    async def add_plan(self, plan: Plan, now_unix_s: float) -> None:
+        """Keep that ``plan`` was seen, once; forget those of more than 90 days ago."""
+        async with self._lock:
+            await asyncio.to_thread(self._add_plan, plan, now_unix_s)
+
+    def _add_plan(self, plan: Plan, now_unix_s: float) -> None:
+        peers, flow = len(plan.assignments), plan.flow_tokens_per_s
+        row = (str(plan.epoch), plan.planner, flow, peers, plan.created_unix_s, now_unix_s)
+        with self._db:
+            self._db.execute("DELETE FROM plans WHERE seen_unix_s < ?", (now_unix_s - KEPT_S,))
+            self._db.execute("INSERT OR IGNORE INTO plans VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    async def plans(self) -> tuple[dict[str, Any], ...]:
+        """The plans that were seen last, the newest first."""
+        async with self._lock:
+            return await asyncio.to_thread(self._plans)
+
+    def _plans(self) -> tuple[dict[str, Any], ...]:
+        names = ("epoch", "planner", "flow_tokens_per_s", "peers", "seen_unix_s")
+        rows = self._db.execute(
+            "SELECT epoch, planner, flow_tokens_per_s, peers, seen_unix_s FROM plans"
+            " ORDER BY seen_unix_s DESC LIMIT ?",
+            (EPOCHS_SHOWN_MAX,),
+        )
+        return tuple(dict(zip(names, row, strict=True)) for row in rows)
 
     async def recent(self, now_unix_s: float, span_s: float = PROBES_S) -> tuple[Probe, ...]:
         """Probes of the last ``span_s``, oldest first."""

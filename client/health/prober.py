@@ -16,7 +16,7 @@ from dht.directory import Directory
 from dht.errors import NetworkError, PeerError, SwarmError, UserError
 from dht.messages import Ping, Pong, RefusalCode
 from dht.transport import PROBE_PROTOCOL, Transport
-from dht.types import LeaseRecord, LinksRecord, NodeRecord
+from dht.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ class Prober:
         self._peers: dict[str, SeenPeer] = {}
         self._links: dict[str, LinksRecord] = {}
         self._leases: dict[str, LeaseRecord] = {}
+        self._route: tuple[RouteStage, ...] = ()
         self.last: Probe | None = None
         self.state: Json = build_state(
             Observed(model_name=swarm.model_name, now_unix_s=transport.now())
@@ -99,6 +100,8 @@ class Prober:
     async def show(self) -> None:
         """Build the state from what is known now."""
         now_unix_s = self._transport.now()
+        if (plan := self._swarm.plan) is not None:
+            await self._history.add_plan(plan, now_unix_s)
         self.state = build_state(
             Observed(
                 model_name=self._swarm.model_name,
@@ -106,9 +109,11 @@ class Prober:
                 peers=tuple(self._peers[key] for key in sorted(self._peers)),
                 links=tuple(self._links.values()),
                 leases=tuple(self._leases.values()),
-                plan=self._swarm.plan,
+                plan=plan,
                 probes=await self._history.recent(now_unix_s),
                 history=await self._history.hours(now_unix_s),
+                route=self._route,
+                epochs=await self._history.plans(),
             )
         )
 
@@ -156,6 +161,7 @@ class Prober:
             logger.warning("a probe failed: %s", error)
             reason = "the swarm broke the request off"
         else:
+            self._route = answer.route
             return Probe(
                 at_unix_s=at_unix_s,
                 ttft_s=answer.ttft_s,

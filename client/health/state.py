@@ -13,22 +13,21 @@ from typing import Any
 
 from client.errors import layers_text
 from client.health.clean import clean_id, clean_name
+from client.health.network import links_json, links_of_peers, plan_json, reached, trace_json
 from dht.types import (
-    SINK,
-    SOURCE,
     LeaseRecord,
     LinksRecord,
     ModelSpec,
     NodeRecord,
     NodeState,
     Plan,
+    RouteStage,
     stage_bytes,
 )
 
 Json = dict[str, Any]
 RECORD_S = 60.0
 """A record not seen for so long counts for nothing."""
-LINK_S = 300.0
 GHOST_MISSES = 2
 """Pings in a row without an answer that make a ghost: one may be lost."""
 LIES_MIN = 2
@@ -38,7 +37,9 @@ LAG_S = 60.0
 """For a peer that just joined or moved its record may lag behind what it does."""
 PROBES_S = 3600.0
 PEERS_SHOWN_MAX = 1000
-LINKS_SHOWN_MAX = 4000
+EPOCHS_SHOWN_MAX = 10
+NARROW = 0.8
+"""Layers whose peers together can do less than this share of the median are called narrow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +86,21 @@ class Observed:
     """Of the last hour, oldest first."""
     history: Sequence[Mapping[str, float]] = field(default_factory=tuple)
     """Probes and tokens per hour, oldest first."""
+    route: tuple[RouteStage, ...] = ()
+    """Of the page's last answered request."""
+    epochs: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    """Plans that the page saw, the newest first."""
 
 
 def build_state(seen: Observed) -> Json:
     """The whole state as JSON values. Rates in tokens/s, times in seconds."""
     spec = _spec(seen)
+    records = {each.record.peer_id: each.record for each in seen.peers}
+    links = links_json(seen.links, seen.now_unix_s)
+    at_peers = links_of_peers(links)
     peers = [_peer(each, spec, seen.now_unix_s) for each in seen.peers[:PEERS_SHOWN_MAX]]
+    for peer in peers:
+        peer["links"] = at_peers.get(peer["id"])
     counts = _depths(peers, spec)
     probes = _probes(seen)
     reasons = _reasons(seen, peers, counts, probes)
@@ -106,11 +116,16 @@ def build_state(seen: Observed) -> Json:
             "serving": sum(each["counts"] for each in peers),
         },
         "coordinator": _coordinator(seen),
-        "plan": _plan(seen.plan),
+        "plan": plan_json(seen.plan, records, links),
+        "plan_history": [
+            {**each, "planner": clean_name(each["planner"])}
+            for each in seen.epochs[:EPOCHS_SHOWN_MAX]
+        ],
         "layers": _layers(counts, peers),
         "peers": peers,
-        "links": _links(seen),
+        "links": links,
         "probes": probes,
+        "trace": trace_json(seen.route, records, links),
         "help": _help(spec, peers, counts),
     }
 
@@ -165,6 +180,7 @@ def _peer(peer: SeenPeer, spec: ModelSpec | None, now_unix_s: float) -> Json:
         "state": record.state.value if alive else "gone",
         "tokens_per_s": speed,
         "sessions": record.sessions,
+        "via": reached(record),
         "version": clean_name(record.version),
         "uptime_s": max(0.0, now_unix_s - record.joined_unix_s) if record.joined_unix_s else 0.0,
         "last_seen_s": max(0.0, now_unix_s - peer.seen_unix_s),
@@ -232,31 +248,6 @@ def _coordinator(seen: Observed) -> Json | None:
     return {"id": clean_id(lease.peer_id), "name": clean_name(name), "term": lease.term}
 
 
-def _plan(plan: Plan | None) -> Json | None:
-    if plan is None:
-        return None
-    return {
-        "epoch": str(plan.epoch),
-        "planner": clean_name(plan.planner),
-        "flow_tokens_per_s": plan.flow_tokens_per_s,
-        "bound_tokens_per_s": plan.bound_tokens_per_s,
-        "created_unix_s": plan.created_unix_s,
-        "layers": plan.model.layers,
-        "assignments": [
-            {"id": clean_id(each.peer_id), "start": each.start, "end": each.end}
-            for each in plan.assignments[:PEERS_SHOWN_MAX]
-        ],
-        "edges": [
-            {"from": _end(e.tail), "to": _end(e.head), "tokens_per_s": e.tokens_per_s}
-            for e in plan.edges[:LINKS_SHOWN_MAX]
-        ],
-    }
-
-
-def _end(name: str) -> str:
-    return name if name in {SOURCE, SINK} else clean_id(name)
-
-
 def _layers(depths: list[int], peers: list[Json]) -> Json:
     holders: list[list[str]] = [[] for _ in depths]
     for peer in peers:
@@ -270,21 +261,6 @@ def _layers(depths: list[int], peers: list[Json]) -> Json:
         "single_points_of_failure": [layer for layer, depth in enumerate(depths) if depth == 1],
         "lost": [layer for layer, depth in enumerate(depths) if depth == 0],
     }
-
-
-def _links(seen: Observed) -> list[Json]:
-    return [
-        {
-            "from": clean_id(link.source),
-            "to": clean_id(link.target),
-            "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
-            "rtt_s": link.rtt_s,
-            "age_s": max(0.0, seen.now_unix_s - link.measured_unix_s),
-        }
-        for record in seen.links
-        for link in record.links
-        if seen.now_unix_s - link.measured_unix_s <= LINK_S
-    ][:LINKS_SHOWN_MAX]
 
 
 def _probes(seen: Observed) -> Json:
@@ -317,7 +293,7 @@ def _help(spec: ModelSpec | None, peers: list[Json], depths: list[int]) -> str:
         return "Nobody serves this model: found the swarm with node.join."
     lost, single = _ranges(depths, 0), _ranges(depths, 1)
     if not lost and not single:
-        return "Every layer has two holders or more; another peer adds speed."
+        return _help_speed(peers, len(depths))
     start, end = max(lost or single, key=lambda each: each[1] - each[0])
     size_gib = stage_bytes(spec, start, end, spec.context_tokens) / 2**30
     size = f"{size_gib:.1f} GiB" if size_gib >= 0.1 else f"{size_gib * 1024:.0f} MiB"
@@ -331,3 +307,19 @@ def _help(spec: ModelSpec | None, peers: list[Json], depths: list[int]) -> str:
     verb = "has" if one else "have"
     text = layers_text(((start, end),)).capitalize()
     return f"{text} {verb} one holder: one more peer of {size} would remove {ending}."
+
+
+def _help_speed(peers: list[Json], layers: int) -> str:
+    """Where another peer adds speed: the layers whose holders together do least."""
+    text = "Every layer has two holders or more; another peer adds speed"
+    rates = [0.0] * layers
+    for peer in peers:
+        if peer["counts"]:
+            for layer in range(peer["start"], peer["end"]):
+                rates[layer] += peer["tokens_per_s"]
+    least, usual = min(rates), sorted(rates)[len(rates) // 2]
+    if least >= NARROW * usual:
+        return f"{text}."
+    narrow = [1 if rate <= least * (1 + 1e-9) else 0 for rate in rates]
+    where = layers_text(_ranges(narrow, 1))
+    return f"{text}, most of all at {where}: {least:.0f} tokens/s together, {usual:.0f} elsewhere."

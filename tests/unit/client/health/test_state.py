@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from bench import paper_health
 from client.health.app import CSP, Page, metrics_text
 from client.health.clean import clean_name
+from client.health.drawing import flow_drawing
 from client.health.history import KEPT_S, History
 from client.health.state import Json, Observed, Probe, SeenPeer, aged, build_state
 from dht.types import (
@@ -18,11 +20,14 @@ from dht.types import (
     DeviceSpec,
     FlowEdge,
     LeaseRecord,
+    Link,
+    LinksRecord,
     ModelSpec,
     NodeRecord,
     NodeState,
     Plan,
     PlanEpoch,
+    RouteStage,
 )
 
 NOW_S = 1_800_000_000.0
@@ -141,6 +146,69 @@ def test_500_peers_are_all_on_the_page() -> None:
     assert Page(lambda: {}).render(state).count("<td>peer ") == 500
 
 
+def linked(number: int, to: int, bandwidth: float, author: int | None = None) -> LinksRecord:
+    link = Link(
+        source=f"12D3Peer{number}",
+        target=f"12D3Peer{to}",
+        bandwidth_bytes_per_s=bandwidth,
+        rtt_s=0.03,
+        measured_unix_s=NOW_S - 50,
+    )
+    return LinksRecord(peer_id=f"12D3Peer{to if author is None else author}", links=(link,))
+
+
+def test_flow_is_held_against_what_links_and_peers_can_carry() -> None:
+    peers = (peer(0, 0, 4), peer(1, 4, 8))
+    plan = Plan(
+        epoch=PlanEpoch(term=1, counter=1),
+        coordinator="12D3Peer0",
+        model=MODEL,
+        assignments=(
+            Assignment(peer_id="12D3Peer0", start=0, end=4),
+            Assignment(peer_id="12D3Peer1", start=4, end=8),
+        ),
+        edges=(
+            FlowEdge(tail="source", head="12D3Peer0", tokens_per_s=10.0),
+            FlowEdge(tail="12D3Peer0", head="12D3Peer1", tokens_per_s=10.0),
+            FlowEdge(tail="12D3Peer1", head="sink", tokens_per_s=10.0),
+        ),
+        flow_tokens_per_s=10.0,
+        bound_tokens_per_s=20.0,
+        planner="test",
+        solve_s=0.1,
+        created_unix_s=NOW_S,
+    )
+    route = tuple(RouteStage(peer_id=f"12D3Peer{n}", start=4 * n, end=4 * n + 4) for n in (0, 1))
+    state = build_state(
+        Observed(
+            model_name="brook",
+            now_unix_s=NOW_S,
+            peers=peers,
+            links=(linked(0, 1, 1280.0), linked(1, 0, 99.0, author=7)),
+            plan=plan,
+            route=route,
+        )
+    )
+    assert [link["from"] for link in state["links"]] == ["12D3Peer0"], "a stranger measured nothing"
+    inner = state["plan"]["edges"][1]
+    assert inner["capacity_tokens_per_s"] == 20.0  # 1280 bytes/s over 64 bytes a token
+    assert inner["use"] == 0.5
+    assert state["plan"]["edges"][0]["use"] is None
+    assert [each["use"] for each in state["plan"]["assignments"]] == [0.5, 0.5]
+    assert [stage["link_rtt_s"] for stage in state["trace"]] == [0.03, None]
+    assert state["peers"][0]["links"]["count"] == 1
+    drawn = flow_drawing(state["plan"], {})
+    assert drawn is not None
+    assert {line["kind"] for line in drawn["lines"]} == {"calm", "unknown"}
+    assert "10.0 of 20 tokens/s" in drawn["boxes"][0]["text"]
+
+
+def test_where_layers_are_held_twice_the_narrowest_ask_for_help() -> None:
+    peers = [peer(n, 0, 4) for n in range(4)] + [peer(n, 4, 8) for n in (4, 5)]
+    assert "most of all at layers 4-7: 40 tokens/s together" in state_of(*peers)["help"]
+    assert state_of(*peers[:2], *peers[4:])["help"].endswith("another peer adds speed.")
+
+
 class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -209,12 +277,16 @@ def test_history_survives_a_restart_and_is_trimmed(tmp_path: Path) -> None:
     async def check() -> None:
         for at_s in (NOW_S - KEPT_S - 1, NOW_S - 10, NOW_S):
             history = History(tmp_path / "health.sqlite")
+            await history.add_plan(paper_health.plan([paper_health.record(0, 0, 32)]), at_s)
             await history.add(Probe(at_unix_s=at_s, ttft_s=0.1, tpot_s=0.01, tokens=8))
             history.close()
         history = History(tmp_path / "health.sqlite")
         kept = await history.recent(NOW_S, 10 * KEPT_S)
         assert [each.at_unix_s for each in kept] == [NOW_S - 10, NOW_S]
         assert sum(hour["tokens"] for hour in await history.hours(NOW_S)) == 16
+        assert [(each["epoch"], each["seen_unix_s"]) for each in await history.plans()] == [
+            ("7.12", NOW_S)
+        ], "seen once since the older row was trimmed"
         history.close()
 
     asyncio.run(check())

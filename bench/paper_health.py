@@ -1,0 +1,229 @@
+"""Swarms on paper for the health page: for its tests in a browser and the screenshots in docs/.
+
+Nothing in them was measured; they show how the page looks when a swarm is in such a state.
+"""
+
+import math
+from dataclasses import replace
+
+from client.health.state import Json, Observed, Probe, SeenPeer, build_state
+from dht.types import (
+    SINK,
+    SOURCE,
+    Assignment,
+    DeviceSpec,
+    FlowEdge,
+    LeaseRecord,
+    Link,
+    LinksRecord,
+    ModelSpec,
+    NodeRecord,
+    NodeState,
+    Plan,
+    PlanEpoch,
+    RouteStage,
+)
+
+NOW_S = 1_800_000_000.0
+LAYERS = 32
+MODEL = ModelSpec(
+    name="paper-8b",
+    fingerprint="paper",
+    layers=LAYERS,
+    layer_bytes=440 << 20,
+    embed_bytes=1 << 30,
+    head_bytes=1 << 30,
+    kv_bytes_per_token_layer=4096,
+    activation_bytes=8192,
+    context_tokens=8192,
+    vocab=128_256,
+)
+GPUS = (("RTX 4090", 24, 60.0), ("RTX 3060", 12, 24.0), ("RTX 3090", 24, 45.0), ("T4", 15, 18.0))
+
+
+def record(number: int, start: int, end: int, name: str | None = None) -> NodeRecord:
+    """A serving peer; ``number`` decides its GPU."""
+    gpu, gib, speed = GPUS[number % len(GPUS)]
+    return NodeRecord(
+        peer_id=f"12D3KooWpaper{number:04}",
+        name=name if name is not None else f"peer-{number}",
+        version="0.1.0",
+        device=DeviceSpec(kind="cuda", name=gpu, memory_bytes=gib << 30),
+        model=MODEL,
+        memory_bytes=int(0.85 * (gib << 30)),
+        kv_tokens_min=4096,
+        tokens_per_s=tuple(speed * 16 / (16 + held) for held in range(LAYERS)),
+        state=NodeState.SERVING,
+        start=start,
+        end=end,
+        addresses=("/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW",),
+        joined_unix_s=NOW_S - 7200 - 3000 * number,
+    )
+
+
+def links(records: list[NodeRecord]) -> tuple[LinksRecord, ...]:
+    """Everybody measured everybody, as the receiver."""
+    found = []
+    for to, target in enumerate(records[:20]):
+        measured = tuple(
+            Link(
+                source=source.peer_id,
+                target=target.peer_id,
+                bandwidth_bytes_per_s=1e6 * (2 + 37 * (at + 2 * to) % 97 / 8),
+                rtt_s=0.008 + 0.011 * ((3 * at + 5 * to) % 7),
+                measured_unix_s=NOW_S - 40,
+            )
+            for at, source in enumerate(records[:20])
+            if source is not target
+        )
+        found.append(LinksRecord(peer_id=target.peer_id, links=measured))
+    return tuple(found)
+
+
+def plan(records: list[NodeRecord], planner: str = "milp", model: ModelSpec = MODEL) -> Plan:
+    """The records' layers with a flow that spreads evenly over who can follow whom."""
+    edges = []
+    by_start: dict[int, list[NodeRecord]] = {}
+    for each in records:
+        by_start.setdefault(each.start, []).append(each)
+    flow = 40.0
+    for tail in [None, *records]:
+        heads = by_start.get(0 if tail is None else tail.end, [])
+        share = flow if tail is None else flow / len(by_start[tail.start])
+        if tail is not None and tail.end == model.layers:
+            edges.append(FlowEdge(tail=tail.peer_id, head=SINK, tokens_per_s=share))
+        for head in heads:
+            name = SOURCE if tail is None else tail.peer_id
+            edges.append(
+                FlowEdge(tail=name, head=head.peer_id, tokens_per_s=share / max(1, len(heads)))
+            )
+    return Plan(
+        epoch=PlanEpoch(term=7, counter=12),
+        coordinator=records[0].peer_id,
+        model=model,
+        assignments=tuple(
+            Assignment(peer_id=each.peer_id, start=each.start, end=each.end) for each in records
+        ),
+        edges=tuple(edges),
+        flow_tokens_per_s=flow,
+        bound_tokens_per_s=52.0,
+        planner=planner,
+        solve_s=0.8,
+        created_unix_s=NOW_S - 300,
+    )
+
+
+def probes(reason: str = "") -> tuple[Probe, ...]:
+    """An hour of the page's own requests; ``reason`` makes the last six fail."""
+    return tuple(
+        Probe(at_unix_s=NOW_S - 30 * ago, reason=reason)
+        if reason and ago < 6
+        else Probe(
+            at_unix_s=NOW_S - 30 * ago,
+            ttft_s=0.31 + 0.09 * math.sin(ago / 7) + 0.04 * (ago % 5),
+            tpot_s=0.041 + 0.004 * (ago % 3),
+            tokens=8,
+        )
+        for ago in reversed(range(120))
+    )
+
+
+def observed(
+    records: list[NodeRecord], *, reason: str = "", ghosts: frozenset[str] = frozenset()
+) -> Observed:
+    """What the page knows of a swarm of ``records``."""
+    seen = tuple(
+        SeenPeer(
+            record=each,
+            seen_unix_s=NOW_S - 4,
+            rtt_s=0.012 + 0.009 * (at % 6),
+            misses=3 if each.peer_id in ghosts else 0,
+        )
+        for at, each in enumerate(records)
+    )
+    route, end = [], 0
+    while end < LAYERS and (step := next((r for r in records if r.start == end), None)):
+        route.append(RouteStage(peer_id=step.peer_id, start=step.start, end=step.end))
+        end = step.end
+    hours = [
+        {
+            "start_unix_s": NOW_S // 3600 * 3600 - 3600 * ago,
+            "requests": 120.0,
+            "answered": 120.0 - (34 if ago in {41, 42} else ago % 4 == 0),
+            "tokens": 8 * 118.0,
+        }
+        for ago in reversed(range(160))
+    ]
+    made = plan(records)
+    epochs = [
+        {
+            "epoch": f"7.{12 - back}",
+            "planner": "milp",
+            "flow_tokens_per_s": 40.0 - 2 * back,
+            "peers": len(records) - back,
+            "created_unix_s": NOW_S - 300 - 4000 * back,
+            "seen_unix_s": NOW_S - 290 - 4000 * back,
+        }
+        for back in range(3)
+    ]
+    return Observed(
+        model_name=MODEL.name,
+        now_unix_s=NOW_S,
+        peers=seen,
+        links=links(records),
+        leases=(LeaseRecord(peer_id=records[0].peer_id, term=7, expires_unix_s=NOW_S + 20),),
+        plan=made,
+        probes=probes(reason),
+        history=hours,
+        route=tuple(route) if end == LAYERS else (),
+        epochs=epochs,
+    )
+
+
+def _spread(names: tuple[str, ...], spans: tuple[tuple[int, int], ...]) -> list[NodeRecord]:
+    pairs = enumerate(zip(names, spans, strict=True))
+    return [record(number, *span, name=name) for number, (name, span) in pairs]
+
+
+NAMES = ("Aino's desktop", "attic-3060", "uni-lab-2", "t4-spare", "birch", "kestrel", "garage")
+SPANS = ((0, 14), (0, 14), (14, 24), (14, 24), (24, 32), (24, 32), (14, 24))
+
+
+def healthy() -> Json:
+    """Seven peers, every layer twice."""
+    return build_state(observed(_spread(NAMES, SPANS)))
+
+
+def layer_lost() -> Json:
+    """The holders of layers 24 to 31 are gone."""
+    return build_state(
+        observed(_spread(NAMES[:4], SPANS[:4]), reason="no route: layers 24-31 missing")
+    )
+
+
+def ghost() -> Json:
+    """One of two holders of layers 24 to 31 announces them and answers no ping."""
+    records = _spread(NAMES, SPANS)
+    relayed = replace(records[6], addresses=("/ip4/203.0.113.7/tcp/1/p2p/12D3/p2p-circuit",))
+    return build_state(observed([*records[:6], relayed], ghosts=frozenset({records[5].peer_id})))
+
+
+def many(peers: int = 500) -> Json:
+    """``peers`` peers in four columns of eight layers."""
+    records = [record(n, n % 4 * 8, n % 4 * 8 + 8) for n in range(peers)]
+    return build_state(observed(records))
+
+
+def hostile(payloads: tuple[str, ...]) -> Json:
+    """A peer for each payload, which stands in every word that it and a planner choose."""
+    records = []
+    for number, text in enumerate(payloads):
+        device = DeviceSpec(kind=text[:16], name=text, memory_bytes=1)
+        model = replace(MODEL, name=text)
+        base = record(number, 0, LAYERS, name=text)
+        records.append(replace(base, peer_id=text[:64], version=text, device=device, model=model))
+    seen = observed(records)
+    last = payloads[-1]
+    bad_plan = replace(plan(records, planner=last), coordinator=last[:64])
+    epochs = tuple({**each, "planner": last} for each in seen.epochs)
+    return build_state(replace(seen, plan=bad_plan, model_name=last, epochs=epochs))

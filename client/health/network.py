@@ -1,0 +1,156 @@
+"""Plan, links and routes of a swarm as JSON values for the health page. Pure.
+
+Ends of edges are peers' cleaned ids, ``source`` or ``sink``; see ``docs/health.md`` for units.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from client.health.clean import clean_id, clean_name
+from dht.types import SINK, SOURCE, LinksRecord, NodeRecord, Plan, RouteStage
+
+Json = dict[str, Any]
+LINK_S = 1500.0
+"""Older measurements are not shown. Peers measure a link again after 20 min, busy ones sooner."""
+ASSIGNMENTS_SHOWN_MAX = 1000
+LINKS_SHOWN_MAX = 4000
+STAGES_SHOWN_MAX = 64
+RELAYED = "/p2p-circuit"
+
+
+def links_json(records: Sequence[LinksRecord], now_unix_s: float) -> list[Json]:
+    """Measured directed links, the newest measurement of each pair; only by one of its two ends."""
+    newest: dict[tuple[str, str], Json] = {}
+    for record in records:
+        for link in record.links:
+            age_s = max(0.0, now_unix_s - link.measured_unix_s)
+            if age_s > LINK_S or record.peer_id not in {link.source, link.target}:
+                continue
+            pair = clean_id(link.source), clean_id(link.target)
+            if pair in newest and newest[pair]["age_s"] <= age_s:
+                continue
+            newest[pair] = {
+                "from": pair[0],
+                "to": pair[1],
+                "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
+                "rtt_s": link.rtt_s,
+                "age_s": age_s,
+            }
+    return list(newest.values())[:LINKS_SHOWN_MAX]
+
+
+def links_of_peers(links: Sequence[Json]) -> dict[str, Json]:
+    """For each peer: how many links were measured at it, and their medians."""
+    ends: dict[str, list[Json]] = {}
+    for link in links:
+        for end in (link["from"], link["to"]):
+            ends.setdefault(end, []).append(link)
+    return {
+        peer_id: {
+            "count": len(each),
+            "bandwidth_bytes_per_s": median(link["bandwidth_bytes_per_s"] for link in each),
+            "rtt_s": median(link["rtt_s"] for link in each),
+        }
+        for peer_id, each in ends.items()
+    }
+
+
+def plan_json(
+    plan: Plan | None, records: Mapping[str, NodeRecord], links: Sequence[Json]
+) -> Json | None:
+    """The plan with what each peer and each edge could carry, where that is known (else null).
+
+    An edge's capacity is its measured bandwidth over the bytes of one token's hidden state
+    (Helix §4.3); a peer's is its announced T_j.
+    """
+    if plan is None:
+        return None
+    bandwidths = {(link["from"], link["to"]): link["bandwidth_bytes_per_s"] for link in links}
+    token_bytes = max(1, plan.model.activation_bytes)
+    edges = []
+    for edge in plan.edges[:LINKS_SHOWN_MAX]:
+        pair = _end(edge.tail), _end(edge.head)
+        bandwidth = bandwidths.get(pair)
+        capacity = None if bandwidth is None else bandwidth / token_bytes
+        edges.append(
+            {
+                "from": pair[0],
+                "to": pair[1],
+                "tokens_per_s": edge.tokens_per_s,
+                "capacity_tokens_per_s": capacity,
+                "use": _share(edge.tokens_per_s, capacity),
+            }
+        )
+    through: dict[str, float] = {}
+    for edge in plan.edges:
+        through[edge.head] = through.get(edge.head, 0.0) + edge.tokens_per_s
+    assignments = []
+    for each in plan.assignments[:ASSIGNMENTS_SHOWN_MAX]:
+        record = records.get(each.peer_id)
+        held = each.end - each.start
+        rates = record.tokens_per_s if record is not None else ()
+        capacity = rates[held - 1] if 0 < held <= len(rates) else None
+        flow = through.get(each.peer_id, 0.0)
+        assignments.append(
+            {
+                "id": clean_id(each.peer_id),
+                "start": each.start,
+                "end": each.end,
+                "tokens_per_s": flow,
+                "capacity_tokens_per_s": capacity,
+                "use": _share(flow, capacity),
+            }
+        )
+    return {
+        "epoch": str(plan.epoch),
+        "planner": clean_name(plan.planner),
+        "flow_tokens_per_s": plan.flow_tokens_per_s,
+        "bound_tokens_per_s": plan.bound_tokens_per_s,
+        "created_unix_s": plan.created_unix_s,
+        "layers": plan.model.layers,
+        "assignments": assignments,
+        "edges": edges,
+    }
+
+
+def trace_json(
+    route: Sequence[RouteStage], records: Mapping[str, NodeRecord], links: Sequence[Json]
+) -> list[Json]:
+    """The stages that answered the page's last request, each with its measured link onwards.
+
+    The last stage's link onwards is the ring's: sampled tokens go back to the first stage.
+    """
+    measured = {(link["from"], link["to"]): link for link in links}
+    shown = route[:STAGES_SHOWN_MAX]
+    stages = []
+    for at, stage in enumerate(shown):
+        record = records.get(stage.peer_id)
+        onwards = shown[(at + 1) % len(shown)].peer_id
+        link = measured.get((clean_id(stage.peer_id), clean_id(onwards)))
+        stages.append(
+            {
+                "id": clean_id(stage.peer_id),
+                "name": clean_name(record.name) if record is not None else "gone",
+                "start": stage.start,
+                "end": stage.end,
+                "link_rtt_s": link and link["rtt_s"],
+                "link_bandwidth_bytes_per_s": link and link["bandwidth_bytes_per_s"],
+            }
+        )
+    return stages
+
+
+def reached(record: NodeRecord) -> str:
+    """How others reach this peer: ``direct``, ``relay``, or ``unknown`` without an address."""
+    if not record.addresses:
+        return "unknown"
+    return "relay" if all(RELAYED in each for each in record.addresses) else "direct"
+
+
+def _share(flow: float, capacity: float | None) -> float | None:
+    return None if capacity is None or capacity <= 0 else flow / capacity
+
+
+def _end(name: str) -> str:
+    return name if name in {SOURCE, SINK} else clean_id(name)

@@ -1,0 +1,182 @@
+"""The health page in a real browser: what it shows, and that no peer's words run."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bench import paper_health
+from bench.browser import PageServer, browser, chromium
+from client.health.state import Json
+
+pytest.importorskip("playwright", reason="playwright is not installed")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium() is None, reason="no Chromium is installed"),
+]
+
+EVENTS = ("onload", "onerror", "onclick", "onmouseover", "onfocus", "ontoggle", "onbegin", "onend")
+TAGS = ("svg", "img src=x", "body", "input autofocus", "details open", "video src=x", "math", "a")
+SHAPES = ("<{tag} {event}=x()>", "'><{tag} {event}=x()>", '"><{tag} {event}=x()>')
+SCRIPTS = (
+    "<script>x()</script>",
+    "</script><script>x()</script>",
+    "</title><script>x()</script>",
+    '" onmouseover="x()',
+    "' onfocus='x()' autofocus='",
+    "<iframe srcdoc='<script>x()'>",
+    "<a href=javascript:x()>y</a>",
+    "--><script>x()</script>",
+)
+
+
+def all_payloads() -> tuple[str, ...]:
+    made = [shape.format(tag=t, event=e) for shape in SHAPES for t in TAGS for e in EVENTS]
+    return (*SCRIPTS, *made[:: len(made) // 192])[:200]
+
+
+PAYLOADS = all_payloads()
+HIT = "window.hit = []; window.x = () => window.hit.push(1); window.alert = window.x;"
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Any]:
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def server() -> Iterator[PageServer]:
+    with PageServer({}) as started:
+        yield started
+
+
+def look(opened: Any, server: PageServer, state: Json, **context: Any) -> Any:
+    server.state = state
+    page = opened.new_context(**context).new_page()
+    page.goto(server.url)
+    return page
+
+
+def test_a_healthy_swarm_is_seen_at_one_look(opened: Any, server: PageServer) -> None:
+    page = look(opened, server, paper_health.healthy())
+    assert page.inner_text("h1") == "Healthy"
+    assert page.locator(".coverage rect").count() == paper_health.LAYERS
+    assert page.locator(".flow .box").count() == len(paper_health.NAMES)
+    assert "coordinator Aino's desktop" in page.inner_text("main")
+    assert page.locator(".trace li").count() == 3
+    assert page.locator(".chart rect.answered").count() > 100
+    assert "Mbit/s" in page.locator("section", has_text="Links between peers").inner_text()
+    box = page.locator("h1").bounding_box()
+    assert box["y"] < 100, "the verdict comes first"
+
+
+def test_lost_layers_are_named_and_red(opened: Any, server: PageServer) -> None:
+    page = look(opened, server, paper_health.layer_lost())
+    assert page.inner_text("h1") == "Not healthy"
+    assert "layers 24-31 are held by nobody" in page.inner_text(".verdict")
+    assert page.locator(".coverage rect.lost").count() == 8
+
+
+def test_a_ghost_is_marked(opened: Any, server: PageServer) -> None:
+    page = look(opened, server, paper_health.ghost())
+    row = page.locator("tr.flagged")
+    assert row.count() == 1
+    assert "ghost" in row.inner_text()
+    assert "relay" in page.locator(".peers").inner_text()
+    assert page.locator(".coverage rect.single").count() == 8, "a ghost is no holder"
+
+
+def test_500_peers_are_drawn_in_bounds(opened: Any, server: PageServer) -> None:
+    state = paper_health.many(500)
+    before_s = time.process_time()
+    text = server.page.render(state)
+    cost_s = time.process_time() - before_s
+    assert cost_s < 1.0, "rendered within the second that a visitor gives"  # CPU time, not elapsed
+    assert len(text) < 1 << 20
+    page = look(opened, server, state)
+    assert page.locator(".peers tbody tr").count() == 500
+    assert page.locator(".flow .box").count() == 4, "peers with the same layers share a box"
+
+
+@pytest.mark.parametrize("bypass_csp", [False, True], ids=["policy", "escaping alone"])
+def test_no_payload_runs_wherever_peers_choose_words(
+    opened: Any, server: PageServer, bypass_csp: bool
+) -> None:
+    assert len(set(PAYLOADS)) == 200
+    server.state = paper_health.hostile(PAYLOADS)
+    page = opened.new_context(bypass_csp=bypass_csp).new_page()
+    page.add_init_script(HIT)
+    seen: list[str] = []
+    page.on("dialog", lambda dialog: (seen.append(dialog.message), dialog.dismiss()))
+    page.goto(server.url)
+    assert page.locator(".peers tbody tr").count() == 200
+    for row in range(0, 200, 20):
+        page.locator(".peers tbody tr").nth(row).hover()
+    # A payload that came to life would be a script, a handler or an element of its own.
+    assert page.locator("main script, main iframe, main img, main video, main input").count() == 0
+    handlers = page.evaluate(
+        "[...document.querySelectorAll('*')].flatMap(e => e.getAttributeNames())"
+        ".filter(name => name.startsWith('on')).length"
+    )
+    assert handlers == 0
+    for text in SCRIPTS:  # those words stand alone in the model's name and the planner's
+        server.state = paper_health.hostile((text,))
+        page.goto(server.url)
+    assert page.evaluate("window.hit.length") == 0
+    assert seen == []
+
+
+def test_the_probe_of_these_tests_would_see_a_payload_run(opened: Any) -> None:
+    page = opened.new_page()
+    page.add_init_script(HIT)
+    page.route("**/*", lambda route: route.fulfill(body=SCRIPTS[0], content_type="text/html"))
+    page.goto("http://paper.invalid/")
+    assert page.evaluate("window.hit.length") == 1
+
+
+def test_it_says_the_same_without_javascript(opened: Any, server: PageServer) -> None:
+    state = paper_health.ghost()
+    with_it = look(opened, server, state).inner_text("main")
+    without = look(opened, server, state, java_script_enabled=False)
+    assert without.inner_text("main") == with_it
+    assert without.locator("noscript meta[http-equiv=refresh]").count() == 1
+
+
+def test_with_javascript_a_new_state_comes_by_itself(opened: Any, server: PageServer) -> None:
+    page = look(opened, server, paper_health.healthy())
+    lost = paper_health.layer_lost()
+    server.state = {**lost, "generated_unix_s": lost["generated_unix_s"] + 30}
+    page.get_by_role("heading", name="Not healthy").wait_for()
+
+
+@pytest.mark.parametrize("state", ["healthy", "many"])
+def test_a_phone_scrolls_down_only(opened: Any, server: PageServer, state: str) -> None:
+    made = paper_health.many(40) if state == "many" else paper_health.healthy()
+    page = look(opened, server, made, viewport={"width": 360, "height": 740})
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(wide) == 0
+    size = "parseFloat(getComputedStyle(document.querySelector('.peers td')).fontSize)"
+    assert page.evaluate(size) >= 12
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_in_light_and_dark(opened: Any, server: PageServer, scheme: str) -> None:
+    page = look(opened, server, paper_health.healthy(), color_scheme=scheme)
+    for where in (".verdict p", ".verdict .soft", "h1", "td", "th"):
+        ink = page.evaluate(f"getComputedStyle(document.querySelector('{where}')).color")
+        card = page.evaluate("getComputedStyle(document.querySelector('section')).backgroundColor")
+        assert contrast(ink, card) >= 4.2, (where, ink, card)
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2's contrast ratio of two ``rgb(r, g, b)``."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in colour[4:-1].split(",")]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
