@@ -114,7 +114,7 @@ class Engine:
                 following.came_by = hop.link
             following, target = hop, name
         session.stages = list(stages)
-        session.entry = Hop(0, self.link(SOURCE, target), following)
+        session.entry = Hop(NOWHERE.segment, self.link(SOURCE, target), following)
         if following is not None:
             following.came_by = session.entry.link
         session.issued_s = self.now_s
@@ -242,11 +242,10 @@ class Engine:
                     came.append(take())
         if links > 1:
             came.sort(key=_first)
-        segments = peer.segments
         arrived = 0
         for _, piece in came:
             arrived += piece.tokens
-            segment = segments[piece.hop.segment]
+            segment = piece.hop.segment
             segment.queue.append(piece)
             if piece.prefill:
                 segment.prefills += 1

@@ -136,12 +136,23 @@ class Peer:
         self.steps = 0
         self.tokens = 0
 
-    def segment_at(self, layer: int) -> int:
-        """The index of the segment that starts at ``layer``; ValueError when none does."""
-        for index, segment in enumerate(self.segments):
+    def segment_at(self, layer: int) -> Segment:
+        """The segment that starts at ``layer``; ValueError when none does."""
+        for segment in self.segments:
             if segment.start == layer:
-                return index
+                return segment
         raise ValueError(f"{self.name} cannot be entered at layer {layer}")
+
+    def enter_at(self, layer: int) -> None:
+        """Make ``layer`` a point of entry, if it lies inside what the peer holds."""
+        for index, segment in enumerate(self.segments):
+            if segment.start < layer < segment.end:
+                self.segments.insert(index + 1, Segment(layer, segment.end))
+                segment.end = layer
+                # A batch that runs here runs to the old end: what follows it is behind the new one.
+                if self.at > index or (self.at == index and self.busy):
+                    self.at += 1
+                return
 
     def decode_time(self, count: int) -> float:
         """Seconds per layer for ``count`` decodes."""
@@ -223,10 +234,10 @@ class Hop:
     __slots__ = ("came_by", "following", "link", "segment")
 
     def __init__(
-        self, segment: int, link: "Link", following: "Hop | None", came_by: "Link | None" = None
+        self, segment: Segment, link: "Link", following: "Hop | None", came_by: "Link | None" = None
     ) -> None:
         self.segment = segment
-        """Which of the peer's segments the session enters at."""
+        """The peer's segment that the session enters at."""
         self.link = link
         self.following = following
         """None at the last stage: the link leads to the clients."""
@@ -235,7 +246,7 @@ class Hop:
 
 _NOBODY = Peer("nobody", 0, 1, NOTHING, ())
 _NOBODY.busy = True
-NOWHERE = Hop(0, Link("nobody", _NOBODY, 1.0, 0.0, 0.0), None)
+NOWHERE = Hop(Segment(0, 0), Link("nobody", _NOBODY, 1.0, 0.0, 0.0), None)
 NOWHERE.following = NOWHERE
 NOWHERE.link.arrivals = deque(maxlen=1)
 """Where a piece is that belongs to no route (any more)."""

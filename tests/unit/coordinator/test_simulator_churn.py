@@ -2,11 +2,13 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
 from coordinator.simulator import PeerProfile, Profiles, StepLimits, typical
-from coordinator.simulator.churn import ChurnConfig, stays, with_churn
+from coordinator.simulator.churn import ChurnConfig, Cut, stays, with_churn
+from coordinator.simulator.engine import Engine
 from coordinator.simulator.full_load import as_plan
 from coordinator.simulator.profiles import default_client_links
 from coordinator.simulator.trace import poisson
@@ -81,3 +83,52 @@ def test_no_peer_leaves_nothing_is_replayed() -> None:
     report = with_churn(problem, profiles, plan, arrivals, config)
     assert (report.losses, report.served.replays, report.uncovered_s) == (0, 0, 0.0)
     assert report.served.sessions_done == len(arrivals)
+
+
+def test_a_cut_without_replanning_waits_and_with_it_moves_a_peer() -> None:
+    problem, profiles, plan = swarm(chains=3)
+    arrivals = poisson(typical(), per_s=0.5, duration_s=600.0, seed=2)
+    first_half = tuple(a.peer_id for a in plan.assignments if a.start == 0)
+    cut = Cut(peers=first_half, start_s=100.0, end_s=400.0)
+    kept = ChurnConfig(stay_mean_s=0.0, cuts=(cut,), replan=False, duration_s=2000.0)
+    moved = replace(kept, replan=True, plan_s=10.0, load_s=60.0)
+    waits = with_churn(problem, profiles, plan, arrivals, kept)
+    mends = with_churn(problem, profiles, plan, arrivals, moved)
+    assert waits.losses == mends.losses == 3
+    assert waits.moves == 0
+    assert waits.uncovered_s == pytest.approx(300.0)
+    assert mends.moves == 1
+    assert mends.uncovered_s == pytest.approx(70.0)
+    assert waits.served.sessions_done == mends.served.sessions_done == len(arrivals)
+    assert waits.served.decode.count == mends.served.decode.count
+    assert mends.served.prompt.percentiles_s[99] < waits.served.prompt.percentiles_s[99]
+
+
+def test_cells_do_not_share_peers_or_flow() -> None:
+    problem, profiles, plan = swarm(chains=2)
+    apart = [
+        replace(edge, tokens_per_s=500.0)
+        for edge in as_plan(problem, plan.assignments[:2]).edges
+        + as_plan(problem, plan.assignments[2:]).edges
+    ]
+    arrivals = poisson(typical(), per_s=0.5, duration_s=300.0, seed=3)
+    cut = Cut(peers=("p0",), start_s=100.0, end_s=200.0)
+    config = ChurnConfig(stay_mean_s=0.0, cuts=(cut,), duration_s=1500.0, cells_above=0)
+    report = with_churn(problem, profiles, replace(plan, edges=tuple(apart)), arrivals, config)
+    assert report.moves == 0  # the other cell covers its layers; this one has nobody to move
+    assert report.uncovered_s == pytest.approx(100.0)
+    assert report.served.sessions_done == len(arrivals)
+
+
+def test_a_new_point_of_entry_keeps_the_layers_of_a_running_batch() -> None:
+    problem, profiles, plan = swarm(chains=1)
+    peer = Engine(problem, profiles, plan.assignments).peers["p0"]
+    peer.enter_at(2)
+    assert [(s.start, s.end) for s in peer.segments] == [(0, 2), (2, 4)]
+    assert peer.at == 0
+    peer.busy = True
+    peer.enter_at(1)  # the batch that runs goes to layer 2, so what follows it is at 2
+    assert [(s.start, s.end) for s in peer.segments] == [(0, 1), (1, 2), (2, 4)]
+    assert peer.at == 1
+    peer.enter_at(9)
+    assert len(peer.segments) == 3

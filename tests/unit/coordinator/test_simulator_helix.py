@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.papers import AZURE, REFERENCE, published
+from bench.papers.clusters import AZURE, REFERENCE, published
 from coordinator.simulator import OfflineConfig, as_in_papers, offline, read_trace
 
 CASES = {

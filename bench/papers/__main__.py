@@ -1,0 +1,50 @@
+"""``python -m bench.papers``: run the recipes, make ``docs/results.md``.
+
+``python -m bench.papers`` runs all that has no result yet, writes
+``bench/results/papers/<recipe>.json`` line by line (a run that was stopped goes on there) and makes
+``docs/results.md``. ``python -m bench.papers helix-offline-70b …`` runs some; ``--list`` says what
+there is; ``--report`` only writes the document; ``--again`` keeps no result.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from bench.local_swarm import ROOT
+from bench.papers import helix, jobs, links, own, report
+
+RECIPES = {recipe.name: recipe for recipe in (*helix.RECIPES, *links.RECIPES, *own.RECIPES)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.papers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help="which; all without any")
+    parser.add_argument("--list", action="store_true", help="say what there is")
+    parser.add_argument("--again", action="store_true", help="keep no result")
+    parser.add_argument("--report", action="store_true", help="only write docs/results.md")
+    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    arguments = parser.parse_args(argv)
+    if arguments.list:
+        for name, recipe in RECIPES.items():
+            print(f"{name}: {recipe.title}")
+        return 0
+    names = [] if arguments.recipes == ["all"] else arguments.recipes
+    unknown = [name for name in names if name not in RECIPES]
+    if unknown:
+        print(f"error: no recipe {unknown[0]}; there are {', '.join(RECIPES)}", file=sys.stderr)
+        return 2
+    if not arguments.report:
+        chosen = [RECIPES[name] for name in names or RECIPES]
+        jobs.run(chosen, arguments.processes, again=arguments.again)
+    report.write(jobs.RESULTS, tuple(RECIPES), ROOT / "docs" / "results.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

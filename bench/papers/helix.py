@@ -1,0 +1,313 @@
+"""Helix's experiments (ASPLOS'25, §6.3-6.8)."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bench.papers.clusters import (
+    Found,
+    artifact,
+    azure,
+    ours,
+    planned_s,
+    published,
+    readme,
+    searched,
+)
+from bench.papers.jobs import Job, Recipe, Row
+from coordinator.simulator import OfflineConfig, OnlineConfig, SimulationReport, offline, online
+from coordinator.simulator.trace import resampled
+
+CHUNK_TOKENS = 256
+ONLINE_S = 1800.0
+README = "artifact README"
+PRINTED = "Helix's simulator"
+HELIX = ("helix", "in-order")
+OURS = ("anabranch", "framed")
+SEARCH_S = (1.0, 3.0, 10.0, 30.0)
+
+
+def figures(report: SimulationReport, took_s: float) -> Row:
+    """What a table says of a run."""
+    return {
+        "tokens_per_s": report.decode_tokens_per_s,
+        "prompt_s": report.prompt.mean_s,
+        "prompt_p50_s": report.prompt.percentiles_s[50],
+        "prompt_p99_s": report.prompt.percentiles_s[99],
+        "token_s": report.decode.mean_s,
+        "token_p50_s": report.decode.percentiles_s[50],
+        "token_p99_s": report.decode.percentiles_s[99],
+        "sessions_live": report.sessions_live,
+        "kv_peak": max((use.kv_peak for use in report.peers.values()), default=0.0),
+        "times_real": report.simulated_s / max(took_s, 1e-9),
+    }
+
+
+def find(cluster: str, model: str, placement: str) -> Found:
+    """A published placement by its name, or ours."""
+    if placement == "ours":
+        return ours(cluster, model)
+    return published(f"{cluster}/{model}/{placement}")
+
+
+def full_load(
+    cluster: str,
+    model: str,
+    placement: str,
+    scheduler: str,
+    links: str,
+    published_tokens_per_s: float | None = None,
+    source: str = "",
+    sessions: int = 180,
+) -> Row:
+    """One offline run: Helix's load for its rules, sessions without end for the others."""
+    config = OfflineConfig(
+        scheduler=scheduler, links=links, sessions=sessions, chunk_tokens=CHUNK_TOKENS
+    )
+    found = find(cluster, model, placement)
+    started_s = time.process_time()
+    report = offline(*found, azure(), config)
+    return {
+        "cluster": cluster,
+        "model": model,
+        "mode": "full load",
+        "placement": placement,
+        "scheduler": scheduler,
+        "links": links,
+        "published_tokens_per_s": published_tokens_per_s,
+        "source": source,
+        "planned_s": planned_s(cluster, model) if placement == "ours" else None,
+        **figures(report, time.process_time() - started_s),
+    }
+
+
+def at_their_times(
+    cluster: str,
+    model: str,
+    placement: str,
+    scheduler: str,
+    links: str,
+    rate: float,
+    published_tokens_per_s: float | None = None,
+    source: str = "",
+) -> Row:
+    """One online run: the same arrivals, drawn from the trace, half an hour long, for everybody."""
+    arrivals = resampled(azure(), tokens_per_s=rate, duration_s=ONLINE_S, seed=0)
+    chunk = CHUNK_TOKENS if scheduler == "anabranch" else None
+    config = OnlineConfig(scheduler=scheduler, links=links, chunk_tokens=chunk, measured_s=ONLINE_S)
+    found = find(cluster, model, placement)
+    started_s = time.process_time()
+    report = online(*found, arrivals, config)
+    return {
+        "cluster": cluster,
+        "model": model,
+        "mode": f"{rate:g} tokens/s arrive",
+        "placement": placement,
+        "scheduler": scheduler,
+        "links": links,
+        "published_tokens_per_s": published_tokens_per_s,
+        "source": source,
+        "planned_s": planned_s(cluster, model) if placement == "ours" else None,
+        **figures(report, time.process_time() - started_s),
+    }
+
+
+def after_seconds(cluster: str, model: str, limit_s: float) -> Row:
+    """What a plan serves that was searched for so long."""
+    problem, profiles, placement, took_s = searched(cluster, model, limit_s)
+    config = OfflineConfig(scheduler="anabranch", links="framed", chunk_tokens=CHUNK_TOKENS)
+    started_s = time.process_time()
+    report = offline(problem, profiles, placement, azure(), config)
+    return {
+        "cluster": cluster,
+        "model": model,
+        "limit_s": limit_s,
+        "searched_s": took_s,
+        "planner": placement.planner,
+        "flow_tokens_per_s": placement.flow_tokens_per_s,
+        "estimate_tokens_per_s": placement.estimate_tokens_per_s,
+        **figures(report, time.process_time() - started_s),
+    }
+
+
+def _offline(
+    cluster: str,
+    model: str,
+    placement: str,
+    how: tuple[str, str],
+    figure: float | None = None,
+    source: str = "",
+    sessions: int = 180,
+) -> Job:
+    return Job(
+        key=f"{cluster}/{model} {placement}, {', '.join(how)}",
+        call=full_load,
+        arguments={
+            "cluster": cluster,
+            "model": model,
+            "placement": placement,
+            "scheduler": how[0],
+            "links": how[1],
+            "published_tokens_per_s": figure,
+            "source": source if figure is not None else "",
+            "sessions": sessions,
+        },
+    )
+
+
+def _offline_70b() -> Sequence[Job]:
+    jobs: list[Job] = []
+    for cluster, section, case, feed in (
+        ("single24", "6.3", "single", 180),
+        ("geo24", "6.4", "geo", 180),
+        ("het42", "6.5", "het42", 500),
+    ):
+        model = "" if cluster == "het42" else " llama70b"
+        theirs = readme(f"Section {section}: swarm{model} offline")
+        of = (cluster, "70b")
+        jobs += [
+            _offline(*of, "helix", HELIX, artifact(f"{case}_70b_helix"), PRINTED),
+            _offline(*of, "petals", HELIX, artifact(f"{case}_70b_petals_hsched"), PRINTED),
+            _offline(*of, "swarm", HELIX, artifact(f"{case}_70b_swarm_hsched"), PRINTED),
+            _offline(*of, "swarm", ("swarm", "in-order"), theirs, README, feed),
+            _offline(*of, "helix", OURS),
+            _offline(*of, "ours", HELIX),
+            _offline(*of, "ours", OURS),
+        ]
+    return jobs
+
+
+def _offline_30b() -> Sequence[Job]:
+    jobs: list[Job] = []
+    feeds = {"single24": (30, 25, 25), "geo24": (35, 40, 40)}
+    for cluster, feed in (("single24", 50), ("geo24", 60)):
+        section = "6.3" if cluster == "single24" else "6.4"
+        for gpu, sessions in zip(("a100", "l4", "t4"), feeds[cluster], strict=True):
+            sub = f"{cluster}_sub_{gpu}"
+            jobs.append(_offline(sub, "30b", "helix", HELIX))
+            jobs.append(_offline(sub, "30b", "sp", ("random", "in-order"), sessions=sessions))
+        theirs = readme(f"Section {section}: swarm llama30b offline")
+        jobs += [
+            _offline(cluster, "30b", "swarm", ("swarm", "in-order"), theirs, README, feed),
+            _offline(cluster, "30b", "ours", HELIX),
+            _offline(cluster, "30b", "ours", OURS),
+        ]
+    return jobs
+
+
+def published_sums() -> dict[str, float | None]:
+    """Decode tokens/s of the three clusters by GPU type together, for LLaMA 30B."""
+    return {
+        f"{cluster}/{placement}": readme(f"Section {section}: {method} llama30b offline")
+        for cluster, section in (("single24", "6.3"), ("geo24", "6.4"))
+        for placement, method in (("helix", "helix"), ("sp", "separate"))
+    }
+
+
+def _online_70b() -> Sequence[Job]:
+    jobs: list[Job] = []
+    for cluster, section, rate in (
+        ("single24", "6.3", 700),
+        ("geo24", "6.4", 320),
+        ("het42", "6.5", 2150),
+    ):
+        model = "" if cluster == "het42" else " llama70b"
+        figure = readme(f"Section {section}: helix{model} online")
+        theirs = readme(f"Section {section}: swarm{model} online")
+        for placement, how, known in (
+            ("helix", HELIX, figure),
+            ("swarm", ("swarm", "in-order"), theirs),
+            ("helix", OURS, None),
+            ("ours", OURS, None),
+        ):
+            jobs.append(
+                Job(
+                    key=f"{cluster}/70b online {placement}, {', '.join(how)}",
+                    call=at_their_times,
+                    arguments={
+                        "cluster": cluster,
+                        "model": "70b",
+                        "placement": placement,
+                        "scheduler": how[0],
+                        "links": how[1],
+                        "rate": rate,
+                        "published_tokens_per_s": known,
+                        "source": README if known is not None else "",
+                    },
+                    cost_s=20.0,
+                )
+            )
+    return jobs
+
+
+def _schedulers() -> Sequence[Job]:
+    rules = ("helix", "swarm", "random", "shortest_queue")
+    known: dict[str, Any] = {
+        rule.replace("_", "-"): readme(f"Section 6.7: setup2_distributed.py {rule}")
+        for rule in rules
+    }
+    jobs: list[Job] = []
+    for cluster in ("geo24", "single24"):
+        for placement in ("helix", "ours"):
+            for rule, value in known.items():
+                figure = value if (cluster, placement) == ("geo24", "helix") else None
+                jobs.append(_offline(cluster, "70b", placement, (rule, "in-order"), figure, README))
+            jobs.append(_offline(cluster, "70b", placement, ("anabranch", "in-order")))
+            jobs.append(_offline(cluster, "70b", placement, OURS))
+    return jobs
+
+
+def _ablation() -> Sequence[Job]:
+    jobs: list[Job] = []
+    for cluster, count, hinted in (("geo24", 24, "helix"), ("het42", 42, "helix")):
+        figure = readme(f"Section 6.8: ablation1_pruning.py simulate {count}")
+        no_prune = f"ablation_no_prune_{count}"
+        jobs += [
+            _offline(cluster, "70b", hinted, HELIX),
+            _offline(cluster, "70b", no_prune, HELIX, figure, README),
+            _offline(cluster, "70b", f"ablation_raw_{count}", HELIX),
+        ]
+    return jobs
+
+
+def _search() -> Sequence[Job]:
+    return [
+        Job(
+            key=f"{cluster}/{model} after {limit_s:g} s",
+            call=after_seconds,
+            arguments={"cluster": cluster, "model": model, "limit_s": limit_s},
+            cost_s=10.0 + limit_s,
+        )
+        for cluster, model in (("single24", "70b"), ("geo24", "70b"), ("het42", "70b"))
+        for limit_s in SEARCH_S
+    ]
+
+
+RECIPES = (
+    Recipe(
+        name="helix-offline-70b",
+        title="Helix §6.3-6.6: LLaMA 70B under full load",
+        jobs=_offline_70b,
+    ),
+    Recipe(
+        name="helix-offline-30b",
+        title="Helix §6.3-6.4: LLaMA 30B under full load",
+        jobs=_offline_30b,
+    ),
+    Recipe(
+        name="helix-online-70b",
+        title="Helix §6.3-6.5: LLaMA 70B, requests at their own times",
+        jobs=_online_70b,
+    ),
+    Recipe(
+        name="helix-schedulers", title="Helix §6.7: schedulers over one placement", jobs=_schedulers
+    ),
+    Recipe(
+        name="helix-ablation", title="Helix §6.8: what pruning and hints are worth", jobs=_ablation
+    ),
+    Recipe(
+        name="search",
+        title="What our planner finds after so many seconds",
+        jobs=_search,
+    ),
+)

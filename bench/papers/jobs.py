@@ -1,0 +1,127 @@
+"""Jobs that are run side by side, each once: what a recipe has already measured is kept.
+
+A result is kept while the code and the data that it depends on are the same (a hash over their
+files); so a run that was stopped goes on where it was, and a change of the code runs all again.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from bench import report
+from bench.local_swarm import ROOT
+
+RESULTS = ROOT / "bench" / "results" / "papers"
+SIMULATED = ("coordinator", "dht/types.py", "bench/papers", "bench/data")
+PLANS = "bench/results/placement.json"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One line of a recipe's table; ``call(**arguments)`` makes it in a process of its own."""
+
+    key: str
+    call: Callable[..., Row]
+    arguments: Mapping[str, Any]
+    cost_s: float = 10.0
+    """About how long it takes; the long ones go first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A named experiment."""
+
+    name: str
+    title: str
+    jobs: Callable[[], Sequence[Job]]
+    sources: tuple[str, ...] = (*SIMULATED, PLANS)
+    """Files and folders whose change makes its results old."""
+
+
+@cache
+def fingerprint(sources: tuple[str, ...]) -> str:
+    """A hash over the files under ``sources`` that make figures."""
+    digest = hashlib.sha256()
+    for source in sources:
+        path = ROOT / source
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.suffix in {".py", ".json", ".csv"} and not file.name.startswith("report"):
+                digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def measured(job: Job) -> Row:
+    """The job's line, with its key and the seconds of one core that it took."""
+    started_s = time.process_time()
+    row = job.call(**job.arguments)
+    return {"key": job.key, **row, "took_s": round(time.process_time() - started_s, 2)}
+
+
+class Results:
+    """A recipe's JSON file."""
+
+    def __init__(self, recipe: Recipe, *, again: bool = False) -> None:
+        self.recipe = recipe
+        self.jobs = tuple(recipe.jobs())
+        self.path = RESULTS / f"{recipe.name}.json"
+        self.fingerprint = fingerprint(recipe.sources)
+        self.rows: dict[str, Row] = {}
+        if self.path.exists() and not again:
+            kept = json.loads(self.path.read_text())
+            if kept.get("fingerprint") == self.fingerprint:
+                wanted = {job.key for job in self.jobs}
+                self.rows = {row["key"]: row for row in kept["rows"] if row["key"] in wanted}
+
+    def missing(self) -> list[Job]:
+        """Jobs without a result."""
+        return [job for job in self.jobs if job.key not in self.rows]
+
+    def add(self, row: Row) -> None:
+        """Keep a line and write the file."""
+        self.rows[row["key"]] = row
+        rows = [self.rows[job.key] for job in self.jobs if job.key in self.rows]
+        result = {
+            "recipe": self.recipe.name,
+            "title": self.recipe.title,
+            **report.provenance(seed=0),
+            "command": f"python -m bench.papers {self.recipe.name}",
+            "fingerprint": self.fingerprint,
+            "complete": len(rows) == len(self.jobs),
+            "took_s": round(sum(line["took_s"] for line in rows), 1),
+            "rows": rows,
+        }
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+def run(recipes: Sequence[Recipe], processes: int, *, again: bool = False) -> None:
+    """Run what is missing of the recipes, the longest jobs first."""
+    results = [Results(recipe, again=again) for recipe in recipes]
+    todo = [(job, found) for found in results for job in found.missing()]
+    todo.sort(key=lambda item: -item[0].cost_s)
+    known = sum(len(found.rows) for found in results)
+    print(f"{known} results kept, {len(todo)} jobs to run", file=sys.stderr, flush=True)
+    started_s = time.monotonic()
+    with ProcessPoolExecutor(processes) as pool:
+        owners = {pool.submit(measured, job): found for job, found in todo}
+        try:
+            for count, done in enumerate(as_completed(owners), start=1):
+                row = done.result()
+                owners[done].add(row)
+                print(
+                    f"{time.monotonic() - started_s:5.0f} s  {count}/{len(todo)}"
+                    f"  {owners[done].recipe.name}: {row['key']} ({row['took_s']:.0f} s)",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -1,0 +1,105 @@
+"""Tables of our own experiments."""
+
+from typing import Any
+
+from bench.papers.report_tables import number
+
+Recipe = dict[str, Any]
+Row = dict[str, Any]
+
+HEADINGS = (
+    "requests | answered | peers lost | peers moved | replays | a layer without a holder, s |"
+    " tokens/s | prompt s, P50 / P99 | token s, P50 / P99 |"
+)
+RULES = "--:|" * 9
+
+
+def _churned(row: Row) -> str:
+    return (
+        f"{row['requests']} | {row['answered']} | {row['losses']} | {row['moves']}"
+        f" | {row['replays']} | {row['uncovered_s']:.0f} | {row['tokens_per_s']:.1f}"
+        f" | {row['prompt_p50_s']:.2f} / {row['prompt_p99_s']:.2f}"
+        f" | {row['token_p50_s']:.2f} / {row['token_p99_s']:.2f} |"
+    )
+
+
+def volunteers(recipe: Recipe) -> list[str]:
+    """Stays of different lengths, with re-planning and without."""
+    rate = recipe["rows"][0]["requests_per_s"]
+    lines = [
+        f"Four hours of single24/70b under {rate:g} requests/s (Poisson, lengths of the trace)."
+        " Stays are Pareto-distributed (shape 1.5) with the mean given, absences with a mean of"
+        " 30 min; a loss is noticed after 2 s, layers load for 60 s. Re-planned: layers that"
+        " nobody holds go to the fewest peers that must move, and who returns takes the span that"
+        " is served the least; otherwise peers return to what they held. What was not answered was"
+        " under way or in line at the end.",
+        "",
+        f"| mean stay | re-planned | {HEADINGS}",
+        f"|--:|---|{RULES}",
+    ]
+    for row in recipe["rows"]:
+        stay = f"{row['stay_h']:g} h" if row["stay_h"] else "all stay"
+        said = ("yes" if row["replan"] else "no") if row["stay_h"] else "–"
+        lines.append(f"| {stay} | {said} | {_churned(row)}")
+    return lines
+
+
+def cut_off(recipe: Recipe) -> list[str]:
+    """A region without links to the others."""
+    rate = recipe["rows"][0]["requests_per_s"]
+    cut = max(row["cut"] for row in recipe["rows"])
+    lines = [
+        f"An hour of geo24/70b under {rate:g} requests/s; {cut} of 24 peers, one region, are cut"
+        " off after 20 minutes for 20 minutes and return with what they held.",
+        "",
+        f"| | {HEADINGS}",
+        f"|---|{RULES}",
+    ]
+    for row in recipe["rows"]:
+        said = {None: "no cut", True: "re-planned", False: "not re-planned"}[row["replan"]]
+        lines.append(f"| {said} | {_churned(row)}")
+    return lines
+
+
+def growth(recipe: Recipe) -> list[str]:
+    """More and more peers."""
+    lines = [
+        "Helix's 24 peers so many times over (100 ms between copies, names shuffled), planned as"
+        " one swarm by cells, then an hour with stays of 4 h on average and absences of 30 min;"
+        " requests grow with the peers.",
+        "",
+        "| peers | planned in s | planner | max flow | × real time | requests/s | " + HEADINGS,
+        f"|--:|--:|---|--:|--:|--:|{RULES}",
+    ]
+    lines += [
+        f"| {row['peers']} | {row['searched_s']:.0f} | {row['planner']}"
+        f" | {row['flow_tokens_per_s']:.0f} | {row['times_real']:.0f}"
+        f" | {row['requests_per_s']:.2f} | {_churned(row)}"
+        for row in recipe["rows"]
+    ]
+    return lines
+
+
+def crowd(recipe: Recipe) -> list[str]:
+    """A flash crowd."""
+    first = recipe["rows"][0]
+    lines = [
+        f"single24/70b under {first['requests_per_s']:g} requests/s for half an hour, with"
+        f" {first['crowd_per_s']:g} requests/s for three minutes of it; the same"
+        f" {first['requests']} requests for everybody, run until all are answered (looked at"
+        " every minute).",
+        "",
+        "| placement | scheduler | links | all answered after s | prompt s, mean / P50 / P99 |"
+        " token s, mean / P50 / P99 | KV peak |",
+        "|---|---|---|--:|--:|--:|--:|",
+    ]
+    for row in recipe["rows"]:
+        times = [
+            " / ".join(number(row[f"{kind}{suffix}_s"], 2) for suffix in ("", "_p50", "_p99"))
+            for kind in ("prompt", "token")
+        ]
+        lines.append(
+            f"| {row['placement']} | {row['scheduler']} | {row['links']}"
+            f" | {row['answered_after_s']:.0f} | {times[0]} | {times[1]} | {row['kv_peak']:.2f} |"
+        )
+    return lines

@@ -1,0 +1,89 @@
+"""Ours against the best that was published, cluster by cluster: what holds and what does not."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench.papers.report_tables import number, sums
+
+Row = dict[str, Any]
+
+WANTED = {"single24/70b": 1.10, "geo24/70b": 1.6, "het42/70b": 1.10}
+"""How many times the best published tokens/s is asked for; 1 elsewhere."""
+
+
+def verdict(recipes: Sequence[dict[str, Any]]) -> str:
+    """The section, out of the recipes that run both sides."""
+    rows = [row for recipe in recipes for row in [*recipe["rows"], *sums(recipe)]]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if "_sub_" not in row["cluster"]:
+            groups.setdefault((f"{row['cluster']}/{row['model']}", row["mode"]), []).append(row)
+    full, timed = [], []
+    for (cluster, mode), group in groups.items():
+        theirs = [r for r in group if r["placement"] != "ours" and r["scheduler"] != "anabranch"]
+        mine = [r for r in group if r["placement"] == "ours" and r["scheduler"] == "anabranch"]
+        if not theirs or not mine:
+            continue
+        if mode == "full load":
+            full.append(_full(cluster, theirs, mine[0]))
+        else:
+            timed += [_timed(cluster, mode, other, mine[0]) for other in theirs]
+    lines = [
+        "## Ours against the best published",
+        "",
+        "Under full load, beside the published plan and scheduler that serve the most here"
+        " (every published figure is in the tables below):",
+        "",
+        "| cluster | best published, simulated here | its published figure | ours | ratio |"
+        " wanted | mean prompt, theirs → ours | verdict |",
+        "|---|--:|--:|--:|--:|--:|--:|---|",
+        *full,
+        "",
+        "At the same arrivals (seconds, P50 / P99):",
+        "",
+        "| cluster | load | beside | prompt, theirs | prompt, ours | token, theirs | token, ours |"
+        " verdict |",
+        "|---|---|---|--:|--:|--:|--:|---|",
+        *timed,
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _full(cluster: str, theirs: Sequence[Row], mine: Row) -> str:
+    best = max(theirs, key=lambda r: r["tokens_per_s"])
+    wanted = WANTED.get(cluster, 1.0)
+    ratio = mine["tokens_per_s"] / best["tokens_per_s"]
+    failed = []
+    if ratio < wanted:
+        failed.append("fewer tokens/s than wanted")
+    if mine["prompt_s"] >= best["prompt_s"]:
+        failed.append("prompts are slower")
+    return (
+        f"| {cluster} | {best['tokens_per_s']:.1f} ({best['placement']}, {best['scheduler']})"
+        f" | {number(best['published_tokens_per_s'])} | {mine['tokens_per_s']:.1f}"
+        f" | {ratio:.2f} | {wanted:.2f} | {best['prompt_s']:.2f} → {mine['prompt_s']:.2f} s"
+        f" | {_said(failed)} |"
+    )
+
+
+def _timed(cluster: str, mode: str, other: Row, mine: Row) -> str:
+    failed = [
+        f"{kind} {percent.upper()}"
+        for kind in ("prompt", "token")
+        for percent in ("p50", "p99")
+        if mine[f"{kind}_{percent}_s"] >= other[f"{kind}_{percent}_s"]
+    ]
+    cells = [
+        f"{row[f'{kind}_p50_s']:.2f} / {row[f'{kind}_p99_s']:.2f}"
+        for kind in ("prompt", "token")
+        for row in (other, mine)
+    ]
+    return (
+        f"| {cluster} | {mode} | {other['placement']}, {other['scheduler']} |"
+        f" {' | '.join(cells)} | {_said([f'higher {what}' for what in failed])} |"
+    )
+
+
+def _said(failed: Sequence[str]) -> str:
+    return f"**we lose**: {', '.join(failed)}" if failed else "holds"
