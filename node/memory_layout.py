@@ -1,19 +1,102 @@
 """How weights lie in memory, for the kernels that read them."""
 
+import functools
+import logging
+
 import torch
 from torch import nn
 
+logger = logging.getLogger(__name__)
 
-def favour_single_rows(module: nn.Module) -> None:
-    """Lay wide matrices out input by input, for one row at a time on a CPU; numbers stay the same.
+PACKED_ROWS = 32
+"""Rows that oneDNN is told to expect. It packs for one row otherwise, which is no packing at all;
+what it packs for several serves any number (``bench/linear_layouts.py``)."""
+ROWS_LEAST = 4
+"""Fewer rows are repeated: the kernel for four is faster than those for one and two."""
+TRIAL_ERROR_MAX = 1e-4
+"""Between the two ways to multiply, for numbers of size 1 in sums of 64."""
 
-    The CPU's matrix-vector kernels read a matrix ``[out, in]`` with more outputs than inputs 1.3 to
-    2 times faster in that order (``bench/engine.py`` shows what it brings), and lose a tenth for
-    eight rows. Other matrices, dtypes and devices are left alone.
+
+class PackedLinear(nn.Module):
+    """``x @ W.T + b`` in float32 on a CPU, over a matrix in oneDNN's blocks.
+
+    BLAS packs a matrix ``[out, in]`` anew for every product of a few rows, which takes longer than
+    the product; here that happened once. ``weight`` is opaque: its dtype, device and shape can be
+    asked, its numbers cannot.
     """
-    for part in module.modules():
-        if not isinstance(part, nn.Linear) or part.out_features <= part.in_features:
-            continue
-        weight = part.weight
-        if weight.device.type == "cpu" and weight.dtype is torch.float32:
-            weight.data = weight.data.t().contiguous().t()
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.register_buffer("weight", _packed(linear.weight.data))
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.data)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        flat = rows.reshape(-1, self.in_features)
+        count = flat.shape[0]
+        if 0 < count < ROWS_LEAST:
+            flat = torch.cat([flat] * -(-ROWS_LEAST // count))
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            flat, self.weight, self.bias, "none", [], ""
+        )
+        return out[:count].view(*rows.shape[:-1], self.out_features)
+
+
+def favour_few_rows(module: nn.Module) -> nn.Module:
+    """Lay the float32 matrices of ``module`` out for products of 1 to some 100 rows on a CPU.
+
+    Returns ``module``, or what takes its place where it is a linear layer itself. Subclasses of
+    linear layers, which may compute something else, other dtypes and other devices are left alone.
+    """
+    if _packable(module):
+        return PackedLinear(module)  # type: ignore[arg-type]  # it is a linear layer
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if _packable(child):
+                setattr(parent, name, PackedLinear(child))  # type: ignore[arg-type]
+    return module
+
+
+def _packable(module: nn.Module) -> bool:
+    return (
+        type(module) is nn.Linear
+        and module.weight.device.type == "cpu"
+        and module.weight.dtype is torch.float32
+        and not module._forward_hooks
+        and _can_pack()
+    )
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+    return made
+
+
+@functools.cache
+def _can_pack() -> bool:
+    """Whether this build of torch multiplies by packed matrices, tried once on small ones.
+
+    The operators are those that torch's own compiler emits; they are not part of its documented
+    interface, so what they give is compared before anything relies on it.
+    """
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        linear = nn.Linear(64, 96)
+        rows = torch.randn(5, 64, generator=generator)
+        try:
+            packed = PackedLinear(linear)
+            agrees = all(
+                torch.allclose(packed(rows[:n]), linear(rows[:n]), atol=TRIAL_ERROR_MAX)
+                for n in (1, 5)
+            )
+        except (AttributeError, RuntimeError) as error:
+            logger.warning("matrices stay as they are: %s", str(error).splitlines()[0])
+            return False
+    if not agrees:
+        logger.warning("matrices stay as they are: oneDNN's products differ")
+    return agrees

@@ -20,7 +20,7 @@ from node.attention import ATTENTION_NAME, Step, register
 from node.blueprint import build, context_tokens, kept_float32, layers_name, ties
 from node.checkpoint_names import CheckpointNames
 from node.flow import Flow
-from node.memory_layout import favour_single_rows
+from node.memory_layout import favour_few_rows
 from node.quantize import held_bytes, quantize_linears
 from node.skeleton import Skeleton
 from node.tensors import DTYPES
@@ -251,7 +251,7 @@ class LoadedRange:
             if self._layout.quantize is not None and part.layer is not None:
                 module = quantize_linears(module, self._layout.quantize)
             elif not self._layout.tied or part.layer is not None:
-                favour_single_rows(module)
+                module = favour_few_rows(module)
             if part.layer is not None:
                 self.layers[part.layer] = module
             else:

@@ -1,26 +1,50 @@
-"""Laid out otherwise, a matrix is the same matrix."""
+"""Matrices in another layout: the same numbers come out, whatever the rows."""
 
+import pytest
 import torch
 from torch import nn
 
-from node.memory_layout import favour_single_rows
+from node import memory_layout
+from node.memory_layout import PackedLinear, favour_few_rows
 
 
-def test_wide_matrices_are_laid_out_by_inputs_and_compute_the_same() -> None:
-    torch.manual_seed(1)
-    module = nn.Sequential(nn.Linear(16, 48), nn.Linear(48, 16), nn.Linear(16, 16))
-    rows = torch.randn(5, 16)
-    before = module(rows)
-    favour_single_rows(module)
-    wide, narrow, square = (part.weight for part in module)
-    assert wide.shape == (48, 16)
-    assert wide.stride() == (1, 48)
-    assert narrow.is_contiguous()
-    assert square.is_contiguous()
-    assert torch.allclose(module(rows), before, atol=1e-6)
+class Shouting(nn.Linear):
+    """Computes something of its own."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(rows)
 
 
-def test_other_dtypes_are_left_alone() -> None:
-    module = nn.Linear(16, 48).to(torch.bfloat16)
-    favour_single_rows(module)
-    assert module.weight.is_contiguous()
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("outputs", "inputs"), [(33, 70), (128, 64), (1, 5), (64, 129)])
+def test_products_are_the_same(bias: bool, outputs: int, inputs: int) -> None:
+    torch.manual_seed(outputs)
+    linear = nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
+    packed = favour_few_rows(linear)
+    assert isinstance(packed, PackedLinear)
+    for shape in ((1, inputs), (1, 3, inputs), (1, 40, inputs), (300, inputs)):
+        rows = torch.randn(shape)
+        with torch.inference_mode():
+            torch.testing.assert_close(packed(rows), linear(rows), atol=1e-5, rtol=1e-5)
+            apart = rows.transpose(0, -1).contiguous().transpose(0, -1)  # not in order
+            torch.testing.assert_close(packed(apart), linear(rows), atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_within_is_replaced_and_what_computes_otherwise_is_not() -> None:
+    module = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.ModuleList([nn.Linear(8, 4)])})
+    module["c"], module["d"] = Shouting(8, 8), nn.Linear(8, 8, dtype=torch.bfloat16)
+    assert favour_few_rows(module) is module
+    kinds = [type(part) for part in (module["a"], module["b"][0], module["c"], module["d"])]
+    assert kinds == [PackedLinear, PackedLinear, Shouting, nn.Linear]
+    assert module["a"].weight.dtype is torch.float32
+    assert tuple(module["a"].weight.shape) == (8, 8)
+
+
+def test_without_onednn_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_layout, "_packed", lambda weight: weight.to("nowhere"))
+    memory_layout._can_pack.cache_clear()
+    try:
+        linear = nn.Linear(8, 8)
+        assert favour_few_rows(linear) is linear
+    finally:
+        memory_layout._can_pack.cache_clear()
