@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from coordinator.chain_search import as_chains, draw, improved
 from coordinator.flow import capacities
-from coordinator.placement import Placement, placed_again
+from coordinator.placement import Placement, score
 from coordinator.service import Service
 from dht.types import SINK, SOURCE, PlannerNode, Problem
 
@@ -95,3 +96,22 @@ def _with_twin(problem: Problem, service: Service, twin: PlannerNode) -> tuple[P
         hub[name] = hub[twin.peer_id]
     machines = {**service.machines, name: service.machines[twin.peer_id]}
     return larger, replace(service, machines=machines, hub_delay_s=hub)
+
+
+def placed_again(
+    problem: Problem,
+    placement: Placement,
+    service: Service,
+    *,
+    seed: int,
+    spent: Callable[[], float],
+) -> Placement:
+    """A placement improved by moves from where it is; peers beside it may join."""
+    chains = as_chains(placement.assignments, placement.edges or (), problem.model.layers)
+    if not chains:
+        return placement
+    better = improved(problem, chains, service, seed=seed, share=1.0, spent=spent).chains
+    spans = tuple(a for chain in better for a in chain)
+    edges = draw(problem, better, service)
+    again = score(problem, spans, placement.planner, service=service, edges=edges)
+    return again if again.value >= placement.value else placement

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dht.types import SINK, SOURCE, Assignment, FlowEdge, Problem
+from dht.types import SINK, SOURCE, Assignment, FlowEdge, Link, Problem
 
 SCALE = 1e12
 """Flow solvers take whole numbers: capacities are scaled so that their sum is about this."""
@@ -37,13 +37,21 @@ def follows(before: Assignment, after: Assignment) -> bool:
     return before.peer_id != after.peer_id and after.start <= before.end < after.end
 
 
+_last_measured: tuple[tuple[Link, ...], dict[tuple[str, str], float]] = ((), {})
+"""The links asked for last, compared by identity, with the least bandwidth of every pair."""
+
+
 def bandwidth_bytes_per_s(problem: Problem) -> Callable[[str, str], float]:
     """A function from a directed pair of peers to their link's bandwidth; the least measured."""
-    measured: dict[tuple[str, str], float] = {}
-    for link in problem.links:
-        pair = link.source, link.target
-        known = measured.get(pair, link.bandwidth_bytes_per_s)
-        measured[pair] = min(known, link.bandwidth_bytes_per_s)
+    global _last_measured  # noqa: PLW0603  (a cache: a search asks thousands of times)
+    links, measured = _last_measured
+    if links is not problem.links:
+        measured = {}
+        for link in problem.links:
+            pair = link.source, link.target
+            known = measured.get(pair, link.bandwidth_bytes_per_s)
+            measured[pair] = min(known, link.bandwidth_bytes_per_s)
+        _last_measured = problem.links, measured
     default = problem.default_bandwidth_bytes_per_s
     return lambda source, target: measured.get((source, target), default)
 

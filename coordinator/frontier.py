@@ -11,6 +11,7 @@ from itertools import combinations
 
 from coordinator.kinds import Kind, kinds, regions
 from coordinator.patterns import Limits, Stage, Terrain, place, used, widest_chain
+from coordinator.sequences import disjoint
 from dht.types import Assignment, Problem
 
 DEPTH_STEPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20, 24, 30, 40, 60)
@@ -25,6 +26,8 @@ COPIES_MAX = 3
 """Like chains side by side, each over its share of every kind."""
 REFINED = 3
 """How many of the best chains are asked for more KV room."""
+COMBINED_MAX = 4
+"""Combinations of chains over disjoint kinds that are worth a look."""
 UNLIMITED_TOKENS = 1e15
 
 Chain = tuple[Stage, ...]
@@ -91,7 +94,7 @@ class _Search:
         if self._has_room:
             # Replicas by sort of device are quickly found, and hard to beat for small models.
             self._best_of(self._alike(), all_counts, COARSE_STEPS, per_set)
-            for parts in _partitions(per_set):
+            for parts in disjoint(_values(per_set), COMBINED_MAX):
                 yield self._spans([per_set[part].chain for part in parts])
         for one in self._depths(all_counts, DEPTH_STEPS if self._has_room else DEPTH_STEPS[-1:]):
             found.append(one)
@@ -101,7 +104,7 @@ class _Search:
         if found:
             per_set[everything] = max(found, key=lambda f: f.value)
         self._best_of(self._sets(), all_counts, DEPTH_STEPS, per_set)
-        for parts in _partitions(per_set):
+        for parts in disjoint(_values(per_set), COMBINED_MAX):
             yield self._spans([per_set[part].chain for part in parts])
         for copies in range(2, COPIES_MAX + 1):
             yield from self._copies(all_counts, copies)
@@ -217,20 +220,5 @@ class _Search:
         return found[:SUBSETS_MAX]
 
 
-def _partitions(per_set: dict[frozenset[int], _Found]) -> Iterator[tuple[frozenset[int], ...]]:
-    """Disjoint sets whose chains together are worth the most, best first; at most a few."""
-    ordered = sorted(per_set, key=lambda chosen: (-per_set[chosen].value, sorted(chosen)))
-    found: list[tuple[float, tuple[frozenset[int], ...]]] = []
-
-    def extend(at: int, parts: tuple[frozenset[int], ...], value: float) -> None:
-        if len(parts) > 1:
-            found.append((value, parts))
-        taken = frozenset().union(*parts)
-        for index in range(at, len(ordered)):
-            if len(found) < 2_000 and not taken & ordered[index]:
-                part = ordered[index]
-                extend(index + 1, (*parts, part), value + per_set[part].value)
-
-    extend(0, (), 0.0)
-    for _, parts in sorted(found, key=lambda f: -f[0])[:4]:
-        yield parts
+def _values(per_set: dict[frozenset[int], _Found]) -> dict[frozenset[int], float]:
+    return {chosen: found.value for chosen, found in per_set.items()}

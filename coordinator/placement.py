@@ -2,20 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from coordinator import groups, heuristics, local_search, milp, refine
-from coordinator.check import uncovered
-from coordinator.estimate import estimate, serves
+from coordinator import groups, heuristics, local_search, milp
+from coordinator.chain_search import MOVES_MAX, as_chains, draw, search, until
+from coordinator.check import FLOW_USED_MIN, uncovered
+from coordinator.estimate import estimate
 from coordinator.flow import (
     FlowSolution,
     balanced_flow,
-    flow_parts,
     mean_latency_s,
     solve_flow,
     upper_bound,
 )
-from coordinator.frontier import Chains, candidates
 from coordinator.service import Service
 from dht.errors import SwarmError
 from dht.types import (
@@ -34,28 +32,14 @@ EXACT_PEERS_MAX = 12
 """The exact program is tried up to so many peers; beyond, the heuristics' best is improved."""
 EXACT_SPANS_MAX = 40_000
 """…and up to so many possible spans, which take a second or two to write down."""
-MOVES_MAX = 2_000
-"""Moves that the improvement tries where no clock ends it."""
 VALUE_WITHIN = 0.98
 """Placements with so much of the best throughput count as equals."""
 LATENCY_WITHIN = 1.1
 """Among them, those with a ring at most so much slower than the fastest count as equals."""
-CANDIDATES_MAX = 300
-"""Chains of stage patterns that are made where no clock ends it."""
-REFINED = 3
-"""How many of the best are improved move by move."""
-TIMES_MIN = 3
-"""Programs solved, or moves made, however late it is."""
-FRONTIER_SHARE = 0.4
-"""Share of the time for making chains; the rest is for improving them."""
-DOUBT = 1.06
-"""How much more than chains as made, refined ones must serve: the estimate errs by as much."""
 CELLS_ABOVE = 64
 """More peers than that are planned in cells."""
 KEPT = 12
 """How many chains are held against the heuristics, for rings and movement."""
-GAIN_MIN = 1.0005
-"""A move must bring so much."""
 
 
 class NoPlacementError(SwarmError):
@@ -91,6 +75,7 @@ HEURISTICS: dict[str, Callable[[Problem], tuple[Assignment, ...] | None]] = {
     "chain": heuristics.chain,
     "chains": heuristics.chains,
     "equal-stages": heuristics.equal_stages,
+    "separate": heuristics.separate,
     "replicas": heuristics.replicas,
     "greedy": heuristics.greedy,
 }
@@ -124,12 +109,24 @@ def best_placement(
         if (assignments := heuristic(problem)) is not None
         and not uncovered(assignments, problem.model.layers)
     ]
-    found += _chains(problem, service, seed, spent)
-    best = choose(found)
+    found += _searched(problem, service, found, seed, spent)
     if service is None:
-        found += _by_flow(problem, found, best, time_limit_s, seed, spent)
-        best = choose(found)
-    return with_spares(problem, best, service)
+        found += _by_flow(problem, found, choose(found), time_limit_s, seed, spent)
+    return _best_with_spares(problem, found, service)
+
+
+def _best_with_spares(
+    problem: Problem, found: Sequence[Placement], service: Service | None
+) -> Placement:
+    """The best placement after its spares are placed; the next one where they cost it flow."""
+    left, spared = list(found), []
+    while left:
+        best = choose(left)
+        spared.append(with_spares(problem, best, service))
+        left = [p for p in left if p is not best and p.value > spared[-1].value]
+        if spared[-1].value >= VALUE_WITHIN * best.value:
+            break
+    return max(spared, key=lambda placement: placement.value)
 
 
 def _by_cells(
@@ -168,52 +165,6 @@ def _by_cells(
     )
 
 
-def placed_again(
-    problem: Problem,
-    placement: Placement,
-    service: Service,
-    *,
-    seed: int,
-    spent: Callable[[], float],
-) -> Placement:
-    """A placement improved by moves from where it is; peers beside it may join."""
-    chains = _as_chains(problem, placement)
-
-    def worth(tried: Chains, least: float = 0.0) -> float:
-        return _worth(problem, tried, service, least)
-
-    better, _ = refine.refine(
-        problem, chains, judge=worth, seed=seed, go_on=_until(spent, 1.0, MOVES_MAX)
-    )
-    spans = tuple(a for chain in better for a in chain)
-    edges = draw(problem, better, service)
-    again = score(problem, spans, placement.planner, service=service, edges=edges)
-    return again if again.value >= placement.value else placement
-
-
-def _as_chains(problem: Problem, placement: Placement) -> Chains:
-    """The placement's chains, where its spans follow each other; peers without flow left out."""
-    flowing = {edge.head for edge in placement.edges or ()}
-    used = [a for a in placement.assignments if a.peer_id in flowing]
-    by_part: dict[int, list[Assignment]] = {}
-    for number, part in enumerate(flow_parts(placement.edges or ())):
-        by_part[number] = [a for a in used if a.peer_id in part]
-    chains = tuple(tuple(part) for part in by_part.values())
-    whole = all(_is_chain(chain, problem.model.layers) for chain in chains)
-    return chains if whole and chains else ()
-
-
-def _is_chain(spans: Sequence[Assignment], layers: int) -> bool:
-    ranges = sorted({(a.start, a.end) for a in spans})
-    joints = pairwise(ranges)
-    return (
-        bool(ranges)
-        and ranges[0][0] == 0
-        and ranges[-1][1] == layers
-        and all(a[1] == b[0] for a, b in joints)
-    )
-
-
 def _by_flow(
     problem: Problem,
     found: Sequence[Placement],
@@ -231,98 +182,46 @@ def _by_flow(
         problem,
         heuristics.fill(problem, most.assignments),
         seed=seed,
-        go_on=_until(spent, 1.0, MOVES_MAX),
+        go_on=until(spent, 1.0, MOVES_MAX),
     )
     return [score(problem, improved, f"{most.planner}+moves")]
-
-
-def _chains(
-    problem: Problem,
-    service: Service | None,
-    seed: int,
-    spent: Callable[[], float] | None,
-) -> list[Placement]:
-    """Placements made of stage patterns, the best of them refined; planner ``patterns``."""
-    go_on = _until(spent, FRONTIER_SHARE if service else 1.0, CANDIDATES_MAX)
-
-    def worth(chains: Chains, least: float = 0.0) -> float:
-        return _worth(problem, chains, service, least)
-
-    made = [
-        (worth(chains), chains)
-        for chains in candidates(
-            problem,
-            room_for=service.kv_tokens if service else None,
-            judge=worth,
-            seed=seed,
-            go_on=go_on,
-        )
-    ]
-    made.sort(key=lambda pair: -pair[0])
-    if service is not None and made:
-        refined = []
-        for turn, (_, chains) in enumerate(made[:REFINED], start=1):
-            until = FRONTIER_SHARE + (1 - FRONTIER_SHARE) * turn / REFINED
-            better, value = refine.refine(
-                problem,
-                chains,
-                judge=worth,
-                seed=seed,
-                go_on=_until(spent, until, MOVES_MAX),
-            )
-            refined.append((value, better))
-        # A search finds the estimate's errors too: what it gains must be more than those.
-        surely = [pair for pair in refined if pair[0] >= DOUBT * made[0][0]]
-        made = sorted(surely, key=lambda pair: -pair[0]) or made
-    return [
-        score(
-            problem,
-            tuple(a for chain in chains for a in chain),
-            "patterns",
-            service=service,
-            edges=draw(problem, chains, service),
-        )
-        for _, chains in made[:KEPT]
-    ]
-
-
-def _worth(problem: Problem, chains: Chains, service: Service | None, least: float = 0.0) -> float:
-    """Tokens/s that chains serve; 0 once it is sure that they serve less than ``least``."""
-    spans = tuple(a for chain in chains for a in chain)
-    edges = draw(problem, chains, service)
-    if service is None:
-        return sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
-    if least > 0 and not serves(problem, spans, edges, service, least * GAIN_MIN):
-        return 0.0
-    return estimate(problem, spans, edges, service).tokens_per_s
-
-
-def _until(
-    spent: Callable[[], float] | None, share: float, times_max: int
-) -> Callable[[int], bool]:
-    """Whether to go on after so many times: by the clock, or by count where there is none."""
-    if spent is None:
-        return lambda times: times < times_max
-    return lambda times: times < TIMES_MIN or spent() < share
-
-
-def draw(problem: Problem, chains: Chains, service: Service | None) -> tuple[FlowEdge, ...]:
-    """The flow of chains that keep to themselves: spread widely where it is judged by service."""
-    solve = solve_flow if service is None else balanced_flow
-    return tuple(edge for chain in chains for edge in solve(problem, chain).edges)
 
 
 def with_spares(problem: Problem, placement: Placement, service: Service | None) -> Placement:
     """The placement with spare replicas on all other peers that can hold something.
 
-    They carry flow where that serves more; else they stand by.
+    They carry flow where that serves more, or where the flow would else leave so much of the
+    placement unused that the checker takes it for a mistake; else they stand by.
     """
     filled = heuristics.fill(problem, placement.assignments)
     used = score(problem, filled, placement.planner, service=service)
     if service is None or placement.edges is None:
         return used
     idle = score(problem, filled, placement.planner, service=service, edges=placement.edges)
-    return used if used.value >= idle.value else idle
+    wasted = idle.flow_tokens_per_s < FLOW_USED_MIN * used.flow_tokens_per_s
+    return used if wasted or used.value >= idle.value else idle
+
+
+def _searched(
+    problem: Problem,
+    service: Service | None,
+    heuristics_: Sequence[Placement],
+    seed: int,
+    spent: Callable[[], float] | None,
+) -> list[Placement]:
+    """The best chains that were found; planner ``patterns``."""
+    layers = problem.model.layers
+    seeds = [as_chains(p.assignments, p.edges or (), layers) for p in heuristics_]
+    return [
+        score(
+            problem,
+            tuple(a for chain in found.chains for a in chain),
+            "patterns",
+            service=service,
+            edges=draw(problem, found.chains, service),
+        )
+        for found in search(problem, service, seeds=seeds, seed=seed, spent=spent)[:KEPT]
+    ]
 
 
 def _spans_max(problem: Problem) -> int:
@@ -363,15 +262,19 @@ def score(
 
 
 def choose(found: Sequence[Placement]) -> Placement:
-    """The most throughput; within 2% of it, the shortest ring; within 10% of that, the least moved.
+    """The best placement by these objectives, in this order.
 
-    Among those that move as little, the one with the fewest layers that hang on a single peer.
+    Throughput; within 2% of it, the fewest layers that hang on a single peer, since volunteers
+    leave and a layer without a second holder then stops the swarm; the shortest ring; within 10%
+    of that, the fewest layers to fetch.
     """
     most = max(placement.value for placement in found)
     near = [p for p in found if p.value >= VALUE_WITHIN * most]
+    fewest = min(placement.lone_layers for placement in near)
+    near = [p for p in near if p.lone_layers == fewest]
     fastest_s = min(placement.latency_s for placement in near)
     near = [p for p in near if p.latency_s <= LATENCY_WITHIN * fastest_s]
-    return min(near, key=lambda p: (p.moved_layers, p.lone_layers, p.latency_s, -p.value))
+    return min(near, key=lambda p: (p.moved_layers, p.latency_s, -p.value))
 
 
 def why_uncoverable(problem: Problem) -> str | None:

@@ -37,18 +37,21 @@ def refine(
     judge: Callable[[Chains, float], float],
     seed: int,
     go_on: Callable[[int], bool],
+    stale_max: int | None = None,
 ) -> tuple[Chains, float]:
     """The best chains found while ``go_on(moves tried)`` held, and what they are worth.
 
+    It also ends after ``stale_max`` moves in a row without gain.
     ``judge(chains, least)`` is their worth, or anything below ``least`` once it is sure to be less.
     """
     rng = random.Random(seed)  # noqa: S311 - a search, not a secret
     nodes = {node.peer_id: node for node in problem.nodes}
     best = layout_of(chains)
     worth = judge(chains, 0.0)
-    tried = stale = 0
-    while go_on(tried):
+    tried = stale = since = 0
+    while go_on(tried) and (stale_max is None or since < stale_max):
         tried += 1
+        since += 1
         candidate: Layout | None = best
         for _ in range(1 if stale < PATIENCE else rng.randint(1, KICKS)):
             candidate = _moved(candidate, sorted(nodes), rng) if candidate else None
@@ -57,7 +60,7 @@ def refine(
         stale += 1
         value = judge(spans_of(candidate), worth)
         if value > worth:
-            best, worth, stale = candidate, value, 0
+            best, worth, stale, since = candidate, value, 0, 0
     return spans_of(best), worth
 
 

@@ -428,6 +428,7 @@ class Coordinator:
             epoch=str(plan.epoch),
             reason=reason,
             planner=plan.planner,
+            estimate_tokens_per_s=round(plan.estimate_tokens_per_s, 3),
             flow_tokens_per_s=round(plan.flow_tokens_per_s, 3),
             bound_tokens_per_s=round(plan.bound_tokens_per_s, 3),
             solve_s=round(plan.solve_s, 3),

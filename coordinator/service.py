@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dht.types import PlannerNode, Problem
 
@@ -24,6 +24,20 @@ class Workload:
     kv_high_water: float = 0.8
     requests_max: float = math.inf
     """Requests in flight at most, where the load is less than what KV room admits."""
+
+
+def workload_within(context_tokens: int, workload: Workload | None = None) -> Workload:
+    """The workload, scaled down to what fits a model's context where that is short."""
+    load = workload or Workload()
+    longest = load.input_tokens + max(load.output_tokens, load.reserve_tokens)
+    scale = min(1.0, context_tokens / longest)
+    return replace(
+        load,
+        input_tokens=load.input_tokens * scale,
+        input_deviation=load.input_deviation * scale,
+        output_tokens=load.output_tokens * scale,
+        reserve_tokens=load.reserve_tokens * scale,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +106,17 @@ def service_from_rates(problem: Problem, workload: Workload | None = None) -> Se
 
     A layer's time for a token is 1 / max_j(j × T_j); the shape over batches is typical of GPUs
     (constants above). KV room is what memory leaves beside the weights, at the larger end of the
-    model; without a size of KV entries it is taken as unlimited.
+    model; without a size of KV entries it is taken as unlimited. The default workload is scaled to
+    the model's context.
     """
     return Service(
         machines={node.peer_id: _machine_from_rates(problem, node) for node in problem.nodes},
-        workload=workload or Workload(),
+        workload=workload or workload_within(problem.model.context_tokens),
     )
 
 
 def _machine_from_rates(problem: Problem, node: PlannerNode) -> Machine:
-    model = problem.model
+    model = node.own_model or problem.model
     best = max((j * rate for j, rate in enumerate(node.tokens_per_s, start=1)), default=0.0)
     token_s = 1.0 / best if best > 0 else 1e3
     step_s = DECODES_MEASURED * token_s

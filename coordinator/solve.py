@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from coordinator.check import check_plan
-from coordinator.estimate import estimate
 from coordinator.placement import NoPlacementError, Placement, best_placement, make_plan, score
 from coordinator.repair import repair
 from coordinator.service import service_from_rates
@@ -33,7 +32,8 @@ class SolveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveAnswer:
-    """The best plan, and the one that moves as few as it can (None: too many), both checked.
+    """The best plan by what it would serve (:mod:`coordinator.estimate`), and the one that moves as
+    few as it can (None: too many), both checked.
 
     ``error`` says why there is no plan at all.
     """
@@ -46,12 +46,14 @@ class SolveAnswer:
 def solve(request: SolveRequest) -> SolveAnswer:
     """Solve one request."""
     started_s = time.monotonic()
+    service = service_from_rates(request.problem)
     try:
         placement = best_placement(
             request.problem,
             time_limit_s=request.time_limit_s,
             seed=request.seed,
             spent=lambda: (time.monotonic() - started_s) / request.time_limit_s,
+            service=service,
         )
     except NoPlacementError as error:
         return SolveAnswer(error=str(error))
@@ -59,7 +61,7 @@ def solve(request: SolveRequest) -> SolveAnswer:
     kept_spans = repair(request.problem)
     if kept_spans is None or not any(node.current for node in request.problem.nodes):
         return SolveAnswer(best=best)
-    kept_placement = score(request.problem, kept_spans, "keep")
+    kept_placement = score(request.problem, kept_spans, "keep", service=service)
     kept = _checked(_plan(request, kept_placement, 0.0), request.problem)
     if kept is not None and best is not None:
         kept = replace(kept, bound_tokens_per_s=best.bound_tokens_per_s)
@@ -78,11 +80,6 @@ def _checked(plan: Plan, problem: Problem) -> Plan | None:
 
 
 def _plan(request: SolveRequest, placement: Placement, solve_s: float) -> Plan:
-    """The plan, which says what it would serve; it was chosen, and is reviewed, by its flow."""
-    service = service_from_rates(request.problem)
-    edges = placement.edges or ()
-    served = estimate(request.problem, placement.assignments, edges, service)
-    placement = replace(placement, estimate_tokens_per_s=served.tokens_per_s)
     return make_plan(
         request.problem,
         placement,

@@ -21,11 +21,11 @@ class TransitionConfig:
     elder_s: float = 300.0
     """Peers that have been here for so long coordinate before others do."""
     gain_min: float = 1.1
-    """A plan that moves peers is adopted for so much more flow, or when layers are lost."""
+    """A plan that moves peers must serve so much more, or bring back layers that are lost."""
     move_every_s: float = 300.0
     """A peer is moved once in this time, unless layers have no holder."""
     loss_max: float = 0.98
-    """Flow that a plan may cost, as a share, when it brings back replicas that were lost."""
+    """What a plan may cost, as a share of what is served, when it brings back lost replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,10 +168,10 @@ def choose_plan(
     """The plan to run next and why, or None to stay with ``old``.
 
     ``kept`` is the plan that moves nobody who holds layers, or as few as it takes where layers are
-    lost, None where that is no way. The best plan is worth its moves for 10% more flow, or when
-    replicas were lost that it brings back, unless it moves somebody who has just moved; otherwise
-    who stays is not moved, also when somebody else left (or one death makes all survivors fetch
-    their weights anew).
+    lost, None where that is no way. Plans are compared by what they would serve. The best plan is
+    worth its moves for 10% more, or when replicas were lost that it brings back, unless it moves
+    somebody who has just moved (where the other moves nobody); otherwise who stays is not moved,
+    also when somebody else left (or one death makes all survivors fetch their weights anew).
     """
     plan, gain = _chosen(old, best, kept, usable, cfg, now_unix_s)
     if old is None:
@@ -200,21 +200,26 @@ def _chosen(
 ) -> tuple[Plan, str]:
     """The plan that is worth its moves, and what it gains ("" when nobody moves)."""
     if kept is None:
-        before = old.flow_tokens_per_s if old is not None else 0.0
-        return best, f"{best.flow_tokens_per_s / max(before, 1e-9):.2f} times the flow"
+        before = old.value_tokens_per_s if old is not None else 0.0
+        return best, _times(best, before)
     held = old.assignments if old is not None else ()
     movers = moved(held, best.assignments)
-    if movers and movers & moved_lately(usable, now_unix_s, cfg):
+    if (
+        movers & moved_lately(usable, now_unix_s, cfg)
+        and not moved(held, kept.assignments)  # else others would take it for a poor choice
+    ):
         return kept, ""
     layers = best.model.layers
-    if best.flow_tokens_per_s >= cfg.gain_min * kept.flow_tokens_per_s:
-        if not movers:
-            return best, ""
-        ratio = best.flow_tokens_per_s / max(kept.flow_tokens_per_s, 1e-9)
-        return best, f"{ratio:.2f} times the flow"
+    if best.value_tokens_per_s >= cfg.gain_min * kept.value_tokens_per_s:
+        return best, _times(best, kept.value_tokens_per_s) if movers else ""
     had = replication(held, layers)
     have = replication(kept.assignments, layers)
     will = replication(best.assignments, layers)
-    if have < min(had, will) and best.flow_tokens_per_s >= cfg.loss_max * kept.flow_tokens_per_s:
+    bearable = best.value_tokens_per_s >= cfg.loss_max * kept.value_tokens_per_s
+    if have < min(had, will) and bearable:
         return best, f"{will} holders of every layer again, not {have}"
     return kept, ""
+
+
+def _times(best: Plan, before: float) -> str:
+    return f"{best.value_tokens_per_s / max(before, 1e-9):.2f} times the tokens/s"

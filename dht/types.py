@@ -214,6 +214,11 @@ class Plan:
     fetch_bytes: Count = 0
     """Weights that peers read anew to follow this plan, all together."""
 
+    @property
+    def value_tokens_per_s(self) -> float:
+        """What plans are compared by: the estimate, or the flow where nobody estimated."""
+        return self.estimate_tokens_per_s or self.flow_tokens_per_s
+
     def wave_of(self, peer_id: str) -> int:
         """Index of the wave in which ``peer_id`` moves; 0 when it is in none."""
         return next((i for i, peers in enumerate(self.waves) if peer_id in peers), 0)

@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from coordinator import heuristics
 from coordinator.check import check_plan, uncovered
 from coordinator.flow import solve_flow
-from coordinator.placement import HEURISTICS, NoPlacementError, best_placement
+from coordinator.placement import (
+    HEURISTICS,
+    NoPlacementError,
+    Placement,
+    best_placement,
+    choose,
+)
 from coordinator.solve import SolveRequest, solve
 from dht.types import Assignment, PlanEpoch, Problem
 from tests.unit.coordinator.problems import model, node, plan_of, problems, span, steady
@@ -168,6 +174,30 @@ class TestBest:
         others = tuple(replace(a, peer_id=turned[a.peer_id]) for a in first.assignments)
         kept = best_placement(holding(problem, others), time_limit_s=1.0, seed=2)
         assert set(kept.assignments) == set(others)
+
+    def test_equal_plans_are_ranked_by_second_holders_before_rings_and_moves(self) -> None:
+        base = Placement(
+            assignments=(), flow_tokens_per_s=100.0, planner="x", estimate_tokens_per_s=100.0
+        )
+        alone = replace(base, lone_layers=4, latency_s=0.1)
+        shared = replace(base, lone_layers=0, latency_s=0.2, moved_layers=9)
+        slower = replace(shared, estimate_tokens_per_s=97.9)
+        nearer = replace(shared, latency_s=0.1, moved_layers=12)
+        stays = replace(shared, latency_s=0.105, moved_layers=3)
+        assert choose([alone, replace(shared, estimate_tokens_per_s=98.1)]).lone_layers == 0
+        assert choose([alone, slower]) is alone
+        assert choose([shared, nearer]) is nearer
+        assert choose([shared, nearer, stays]) is stays
+
+    def test_of_equal_plans_the_swarm_takes_the_one_with_second_holders(self) -> None:
+        """Four peers that hold half each: two halves twice, not a chain of four."""
+        problem = Problem(
+            model=model(8), nodes=tuple(node(name, [9.0] * 4) for name in ("a", "b", "c", "d"))
+        )
+        plan = solve(request(problem)).best
+        assert plan is not None
+        holders = [sum(a.start <= ly < a.end for a in plan.assignments) for ly in range(8)]
+        assert min(holders) == 2
 
     def test_spans_that_do_not_fit_make_no_plan(self) -> None:
         problem = Problem(model=model(4), nodes=(node("a", [9, 9]),))

@@ -7,7 +7,7 @@ import pytest
 from coordinator.heuristics import greedy
 from coordinator.placement import Placement, make_plan
 from coordinator.problem import problem_of
-from coordinator.review import Opinion, ReviewConfig, review
+from coordinator.review import Opinion, ReviewConfig, known_part, review
 from dht.types import Link, LinksRecord, PlanEpoch
 
 CONFIG = ReviewConfig()
@@ -107,7 +107,7 @@ def test_worse_than_the_greedy_placement_is_refused(make, judge, plan_of, nodes)
 
 def test_flow_over_unknown_peers_does_not_count(make, judge, plan_of, nodes):
     more = nodes | {name: make.record(name, memory=1000) for name in "xyz"}
-    plan = plan_of(make.span("a", 0, 8), *(make.span(n, 0, 8) for n in "xyz"), nodes=more)
+    plan = plan_of(*(make.span(name, 0, 8) for name in "abxyz"), nodes=more)
     assert judge(plan, seen=more) is Opinion.FINE
     assert judge(plan) is Opinion.WORSE
 
@@ -124,3 +124,43 @@ def test_the_running_placement_published_anew_is_fine_unless_its_flow_is_wrong(
         flow_tokens_per_s=share * slow.flow_tokens_per_s,
     )
     assert judge(diverted, running=slow) is Opinion.WORSE
+
+
+def test_depth_counts_not_flow_alone(make, judge, plan_of, nodes):
+    """Two chains of one flow: the deeper one lets every token wait on a slow ring, and is worse."""
+    more = {name: make.record(name, memory=1000, rate=400.0) for name in "abcdefgh"}
+    slow = tuple(
+        Link(source=s, target=t, bandwidth_bytes_per_s=1e9, rtt_s=2.0, measured_unix_s=0.0)
+        for s in more
+        for t in more
+        if s != t
+    )
+    links = {
+        name: LinksRecord(peer_id=name, links=tuple(k for k in slow if k.target == name))
+        for name in more
+    }
+    kv = replace(make.model, kv_bytes_per_token_layer=1)
+    more = {name: replace(record, model=kv, memory_bytes=1600) for name, record in more.items()}
+    deep = plan_of(*(make.span(n, i, i + 1) for i, n in enumerate("abcdefgh")), nodes=more)
+    wide = plan_of(*(make.span(n, 0, 8) for n in "abcdefgh"), nodes=more)
+    assert deep.flow_tokens_per_s == pytest.approx(wide.flow_tokens_per_s)
+    assert judge(wide, seen=more, links=links) is Opinion.FINE
+    assert judge(deep, seen=more, links=links) is Opinion.WORSE
+
+
+def test_only_flow_that_known_peers_pass_on_to_known_peers_counts(make):
+    spans = [make.span("a", 0, 4), make.span("x", 0, 4), make.span("b", 4, 8), make.span("y", 4, 8)]
+    edges = [
+        make.edge("source", "a", 6.0),
+        make.edge("source", "x", 4.0),
+        make.edge("a", "b", 3.0),
+        make.edge("a", "y", 3.0),
+        make.edge("x", "b", 4.0),
+        make.edge("b", "sink", 7.0),
+        make.edge("y", "sink", 3.0),
+    ]
+    assert known_part(edges, spans, frozenset("abxy")) == tuple(edges)
+    rest = {(e.tail, e.head): e.tokens_per_s for e in known_part(edges, spans, frozenset("ab"))}
+    # Half of what a takes goes on to y, and four sevenths of what b takes came over x.
+    assert rest == pytest.approx({("source", "a"): 3.0, ("a", "b"): 3.0, ("b", "sink"): 3.0})
+    assert known_part(edges, spans, frozenset("a")) == ()

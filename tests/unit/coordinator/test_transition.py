@@ -54,7 +54,10 @@ def test_moves_need_a_gain(old, usable):
     )
     assert choose_plan(old, moved, kept, usable, CONFIG, NOW_S) is None
     better = replace(moved, flow_tokens_per_s=11.0)
-    assert choose_plan(old, better, kept, usable, CONFIG, NOW_S) == (better, "1.10 times the flow")
+    assert choose_plan(old, better, kept, usable, CONFIG, NOW_S) == (
+        better,
+        "1.10 times the tokens/s",
+    )
     assert choose_plan(None, moved, None, usable, CONFIG, NOW_S) == (moved, "there was no plan")
 
 
@@ -95,10 +98,13 @@ def test_who_moved_lately_stays_unless_layers_are_lost(make, old, usable):
     )
     usable["a"] = replace(usable["a"], moved_unix_s=NOW_S - 299)
     assert choose_plan(old, better, kept, usable, CONFIG, NOW_S) is None
-    assert choose_plan(old, better, None, usable, CONFIG, NOW_S) == (better, "2.00 times the flow")
+    assert choose_plan(old, better, None, usable, CONFIG, NOW_S) == (
+        better,
+        "2.00 times the tokens/s",
+    )
     later_s = NOW_S + 2
     chosen = choose_plan(old, better, kept, usable, CONFIG, later_s)
-    assert chosen == (better, "2.00 times the flow")
+    assert chosen == (better, "2.00 times the tokens/s")
 
 
 def test_lost_replicas_are_worth_a_move(make, usable):
@@ -121,3 +127,26 @@ def test_a_plan_states_its_waves_and_what_it_makes_peers_read(make):
     assert (stated.wave_of("c"), stated.wave_of("a"), stated.wave_of("b")) == (0, 1, 0)
     # a: four layers and the head; c: four layers and the embedding; b has what it needs.
     assert stated.fetch_bytes == 4 * 100 + 70 + 4 * 100 + 50
+
+
+def test_plans_are_compared_by_what_they_would_serve(old, usable):
+    """A tenth more of the estimate is worth a move, whatever the flow says."""
+    kept = replace(old, estimate_tokens_per_s=5.0)
+    spans = (replace(old.assignments[1], peer_id="a"), replace(old.assignments[0], peer_id="b"))
+    best = replace(old, assignments=spans, flow_tokens_per_s=8.0, estimate_tokens_per_s=5.5)
+    chosen = choose_plan(old, best, kept, usable, CONFIG, NOW_S)
+    assert chosen == (best, "1.10 times the tokens/s")
+    wide = replace(best, flow_tokens_per_s=20.0, estimate_tokens_per_s=5.4)
+    assert choose_plan(old, wide, kept, usable, CONFIG, NOW_S) is None
+
+
+def test_rest_protects_nobody_from_a_repair_that_moves_peers_anyway(make, old, usable):
+    """Another peer must move for the lost layers; then the much better plan is as good a move."""
+    usable["a"] = replace(usable["a"], moved_unix_s=NOW_S - 10)
+    kept = replace(old, assignments=(make.span("a", 0, 4), make.span("b", 3, 8)))
+    best = replace(
+        old, assignments=(make.span("a", 4, 8), make.span("b", 0, 4)), flow_tokens_per_s=20.0
+    )
+    gone = replace(old, assignments=(*old.assignments, make.span("c", 0, 2)))
+    chosen = choose_plan(gone, best, kept, usable, CONFIG, NOW_S)
+    assert chosen == (best, "1 peer left")
