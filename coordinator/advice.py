@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from coordinator.chain_search import as_chains, draw, improved
+from coordinator.chain_search import Judge, as_chains, draw, improved
 from coordinator.flow import capacities
 from coordinator.placement import Placement, score
 from coordinator.service import Service
@@ -110,7 +110,9 @@ def placed_again(
     chains = as_chains(placement.assignments, placement.edges or (), problem.model.layers)
     if not chains:
         return placement
-    better = improved(problem, chains, service, seed=seed, share=1.0, spent=spent).chains
+    better = improved(
+        problem, chains, Judge(problem, service), seed=seed, share=1.0, spent=spent
+    ).chains
     spans = tuple(a for chain in better for a in chain)
     edges = draw(problem, better, service)
     again = score(problem, spans, placement.planner, service=service, edges=edges)

@@ -12,7 +12,7 @@ from coordinator import refine
 from coordinator.estimate import estimate, serves
 from coordinator.flow import balanced_flow, flow_parts, solve_flow
 from coordinator.frontier import Chains, candidates
-from coordinator.sequences import sequences
+from coordinator.sequences import Chain, sequences
 from coordinator.service import Service
 from dht.types import SOURCE, Assignment, FlowEdge, Problem
 
@@ -32,6 +32,8 @@ FRONTIER_SHARE = 0.4
 """Share of the time for making all chains; the rest is for improving them."""
 DOUBT = 1.06
 """How much more than chains as made, refined ones must serve: the estimate errs by as much."""
+REMEMBERED_MAX = 20_000
+"""Chains whose worth is remembered."""
 GAIN_MIN = 1.0005
 """A move must bring so much."""
 
@@ -42,6 +44,37 @@ class Found:
 
     value: float
     chains: Chains
+
+
+class Judge:
+    """What chains serve in tokens/s: by the estimate, or by flow where there is no service.
+
+    Chains share no peer, so each is judged by itself and remembered: a move changes one or two.
+    """
+
+    def __init__(self, problem: Problem, service: Service | None) -> None:
+        self._problem = problem
+        self._service = service
+        self._known: dict[Chain, float] = {}
+
+    def __call__(self, chains: Chains, least: float = 0.0) -> float:
+        """Their tokens/s; 0 once it is sure that they serve less than ``least``."""
+        known = sum(self._known.get(chain, 0.0) for chain in chains)
+        new = [chain for chain in chains if chain not in self._known]
+        if len(self._known) >= REMEMBERED_MAX:
+            self._known.clear()
+        for chain in new:
+            needed = least * GAIN_MIN - known if len(new) == 1 and least > 0 else 0.0
+            edges = draw(self._problem, (chain,), self._service)
+            if self._service is None:
+                value = sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
+            elif needed > 0 and not serves(self._problem, chain, edges, self._service, needed):
+                return 0.0
+            else:
+                value = estimate(self._problem, chain, edges, self._service).tokens_per_s
+            self._known[chain] = value
+            known += value
+        return known
 
 
 def search(
@@ -57,10 +90,7 @@ def search(
     ``spent()`` says what share of the time is gone; without it the work is a fixed amount. Without
     a service only the program is asked, for the chain with the most flow.
     """
-
-    def judge(chains: Chains, least: float = 0.0) -> float:
-        return worth(problem, chains, service, least)
-
+    judge = Judge(problem, service)
     made: dict[Chains, float] = {chains: judge(chains) for chains in seeds if chains}
     if service is not None:
         rows_end = until(spent, ROWS_SHARE, CANDIDATES_MAX)
@@ -78,9 +108,7 @@ def search(
     refined = []
     for turn, found in enumerate(best[:REFINED], start=1):
         share = FRONTIER_SHARE + (1 - FRONTIER_SHARE) * turn / REFINED
-        refined.append(
-            improved(problem, found.chains, service, seed=seed, share=share, spent=spent)
-        )
+        refined.append(improved(problem, found.chains, judge, seed=seed, share=share, spent=spent))
     # A search finds the estimate's errors too: what it gains must be more than those.
     surely = [found for found in refined if found.value >= DOUBT * best[0].value]
     return sorted(surely, key=lambda found: -found.value) or best
@@ -89,7 +117,7 @@ def search(
 def improved(
     problem: Problem,
     chains: Chains,
-    service: Service,
+    judge: Judge,
     *,
     seed: int,
     share: float,
@@ -99,23 +127,12 @@ def improved(
     better, value = refine.refine(
         problem,
         chains,
-        judge=lambda tried, least: worth(problem, tried, service, least),
+        judge=judge,
         seed=seed,
         go_on=until(spent, share, MOVES_MAX),
         stale_max=STALE_PER_PEER * max(1, len(problem.nodes)),
     )
     return Found(value, better)
-
-
-def worth(problem: Problem, chains: Chains, service: Service | None, least: float = 0.0) -> float:
-    """Tokens/s that chains serve; 0 once it is sure that they serve less than ``least``."""
-    spans = tuple(a for chain in chains for a in chain)
-    edges = draw(problem, chains, service)
-    if service is None:
-        return sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
-    if least > 0 and not serves(problem, spans, edges, service, least * GAIN_MIN):
-        return 0.0
-    return estimate(problem, spans, edges, service).tokens_per_s
 
 
 def draw(problem: Problem, chains: Chains, service: Service | None) -> tuple[FlowEdge, ...]:

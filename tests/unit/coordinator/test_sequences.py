@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.chain_search import worth
+from coordinator.chain_search import Judge
 from coordinator.check import uncovered
 from coordinator.flow import solve_flow
 from coordinator.sequences import Row, disjoint, sequences
@@ -60,10 +60,7 @@ def test_disjoint_sets_are_worth_their_sum() -> None:
 def test_what_rows_give_is_near_the_best_that_is_known(cluster, size, served) -> None:
     """Without a solver or a clock; the best known after 30 s are 356 tokens/s."""
     problem, service = problem_of(cluster, size), service_of(cluster, size)
-
-    def judge(chains, least=0.0):
-        return worth(problem, chains, service, least)
-
+    judge = Judge(problem, service)
     found = sequences(problem, judge=judge, go_on=lambda judged: judged < 120)
     assert max(judge(chains) for chains in found) >= served
 
@@ -71,7 +68,19 @@ def test_what_rows_give_is_near_the_best_that_is_known(cluster, size, served) ->
 def test_nothing_fits_nowhere() -> None:
     problem = Problem(model=model(2), nodes=(node("a", [1.0], memory_bytes=10),))
     service = service_from_rates(problem)
-    found = sequences(
-        problem, judge=lambda c, _: worth(problem, c, service), go_on=lambda judged: True
-    )
+    found = sequences(problem, judge=Judge(problem, service), go_on=lambda judged: True)
     assert list(found) == []
+
+
+def test_chains_are_judged_one_by_one_and_remembered() -> None:
+    peers = tuple(node(name, steady(12, 6)) for name in "abcd")
+    problem = Problem(model=model(6), nodes=peers)
+    judge = Judge(problem, service_from_rates(problem))
+    one, other = (span("a", 0, 6), span("b", 0, 6)), (span("c", 0, 3), span("d", 3, 6))
+    alone = judge((one,)), judge((other,))
+    assert judge((one, other)) == pytest.approx(sum(alone))
+    fresh = Judge(problem, service_from_rates(problem))
+    assert fresh((one, other), 2 * sum(alone)) <= sum(alone), "two unknown ones are not pruned"
+    third = (span("c", 0, 4), span("d", 4, 6))
+    assert judge((one, third), 2 * sum(alone)) == 0.0
+    assert judge((one, third)) > alone[0]
