@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.chain_search import Judge, as_chains, draw, improved
 from coordinator.flow import capacities
-from coordinator.placement import Placement, score
+from coordinator.placement import Placement, best_placement, score
 from coordinator.service import Service
 from dht.types import SINK, SOURCE, PlannerNode, Problem
 
@@ -106,10 +106,14 @@ def placed_again(
     seed: int,
     spent: Callable[[], float],
 ) -> Placement:
-    """A placement improved by moves from where it is; peers beside it may join."""
+    """A placement improved by moves from where it is; peers beside it may join.
+
+    Where it is no set of chains, it is planned anew.
+    """
     chains = as_chains(placement.assignments, placement.edges or (), problem.model.layers)
     if not chains:
-        return placement
+        anew = best_placement(problem, time_limit_s=1.0, seed=seed, spent=spent, service=service)
+        return anew if anew.value >= placement.value else placement
     better = improved(
         problem, chains, Judge(problem, service), seed=seed, share=1.0, spent=spent
     ).chains

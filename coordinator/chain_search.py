@@ -18,8 +18,9 @@ from dht.types import SOURCE, Assignment, FlowEdge, Problem
 
 MOVES_MAX = 2_000
 """Moves that the improvement tries where no clock ends it."""
+STALE_MIN = 800
 STALE_PER_PEER = 60
-"""Moves in a row without gain, per peer, after which nothing more is expected of them."""
+"""Moves in a row without gain, at least and per peer, after which no more are expected to help."""
 CANDIDATES_MAX = 300
 """Chains that are made where no clock ends it."""
 REFINED = 3
@@ -130,7 +131,7 @@ def improved(
         judge=judge,
         seed=seed,
         go_on=until(spent, share, MOVES_MAX),
-        stale_max=STALE_PER_PEER * max(1, len(problem.nodes)),
+        stale_max=max(STALE_MIN, STALE_PER_PEER * len(problem.nodes)),
     )
     return Found(value, better)
 

@@ -17,7 +17,7 @@ from coordinator.estimate import estimate
 from coordinator.flow import solve_flow
 from coordinator.heuristics import greedy
 from coordinator.problem import problem_of
-from coordinator.service import service_from_rates
+from coordinator.service import announced_service
 from coordinator.transition import usable_nodes
 from dht.types import (
     SINK,
@@ -152,7 +152,7 @@ def _greedy_serves(
     if spans is None:
         return 0.0
     edges = solve_flow(problem, spans).edges
-    return estimate(problem, spans, edges, service_from_rates(problem)).tokens_per_s
+    return estimate(problem, spans, edges, announced_service(problem)).tokens_per_s
 
 
 def _serves(plan: Plan, problem: Problem) -> float:
@@ -160,7 +160,7 @@ def _serves(plan: Plan, problem: Problem) -> float:
     known = frozenset(node.peer_id for node in problem.nodes)
     edges = known_part(plan.edges, plan.assignments, known)
     held = [a for a in plan.assignments if a.peer_id in known]
-    return estimate(problem, held, edges, service_from_rates(problem)).tokens_per_s
+    return estimate(problem, held, edges, announced_service(problem)).tokens_per_s
 
 
 def known_part(

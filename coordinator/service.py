@@ -106,13 +106,17 @@ def service_from_rates(problem: Problem, workload: Workload | None = None) -> Se
 
     A layer's time for a token is 1 / max_j(j × T_j); the shape over batches is typical of GPUs
     (constants above). KV room is what memory leaves beside the weights, at the larger end of the
-    model; without a size of KV entries it is taken as unlimited. The default workload is scaled to
-    the model's context.
+    model; without a size of KV entries it is taken as unlimited.
     """
     return Service(
         machines={node.peer_id: _machine_from_rates(problem, node) for node in problem.nodes},
-        workload=workload or workload_within(problem.model.context_tokens),
+        workload=workload or Workload(),
     )
+
+
+def announced_service(problem: Problem) -> Service:
+    """The same for a living swarm, whose requests are no longer than the model's context."""
+    return service_from_rates(problem, workload_within(problem.model.context_tokens))
 
 
 def _machine_from_rates(problem: Problem, node: PlannerNode) -> Machine:

@@ -14,7 +14,7 @@ import msgspec
 from coordinator.check import check_plan
 from coordinator.placement import NoPlacementError, Placement, best_placement, make_plan, score
 from coordinator.repair import repair
-from coordinator.service import service_from_rates
+from coordinator.service import announced_service
 from dht.types import Plan, PlanEpoch, Problem
 
 
@@ -46,7 +46,7 @@ class SolveAnswer:
 def solve(request: SolveRequest) -> SolveAnswer:
     """Solve one request."""
     started_s = time.monotonic()
-    service = service_from_rates(request.problem)
+    service = announced_service(request.problem)
     try:
         placement = best_placement(
             request.problem,
