@@ -5,7 +5,7 @@ Pure: no clock, no sockets. Each token is accepted exactly once, whatever routes
 
 from dataclasses import dataclass, field
 
-from dht.messages import FinishReason, Sampling
+from dht.messages import FinishReason, Priority, Sampling
 from dht.scores import TokenScore
 
 
@@ -18,6 +18,7 @@ class AnswerRequest:
     sampling: Sampling
     vocab: int = 1 << 24
     """Token ids that a peer may send are below this."""
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
 from dht.command_line import EXIT_DONE, Parser, run_command
 from dht.errors import NetworkError, UserError
 from dht.hub import HubUnreachableError
+from dht.messages import Priority
 
 
 def parse() -> argparse.Namespace:
@@ -71,6 +72,12 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
         ("seed", int, "N", "same seed, same answer (default: drawn)"),
         ("logprobs", int, "N", "log probabilities, with N alternatives each"),
         ("prompt-logprobs", int, "N", "the same for the prompt's tokens"),
+    )
+    parser.add_argument(
+        "--priority",
+        choices=tuple(Priority),
+        default=argparse.SUPPRESS,
+        help="high may use the room that full peers keep free (default: normal)",
     )
     for name, type_, metavar, text in numbers:
         parser.add_argument(

@@ -11,6 +11,7 @@ from dht.messages import (
     LOGPROBS_MAX,
     STOP_TOKENS_MAX,
     FinishReason,
+    Priority,
     Sampling,
 )
 from dht.scores import SCORED_VALUES_MAX, TokenScore, scored_values
@@ -60,6 +61,9 @@ class GenerationOptions:
     """Also give each token's log probability and so many alternatives."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
+    priority: Priority = Priority.NORMAL
+    """``high`` may use the room that full peers keep free for urgent requests; each peer grants
+    that to a few sessions per client."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -112,6 +116,11 @@ class GenerationOptions:
         ):
             if not _is_number(getattr(self, name)):
                 raise UserError(f"{name} is {getattr(self, name)!r}; it must be a number")
+        try:
+            object.__setattr__(self, "priority", Priority(self.priority))
+        except ValueError:
+            known = " or ".join(Priority)
+            raise UserError(f"priority is {self.priority!r}; it must be {known}") from None
         if not isinstance(self.logit_bias, Mapping) or not all(
             _is_whole(token_id) and token_id >= 0 and _is_number(bias)
             for token_id, bias in self.logit_bias.items()

@@ -78,6 +78,7 @@ class Generation:
             max_new_tokens=options.new_tokens(len(self._prompt_ids), spec.context_tokens),
             sampling=options.sampling(swarm.stop_token_ids),
             vocab=spec.vocab,
+            priority=options.priority,
         )
         self._log = log = AnswerLog(request=request)
         detokenizer = Detokenizer(swarm.tokenizer) if swarm.tokenizer is not None else None

@@ -36,7 +36,7 @@ from client.progress import Progress, Waiting
 from coordinator.routes import NoRoute
 from dht import wire
 from dht.errors import NetworkError, SwarmError
-from dht.messages import SessionClose, SessionOpen
+from dht.messages import Priority, SessionClose, SessionOpen
 from dht.transport import SESSION_PROTOCOL, Transport
 
 LEAVE_S = 4.0
@@ -46,13 +46,18 @@ LEAVE_S = 4.0
 class RouteSource(Protocol):
     """What a session needs of its swarm."""
 
-    def draw(self, mend: Route, lost: frozenset[str], kv_tokens: int) -> Route | NoRoute:
-        """A route for ``kv_tokens`` tokens; with ``mend``, one that keeps its survivors."""
+    def draw(
+        self, mend: Route, lost: frozenset[str], kv_tokens: int, *, urgent: bool
+    ) -> Route | NoRoute:
+        """A route for ``kv_tokens`` tokens; with ``mend``, one that keeps its survivors.
+
+        An ``urgent`` one may go over peers that only had no room for ordinary sessions.
+        """
         ...
 
     def addresses_of(self, peer_id: str) -> tuple[str, ...]: ...
 
-    def avoid(self, avoid: Avoid) -> None: ...
+    def avoid(self, avoid: Avoid, *, urgent: bool) -> None: ...
 
     def worked(self, route: Route) -> None: ...
 
@@ -112,7 +117,10 @@ class OwnerSession:
                 elif isinstance(effect, DrawMove):
                     await self._source.look()
                     drawn = self._source.draw(
-                        effect.mend, frozenset({effect.leaving}), self._kv_tokens
+                        effect.mend,
+                        frozenset({effect.leaving}),
+                        self._kv_tokens,
+                        urgent=self._urgent,
                     )
                     todo += owner.step(MoveDrawn(route=drawn), loop.time())
                 elif isinstance(effect, Draw):
@@ -139,12 +147,18 @@ class OwnerSession:
         if draw.after_s:
             await asyncio.sleep(draw.after_s)
             await self._source.look()
-        return self._source.draw(draw.mend, draw.lost, self._kv_tokens)
+        return self._source.draw(draw.mend, draw.lost, self._kv_tokens, urgent=self._urgent)
 
     @property
     def _kv_tokens(self) -> int:
         request = self._owner.log.request
         return len(request.prompt_ids) + request.max_new_tokens - 1
+
+    @property
+    def _urgent(self) -> bool:
+        """Whether peers grant it the room that they keep from ordinary sessions."""
+        log = self._owner.log
+        return log.request.priority is Priority.HIGH or bool(log.token_ids)
 
     async def _perform(self, effect: Effect) -> None:
         log = self._owner.log
@@ -175,7 +189,7 @@ class OwnerSession:
             case Avoid() as avoid:
                 self._progress.failovers = self._owner.failovers
                 self._waiting.heard(f"peer {avoid.peer_id[-8:]}: {avoid.reason}")
-                self._source.avoid(avoid)
+                self._source.avoid(avoid, urgent=self._urgent)
             case Wait(no_route=no_route):
                 self._waiting.say(no_route)
             case GiveUp(no_route=None, reason=reason):
@@ -231,6 +245,7 @@ class OwnerSession:
             answered=len(log.token_ids),
             history=log.history,
             scores_from=1 + len(log.prompt_scores),
+            priority=log.request.priority,
         )
 
     def _leave(self, epoch: int, peers: list[str]) -> None:

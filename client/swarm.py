@@ -69,6 +69,8 @@ class _Avoided:
     times: int
     full: bool
     """It had no room; nothing is wrong with it."""
+    urgent: bool = False
+    """Not even for an urgent session."""
 
 
 class Swarm:
@@ -202,25 +204,32 @@ class Swarm:
             await asyncio.sleep(self._config.poll_s)
             await self.look()
 
-    def _usable(self, spec: ModelSpec, *, full: bool = False) -> dict[str, NodeRecord]:
-        """Peers that serve the model and are not avoided; with ``full``, those without room, too"""
+    def _usable(
+        self, spec: ModelSpec, *, urgent: bool = False, full: bool = False
+    ) -> dict[str, NodeRecord]:
+        """Peers that serve the model and are not avoided.
+
+        With ``full`` also those without room, with ``urgent`` those without room for others.
+        """
         return {
             peer_id: record
             for peer_id, record in self._nodes.items()
             if record.state is NodeState.SERVING
             and record.model.fingerprint == spec.fingerprint
-            and not self._avoided(record, full=full)
+            and not self._avoided(record, urgent=urgent, full=full)
         }
 
-    def _avoided(self, record: NodeRecord, *, full: bool) -> bool:
+    def _avoided(self, record: NodeRecord, *, urgent: bool, full: bool) -> bool:
         avoided = self._avoid.get(record.peer_id)
         if avoided is None or record.joined_unix_s > avoided.joined_unix_s:
             return False
-        if full and avoided.full:
+        if avoided.full and (full or (urgent and not avoided.urgent)):
             return False
         return asyncio.get_running_loop().time() < avoided.until_s
 
-    def _avoid_peer(self, peer_id: str, for_s: float, *, full: bool = False) -> None:
+    def _avoid_peer(
+        self, peer_id: str, for_s: float, *, full: bool = False, urgent: bool = False
+    ) -> None:
         """Avoid a peer for ``for_s``, twice as long each time in a row: the DHT still shows a peer
         that died or froze for as long as its record lives."""
         record = self._nodes.get(peer_id)
@@ -235,6 +244,7 @@ class Swarm:
             joined_unix_s=joined_unix_s,
             times=times,
             full=full,
+            urgent=urgent,
         )
 
     def worked(self, route: tuple[RouteStage, ...]) -> None:
@@ -265,7 +275,9 @@ class Swarm:
             async for token_ids in tokens:
                 yield token_ids
 
-    def draw(self, mend: Route, lost: frozenset[str], kv_tokens: int) -> Route | NoRoute:
+    def draw(
+        self, mend: Route, lost: frozenset[str], kv_tokens: int, *, urgent: bool = False
+    ) -> Route | NoRoute:
         """A new route, or ``mend`` with what is ``lost`` replaced (``RouteSource``)."""
         spec = self.spec
         if spec is None:
@@ -280,7 +292,7 @@ class Swarm:
                     return route
             return route_from_records(usable, spec.layers)
 
-        usable = self._usable(spec)
+        usable = self._usable(spec, urgent=urgent)
         # What peers announced of their room is up to 15 s old: it decides where there is a choice.
         roomy = {p: r for p, r in usable.items() if r.kv_tokens_free >= kv_tokens}
         if roomy != usable:
@@ -303,7 +315,7 @@ class Swarm:
         record = self._nodes.get(peer_id)
         return () if record is None else record.addresses
 
-    def avoid(self, avoid: Avoid) -> None:
+    def avoid(self, avoid: Avoid, *, urgent: bool = False) -> None:
         """Pass a peer over for a while that failed or refused."""
         what = "failovers" if avoid.code is None else f"refused_{avoid.code}"
         self.counters[what] += 1
@@ -314,7 +326,7 @@ class Swarm:
                 self._avoid_peer(avoid.peer_id, self._config.avoid_s)
             case RefusalCode.NO_KV | RefusalCode.TOO_MANY:
                 for_s = min(avoid.retry_after_s or self._config.busy_s, BUSY_MOST_S)
-                self._avoid_peer(avoid.peer_id, for_s, full=True)
+                self._avoid_peer(avoid.peer_id, for_s, full=True, urgent=urgent)
             case RefusalCode.NOT_HELD | RefusalCode.DRAINING:
                 self._avoid_peer(avoid.peer_id, 2 * self._config.poll_s)
             case _:

@@ -95,6 +95,13 @@ class RefusalCode(StrEnum):
     UNREACHABLE = "unreachable"
 
 
+class Priority(StrEnum):
+    """How urgent a client says that a session is. A claim: stages bound what it is worth."""
+
+    NORMAL = "normal"
+    HIGH = "high"
+
+
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
@@ -132,6 +139,7 @@ class SessionOpen:
     last of them at this hop, reserve and run copies of the session's rows until the next epoch."""
     scores_from: Position = 1
     """Where ``sampling.prompt_logprobs`` is asked: the first position whose score is wanted."""
+    priority: Priority = Priority.NORMAL
 
     @property
     def history_tokens(self) -> int:

@@ -1,12 +1,16 @@
-"""When a stage that has no room expects to have some.
+"""Whom a stage has room for, and when one without expects to have some.
 
-Pure. Every session holds its KV for its whole length, so room comes when sessions end; each is
+Pure. A share of the KV is kept for what is urgent: sessions of high priority, and those that lost a
+stage elsewhere and come here with an answer begun (the headroom of Llumnix, OSDI'24, §4.4).
+Every session holds its KV for its whole length, so room comes when sessions end; each is
 taken to go on at the pace it had so far, to its longest possible answer.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+HEADROOM_SHARE = 0.1
+"""Of a stage's KV and sessions: room that ordinary sessions leave free."""
 RETRY_LEAST_S = 0.5
 RETRY_MOST_S = 600.0
 
@@ -26,6 +30,20 @@ class Holding:
         """How long it may still take, at its pace so far."""
         left = max(0, self.kv_tokens - self.ran_tokens)
         return left * self.age_s / max(1, self.ran_tokens)
+
+
+def headroom(capacity: int) -> int:
+    """How much of ``capacity``, in tokens of KV or in sessions, ordinary sessions leave free."""
+    return int(capacity * HEADROOM_SHARE)
+
+
+def takes_headroom(needed_tokens: int, free_tokens: int, held_tokens: int) -> bool:
+    """Whether a session of ``needed_tokens`` would cut into the room for urgent ones.
+
+    A stage that holds nothing takes whatever fits: a session may be longer than all but the
+    headroom, and would never be served otherwise.
+    """
+    return held_tokens > 0 and free_tokens - needed_tokens < headroom(free_tokens + held_tokens)
 
 
 def retry_after_s(needed_tokens: int, free_tokens: int, holding: Iterable[Holding]) -> float:

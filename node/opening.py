@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from dht.channel import FrameSender
 from dht.messages import (
+    Priority,
     RefusalCode,
     SessionAccepted,
     SessionClose,
@@ -20,7 +21,7 @@ from dht.messages import (
     SessionRefused,
     SessionWarm,
 )
-from node.admission import retry_after_s
+from node.admission import headroom, retry_after_s, takes_headroom
 from node.dataflow import Dataflow
 from node.hops import HopReply, HopTable
 from node.session_table import Live, SessionTable, Warming
@@ -148,18 +149,33 @@ class Opening:
         return live
 
     def _refuse_for_room(self, open_: SessionOpen) -> tuple[RefusalCode, str] | None:
-        holding = self._table.holding
-        if holding >= self._config.sessions_max:
+        config, holding = self._config, self._table.holding
+        urgent = self._is_urgent(open_)
+        limit = config.sessions_max - (0 if urgent else headroom(config.sessions_max))
+        if holding >= limit:
             return RefusalCode.TOO_MANY, f"{holding} sessions are open, that is the limit"
         mine = self._table.of_client(open_.client)
-        if mine >= self._config.sessions_per_client_max:
+        if mine >= config.sessions_per_client_max:
             return RefusalCode.TOO_MANY, f"you have {mine} sessions here, that is the limit"
+        free = self._engine.kv_tokens_free
+        if not urgent and takes_headroom(_kv_tokens(open_), free, self._table.kv_tokens):
+            return RefusalCode.NO_KV, f"{free} tokens of KV are free, some kept for urgent requests"
         return None
 
+    def _is_urgent(self, open_: SessionOpen) -> bool:
+        """Of high priority, as far as that goes for one client, or an answer that has begun."""
+        if open_.answered:
+            return True
+        most = self._config.urgent_per_client_max
+        return open_.priority is Priority.HIGH and self._table.urgent_of(open_.client) < most
+
     def _retry_after_s(self, open_: SessionOpen) -> float:
-        needed = open_.prompt_tokens + open_.max_new_tokens - 1
+        free, needed = self._engine.kv_tokens_free, _kv_tokens(open_)
+        kept = headroom(capacity := free + self._table.kv_tokens)
+        if not self._is_urgent(open_) and needed + kept <= capacity:
+            free -= kept
         holdings = self._table.holdings(asyncio.get_running_loop().time())
-        return retry_after_s(needed, self._engine.kv_tokens_free, holdings)
+        return retry_after_s(needed, free, holdings)
 
     def replied(self, peer_id: str, message: HopReply) -> None:
         """The next stage answered: resume and pass the answer up."""
@@ -230,6 +246,10 @@ class Opening:
             session=open_.session, epoch=open_.epoch, position=live.session.needs_from
         )
         live.upstream.send(accepted)
+
+
+def _kv_tokens(open_: SessionOpen) -> int:
+    return open_.prompt_tokens + open_.max_new_tokens - 1
 
 
 def _refused(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dht.channel import FrameSender
-from dht.messages import SessionFailed, SessionLeaving, SessionOpen
+from dht.messages import Priority, SessionFailed, SessionLeaving, SessionOpen
 from node.activation_log import ActivationLog
 from node.admission import Holding
 from node.stage_session import StageEvent, StageSession
@@ -100,9 +100,23 @@ class SessionTable:
         """Sessions that hold KV here."""
         return sum(live.session.holds_kv for live in self._live.values())
 
+    @property
+    def kv_tokens(self) -> int:
+        """KV that is promised to the sessions here."""
+        return sum(live.session.kv_tokens for live in self._live.values() if live.session.holds_kv)
+
     def of_client(self, client: str) -> int:
         """Sessions that ``client`` has here, finished ones that are kept included."""
         return sum(live.session.open.client == client for live in self._live.values())
+
+    def urgent_of(self, client: str) -> int:
+        """Sessions of high priority that ``client`` has here."""
+        return sum(
+            live.session.open.client == client
+            and live.session.open.priority is Priority.HIGH
+            and live.session.holds_kv
+            for live in self._live.values()
+        )
 
     def get(self, session: str) -> Live | None:
         """The session, whatever its epoch."""

@@ -17,6 +17,8 @@ class StageConfig:
     """Prompt tokens per prefill chunk: the next stage starts when the first chunk is done."""
     sessions_max: int = 512
     sessions_per_client_max: int = 64
+    urgent_per_client_max: int = 4
+    """Sessions of high priority that one client may have here; further ones count as normal."""
     idle_s: float = 60.0
     """A session without progress for so long is closed and its client told."""
     paused_s: float = 30.0

@@ -15,6 +15,7 @@ from msgspec import Meta
 from client.gateway.errors import bad_request
 from client.generation import GenerationOptions
 from dht.errors import UserError
+from dht.messages import Priority
 
 MESSAGES_MAX = 4096
 PROMPTS_MAX = 256
@@ -61,6 +62,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     min_tokens: Tokens | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=32)] | None = None
     ignore_eos: bool | None = None
+    priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
     add_special_tokens: bool | None = None
 
 
@@ -233,6 +235,8 @@ def options_of(
             ignore_eos=bool(request.ignore_eos),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            # vLLM's: the smaller, the earlier; 0 is everybody's.
+            priority=Priority.HIGH if (request.priority or 0) < 0 else Priority.NORMAL,
         )
     except UserError as error:
         raise bad_request(str(error)) from None

@@ -43,11 +43,11 @@ class WatchedSwarm(Swarm):
 
     refused: list[str]
 
-    def avoid(self, avoid: Avoid) -> None:
+    def avoid(self, avoid: Avoid, *, urgent: bool = False) -> None:
         """As a swarm does; and note the refusal."""
         if avoid.code is RefusalCode.NOT_HELD:
             self.refused = [*getattr(self, "refused", []), avoid.peer_id][-256:]
-        super().avoid(avoid)
+        super().avoid(avoid, urgent=urgent)
 
     def take_refused(self) -> list[str]:
         """Peers that refused since the last call."""

@@ -90,3 +90,41 @@ def test_peers_with_room_are_asked_first() -> None:
                 assert not client.counters["refused_no_kv"]
 
     run_virtual(scenario(), limit_s=600)
+
+
+def test_urgent_requests_get_in_where_ordinary_ones_are_refused() -> None:
+    async def scenario() -> None:
+        async with paper_swarm() as swarm:
+            await small_swarm(swarm, kv_tokens=400)
+            async with swarm.client() as busy, swarm.client(wait_s=0) as late:
+                tasks = [
+                    asyncio.create_task(busy.generate(PROMPT, max_new_tokens=50)) for _ in range(4)
+                ]
+                await asyncio.sleep(0.5)
+                with pytest.raises(UnavailableError, match="full"):
+                    await late.generate(PROMPT[:10], max_new_tokens=20)
+                urgent = await late.generate(PROMPT[:10], max_new_tokens=20, priority="high")
+                assert urgent.token_ids == answer_of(PROMPT[:10], 20)
+                for task in tasks:
+                    assert (await task).token_ids == answer_of(PROMPT, 50)
+            await until(lambda: held(swarm) == 0)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_one_client_may_call_only_a_few_sessions_urgent() -> None:
+    async def scenario() -> None:
+        async with paper_swarm() as swarm:
+            await small_swarm(swarm, kv_tokens=1000)
+            async with swarm.client(wait_s=0) as greedy:
+                tasks = [
+                    asyncio.create_task(greedy.generate(PROMPT, max_new_tokens=50, priority="high"))
+                    for _ in range(12)
+                ]
+                await asyncio.sleep(0.5)
+                assert all(peer.engine.kv_free >= 100 for peer in swarm.peers)
+                done = await asyncio.gather(*tasks, return_exceptions=True)
+                assert sum(isinstance(each, UnavailableError) for each in done) == 2
+            await until(lambda: held(swarm) == 0)
+
+    run_virtual(scenario(), limit_s=600)

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.admission import RETRY_LEAST_S, RETRY_MOST_S, Holding, retry_after_s
+from node.admission import (
+    HEADROOM_SHARE,
+    RETRY_LEAST_S,
+    RETRY_MOST_S,
+    Holding,
+    headroom,
+    retry_after_s,
+    takes_headroom,
+)
 
 holdings = st.lists(
     st.builds(
@@ -39,3 +47,20 @@ def test_bounds_and_order(needed: int, free: int, holding: list[Holding]) -> Non
     else:
         assert RETRY_LEAST_S <= after_s <= RETRY_MOST_S
         assert retry_after_s(needed, free + 1, holding) <= after_s
+
+
+@pytest.mark.property
+@given(capacity=st.integers(1, 10_000), sizes=st.lists(st.integers(1, 2_000), max_size=30))
+def test_ordinary_sessions_leave_the_headroom_free(capacity: int, sizes: list[int]) -> None:
+    held = 0
+    for size in sizes:
+        if size <= capacity - held and not takes_headroom(size, capacity - held, held):
+            assert held == 0 or capacity - held - size >= int(HEADROOM_SHARE * capacity)
+            held += size
+
+
+def test_a_session_as_long_as_all_kv_is_served_by_a_stage_that_holds_nothing() -> None:
+    assert not takes_headroom(100, 100, 0)
+    assert takes_headroom(85, 90, 10)
+    assert not takes_headroom(80, 90, 10)
+    assert headroom(100) == 10
