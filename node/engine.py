@@ -4,6 +4,7 @@ Synchronous and used from one thread (:mod:`node.worker`), except :meth:`Engine.
 :meth:`Engine.free`, which :mod:`node.kv_pool` makes safe from another. Importable without hivemind.
 """
 
+import gc
 import itertools
 import logging
 import math
@@ -141,7 +142,8 @@ class Engine:
         if pages < 1:
             least = stage_bytes(self.spec, start, end, self.kv_tokens_min)
             raise UserError(self._too_little(f"layers [{start}, {end})", least))
-        self.held, self._pools, self._kv = (0, 0), {}, self._kv_pool(0)
+        self.held, self._pools = (0, 0), {}
+        self._kv = self._kv_pool(0)  # only now: it holds the pools that there are
         self.bytes_loaded = self._range.set(start, end, progress, made_up=made_up)
         self._pools = {index: self._pool(pages, index) for index in range(start, end)}
         for index in range(start, end):
@@ -149,6 +151,15 @@ class Engine:
         self._kv = self._kv_pool(pages)
         self.held = (start, end)
         return self.bytes_loaded
+
+    def unload(self) -> None:
+        """Give the memory of weights and KV back; sessions must have ended."""
+        self.held, self._pools = (0, 0), {}
+        self._kv = self._kv_pool(0)  # only now: it holds the pools that there are
+        self._range.clear()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _warm_up(self, index: int) -> None:
         """One row through one layer; UserError when its attention cannot be computed here."""

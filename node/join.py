@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dht.identity import Identity
     from dht.transport import Transport
     from node.hardware import Machine
+    from node.owner_use import UseConfig
     from node.stage_engine import EngineStage
     from node.traffic import Traffic
     from node.weights import WeightStore
@@ -95,6 +96,32 @@ def parse() -> argparse.Namespace:
         metavar="START:END",
         help="serve layers START to END - 1, whatever the plan says (default: as planned)",
     )
+    parser.add_argument(
+        "--idle-only",
+        action="store_true",
+        help="step aside while other programs work on this machine, or somebody types at it",
+    )
+    parser.add_argument(
+        "--pause-on-process",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="step aside while a program of such a name runs (a game)",
+    )
+    parser.add_argument(
+        "--schedule",
+        nargs="+",
+        default=[],
+        metavar="HH:MM-HH:MM",
+        help="serve only at these times of day, e.g. 22:00-07:30 (local time)",
+    )
+    parser.add_argument(
+        "--calm",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="come back once none of these was so for so long (default 60)",
+    )
     parser.add_argument("--network", default="anabranch", help="name of the network")
     parser.add_argument(
         "--dtype",
@@ -155,6 +182,7 @@ def _check(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{name} is {value:g}; it must be at least {least:g}")
     if len(arguments.name) > NAME_MAX:
         raise UserError(f"--name has {len(arguments.name)} characters; the limit is {NAME_MAX}")
+    use_of(arguments)
     for peer_id in arguments.coordinators:
         if not is_peer_id(peer_id):
             raise UserError(f"--coordinators names {peer_id[:80]!r}, which is no peer id")
@@ -162,6 +190,24 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--network is {arguments.network[:80]!r}; it takes 1 to {NAME_MAX} characters, no /"
         )
+
+
+def use_of(arguments: argparse.Namespace) -> "UseConfig":
+    """When to step aside, as the arguments say; raises UserError."""
+    from node.owner_use import UseConfig, names_of, window_of
+
+    if not 0 <= arguments.calm <= 86_400:
+        raise UserError(f"--calm is {arguments.calm}; it must be between 0 and 86400 seconds")
+    try:
+        windows = tuple(window_of(text) for text in arguments.schedule)
+    except ValueError as error:
+        raise UserError(f"--schedule: {error}") from None
+    return UseConfig(
+        idle_only=arguments.idle_only,
+        processes=names_of(arguments.pause_on_process),
+        windows=windows,
+        calm_for_s=arguments.calm,
+    )
 
 
 def _has_gpu() -> bool:
@@ -310,6 +356,7 @@ async def _serve(
     from coordinator.runtime import Coordinator, CoordinatorConfig
     from dht.directory import Directory
     from node import VERSION
+    from node.owner_watch import MachineWatch
     from node.peer import Peer, PeerConfig
     from node.stage import StageConfig, StageServer
 
@@ -346,6 +393,7 @@ async def _serve(
         state=NodeState.WAITING,
         joined_unix_s=transport.now(),
     )
+    use = use_of(arguments)
     peer = Peer(
         transport=transport,
         directory=directory,
@@ -355,7 +403,8 @@ async def _serve(
         plans=plans,
         reporter=reporter,
         record=record,
-        config=PeerConfig(pinned=_pinned(arguments.layers, transport.peer_id, engine)),
+        config=PeerConfig(pinned=_pinned(arguments.layers, transport.peer_id, engine), use=use),
+        machine=MachineWatch(use, gpu=arguments.gpu is not None),
     )
     with _on_interrupt(peer.leave):
         await peer.run()

@@ -260,6 +260,11 @@ class LoadedRange:
         self._flow.hold(self.parts)
         return store.bytes_read - before
 
+    def clear(self) -> None:
+        """Hold nothing; the memory is free as soon as nobody uses the parts any more."""
+        self.layers, self.parts, self._made_up = {}, {}, False
+        self._flow.hold({})
+
     def _beside(self, start: int, end: int) -> list[str]:
         """Modules beside the layers that ``[start, end)`` goes with."""
         anatomy = self._layout.anatomy

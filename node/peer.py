@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from coordinator.plan_store import PlanStore
 from coordinator.runtime import Coordinator
@@ -28,6 +29,7 @@ from dht.types import (
     Plan,
     PlanEpoch,
 )
+from node.owner_use import ComeBack, OwnerUse, Seen, StepAside, UseConfig
 from node.probe import ProbeServer, measure_link
 from node.report import Reporter, gibibytes, layers_sentence
 from node.stage import StageServer
@@ -63,8 +65,20 @@ class PeerConfig:
     """How long a peer waits for others before it gives up layers."""
     pinned: Assignment | None = None
     """Layers that this peer serves whatever the plan says."""
+    use: UseConfig = field(default_factory=UseConfig)
+    """When to step aside for the machine's owner."""
+    look_s: float = 2.0
+    """Between looks at what else the machine does."""
+    aside_s: float = 8.0
+    """How long sessions may go on elsewhere before the owner gets the memory."""
     drain_s: float = 30.0
     """How long live sessions may go on when the peer leaves."""
+
+
+class LooksAtMachine(Protocol):
+    """Sees what else this machine does (:mod:`node.owner_watch`)."""
+
+    def look(self) -> Seen: ...
 
 
 class Peer:
@@ -82,7 +96,9 @@ class Peer:
         reporter: Reporter,
         record: NodeRecord,
         config: PeerConfig,
+        machine: LooksAtMachine | None = None,
     ) -> None:
+        """``machine`` is looked at where ``config.use`` watches for the owner."""
         self._transport = transport
         self._directory = directory
         self._engine = engine
@@ -92,6 +108,8 @@ class Peer:
         self._reporter = reporter
         self._record = record
         self._config = config
+        self._machine = machine if config.use.watches else None
+        self._aside = False
         self._links: dict[str, Link] = {}
         self._links_published_s = -math.inf
         self._changed = asyncio.Event()
@@ -119,6 +137,7 @@ class Peer:
             self._keep_within_month,
             self._follow_plans,
             self._help_oneself,
+            self._mind_owner,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -279,6 +298,9 @@ class Peer:
 
     async def _enter(self, plan: Plan) -> None:
         record = self._record
+        if self._aside:
+            self._set(record.state, record.start, record.end, plan.epoch)
+            return
         mine = self._config.pinned or plan.assignment_of(self._me)
         if mine is None:
             if record.state is NodeState.WAITING:
@@ -395,14 +417,62 @@ class Peer:
         finally:
             self._stage.stay()
 
+    # Stepping aside for the machine's owner
+
+    async def _mind_owner(self) -> None:
+        """Step aside when the owner wants the machine, come back when it is free."""
+        use = OwnerUse(config=self._config.use)
+        if self._machine is None:
+            await asyncio.Event().wait()
+            return
+        clock = asyncio.get_running_loop()
+        while True:
+            seen = await asyncio.to_thread(self._machine.look)
+            match use.step(seen, clock.time()):
+                case StepAside(reason=reason):
+                    async with self._moving:
+                        await self._step_aside(reason)
+                case ComeBack():
+                    async with self._moving:
+                        await self._come_back()
+            await asyncio.sleep(self._config.look_s)
+
+    async def _step_aside(self, reason: str) -> None:
+        """Move sessions elsewhere, then give all memory back."""
+        self._aside = True
+        await self._tell_drain(f"Stepping aside, {reason}")
+        self._stage.move_outside(0, 0)
+        try:
+            await self._stage.wait_idle(self._config.aside_s)
+        finally:
+            self._stage.stay()
+        self._stage.fail_outside(0, 0, "the peer's owner needs the machine")
+        await self._engine.unload()
+        self._reporter.event("aside", reason=reason)
+        self._reporter.say("All memory is free; this peer comes back when the machine is idle.")
+
+    async def _come_back(self) -> None:
+        """Offer this machine again, and take layers where some are planned for it."""
+        self._aside = False
+        self._reporter.event("back")
+        self._reporter.say("The machine is free: coming back.")
+        self._set(NodeState.WAITING, 0, 0, self._record.epoch)
+        await self._announce()
+        if (plan := self._plans.newest) is not None:
+            await self._enter(plan)
+
     # Leaving
 
-    async def _drain(self) -> None:
+    async def _tell_drain(self, why: str) -> None:
+        """Take no new sessions, and announce it."""
         self._engine.stop_serving()
         self._set(NodeState.DRAINING, 0, 0, self._record.epoch)
         self._reporter.event("draining", sessions=self._stage.sessions)
-        self._reporter.say(f"Leaving: {self._stage.sessions} sessions to move or finish first.")
+        self._reporter.say(f"{why}: {self._stage.sessions} sessions to move or finish first.")
         await self._announce()
+
+    async def _drain(self) -> None:
+        await self._tell_drain("Leaving")
         self._stage.move_outside(0, 0)
         drained = asyncio.create_task(self._stage.wait_idle(self._config.drain_s))
         hurried = asyncio.create_task(self._hurry.wait())

@@ -132,6 +132,10 @@ class EngineStage:
 
         return await self._worker.call(lambda: self._engine.load(start, end, report))
 
+    async def unload(self) -> None:
+        """Give back the memory of weights and KV. No session may be live."""
+        await self._worker.call(self._engine.unload)
+
     def start_serving(self, start: int, end: int) -> None:
         """Accept sessions over ``[start, end)`` from now on."""
         self._serving = (start, end)

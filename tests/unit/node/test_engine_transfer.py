@@ -1,6 +1,7 @@
 """KV that moves between engines, and KV that sessions share."""
 
 import itertools
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,3 +171,22 @@ def test_chunks_of_a_prompt_share_as_well(directory: Path) -> None:
         for start, end in itertools.pairwise((0, 32, 48, 53)):
             token = run(engine, name, start, PROMPT[start:end])
     assert token == run_alone(alone, PROMPT)
+
+
+def test_an_engine_that_gave_its_memory_back_answers_as_before_when_it_loads_again(
+    directory: Path,
+) -> None:
+    engine = engine_of(directory)
+    assert engine.reserve("s", 64) is None
+    first = run(engine, "s", 0, PROMPT)
+    engine.free("s")
+    held = [weakref.ref(pool.keys) for pool in engine._pools.values()]
+    held += [weakref.ref(w) for m in engine._range.layers.values() for w in m.parameters()]
+    assert len(held) > LAYERS
+    engine.unload()
+    assert not [tensor for tensor in held if tensor() is not None], "memory is still in use"
+    assert engine.kv_tokens_free == 0
+    assert engine.reserve("s", 64) is not None
+    engine.load(0, LAYERS)
+    assert engine.reserve("s", 64) is None
+    assert run(engine, "s", 0, PROMPT) == first
