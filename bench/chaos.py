@@ -13,7 +13,9 @@ sampled. The kinds of strike:
 - ``bootstrap``: SIGKILL to the peer that founded the swarm, by whose address the client came.
 
 The victim is then started again, and the next trial waits until every layer is held twice. A
-result is written after every trial; ``--resume`` goes on with one. Gaps are between two tokens,
+result is written after every trial; ``--resume`` goes on with one, and ``--minutes`` ends a slice
+of them: ``--resume --minutes 9 --out bench/results/chaos.json`` until it says that all are done.
+Gaps are between two tokens,
 from the strike on; beside them stands what a plain prefill of the same history takes.
 """
 
@@ -25,6 +27,7 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--resume", action="store_true", help="go on with the trials in --out")
+    parser.add_argument("--minutes", type=float, help="begin no further trial after so long")
     return parser.parse_args()
 
 
@@ -270,8 +274,15 @@ def write(out: Path | None, arguments: argparse.Namespace, trials: list[Trial]) 
     return result
 
 
+def to_do(arguments: argparse.Namespace, trials: list[Trial]) -> int:
+    """How many trials are missing."""
+    done = Counter(trial.kind for trial in trials)
+    return sum(max(0, arguments.kills - done[kind]) for kind in arguments.kinds)
+
+
 async def run(arguments: argparse.Namespace, trials: list[Trial], console: Console) -> None:
     """All trials that are still to be done."""
+    until_s = time.monotonic() + 60.0 * (arguments.minutes or math.inf)
     chaos = Chaos(arguments.peers, arguments.seed + len(trials))
     with chaos.swarm:
         expected = await chaos.undisturbed()
@@ -279,6 +290,8 @@ async def run(arguments: argparse.Namespace, trials: list[Trial], console: Conso
             for kind in arguments.kinds:
                 if sum(trial.kind == kind for trial in trials) > number:
                     continue
+                if time.monotonic() > until_s:
+                    return
                 trial = await chaos.trial(kind, number, expected)
                 trials.append(trial)
                 console.print(trial)
@@ -291,7 +304,11 @@ def main() -> int:
     trials: list[Trial] = []
     if arguments.resume and arguments.out is not None and arguments.out.exists():
         trials = [Trial(**each) for each in json.loads(arguments.out.read_text())["trials"]]
-    asyncio.run(run(arguments, trials, console))
+    wanted = arguments.kills * len(arguments.kinds)
+    if to_do(arguments, trials):
+        asyncio.run(run(arguments, trials, console))
+    left = to_do(arguments, trials)
+    console.print(f"{left} of {wanted} trials are still to be done" if left else "all are done")
     result = write(arguments.out, arguments, trials)
     del result["trials"]
     Console().print(result)

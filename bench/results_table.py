@@ -151,7 +151,62 @@ def engine(result: dict[str, Any]) -> str:
     )
 
 
-LATER = {"placement": placements, "wan_molink": links, "engine": engine}
+def chaos(result: dict[str, Any]) -> str:
+    """What is felt when volunteers vanish."""
+    lines = [
+        "| strike | trials | tokens lost, repeated | answers that differ | requests failed"
+        " | gap p50, p95, max | prefill of that history p50, max |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind, name in STRIKES.items():
+        if (of_kind := result.get(kind)) is None:
+            continue
+        lines.append(
+            f"| {name} | {of_kind['trials']} | {of_kind['tokens_lost']},"
+            f" {of_kind['tokens_repeated']} | {of_kind['answers_that_differ']}"
+            f" | {of_kind['requests_failed']} | {of_kind['gap_p50_s']:.2f},"
+            f" {of_kind['gap_p95_s']:.2f}, {of_kind['gap_max_s']:.2f} s"
+            f" | {of_kind['prefill_p50_s']:.2f}, {of_kind['prefill_max_s']:.2f} s |"
+        )
+    return (
+        f"Strikes in the middle of answers, greedy and sampled by turns: {result['peers']} real"
+        " peers, every layer held twice; gaps are of answers whose route was struck"
+        " (`python -m bench.chaos`, [JSON](bench/results/chaos.json)):\n\n" + "\n".join(lines)
+    )
+
+
+STRIKES = {
+    "kill": "SIGKILL of a stage",
+    "stop": "SIGSTOP of a stage",
+    "black_hole": "network black-hole of a stage",
+    "coordinator": "SIGKILL of the coordinator",
+    "bootstrap": "SIGKILL of the bootstrap peer",
+}
+
+
+def overload(result: dict[str, Any]) -> str:
+    """What a swarm does with too much."""
+    told, rejected = result["overload"], result["overload"]["rejected_s"]
+    again = "announced as free again" if result["kv_free_again"] else "not announced as free again"
+    return (
+        f"{result['factor']:.0f} × overload for {result['seconds']:.0f} s: goodput"
+        f" {told['tokens_per_s']:.0f} tokens/s, {result['goodput_of_peak']:.0%} of the peak;"
+        f" {told['rejected']} of {told['requests']} requests were rejected, after"
+        f" {1e3 * rejected['p50']:.0f} ms (p95 {1e3 * rejected['p95']:.0f}, at most"
+        f" {1e3 * rejected['max']:.0f}); {told['served_share_high']:.0%} of those of high priority"
+        f" were served, {told['served_share_normal']:.0%} of the others;"
+        f" {told['failed']} failed, {result['peers_ended']} peers ended, all KV was {again}"
+        " (`python -m bench.overload`, [JSON](bench/results/overload.json))."
+    )
+
+
+LATER = {
+    "chaos": chaos,
+    "overload": overload,
+    "placement": placements,
+    "wan_molink": links,
+    "engine": engine,
+}
 """Tables that are left out while nobody has run their benchmark."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -40,6 +40,8 @@ DEFAULT_NETWORK = "anabranch"
 AVOID_FACTOR_MAX = 8
 BUSY_MOST_S = 8.0
 """A peer without room is asked again after so long at the latest, whatever it expects."""
+TRY_S = 0.25
+"""While one request tries a peer that was full, others of this client take it as full still."""
 LOOK_S = 0.25
 """Between looks for a first peer."""
 
@@ -247,6 +249,15 @@ class Swarm:
             urgent=urgent,
         )
 
+    def _trying(self, route: Route) -> None:
+        """Let one request find out whether peers that were full have room again, not all at once:
+        a crowd that is refused keeps the peers from what they have to do."""
+        now_s = asyncio.get_running_loop().time()
+        for stage in route:
+            avoided = self._avoid.get(stage.peer_id)
+            if avoided is not None and avoided.full and now_s >= avoided.until_s:
+                self._avoid[stage.peer_id] = replace(avoided, until_s=now_s + TRY_S)
+
     def worked(self, route: tuple[RouteStage, ...]) -> None:
         """Peers that delivered are no longer held to their past."""
         for stage in route:
@@ -295,14 +306,12 @@ class Swarm:
         usable = self._usable(spec, urgent=urgent)
         # What peers announced of their room is up to 15 s old: it decides where there is a choice.
         roomy = {p: r for p, r in usable.items() if r.kv_tokens_free >= kv_tokens}
-        if roomy != usable:
-            route = over(roomy)
-            if not isinstance(route, NoRoute):
-                return route
-        route = over(usable)
-        if isinstance(route, NoRoute) and not isinstance(
-            over(self._usable(spec, full=True)), NoRoute
-        ):
+        route = over(roomy) if roomy != usable else NoRoute(reason="")
+        if isinstance(route, NoRoute):
+            route = over(usable)
+        if not isinstance(route, NoRoute):
+            self._trying(route)
+        elif not isinstance(over(self._usable(spec, full=True)), NoRoute):
             return NoRoute(reason="the peers that hold the missing layers are full")
         return route
 

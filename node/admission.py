@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 HEADROOM_SHARE = 0.1
 """Of a stage's KV and sessions: room that ordinary sessions leave free."""
+QUEUE_SESSIONS_LEAST = 16
+"""So many sessions are taken however long steps take: a slow peer is slow with one, too."""
+QUEUE_STEP_S = 0.5
+"""Steps that take longer are as full as they need be: more sessions add no tokens, only waiting."""
 RETRY_LEAST_S = 0.5
 RETRY_MOST_S = 600.0
 
@@ -44,6 +48,14 @@ def takes_headroom(needed_tokens: int, free_tokens: int, held_tokens: int) -> bo
     headroom, and would never be served otherwise.
     """
     return held_tokens > 0 and free_tokens - needed_tokens < headroom(free_tokens + held_tokens)
+
+
+def queue_is_long(sessions: int, step_p95_s: float | None) -> bool:
+    """Whether ordinary sessions should go elsewhere although there is KV for them.
+
+    ``step_p95_s`` is the 95th percentile of the engine's recent steps, None while unknown.
+    """
+    return sessions >= QUEUE_SESSIONS_LEAST and step_p95_s is not None and step_p95_s > QUEUE_STEP_S
 
 
 def retry_after_s(needed_tokens: int, free_tokens: int, holding: Iterable[Holding]) -> float:

@@ -21,7 +21,7 @@ from dht.messages import (
     SessionRefused,
     SessionWarm,
 )
-from node.admission import headroom, retry_after_s, takes_headroom
+from node.admission import headroom, queue_is_long, retry_after_s, takes_headroom
 from node.dataflow import Dataflow
 from node.hops import HopReply, HopTable
 from node.session_table import Live, SessionTable, Warming
@@ -157,6 +157,9 @@ class Opening:
         mine = self._table.of_client(open_.client)
         if mine >= config.sessions_per_client_max:
             return RefusalCode.TOO_MANY, f"you have {mine} sessions here, that is the limit"
+        step_p95_s = self._flow.pace.steps.p95_s
+        if not urgent and queue_is_long(holding, step_p95_s):
+            return RefusalCode.TOO_MANY, f"a step of {holding} sessions takes {step_p95_s:.1f} s"
         free = self._engine.kv_tokens_free
         if not urgent and takes_headroom(_kv_tokens(open_), free, self._table.kv_tokens):
             return RefusalCode.NO_KV, f"{free} tokens of KV are free, some kept for urgent requests"

@@ -6,10 +6,13 @@ from hypothesis import strategies as st
 
 from node.admission import (
     HEADROOM_SHARE,
+    QUEUE_SESSIONS_LEAST,
+    QUEUE_STEP_S,
     RETRY_LEAST_S,
     RETRY_MOST_S,
     Holding,
     headroom,
+    queue_is_long,
     retry_after_s,
     takes_headroom,
 )
@@ -64,3 +67,10 @@ def test_a_session_as_long_as_all_kv_is_served_by_a_stage_that_holds_nothing() -
     assert takes_headroom(85, 90, 10)
     assert not takes_headroom(80, 90, 10)
     assert headroom(100) == 10
+
+
+def test_long_steps_send_ordinary_sessions_elsewhere_where_many_are_served() -> None:
+    assert not queue_is_long(QUEUE_SESSIONS_LEAST - 1, 4.0)
+    assert queue_is_long(QUEUE_SESSIONS_LEAST, QUEUE_STEP_S + 0.1)
+    assert not queue_is_long(500, QUEUE_STEP_S - 0.1)
+    assert not queue_is_long(500, None)
