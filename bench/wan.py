@@ -2,6 +2,7 @@
 
     python -m bench.wan molink [--quick] [--out bench/results/wan_molink.json]
     python -m bench.wan change [--out bench/results/wan_change.json]
+    python -m bench.wan groups [--out bench/results/wan_groups.json]
 
 ``molink`` is the setting of MoLink (EMNLP Findings 2025, §4): three stages of a model with
 Qwen-7B's shapes on RTX 4090s, links of 100 Mbit/s and 30 ms, requests from the Azure conversation
@@ -13,6 +14,10 @@ would and sends activations of the true size (:mod:`bench.timed_engine`).
 - ``molink``: prompts are computed whole, sent in chunks by Algorithm 1;
 - ``anabranch``: prompts are computed in chunks, decodes go first, credits bound what is on its way;
 - ``anabranch+int8``: and prompts' rows travel as int8 with a scale per row.
+
+``groups``: many answers at once over the same stages, with at most so many decodes per step:
+whether splitting the sessions of a route into groups (MoLink's micro-batches) serves more than
+running whatever is ready.
 
 ``change``: the bandwidth falls from 100 to 20 Mbit/s and returns, under load; the estimator's
 trace beside the truth.
@@ -81,16 +86,24 @@ class Setting:
     requests_per_s: float = 0.3
     mbit: float = 100.0
     delay_s: float = 0.03
+    decodes_max: int = 256
+    gpu_step_s: float = 5e-3
     seconds: float = 300.0
     seed: int = 1
 
     @property
-    def chunk_tokens(self) -> int:
-        return 64 if self.policy.startswith("anabranch") else WHOLE_PROMPT
+    def chunk_tokens(self) -> int | None:
+        return None if self.policy.startswith("anabranch") else WHOLE_PROMPT
 
     @property
     def limits(self) -> BatchLimits:
-        return BatchLimits(prefill_tokens_max=max(256, self.chunk_tokens))
+        return BatchLimits(
+            decodes_max=self.decodes_max, prefill_tokens_max=max(256, self.chunk_tokens or 0)
+        )
+
+    @property
+    def times(self) -> GpuTimes:
+        return replace(RTX_4090, step_s=self.gpu_step_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +137,7 @@ class StandInPeer:
 async def _peer(network: MemoryNetwork, span: tuple[int, int], setting: Setting) -> StandInPeer:
     transport = network.transport(Identity(network.rng.randbytes(32)))
     engine = TimedEngine(
-        QWEN_7B, transport.peer_id, span, RTX_4090, kv_tokens=KV_TOKENS, limits=setting.limits
+        QWEN_7B, transport.peer_id, span, setting.times, kv_tokens=KV_TOKENS, limits=setting.limits
     )
     config = StageConfig(
         chunk_tokens=setting.chunk_tokens,
@@ -389,19 +402,90 @@ def change() -> dict[str, Any]:
     }
 
 
+GROUP_SESSIONS = 32
+GROUP_TOKENS = 150
+
+
+def groups() -> dict[str, Any]:
+    """32 answers at once, by the decodes that one step may take and by how slow a step is."""
+    cells = []
+    for step_s, delay_s in itertools.product((5e-3, 2e-2, 8e-2), (1e-3, 3e-2)):
+        for decodes_max in (256, 16, 11, 8, 4):
+            setting = Setting(
+                policy="anabranch",
+                mbit=400.0,
+                delay_s=delay_s,
+                decodes_max=decodes_max,
+                gpu_step_s=step_s,
+            )
+            cells.append(
+                {
+                    "step_ms": step_s * 1e3,
+                    "delay_ms": delay_s * 1e3,
+                    "decodes_max": decodes_max,
+                    **_together(setting),
+                }
+            )
+    return {
+        "what": f"{GROUP_SESSIONS} answers of {GROUP_TOKENS} tokens over three stages, virtual"
+        " clock, stand-in engine; 256 decodes a step is whatever is ready",
+        "cells": cells,
+    }
+
+
+def _together(setting: Setting) -> dict[str, float]:
+    async def run() -> dict[str, float]:
+        async with StandInSwarm(setting) as swarm:
+            rng = random.Random(setting.seed)
+            asked = [
+                Request(at_s=rng.uniform(0, 1.0), prompt_tokens=64, new_tokens=GROUP_TOKENS)
+                for _ in range(GROUP_SESSIONS)
+            ]
+            loop = asyncio.get_running_loop()
+            start_s = loop.time()
+            served = await asyncio.gather(*(_ask(swarm, each) for each in asked))
+            tokens = sum(each.request.new_tokens for each in served)
+            return {
+                "tokens_per_s": tokens / (loop.time() - start_s),
+                "tpot_mean_s": statistics.fmean(each.tpot_s for each in served),
+            }
+
+    return run_virtual(run(), limit_s=100_000)
+
+
+def print_groups(cells: Sequence[dict[str, Any]]) -> None:
+    """The table for people."""
+    table = Table("step ms", "delay ms", "decodes a step", "tokens/s", "TPOT ms")
+    for cell in cells:
+        most = cell["decodes_max"]
+        table.add_row(
+            f"{cell['step_ms']:.0f}",
+            f"{cell['delay_ms']:.0f}",
+            "all ready" if most >= GROUP_SESSIONS else f"{most}",
+            f"{cell['tokens_per_s']:.0f}",
+            f"{cell['tpot_mean_s'] * 1e3:.0f}",
+        )
+    Console().print(table)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.wan", description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("molink", "change"))
+    parser.add_argument("what", choices=("molink", "change", "groups"))
     parser.add_argument("--quick", action="store_true", help="one cell, one minute")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     arguments = parser.parse_args()
-    result = molink(quick=arguments.quick) if arguments.what == "molink" else change()
-    if arguments.what == "molink":
-        print_cells(result["cells"])
-    else:
-        for name, phase in result["phases"].items():
-            tpot_ms = phase["tpot_mean_s"] * 1e3
-            print(f"{name}: TPOT {tpot_ms:.0f} ms, TTFT {phase['ttft_mean_s']:.2f} s")
+    match arguments.what:
+        case "molink":
+            result = molink(quick=arguments.quick)
+            print_cells(result["cells"])
+        case "groups":
+            result = groups()
+            print_groups(result["cells"])
+        case _:
+            result = change()
+            for name, phase in result["phases"].items():
+                tpot_ms = phase["tpot_mean_s"] * 1e3
+                print(f"{name}: TPOT {tpot_ms:.0f} ms, TTFT {phase['ttft_mean_s']:.2f} s")
     if arguments.out:
         write(arguments.out, {**result, "provenance": provenance(seed=1)})
 

@@ -75,14 +75,16 @@ class EnginePace:
             self._since_s = now_s
         self._outstanding[session] = self._outstanding.get(session, 0) + 1
 
-    def finished(self, sessions: list[str], now_s: float) -> None:
-        """One step ended with an item of each of these sessions."""
-        self.steps.add(now_s - self._since_s)
+    def finished(self, sessions: list[str], now_s: float) -> float:
+        """One step ended with an item of each of these sessions; returns how long it took."""
+        took_s = max(0.0, now_s - self._since_s)
+        self.steps.add(took_s)
         self._since_s = now_s
         for session in sessions:
             left = self._outstanding.pop(session, 0) - 1
             if left > 0:
                 self._outstanding[session] = left
+        return took_s
 
     def dropped(self, session: str) -> None:
         """The session ended; what it had queued is not run."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from coordinator.chunking import ChunkSizer
 from coordinator.suspicion import EnginePace
 from coordinator.transmission import LinkScheduler, Traffic
 from dht import wire
@@ -28,6 +29,9 @@ from node.stage_config import StageConfig, StageEngine
 from node.stage_session import Chunk, StageState
 from node.steps import Outbox, StepRequest, StepResult, rows_bytes
 from node.tensors import DTYPES, INT8, Rows, RowsError, quantized
+
+RESENT_TOKENS = 128
+"""Logged rows of one frame to a stage that takes over."""
 
 
 def row_bytes_of(engine: StageEngine) -> int:
@@ -59,6 +63,7 @@ class Dataflow:
         self._finish = finish
         self._stalled: dict[str, None] = {}
         self.pace = EnginePace()
+        self.sizer = ChunkSizer()
         self.serialisation_s = 0.0
         """Time spent between tensors and frames, both ways, writing included."""
 
@@ -172,15 +177,32 @@ class Dataflow:
                 self._stalled[session.key] = None
                 return
         if session.is_first:
-            chunk = session.next_chunk(self._config.chunk_tokens)
+            chunk = session.next_chunk(self._chunk_tokens(live))
             if chunk is not None:
                 self._submit(live, chunk, None)
+
+    def _chunk_tokens(self, live: Live) -> int:
+        """Rows of the session's next chunk, by what steps and the next link were seen to take."""
+        session = live.session
+        if self._config.chunk_tokens is not None:
+            return self._config.chunk_tokens
+        hop = None if session.next_peer is None else self._hops.find(session.next_peer)
+        link = None if hop is None else hop.link
+        known = link is not None and link.delivery.known
+        return self.sizer.choose(
+            max(1, len(session.inputs) - session.next_position),
+            len(session.open.route),
+            link_row_s=row_bytes_of(self._engine) / link.delivery.bandwidth_bytes_per_s
+            if link is not None and known
+            else None,
+            others_decode=self._table.holding > 1,
+        )
 
     # Out
 
     def resend(self, live: Live, start: int, end: int) -> None:
         """Send logged rows of positions ``[start, end)`` to the next stage, at the link's pace."""
-        step = self._config.chunk_tokens
+        step = RESENT_TOKENS
         for at in range(start, end, step):
             rows = self._table.log.rows(live.session.key, at, min(at + step, end))
             live.backlog.append((at, rows))
@@ -197,7 +219,7 @@ class Dataflow:
         warming.ready = True
         known, end, at = warming.open.prompt_tokens, session.done_position, start
         while at < end:
-            to = min(at + self._config.chunk_tokens, end)
+            to = min(at + RESENT_TOKENS, end)
             to = known if at < known < to else to
             warming.backlog.append((at, self._table.log.rows(session.key, at, to)))
             at = to
@@ -237,7 +259,8 @@ class Dataflow:
     def on_results(self, results: Sequence[StepResult]) -> None:
         """Results of one engine step: log, and send rows and tokens on, coalesced by next peer."""
         keys = [result.request.key for result in results]
-        self.pace.finished(keys, asyncio.get_running_loop().time())
+        took_s = self.pace.finished(keys, asyncio.get_running_loop().time())
+        self.sizer.ran(sum(result.request.tokens for result in results), took_s)
         started_s = time.perf_counter()
         bodies = rows_bytes(results)
         self.serialisation_s += time.perf_counter() - started_s

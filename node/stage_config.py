@@ -13,8 +13,9 @@ from node.steps import StepRequest
 class StageConfig:
     """Bounds of the stage server."""
 
-    chunk_tokens: int = 128
-    """Prompt tokens per prefill chunk: the next stage starts when the first chunk is done."""
+    chunk_tokens: int | None = None
+    """Prompt tokens per prefill chunk: the next stage starts when the first chunk is done. None:
+    as many as fit the steps and links as measured (:mod:`coordinator.chunking`)."""
     sessions_max: int = 512
     sessions_per_client_max: int = 64
     urgent_per_client_max: int = 4

@@ -1,0 +1,85 @@
+"""How many rows of a prompt the first stage runs at once.
+
+Small chunks let the next stage start early and decodes in between; large ones pay a step's fixed
+cost less often. For S stages that each take t(c) = b + a·c for c rows, and links that take l(c), a
+prompt of n rows is through after about (S − 1)·(t + l) + ⌈n/c⌉·max(t, l): the fill of the pipeline,
+then its slowest part per chunk (Sarathi-Serve, OSDI'24, §4.3, over links as in MoLink §3.2). The
+candidate with the least is taken. b and a are learned from the steps themselves, so chunks shrink
+as attention over a growing context makes rows dearer.
+
+Pure: durations in seconds are arguments.
+"""
+
+from dataclasses import dataclass
+
+CANDIDATES = (16, 32, 64, 128, 256, 512)
+CHUNK_TOKENS_UNMEASURED = 64
+NEWEST_WEIGHT = 0.25
+PREFILL_ROWS_LEAST = 16
+"""Steps with fewer rows say what a step costs at least, larger ones what a row adds."""
+DECODE_WAITS_S_MAX = 0.1
+"""While other sessions decode, a chunk that the measurements say takes longer is not chosen."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ChunkSizer:
+    """Learns step times and chooses. One per stage."""
+
+    fixed_s: float | None = None
+    """What the smallest step takes (b)."""
+    row_s: float | None = None
+    """What a row of prefill adds (a)."""
+
+    def ran(self, rows: int, took_s: float) -> None:
+        """A step of ``rows`` rows in all took so long."""
+        if rows < 1 or not 0 <= took_s < 3600:
+            return
+        if rows < PREFILL_ROWS_LEAST:
+            self.fixed_s = _moved(self.fixed_s, took_s)
+            return
+        fixed_s = min(self.fixed_s or 0.0, took_s)
+        self.row_s = _moved(self.row_s, (took_s - fixed_s) / rows)
+
+    def step_s(self, rows: int) -> float | None:
+        """How long a step of so many rows would take; None: nothing is known yet."""
+        if self.row_s is None:
+            return None
+        return (self.fixed_s or 0.0) + self.row_s * rows
+
+    def choose(
+        self, left_tokens: int, stages: int, *, link_row_s: float | None, others_decode: bool
+    ) -> int:
+        """Rows of the next chunk of a prompt of which ``left_tokens`` are left.
+
+        ``link_row_s`` is what one row takes on the link to the next stage; while it is not known
+        (None), no chunk is larger than ``CHUNK_TOKENS_UNMEASURED``.
+        """
+        if left_tokens <= CANDIDATES[0]:
+            return CANDIDATES[0]
+        if self.row_s is None:
+            return CHUNK_TOKENS_UNMEASURED
+        if stages == 1:
+            link_row_s = 0.0
+        best, best_s = CANDIDATES[0], float("inf")
+        for rows in CANDIDATES:
+            chunk = min(rows, left_tokens)
+            step_s, link_s = self._takes_s(chunk, link_row_s)
+            if others_decode and step_s > DECODE_WAITS_S_MAX and rows > CANDIDATES[0]:
+                break
+            whole, rest = divmod(left_tokens, chunk)
+            slowest_s = whole * max(step_s, link_s)
+            slowest_s += max(self._takes_s(rest, link_row_s)) if rest else 0.0
+            total_s = (stages - 1) * (step_s + link_s) + slowest_s
+            if link_row_s is None and rows > CHUNK_TOKENS_UNMEASURED:
+                break
+            if total_s < best_s:
+                best, best_s = rows, total_s
+        return best
+
+    def _takes_s(self, rows: int, link_row_s: float | None) -> tuple[float, float]:
+        """A chunk's time in a stage and on a link."""
+        return self.step_s(rows) or 0.0, (link_row_s or 0.0) * rows
+
+
+def _moved(before: float | None, newest: float) -> float:
+    return newest if before is None else before + NEWEST_WEIGHT * (newest - before)
