@@ -1,13 +1,15 @@
 """``python -m coordinator.plan CLUSTER.json [--model NAME]``: plan a cluster offline.
 
-Prints which node gets which layers and what that serves; ``--json`` prints one object. The
-formats of cluster files are described in ``docs/cluster-format.md``.
+With ``--initial-peers ADDR…`` instead of a file: the living swarm, as its peers announce it now;
+nothing is published. Prints which node gets which layers and what that serves; ``--json`` prints
+one object. The formats of cluster files are described in ``docs/cluster-format.md``.
 
-Exit codes: 0 done; 2 the caller's mistake, a cluster that cannot hold the model among them; 130
-interrupted.
+Exit codes: 0 done; 2 the caller's mistake, a cluster that cannot hold the model among them; 3 the
+swarm cannot be reached; 130 interrupted.
 """
 
 import argparse
+import asyncio
 import json
 import math
 import sys
@@ -24,8 +26,8 @@ from coordinator.placement import NoPlacementError, Placement, make_plan, why_un
 from coordinator.planners import PLANNERS, Effort
 from coordinator.service import Service
 from coordinator.service_file import read_service
-from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, Parser
-from dht.errors import UserError
+from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SWARM, EXIT_USER, Parser
+from dht.errors import NetworkError, UserError
 from dht.types import Assignment, Plan, PlanEpoch, Problem
 
 if TYPE_CHECKING:
@@ -203,13 +205,23 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         description="Plan a cluster offline: which node gets which layers, and what that serves.",
         epilog="estimate_tokens_per_s is what the plan would serve under full load, by"
         " coordinator.estimate. Exit codes: 0 done, 2 your mistake (a cluster too small"
-        " for the model, too), 130 interrupted.",
+        " for the model, too), 3 the swarm cannot be reached, 130 interrupted.",
     )
-    parser.add_argument("cluster", type=Path, metavar="CLUSTER.json")
+    parser.add_argument("cluster", type=Path, nargs="?", metavar="CLUSTER.json")
+    parser.add_argument(
+        "--initial-peers",
+        nargs="+",
+        metavar="ADDR",
+        help="plan the living swarm behind these addresses instead; nothing is published",
+    )
     parser.add_argument(
         "--model",
         metavar="NAME",
-        help="a model that the cluster file describes; may be left out when it is the only one",
+        help="a model that the cluster file describes; may be left out when it is the only one."
+        " With --initial-peers: the name or directory of the swarm's",
+    )
+    parser.add_argument(
+        "--network", default="anabranch", metavar="NAME", help="of --initial-peers (anabranch)"
     )
     parser.add_argument(
         "--time-limit",
@@ -226,7 +238,24 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="same seed, same search")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if (arguments.cluster is None) == (arguments.initial_peers is None):
+        parser.error("give either a CLUSTER.json or --initial-peers")
+    if arguments.initial_peers and not arguments.model:
+        parser.error("--initial-peers needs --model, the name of the swarm's model")
+    return arguments
+
+
+def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
+    """The file's cluster or the living one. Raises UserError, NetworkError."""
+    if arguments.cluster is not None:
+        problem = read_cluster(_read(arguments.cluster), arguments.model)
+        return problem, read_service(arguments.cluster, problem)
+    from coordinator.living import read_living
+
+    directory = Path(arguments.model)
+    name = directory.name if directory.is_dir() else arguments.model
+    return asyncio.run(read_living(tuple(arguments.initial_peers), name, arguments.network))
 
 
 def _say(error: Exception, code: int) -> int:
@@ -238,16 +267,18 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     try:
         arguments = parse(argv)
-        problem = read_cluster(_read(arguments.cluster), arguments.model)
+        problem, service = _problem(arguments)
         answer = plan_offline(
             problem,
-            read_service(arguments.cluster, problem),
+            service,
             planner=arguments.planner,
             time_limit_s=arguments.time_limit,
             seed=arguments.seed,
         )
     except (UserError, NoPlacementError) as error:
         return _say(error, EXIT_USER)
+    except NetworkError as error:
+        return _say(error, EXIT_SWARM)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     if arguments.json:

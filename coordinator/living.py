@@ -1,0 +1,45 @@
+"""The living swarm as a planner's input, read from its records by somebody who only looks."""
+
+from collections import Counter
+
+from coordinator.problem import problem_of
+from coordinator.service import Service, announced_service
+from coordinator.transition import usable_nodes
+from dht.directory import Directory
+from dht.errors import UserError
+from dht.hivemind_transport import HivemindTransport, TransportConfig
+from dht.identity import Identity
+from dht.types import Problem, model_key
+
+
+async def read_living(
+    initial_peers: tuple[str, ...], name: str, network: str
+) -> tuple[Problem, Service]:
+    """What peers of the model of this name announce now. Stores nothing and serves nobody.
+
+    Raises UserError for malformed addresses and where
+    nobody announces the model, NetworkError when no peer answers.
+    """
+    transport = await HivemindTransport.create(
+        TransportConfig(identity=Identity.generate(), initial_peers=initial_peers, client_mode=True)
+    )
+    try:
+        return await problem_now(Directory(transport, network, model_key(name)))
+    finally:
+        await transport.close()
+
+
+async def problem_now(directory: Directory) -> tuple[Problem, Service]:
+    """The problem of placing the model on the peers that announce it, the most usual weights.
+
+    Raises UserError where nobody does.
+    """
+    nodes, links = await directory.nodes(), await directory.links()
+    if not nodes:
+        raise UserError(f"no peer announces {directory.model_key}")
+    weights = Counter(record.model.fingerprint for record in nodes.values())
+    usual = max(sorted(weights), key=lambda fingerprint: weights[fingerprint])
+    usable = usable_nodes(nodes, usual, frozenset())
+    model = next(nodes[p].model for p in sorted(nodes) if nodes[p].model.fingerprint == usual)
+    problem = problem_of(model, usable, links)
+    return problem, announced_service(problem)
