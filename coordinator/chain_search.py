@@ -26,7 +26,7 @@ CANDIDATES_MAX = 300
 REFINED = 3
 """How many of the best are improved move by move."""
 TIMES_MIN = 3
-"""Programs solved, or moves made, however late it is."""
+"""Chains judged, or programs solved where there is nothing else, however late it is."""
 ROWS_SHARE = 0.25
 """Share of the time for chains cut from rows; usually they need a fraction of it."""
 FRONTIER_SHARE = 0.4
@@ -97,7 +97,8 @@ def search(
         rows_end = until(spent, ROWS_SHARE, CANDIDATES_MAX)
         for chains in sequences(problem, judge=judge, go_on=rows_end):
             made[chains] = judge(chains)
-    frontier_end = until(spent, FRONTIER_SHARE if service else 1.0, CANDIDATES_MAX)
+    share = FRONTIER_SHARE if service else 1.0
+    frontier_end = until(spent, share, CANDIDATES_MAX, 0 if made else TIMES_MIN)
     room_for = service.kv_tokens if service else None
     for chains in candidates(
         problem, room_for=room_for, judge=judge, seed=seed, go_on=frontier_end
@@ -130,7 +131,7 @@ def improved(
         chains,
         judge=judge,
         seed=seed,
-        go_on=until(spent, share, MOVES_MAX),
+        go_on=until(spent, share, MOVES_MAX, 0),
         stale_max=max(STALE_MIN, STALE_PER_PEER * len(problem.nodes)),
     )
     return Found(value, better)
@@ -142,11 +143,13 @@ def draw(problem: Problem, chains: Chains, service: Service | None) -> tuple[Flo
     return tuple(edge for chain in chains for edge in solve(problem, chain).edges)
 
 
-def until(spent: Callable[[], float] | None, share: float, times_max: int) -> Callable[[int], bool]:
+def until(
+    spent: Callable[[], float] | None, share: float, times_max: int, times_min: int = TIMES_MIN
+) -> Callable[[int], bool]:
     """Whether to go on after so many times: by the clock, or by count where there is none."""
     if spent is None:
         return lambda times: times < times_max
-    return lambda times: times < TIMES_MIN or spent() < share
+    return lambda times: times < times_min or spent() < share
 
 
 def as_chains(assignments: Sequence[Assignment], edges: Sequence[FlowEdge], layers: int) -> Chains:

@@ -5,7 +5,8 @@ first, until a cell can hold the model comfortably. Each cell becomes a placemen
 flow that stays inside; what the cells serve adds up.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.heuristics import coverage
@@ -39,18 +40,41 @@ def cells(problem: Problem) -> tuple[Problem, ...]:
 
 
 def _near_first(problem: Problem) -> Iterator[PlannerNode]:
-    """Region by region; within one, unlike peers in turn, so that cells are alike."""
-    region_of = regions(problem)
+    """Region by region, each next to one near it; within one, unlike peers in turn.
+
+    So cells are alike, and one that a region's rest cannot fill goes on in the neighbourhood.
+    """
+    region_of = regions(problem, len(problem.nodes))
     by_region: dict[int, list[PlannerNode]] = {}
     for node in problem.nodes:
         by_region.setdefault(region_of[node.peer_id], []).append(node)
-    for region in sorted(by_region):
+    for region in _neighbours(problem, region_of):
         ordered = sorted(
             by_region[region], key=lambda n: (-n.memory_bytes, n.tokens_per_s, n.peer_id)
         )
         count = max(1, round(len(ordered) / CELL_PEERS))
         for turn in range(count):
             yield from ordered[turn::count]
+
+
+def _neighbours(problem: Problem, region_of: Mapping[str, int]) -> list[int]:
+    """All regions from the largest on, always to the one with the shortest measured round trip."""
+    shortest: dict[int, dict[int, float]] = {}
+    for link in problem.links:
+        a, b = region_of.get(link.source), region_of.get(link.target)
+        if a is None or b is None or a == b:
+            continue
+        for one, other in ((a, b), (b, a)):
+            known = shortest.setdefault(one, {})
+            known[other] = min(link.rtt_s, known.get(other, link.rtt_s))
+    left = sorted(set(region_of.values()))
+    order = left[:1]
+    left = left[1:]
+    while left:
+        known = shortest.get(order[-1], {})
+        order.append(min(left, key=lambda region: (known.get(region, math.inf), region)))
+        left.remove(order[-1])
+    return order
 
 
 def _covers(problem: Problem, nodes: Sequence[PlannerNode]) -> bool:

@@ -39,11 +39,12 @@ class Kind:
         return self.tokens_per_s[layers - 1] if 0 < layers <= len(self.tokens_per_s) else 0.0
 
 
-def regions(problem: Problem) -> dict[str, int]:
+def regions(problem: Problem, regions_max: int = REGIONS_MAX) -> dict[str, int]:
     """The region of every peer: peers joined by links of short round trips, largest region first.
 
     Peers without a measured link count as near to all when the default round trip is short, else
-    as far from all. With more regions than a program can order, all peers are region 0.
+    as far from all. With more regions than ``regions_max``, by default as many as a program can
+    order, all peers are region 0.
     """
     parent = {node.peer_id: node.peer_id for node in problem.nodes}
 
@@ -61,7 +62,7 @@ def regions(problem: Problem) -> dict[str, int]:
     for name in sorted(parent):
         members[find(name)].append(name)
     groups = sorted(members.values(), key=lambda names: (-len(names), names))
-    if not problem.links or problem.default_rtt_s <= REGION_RTT_S or len(groups) > REGIONS_MAX:
+    if not problem.links or problem.default_rtt_s <= REGION_RTT_S or len(groups) > regions_max:
         return dict.fromkeys(parent, 0)
     return {name: index for index, names in enumerate(groups) for name in names}
 

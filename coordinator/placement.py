@@ -38,6 +38,9 @@ LATENCY_WITHIN = 1.1
 """Among them, those with a ring at most so much slower than the fastest count as equals."""
 CELLS_ABOVE = 64
 """More peers than that are planned in cells."""
+WHOLE_PEERS_MAX = 400
+"""Up to so many, cells are held against heuristics over all peers; beyond, their flow alone takes
+many seconds."""
 KEPT = 12
 """How many chains are held against the heuristics, for rings and movement."""
 
@@ -102,17 +105,25 @@ def best_placement(
         raise NoPlacementError(shortage)
     parts = groups.cells(problem) if len(problem.nodes) > CELLS_ABOVE else ()
     if len(parts) > 1:
-        return _by_cells(problem, parts, time_limit_s, seed, spent, service)
-    found = [
+        cells = _by_cells(problem, parts, time_limit_s, seed, spent, service)
+        whole = _heuristics(problem, service) if len(problem.nodes) <= WHOLE_PEERS_MAX else []
+        better = [p for p in whole if p.value > cells.value]
+        return _best_with_spares(problem, better, service) if better else cells
+    found = _heuristics(problem, service)
+    found += _searched(problem, service, found, seed, spent)
+    if service is None:
+        found += _by_flow(problem, found, choose(found), time_limit_s, seed, spent)
+    return _best_with_spares(problem, found, service)
+
+
+def _heuristics(problem: Problem, service: Service | None) -> list[Placement]:
+    """What the heuristics find."""
+    return [
         score(problem, assignments, name, service=service)
         for name, heuristic in HEURISTICS.items()
         if (assignments := heuristic(problem)) is not None
         and not uncovered(assignments, problem.model.layers)
     ]
-    found += _searched(problem, service, found, seed, spent)
-    if service is None:
-        found += _by_flow(problem, found, choose(found), time_limit_s, seed, spent)
-    return _best_with_spares(problem, found, service)
 
 
 def _best_with_spares(

@@ -58,9 +58,13 @@ def sequences(problem: Problem, *, judge: Judge, go_on: Callable[[int], bool]) -
     for steps in (FLOWS_FIRST, FLOWS):
         for peers in sets:
             nodes = [node for node in problem.nodes if node.peer_id in peers]
-            for chain in dict.fromkeys(_ladder(problem, nodes, steps)):
+            seen: set[Chain] = set()
+            for chain in _ladder(problem, nodes, steps) if go_on(judged) else ():
                 if not go_on(judged):
                     break
+                if chain in seen:
+                    continue
+                seen.add(chain)
                 judged += 1
                 least = best[peers][0] if peers in best else 0.0
                 worth = judge((chain,), least)

@@ -1,0 +1,150 @@
+"""``python -m bench.placement_sizes``: what ours takes for 10 to 2,000 peers, and its gap.
+
+Writes ``bench/results/placement_sizes.json``. Up to 42 peers they are Helix's clusters; larger ones
+are made of the same devices at many sites: short round trips within a site, longer ones between,
+and links measured between neighbours and to a few others, as link records have. Stated beside each:
+the first answer (a search whose time is over before it begins), the answer within the limit, its
+flow's gap to the upper bound, and what the best heuristic would serve.
+"""
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench import report
+from bench.local_swarm import ROOT
+from bench.placement import load
+from coordinator.check import check_plan
+from coordinator.flow import upper_bound
+from coordinator.placement import HEURISTICS, Placement, best_placement, make_plan, score
+from coordinator.service import Service
+from dht.types import Link, PlanEpoch, Problem
+
+SIZES = (
+    (10, "small10", "30b", 1.0),
+    (24, "geo24", "70b", 10.0),
+    (42, "het42", "70b", 30.0),
+    (200, None, "70b", 60.0),
+    (2000, None, "70b", 300.0),
+)
+"""Peers, a cluster of Helix's or made ones, the model, and seconds."""
+SITE_PEERS = 30
+NEAR_LINKS, FAR_LINKS = 40, 4
+HEURISTIC_PEERS_MAX = 200
+"""Beyond, a heuristic's max flow alone takes longer than the search."""
+
+
+def made(count: int, model: str, seed: int) -> tuple[Problem, Service]:
+    """So many peers like those of het42, at sites that lie on a map; a few links each."""
+    rng = random.Random(seed)
+    template, service = load("het42", model)
+    sites = [(rng.random(), rng.random()) for _ in range(max(1, count // SITE_PEERS))]
+    nodes, machines, at = [], {}, []
+    for index in range(count):
+        like = rng.choice(template.nodes)
+        name = f"n{index}"
+        nodes.append(replace(like, peer_id=name, current=None))
+        machines[name] = service.machines[like.peer_id]
+        at.append(rng.randrange(len(sites)))
+    members: dict[int, list[int]] = {}
+    for index, site in enumerate(at):
+        members.setdefault(site, []).append(index)
+    links = []
+    for index, site in enumerate(at):
+        near = rng.sample(members[site], min(NEAR_LINKS, len(members[site])))
+        for other in (*near, *rng.sample(range(count), min(FAR_LINKS, count))):
+            if other == index:
+                continue
+            far_s = 0.15 * math.dist(sites[site], sites[at[other]])
+            links.append(
+                Link(
+                    source=f"n{other}",
+                    target=f"n{index}",
+                    bandwidth_bytes_per_s=1.25e9 if at[other] == site else 12.5e6,
+                    rtt_s=0.002 if at[other] == site else 0.02 + far_s,
+                    measured_unix_s=0.0,
+                )
+            )
+    problem = replace(
+        template,
+        nodes=tuple(nodes),
+        links=tuple(links),
+        default_rtt_s=0.1,
+        default_bandwidth_bytes_per_s=12.5e6,
+    )
+    return problem, replace(service, machines=machines, hub_delay_s={})
+
+
+def _solved(
+    problem: Problem, service: Service, spent: Callable[[], float], limit_s: float
+) -> tuple[Placement, float]:
+    started_s = time.perf_counter()
+    found = best_placement(problem, time_limit_s=limit_s, seed=0, spent=spent, service=service)
+    return found, time.perf_counter() - started_s
+
+
+def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[str, Any]:
+    """One size."""
+    problem, service = load(cluster, model) if cluster else made(count, model, count)
+    first, first_s = _solved(problem, service, lambda: 1.0, limit_s)
+    started_s = time.perf_counter()
+    found, took_s = _solved(
+        problem, service, lambda: (time.perf_counter() - started_s) / limit_s, limit_s
+    )
+    plan = make_plan(
+        problem, found, epoch=PlanEpoch(), coordinator="bench", solve_s=took_s, now_unix_s=0.0
+    )
+    wrong = check_plan(plan, problem)
+    assert not wrong, wrong
+    bound = upper_bound(problem)
+    heuristics = {}
+    for name, heuristic in HEURISTICS.items() if count <= HEURISTIC_PEERS_MAX else ():
+        spans = heuristic(problem)
+        if spans is not None:
+            heuristics[name] = score(problem, spans, name, service=service).value
+    return {
+        "peers": count,
+        "cluster": cluster or f"made, sites of about {SITE_PEERS}",
+        "model": model,
+        "limit_s": limit_s,
+        "first_answer_s": round(first_s, 2),
+        "first_estimate_tokens_per_s": round(first.value, 1),
+        "seconds": round(took_s, 2),
+        "within_limit": took_s <= limit_s * 1.05,
+        "planner": found.planner,
+        "estimate_tokens_per_s": round(found.value, 1),
+        "flow_tokens_per_s": round(found.flow_tokens_per_s, 1),
+        "bound_tokens_per_s": round(bound, 1),
+        "gap": round(1 - found.flow_tokens_per_s / bound, 3),
+        "best_heuristic_estimate_tokens_per_s": round(max(heuristics.values()), 1)
+        if heuristics
+        else None,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m bench.placement_sizes", description=__doc__)
+    parser.add_argument("--peers-max", type=int, default=2000, metavar="N")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "bench" / "results" / "placement_sizes.json"
+    )
+    arguments = parser.parse_args(argv)
+    result = report.provenance(seed=0)
+    result["sizes"] = []
+    for each in SIZES:
+        if each[0] <= arguments.peers_max:
+            result["sizes"].append(size(*each))
+            print(result["sizes"][-1], flush=True)
+            report.write(arguments.output, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
