@@ -73,6 +73,7 @@ class Results:
         self.jobs = tuple(recipe.jobs())
         self.path = RESULTS / f"{recipe.name}.json"
         self.fingerprint = fingerprint(recipe.sources)
+        self.provenance = report.provenance(seed=0)
         self.rows: dict[str, Row] = {}
         if self.path.exists() and not again:
             kept = json.loads(self.path.read_text())
@@ -91,7 +92,7 @@ class Results:
         result = {
             "recipe": self.recipe.name,
             "title": self.recipe.title,
-            **report.provenance(seed=0),
+            **self.provenance,
             "command": f"python -m bench.papers {self.recipe.name}",
             "fingerprint": self.fingerprint,
             "complete": len(rows) == len(self.jobs),

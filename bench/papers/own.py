@@ -23,7 +23,7 @@ HOUR_S = 3600.0
 CROWD_S = (600.0, 780.0)
 CUT_S = (1200.0, 2400.0)
 CUT_REGION = "r1"
-GROWTH_PER_S = 0.15
+GROWTH_PER_S = 0.1
 """Requests/s for every 24 peers of the growing swarm."""
 GROWTH_PLAN_S = 60.0
 
@@ -199,8 +199,8 @@ def _crowd() -> Sequence[Job]:
             placement=placement,
             scheduler=how[0],
             links=how[1],
-            per_s=0.5,
-            crowd_per_s=4.0,
+            per_s=0.3,
+            crowd_per_s=3.0,
         )
         for placement, how in (("helix", HELIX), ("helix", OURS), ("ours", OURS))
     ]
