@@ -27,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help="which; all without any")
     parser.add_argument("--list", action="store_true", help="say what there is")
     parser.add_argument("--again", action="store_true", help="keep no result")
+    parser.add_argument(
+        "--any-age", action="store_true", help="keep results of other versions of the code, too"
+    )
     parser.add_argument("--report", action="store_true", help="only write docs/results.md")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     arguments = parser.parse_args(argv)
@@ -41,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if not arguments.report:
         chosen = [RECIPES[name] for name in names or RECIPES]
-        jobs.run(chosen, arguments.processes, again=arguments.again)
+        jobs.run(chosen, arguments.processes, again=arguments.again, any_age=arguments.any_age)
     report.write(jobs.RESULTS, tuple(RECIPES), ROOT / "docs" / "results.md")
     return 0
 

@@ -1,7 +1,8 @@
 """Jobs that are run side by side, each once: what a recipe has already measured is kept.
 
 A result is kept while the code and the data that it depends on are the same (a hash over their
-files); so a run that was stopped goes on where it was, and a change of the code runs all again.
+files); so a run that was stopped goes on where it was, and a change of the code runs all again, unless
+results of any age are asked for (each line says its commit).
 """
 
 import hashlib
@@ -68,7 +69,7 @@ def measured(job: Job) -> Row:
 class Results:
     """A recipe's JSON file."""
 
-    def __init__(self, recipe: Recipe, *, again: bool = False) -> None:
+    def __init__(self, recipe: Recipe, *, again: bool = False, any_age: bool = False) -> None:
         self.recipe = recipe
         self.jobs = tuple(recipe.jobs())
         self.path = RESULTS / f"{recipe.name}.json"
@@ -77,7 +78,7 @@ class Results:
         self.rows: dict[str, Row] = {}
         if self.path.exists() and not again:
             kept = json.loads(self.path.read_text())
-            if kept.get("fingerprint") == self.fingerprint:
+            if any_age or kept.get("fingerprint") == self.fingerprint:
                 wanted = {job.key for job in self.jobs}
                 self.rows = {row["key"]: row for row in kept["rows"] if row["key"] in wanted}
 
@@ -87,14 +88,15 @@ class Results:
 
     def add(self, row: Row) -> None:
         """Keep a line and write the file."""
-        self.rows[row["key"]] = row
+        commit = self.provenance["commit"]
+        self.rows[row["key"]] = {**row, "commit": commit, "fingerprint": self.fingerprint}
         rows = [self.rows[job.key] for job in self.jobs if job.key in self.rows]
         result = {
             "recipe": self.recipe.name,
             "title": self.recipe.title,
             **self.provenance,
             "command": f"python -m bench.papers {self.recipe.name}",
-            "fingerprint": self.fingerprint,
+            "fingerprint": self.fingerprint if self._alike() else "several",
             "complete": len(rows) == len(self.jobs),
             "took_s": round(sum(line["took_s"] for line in rows), 1),
             "rows": rows,
@@ -102,10 +104,15 @@ class Results:
         RESULTS.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
+    def _alike(self) -> bool:
+        return all(row["fingerprint"] == self.fingerprint for row in self.rows.values())
 
-def run(recipes: Sequence[Recipe], processes: int, *, again: bool = False) -> None:
+
+def run(
+    recipes: Sequence[Recipe], processes: int, *, again: bool = False, any_age: bool = False
+) -> None:
     """Run what is missing of the recipes, the longest jobs first."""
-    results = [Results(recipe, again=again) for recipe in recipes]
+    results = [Results(recipe, again=again, any_age=any_age) for recipe in recipes]
     todo = [(job, found) for found in results for job in found.missing()]
     todo.sort(key=lambda item: -item[0].cost_s)
     known = sum(len(found.rows) for found in results)
