@@ -1,8 +1,8 @@
 """Jobs that are run side by side, each once: what a recipe has already measured is kept.
 
 A result is kept while the code and the data that it depends on are the same (a hash over their
-files); so a run that was stopped goes on where it was, and a change of the code runs all again, unless
-results of any age are asked for (each line says its commit).
+files); so a run that was stopped goes on where it was, and a change of the code runs all again,
+unless results of any age are asked for. Each line says its commit.
 """
 
 import hashlib
@@ -77,10 +77,12 @@ class Results:
         self.provenance = report.provenance(seed=0)
         self.rows: dict[str, Row] = {}
         if self.path.exists() and not again:
-            kept = json.loads(self.path.read_text())
-            if any_age or kept.get("fingerprint") == self.fingerprint:
-                wanted = {job.key for job in self.jobs}
-                self.rows = {row["key"]: row for row in kept["rows"] if row["key"] in wanted}
+            wanted = {job.key for job in self.jobs}
+            self.rows = {
+                row["key"]: row
+                for row in json.loads(self.path.read_text())["rows"]
+                if row["key"] in wanted and (any_age or row.get("fingerprint") == self.fingerprint)
+            }
 
     def missing(self) -> list[Job]:
         """Jobs without a result."""
@@ -96,16 +98,12 @@ class Results:
             "title": self.recipe.title,
             **self.provenance,
             "command": f"python -m bench.papers {self.recipe.name}",
-            "fingerprint": self.fingerprint if self._alike() else "several",
             "complete": len(rows) == len(self.jobs),
             "took_s": round(sum(line["took_s"] for line in rows), 1),
             "rows": rows,
         }
         RESULTS.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-
-    def _alike(self) -> bool:
-        return all(row["fingerprint"] == self.fingerprint for row in self.rows.values())
 
 
 def run(
