@@ -25,7 +25,7 @@ def cell(**arguments: Any) -> Row:
     }
 
 
-def _cells() -> Sequence[Job]:
+def _cells(settings: Sequence[wan.Setting]) -> Sequence[Job]:
     return [
         Job(
             key=f"{s.policy}, {s.requests_per_s:g}/s, {s.mbit:g} Mbit/s, {s.delay_s * 1e3:g} ms",
@@ -33,8 +33,20 @@ def _cells() -> Sequence[Job]:
             arguments=asdict(s),
             cost_s=70.0 * s.requests_per_s,
         )
-        for s in wan.settings(quick=False)
+        for s in settings
     ]
+
+
+def _usual(setting: wan.Setting) -> bool:
+    return (setting.mbit, setting.delay_s) == (100.0, 0.03)
+
+
+def _rates() -> Sequence[Job]:
+    return _cells([s for s in wan.settings(quick=False) if _usual(s)])
+
+
+def _shapes() -> Sequence[Job]:
+    return _cells([s for s in wan.settings(quick=False) if not _usual(s)])
 
 
 def changed() -> Row:
@@ -46,8 +58,14 @@ def changed() -> Row:
 RECIPES = (
     Recipe(
         name="molink",
-        title="MoLink's tables: answers over slow, far links",
-        jobs=_cells,
+        title="MoLink's tables: more and more requests over 100 Mbit/s and 30 ms",
+        jobs=_rates,
+        sources=(*ROOMS, *SOURCES),
+    ),
+    Recipe(
+        name="molink-links",
+        title="MoLink's tables: other bandwidths and delays, 0.3 requests/s",
+        jobs=_shapes,
         sources=(*ROOMS, *SOURCES),
     ),
     Recipe(

@@ -61,6 +61,7 @@ SECTIONS: dict[str, Callable[[Recipe], Sequence[str]]] = {
     "helix-ablation": tables.served,
     "search": tables.search,
     "molink": tables.molink,
+    "molink-links": tables.molink,
     "change": tables.change,
     "volunteers": own_tables.volunteers,
     "crowd": own_tables.crowd,
