@@ -42,11 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"error: no recipe {unknown[0]}; there are {', '.join(RECIPES)}", file=sys.stderr)
         return 2
+    failed = 0
     if not arguments.report:
         chosen = [RECIPES[name] for name in names or RECIPES]
-        jobs.run(chosen, arguments.processes, again=arguments.again, any_age=arguments.any_age)
+        failed = jobs.run(
+            chosen, arguments.processes, again=arguments.again, any_age=arguments.any_age
+        )
     report.write(jobs.RESULTS, tuple(RECIPES), ROOT / "docs" / "results.md")
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

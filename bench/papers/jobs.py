@@ -9,8 +9,9 @@ import hashlib
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -108,26 +109,43 @@ class Results:
 
 def run(
     recipes: Sequence[Recipe], processes: int, *, again: bool = False, any_age: bool = False
-) -> None:
-    """Run what is missing of the recipes, the longest jobs first."""
+) -> int:
+    """Run what is missing of the recipes, the longest jobs first; returns how many failed.
+
+    A job that fails leaves its line out and the others running.
+    """
     results = [Results(recipe, again=again, any_age=any_age) for recipe in recipes]
     todo = [(job, found) for found in results for job in found.missing()]
     todo.sort(key=lambda item: -item[0].cost_s)
     known = sum(len(found.rows) for found in results)
     print(f"{known} results kept, {len(todo)} jobs to run", file=sys.stderr, flush=True)
     started_s = time.monotonic()
+    failed = 0
     with ProcessPoolExecutor(processes) as pool:
-        owners = {pool.submit(measured, job): found for job, found in todo}
+        owners = {pool.submit(measured, job): (job, found) for job, found in todo}
         try:
             for count, done in enumerate(as_completed(owners), start=1):
-                row = done.result()
-                owners[done].add(row)
+                job, found = owners[done]
+                said = _kept(done, found)
+                failed += said is None
                 print(
                     f"{time.monotonic() - started_s:5.0f} s  {count}/{len(todo)}"
-                    f"  {owners[done].recipe.name}: {row['key']} ({row['took_s']:.0f} s)",
+                    f"  {found.recipe.name}: {job.key} ({said or 'FAILED'})",
                     file=sys.stderr,
                     flush=True,
                 )
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    return failed
+
+
+def _kept(done: "Future[Row]", found: Results) -> str | None:
+    """Keep a job's line; says how long it took, or prints why there is none."""
+    error = done.exception()
+    if error is not None:
+        traceback.print_exception(error)
+        return None
+    row = done.result()
+    found.add(row)
+    return f"{row['took_s']:.0f} s"

@@ -17,7 +17,7 @@ def need_matplotlib() -> None:
 
 
 def draw(report: SimulationReport, directory: Path) -> None:
-    """Write tokens over time, use of peers, waiting on links and latencies as PNG files."""
+    """Write tokens over time, use of peers, waits on links, latencies and the flow as PNG files."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -50,16 +50,46 @@ def draw(report: SimulationReport, directory: Path) -> None:
 
     figure, axes = pyplot.subplots()
     for name, values in (("prompt", report.prompt), ("next token", report.decode)):
-        axes.plot(*_cdf(values), marker="o", label=name)
+        axes.plot(*_cdf(values), label=name)
     axes.set(xlabel="s", ylabel="share of requests", xscale="log")
     axes.legend()
     _save(pyplot, figure, directory / "latency.png")
+    _flow(pyplot, report, directory / "flow.png")
+
+
+def _flow(pyplot: Any, report: SimulationReport, path: Path) -> None:
+    """Peers as bars over the layers they hold, joined where tokens went from one to another."""
+    names = sorted(report.peers, key=lambda name: (report.peers[name].start, name))
+    row = {name: index for index, name in enumerate(names)}
+    figure, axes = pyplot.subplots(figsize=(10, 1.5 + 0.25 * len(names)))
+    for name in names:
+        use = report.peers[name]
+        axes.barh(row[name], use.layers, left=use.start, height=0.6, alpha=0.2 + 0.6 * use.busy)
+    between = {pair: link for pair, link in report.links.items() if set(pair) <= set(names)}
+    most = max((link.pieces for link in between.values()), default=1)
+    for (tail, head), link in between.items():
+        layer = report.peers[tail].start + report.peers[tail].layers
+        axes.annotate(
+            "",
+            (layer, row[head]),
+            (layer, row[tail]),
+            arrowprops={
+                "arrowstyle": "->",
+                "linewidth": 0.3 + 3 * link.pieces / max(1, most),
+                "connectionstyle": "arc3,rad=0.2",
+                "alpha": 0.6,
+            },
+        )
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set(xlabel="layer", title="what peers hold (darker: busier), and where tokens went")
+    _save(pyplot, figure, path)
 
 
 def _cdf(values: Latency) -> tuple[list[float], list[float]]:
     return (
-        list(values.percentiles_s.values()),
-        [percent / 100 for percent in values.percentiles_s],
+        list(values.distribution_s),
+        [percent / 100 for percent in range(len(values.distribution_s))],
     )
 
 

@@ -14,12 +14,15 @@ class Latency:
     mean_s: float
     percentiles_s: Mapping[int, float]
     """By percent: the value at index ``count * percent // 100`` of the sorted ones."""
+    distribution_s: tuple[float, ...] = ()
+    """The same for every percent from 0 to 100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerUse:
-    """How busy and how full one peer was, as shares."""
+    """What one peer held, and how busy and how full it was, as shares."""
 
+    start: int
     layers: int
     busy: float
     kv_peak: float
@@ -67,11 +70,12 @@ def latency(values: Sequence[float]) -> Latency:
     """Mean and percentiles; zeros when there are no values."""
     ordered = sorted(values)
     count = len(ordered)
+    every = tuple(
+        ordered[min(count - 1, count * percent // 100)] if count else 0.0 for percent in range(101)
+    )
     return Latency(
         count=count,
         mean_s=sum(ordered) / count if count else 0.0,
-        percentiles_s={
-            percent: ordered[min(count - 1, count * percent // 100)] if count else 0.0
-            for percent in PERCENTILES
-        },
+        percentiles_s={percent: every[percent] for percent in PERCENTILES},
+        distribution_s=every if count else (),
     )

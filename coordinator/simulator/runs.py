@@ -305,6 +305,7 @@ def peer_use(engine: Engine) -> dict[str, PeerUse]:
     span_s = max(engine.now_s, 1e-9)
     return {
         peer.name: PeerUse(
+            start=peer.start,
             layers=peer.end - peer.start,
             busy=min(1.0, peer.busy_s / span_s),
             kv_peak=peer.kv_peak / max(1, peer.kv_capacity),

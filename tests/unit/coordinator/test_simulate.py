@@ -131,3 +131,15 @@ def test_help_fits_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--help"])
     assert len(capsys.readouterr().out.splitlines()) <= 40
+
+
+def test_plot_writes_every_picture(
+    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    pictures = tmp_path / "pictures"
+    code, _, err = run(capsys, cluster, *QUICK, "--json", "--plot", pictures)
+    assert code == 0, err
+    names = {"tokens.png", "peers.png", "links.png", "latency.png", "flow.png"}
+    assert {path.name for path in pictures.iterdir()} == names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures.iterdir())
