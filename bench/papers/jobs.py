@@ -89,6 +89,11 @@ class Results:
         """Jobs without a result."""
         return [job for job in self.jobs if job.key not in self.rows]
 
+    @property
+    def complete(self) -> bool:
+        """Whether every job has a result."""
+        return not self.missing()
+
     def add(self, row: Row) -> None:
         """Keep a line and write the file."""
         commit = self.provenance["commit"]
@@ -99,7 +104,7 @@ class Results:
             "title": self.recipe.title,
             **self.provenance,
             "command": f"python -m bench.papers {self.recipe.name}",
-            "complete": len(rows) == len(self.jobs),
+            "complete": self.complete,
             "took_s": round(sum(line["took_s"] for line in rows), 1),
             "rows": rows,
         }

@@ -50,7 +50,8 @@ def cut_off(recipe: Recipe) -> list[str]:
     cut = max(row["cut"] for row in recipe["rows"])
     lines = [
         f"An hour of geo24/70b under {rate:g} requests/s; {cut} of 24 peers, one region, are cut"
-        " off after 20 minutes for 20 minutes and return with what they held.",
+        " off after 20 minutes for 20 minutes and return with what they held. Re-planned: the"
+        " fewest peers that must move take the layers that nobody holds.",
         "",
         f"| | {HEADINGS}",
         f"|---|{RULES}",
@@ -58,6 +59,14 @@ def cut_off(recipe: Recipe) -> list[str]:
     for row in recipe["rows"]:
         said = {None: "no cut", True: "re-planned", False: "not re-planned"}[row["replan"]]
         lines.append(f"| {said} | {_churned(row)}")
+    answered = {row["replan"]: row["answered"] for row in recipe["rows"]}
+    if answered.get(True, 0) < answered.get(False, 0):
+        lines += [
+            "",
+            "Re-planning **loses** in answers by the end: peers that moved keep their new layers"
+            " when the region is back (a running coordinator would plan anew, the simulation does"
+            " not), so the line that formed is worked off more slowly.",
+        ]
     return lines
 
 
