@@ -35,7 +35,7 @@ SPANS = ("0:4", "4:8", "0:4", "4:8")
 PROMPT_TOKENS = 16
 HIGH_EVERY = 20
 """One request in so many is of high priority."""
-PEAK_STREAMS = (8, 16, 32)
+PEAK_STREAMS = (16, 32, 64, 128)
 NICE = ("nice", "-n", "10")
 QUIET_S = 60.0
 """How long the peers may take to announce that they hold nothing any more."""

@@ -199,10 +199,8 @@ class World:
                     return
 
 
-@pytest.mark.property
-@settings(max_examples=300, deadline=None)
-@given(data=st.data(), steps=st.integers(0, 40))
-def test_every_token_once_and_nothing_is_left_reserved(data: st.DataObject, steps: int) -> None:
+def live(data: st.DataObject, steps: int) -> None:
+    """One session's life, and what must hold in the end."""
     world = World(data)
     world.perform(world.owner.start(0.0))
     for _ in range(steps):
@@ -220,3 +218,20 @@ def test_every_token_once_and_nothing_is_left_reserved(data: st.DataObject, step
     if owner.move is not None:
         closed |= {stage.peer_id for stage in owner.move.route}
     assert set(world.holds) - world.dead <= closed
+
+
+@pytest.mark.property
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), steps=st.integers(0, 40))
+def test_every_token_once_and_nothing_is_left_reserved(data: st.DataObject, steps: int) -> None:
+    live(data, steps)
+
+
+@pytest.mark.slow
+@pytest.mark.property
+@pytest.mark.parametrize("most_steps", [10, 15, 20, 25])
+@settings(max_examples=900, deadline=None)
+@given(data=st.data())
+def test_every_token_once_in_thousands_of_lives(most_steps: int, data: st.DataObject) -> None:
+    steps = data.draw(st.integers(0, most_steps))
+    live(data, steps)
