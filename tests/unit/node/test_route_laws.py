@@ -118,6 +118,7 @@ class Route:
                 if resume.own_position < own:
                     session.rewind(resume.own_position)
                 elif resume.resend_from < own:
+                    assert resume.resend_from >= stage.logged_from, "rows that no log has"
                     self.send(hop, resume.resend_from, tuple(stage.kv[resume.resend_from : own]))
             assert session.on(StageEvent.ACCEPTED)
             asked = session.needs_from
