@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,9 +20,8 @@ from node.kv_accounts import Reservation
 from node.kv_pool import KvPool
 from node.kv_transfer import KvRows
 from node.model import LoadedRange, ModelLayout, kv_shape
-from node.penalties import Draw
-from node.sampling import draw_rows
-from node.scoring import score_prompt, score_rows
+from node.step_results import results_of
+from node.step_rows import StepRows, joined
 from node.weights import Progress, WeightStore
 from node.work import WorkBounds, WorkItem, WorkResult, refusal
 
@@ -56,18 +55,6 @@ class EngineConfig:
     share_prefixes: bool = False
     """Sessions whose tokens begin the same hold the same KV pages, where this engine has all
     layers. Off by default: how soon an answer begins then tells what others have asked."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Rows:
-    """An item that takes part in a step, and its rows ``[first, last)`` in the packed batch."""
-
-    index: int
-    item: WorkItem
-    reservation: Reservation
-    first: int = 0
-    last: int = 0
-    segment: Segment = field(init=False)
 
 
 class Engine:
@@ -135,10 +122,7 @@ class Engine:
         """
         if not 0 <= start < end <= self.spec.layers:
             raise UserError(f"layers [{start}, {end}) asked of {self.spec.layers}")
-        weights = stage_bytes(self.spec, start, end, 0)
-        per_token = self.spec.kv_bytes_per_token_layer * (end - start)
-        tokens = min((self.config.memory_bytes - weights) // per_token, KV_TOKENS_MOST)
-        pages = tokens // self.config.page_tokens
+        pages = self._pages_beside(start, end)
         if pages < 1:
             least = stage_bytes(self.spec, start, end, self.kv_tokens_min)
             raise UserError(self._too_little(f"layers [{start}, {end})", least))
@@ -160,6 +144,17 @@ class Engine:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _pages_beside(self, start: int, end: int) -> int:
+        """Pages of KV that the memory has room for beside the weights of ``[start, end)``."""
+        weights = stage_bytes(self.spec, start, end, 0)
+        per_token = self.spec.kv_bytes_per_token_layer * (end - start)
+        tokens = min((self.config.memory_bytes - weights) // per_token, KV_TOKENS_MOST)
+        return tokens // self.config.page_tokens
+
+    def kv_tokens_beside(self, start: int, end: int) -> int:
+        """Tokens of KV that there would be room for beside layers ``[start, end)``."""
+        return self._pages_beside(start, end) * self.config.page_tokens
 
     def _warm_up(self, index: int) -> None:
         """One row through one layer; UserError when its attention cannot be computed here."""
@@ -224,7 +219,7 @@ class Engine:
         gets an error; the others go on, and a session whose item failed stands where it stood.
         """
         results: list[WorkResult | None] = [None] * len(items)
-        rows: list[_Rows] = []
+        rows: list[StepRows] = []
         sessions: set[str] = set()
         bounds = WorkBounds(
             start=self.held[0],
@@ -245,7 +240,7 @@ class Engine:
                 left = self._shared(item, reservation)
                 if self._kv.grow(item.session, reservation, last):
                     sessions.add(item.session)
-                    rows.append(_Rows(index=index, item=left, reservation=reservation))
+                    rows.append(StepRows(index=index, item=left, reservation=reservation))
                     continue
                 error = "this session has ended"
             results[index] = WorkResult(item=item, error=error)
@@ -279,7 +274,7 @@ class Engine:
             return False
         return self.config.share_prefixes and whole and item.token_ids is not None
 
-    def _run_apart(self, rows: list[_Rows]) -> list[WorkResult]:
+    def _run_apart(self, rows: list[StepRows]) -> list[WorkResult]:
         """Run rows together; where that raises, in halves, so that it falls on who caused it.
 
         Running an item again writes the same KV to the same rows.
@@ -296,7 +291,7 @@ class Engine:
             told = f"layers [{item.start}, {item.end}) failed: {reason}"
             return [WorkResult(item=item, error=told)]
 
-    def _run(self, rows: list[_Rows]) -> list[WorkResult]:
+    def _run(self, rows: list[StepRows]) -> list[WorkResult]:
         """Pack the rows, run each layer over those that need it, split the results.
 
         Rows are ordered by the layers they need, so that those active in a layer are few slices.
@@ -307,17 +302,17 @@ class Engine:
             row.first, row.last = at, at + row.item.tokens
             at = row.last
         hidden = self._embed(ordered)
-        positions = _joined([self._positions(row) for row in ordered])
+        positions = joined([self._positions(row) for row in ordered])
         written = [self._slots(row) for row in ordered]
-        slots = written[0] if len(written) == 1 else _joined([self._rows_of(w) for w in written])
+        slots = written[0] if len(written) == 1 else joined([self._rows_of(w) for w in written])
         cuts = sorted({r.item.start for r in ordered} | {r.item.end for r in ordered})
         for start, end in itertools.pairwise(cuts):
             active = [r for r in ordered if r.item.start <= start < r.item.end]
             if active:
                 hidden = self._run_layers(start, end, active, at, hidden, positions, slots)
-        return self._results(rows, hidden)
+        return results_of(rows, hidden, self._range, self.spec)
 
-    def _embed(self, rows: list[_Rows]) -> torch.Tensor:
+    def _embed(self, rows: list[StepRows]) -> torch.Tensor:
         """Hidden states going in, ``[tokens, hidden]``."""
         entering = [row.item for row in rows if row.item.token_ids is not None]
         embedded: Iterator[torch.Tensor] = iter(())
@@ -333,9 +328,9 @@ class Engine:
             else row.item.hidden.to(self.device, self.layout.dtype)
             for row in rows
         ]
-        return _joined(parts)
+        return joined(parts)
 
-    def _positions(self, row: _Rows) -> torch.Tensor:
+    def _positions(self, row: StepRows) -> torch.Tensor:
         at = row.item.position
         return torch.arange(at, at + row.item.tokens, device=self.device)
 
@@ -344,7 +339,7 @@ class Engine:
             return torch.arange(slots.start, slots.stop, device=self.device)
         return slots
 
-    def _slots(self, row: _Rows) -> torch.Tensor | slice:
+    def _slots(self, row: StepRows) -> torch.Tensor | slice:
         """Pool rows of the item's new tokens; sets the row's segment."""
         page_tokens = self.config.page_tokens
         pages = row.reservation.pages
@@ -371,7 +366,7 @@ class Engine:
         self,
         start: int,
         end: int,
-        active: list[_Rows],
+        active: list[StepRows],
         total: int,
         hidden: torch.Tensor,
         positions: torch.Tensor,
@@ -386,7 +381,7 @@ class Engine:
         if at == total:
             step = Step(pools=self._pools, write_slots=slots, segments=segments)
             return self._through(start, end, step, hidden, positions)
-        chosen = _joined([self._rows_of(slice(row.first, row.last)) for row in active])
+        chosen = joined([self._rows_of(slice(row.first, row.last)) for row in active])
         step = Step(pools=self._pools, write_slots=self._rows_of(slots)[chosen], segments=segments)
         merged = hidden.clone()
         merged[chosen] = self._through(start, end, step, hidden[chosen], positions[chosen])
@@ -397,71 +392,3 @@ class Engine:
     ) -> torch.Tensor:
         """``hidden`` of shape ``[tokens, hidden]`` behind layers ``[start, end)``."""
         return self._range.run(start, end, step, hidden, positions)
-
-    def _results(self, rows: list[_Rows], hidden: torch.Tensor) -> list[WorkResult]:
-        """Tokens for the rows that are sampled, hidden states for those that go on."""
-        sampled = self._sampled([row for row in rows if row.item.sampling is not None], hidden)
-        goes_on = self.spec.layers
-        finite = torch.isfinite(hidden).all(dim=-1).tolist()
-        results = []
-        for row in rows:
-            if not all(finite[row.first : row.last]):
-                span = f"[{row.item.start}, {row.item.end})"
-                told = f"layers {span} made hidden states that are not finite"
-                results.append(WorkResult(item=row.item, error=told))
-                continue
-            token_id, score = sampled.get(row.index, (None, b""))
-            results.append(
-                WorkResult(
-                    item=row.item,
-                    hidden=hidden[row.first : row.last] if row.item.end < goes_on else None,
-                    token_id=token_id,
-                    score=score,
-                    prompt_scores=self._prompt_scores(row, hidden),
-                )
-            )
-        return results
-
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits ``[rows, vocab]`` of some rows behind the last layer."""
-        if self._range.head is None:
-            raise RuntimeError("logits asked of a stage that does not hold the head")
-        return self._range.leave(hidden)
-
-    def _sampled(self, rows: list[_Rows], hidden: torch.Tensor) -> dict[int, tuple[int, bytes]]:
-        """By item: the token behind its last row, and that token's packed score where asked."""
-        if not rows or self._range.head is None:
-            return {}
-        logits = self._logits(hidden[torch.tensor([r.last - 1 for r in rows], device=self.device)])
-        draws = [
-            Draw(
-                sampling=row.item.sampling,
-                position=row.item.position + row.item.tokens,
-                history=row.item.history,
-            )
-            for row in rows
-            if row.item.sampling is not None
-        ]
-        token_ids = draw_rows(logits, draws)
-        scores = [b""] * len(rows)
-        for top in {draw.sampling.logprobs for draw in draws} - {None}:
-            asked = [at for at, draw in enumerate(draws) if draw.sampling.logprobs == top]
-            packed = score_rows(logits[asked], [token_ids[at] for at in asked], top or 0)
-            for at, score in zip(asked, packed, strict=True):
-                scores[at] = score
-        return {
-            row.index: (token_id, score)
-            for row, token_id, score in zip(rows, token_ids, scores, strict=True)
-        }
-
-    def _prompt_scores(self, row: _Rows, hidden: torch.Tensor) -> bytes:
-        targets = row.item.targets
-        if targets is None or self._range.head is None:
-            return b""
-        first = row.first + targets.first_row
-        rows = hidden[first : first + len(targets.token_ids)]
-        return score_prompt(self._logits, rows, targets.token_ids, targets.top, self.spec.vocab)
-
-
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,82 @@
+"""What comes out of a step: hidden states for the next stage, or tokens where layers end."""
+
+from collections.abc import Sequence
+
+import torch
+
+from dht.types import ModelSpec
+from node.model import LoadedRange
+from node.penalties import Draw
+from node.sampling import draw_rows
+from node.scoring import score_prompt, score_rows
+from node.step_rows import StepRows
+from node.work import WorkResult
+
+
+def results_of(
+    rows: Sequence[StepRows], hidden: torch.Tensor, loaded: LoadedRange, spec: ModelSpec
+) -> list[WorkResult]:
+    """One result per item, in order, from the step's hidden states ``[tokens, hidden]``.
+
+    An item with rows that are not finite gets an error instead. Sampling and scoring happen only
+    where ``loaded`` has the model's head.
+    """
+    sampled = _sampled([row for row in rows if row.item.sampling is not None], hidden, loaded)
+    finite = torch.isfinite(hidden).all(dim=-1).tolist()
+    results = []
+    for row in rows:
+        if not all(finite[row.first : row.last]):
+            span = f"[{row.item.start}, {row.item.end})"
+            told = f"layers {span} made hidden states that are not finite"
+            results.append(WorkResult(item=row.item, error=told))
+            continue
+        token_id, score = sampled.get(row.index, (None, b""))
+        results.append(
+            WorkResult(
+                item=row.item,
+                hidden=hidden[row.first : row.last] if row.item.end < spec.layers else None,
+                token_id=token_id,
+                score=score,
+                prompt_scores=_prompt_scores(row, hidden, loaded, spec.vocab),
+            )
+        )
+    return results
+
+
+def _sampled(
+    rows: Sequence[StepRows], hidden: torch.Tensor, loaded: LoadedRange
+) -> dict[int, tuple[int, bytes]]:
+    """By item: the token behind its last row, and that token's packed score where asked."""
+    if not rows or loaded.head is None:
+        return {}
+    last = torch.tensor([row.last - 1 for row in rows], device=hidden.device)
+    logits = loaded.leave(hidden[last])
+    draws = [
+        Draw(
+            sampling=row.item.sampling,
+            position=row.item.position + row.item.tokens,
+            history=row.item.history,
+        )
+        for row in rows
+        if row.item.sampling is not None
+    ]
+    token_ids = draw_rows(logits, draws)
+    scores = [b""] * len(rows)
+    for top in {draw.sampling.logprobs for draw in draws} - {None}:
+        asked = [at for at, draw in enumerate(draws) if draw.sampling.logprobs == top]
+        packed = score_rows(logits[asked], [token_ids[at] for at in asked], top or 0)
+        for at, score in zip(asked, packed, strict=True):
+            scores[at] = score
+    return {
+        row.index: (token_id, score)
+        for row, token_id, score in zip(rows, token_ids, scores, strict=True)
+    }
+
+
+def _prompt_scores(row: StepRows, hidden: torch.Tensor, loaded: LoadedRange, vocab: int) -> bytes:
+    targets = row.item.targets
+    if targets is None or loaded.head is None:
+        return b""
+    first = row.first + targets.first_row
+    rows = hidden[first : first + len(targets.token_ids)]
+    return score_prompt(loaded.leave, rows, targets.token_ids, targets.top, vocab)
