@@ -151,6 +151,11 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     parser.add_argument(
+        "--refresh-profile",
+        action="store_true",
+        help="measure this machine again, whatever an earlier join kept in ~/.cache/anabranch",
+    )
+    parser.add_argument(
         "--json-log", action="store_true", help="one JSON object per event, to stderr"
     )
     arguments = parser.parse_args()
@@ -329,10 +334,15 @@ async def _open_engine(
             quantize=arguments.quantize,
             memory_bytes=machine.lend_bytes,
             threads=arguments.threads,
+            refresh_profile=arguments.refresh_profile,
         )
     fastest = max(engine.tokens_per_s)
     reporter.event(
-        "measured", tokens_per_s=list(engine.tokens_per_s), layers_max=len(engine.tokens_per_s)
+        "measured",
+        tokens_per_s=list(engine.tokens_per_s),
+        layers_max=len(engine.tokens_per_s),
+        fit_error=engine.profile.fit_error,
+        remembered=engine.remembered,
     )
     reporter.say(
         f"Up to {len(engine.tokens_per_s)} of {engine.spec.layers} layers fit"

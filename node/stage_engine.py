@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from dht.types import ModelSpec
-from node.batching import BatchLimits, limits_of
+from node.batching import limits_of
 from node.engine import Engine, EngineConfig, WorkItem
 from node.kv_transfer import KvRows
-from node.profile import time_layer, time_prefill, tokens_per_s
+from node.profile import Profile, tokens_per_s
+from node.profile_cache import default_folder, profiled
 from node.stage_session import StageView
 from node.steps import StepRequest, StepResult
 from node.tensors import Rows
@@ -21,12 +23,17 @@ class EngineStage:
     def __init__(
         self,
         engine: Engine,
-        profile: tuple[float, ...],
-        limits: BatchLimits = BatchLimits(),  # noqa: B008  frozen
+        profile: Profile,
+        *,
+        remembered: bool = False,
     ) -> None:
+        """``remembered``: the profile is from an earlier join."""
         self._engine = engine
         self._serving = (0, 0)
-        self.tokens_per_s = profile
+        self.profile = profile
+        self.remembered = remembered
+        self.tokens_per_s = tokens_per_s(engine, profile)
+        limits = limits_of(profile.layer_s(), engine.layers_max)
         self.peer_id = ""
         self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
         self._worker: Worker[StepRequest, StepResult] = Worker(
@@ -44,10 +51,15 @@ class EngineStage:
         quantize: str | None = None,
         memory_bytes: int,
         threads: int | None,
+        profiles: Path | None = None,
+        refresh_profile: bool = False,
     ) -> "EngineStage":
-        """Build the engine and measure it, in a thread. Raises UserError."""
+        """Build the engine and measure it, in a thread. Raises UserError.
 
-        def build() -> tuple[Engine, tuple[float, ...], BatchLimits]:
+        A profile in the folder ``profiles`` (by default the user's cache) saves the measurement.
+        """
+
+        def build() -> tuple[Engine, Profile, bool]:
             engine = Engine(
                 EngineConfig(
                     store=store,
@@ -59,12 +71,11 @@ class EngineStage:
                     threads=threads,
                 )
             )
-            times = time_layer(engine)
-            rows_s = {**times.seconds, **time_prefill(engine)}
-            limits = limits_of(rows_s, engine.layers_max)
-            return engine, tokens_per_s(engine, times), limits
+            folder = profiles or default_folder()
+            return engine, *profiled(engine, folder, refresh=refresh_profile)
 
-        return cls(*await asyncio.to_thread(build))
+        engine, profile, remembered = await asyncio.to_thread(build)
+        return cls(engine, profile, remembered=remembered)
 
     @property
     def spec(self) -> ModelSpec:

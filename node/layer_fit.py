@@ -1,0 +1,112 @@
+"""The time of one layer between the points that were measured, and how far off that is.
+
+Pure. For each measured batch a straight line over the context: reading its KV costs the same for
+each token. Between batches the lines are interpolated, because kernels change with the number of
+rows in ways that no one formula follows. Points that had no part in the fit tell its error.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+SECONDS_MIN = 1e-9
+"""Of a layer; a fit that says less is one of noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """One layer, for one decode row each of ``batch`` sessions of ``context_tokens`` tokens."""
+
+    batch: int
+    context_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Seconds of one batch size, by its sessions' context."""
+
+    batch: int
+    base_s: float
+    token_s: float
+    """More for each token of the context of all its sessions."""
+
+    def seconds(self, context_tokens: float) -> float:
+        """The line at a context."""
+        return self.base_s + self.token_s * context_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFit:
+    """Lines in ascending order of their batch; at least one."""
+
+    lines: tuple[Line, ...]
+
+    @property
+    def batch_max(self) -> int:
+        """The largest batch that was measured."""
+        return self.lines[-1].batch
+
+    def seconds(self, batch: int, context_tokens: float) -> float:
+        """One layer's time; beyond the largest batch it grows as between the last two."""
+        above = next((n for n, line in enumerate(self.lines) if line.batch >= batch), None)
+        if above == 0 or len(self.lines) == 1:
+            first = self.lines[0]
+            return max(SECONDS_MIN, first.seconds(context_tokens) * max(1.0, batch / first.batch))
+        high = len(self.lines) - 1 if above is None else above
+        low_line, high_line = self.lines[high - 1], self.lines[high]
+        low_s, high_s = low_line.seconds(context_tokens), high_line.seconds(context_tokens)
+        share = (batch - low_line.batch) / (high_line.batch - low_line.batch)
+        if above is None:
+            high_s = max(low_s, high_s)
+        return max(SECONDS_MIN, low_s + share * (high_s - low_s))
+
+    def errors(self, timings: Iterable[Timing]) -> list[float]:
+        """How far the fit is from each point, as a share of what was measured."""
+        return [
+            abs(self.seconds(timing.batch, timing.context_tokens) - timing.seconds) / timing.seconds
+            for timing in timings
+        ]
+
+
+def fit(timings: Iterable[Timing]) -> LayerFit:
+    """Lines through the points of each batch, each point weighted by its relative error.
+
+    A batch that was measured at one context only takes its slope, per session, from the nearest
+    that was measured at several. Raises ValueError without points.
+    """
+    ordered = sorted(timings, key=lambda timing: (timing.batch, timing.context_tokens))
+    groups = {batch: list(of) for batch, of in groupby(ordered, key=lambda t: t.batch)}
+    if not groups:
+        raise ValueError("a fit needs a point at least")
+    sloped = {batch: _line(of) for batch, of in groups.items() if _contexts(of) > 1}
+    lines = []
+    for batch, of in groups.items():
+        if batch in sloped:
+            lines.append(sloped[batch])
+            continue
+        nearest = min(sloped, key=lambda known: abs(known - batch), default=None)
+        token_s = 0.0 if nearest is None else sloped[nearest].token_s * batch / nearest
+        least = min(of, key=lambda timing: timing.seconds)
+        base_s = max(0.0, least.seconds - token_s * least.context_tokens)
+        lines.append(Line(batch=batch, base_s=base_s, token_s=token_s))
+    return LayerFit(tuple(lines))
+
+
+def _contexts(timings: Sequence[Timing]) -> int:
+    return len({timing.context_tokens for timing in timings})
+
+
+def _line(timings: Sequence[Timing]) -> Line:
+    """The straight line with the least squared relative error that does not fall."""
+    weights = [timing.seconds**-2 for timing in timings]
+    total = sum(weights)
+    mean_c = sum(w * t.context_tokens for w, t in zip(weights, timings, strict=True)) / total
+    mean_s = sum(w * t.seconds for w, t in zip(weights, timings, strict=True)) / total
+    spread, joint = 0.0, 0.0
+    for weight, timing in zip(weights, timings, strict=True):
+        away = timing.context_tokens - mean_c
+        spread += weight * away * away
+        joint += weight * away * (timing.seconds - mean_s)
+    token_s = min(max(0.0, joint / spread), mean_s / mean_c)  # neither falling nor below nothing
+    return Line(batch=timings[0].batch, base_s=max(0.0, mean_s - token_s * mean_c), token_s=token_s)
