@@ -145,9 +145,10 @@ def greedy(model: Any, ids: tuple[int, ...], new: int) -> list[int]:
     return answer
 
 
-def engine_of(directory: Path, start: int, end: int) -> Engine:
+def engine_of(directory: Path, start: int, end: int, device: str = "cpu") -> Engine:
     store = WeightStore.open(str(directory))
-    engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=64 << 20))
+    config = EngineConfig(store=store, name="tiny", device=device, memory_bytes=64 << 20)
+    engine = Engine(config)
     engine.load(start, end)
     return engine
 
@@ -170,13 +171,24 @@ def listen(engine: Engine, logits: list[torch.Tensor]) -> None:
     engine._range.leave = listening  # type: ignore[method-assign]
 
 
+on_cuda = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+    ],
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", on_cuda])
 @pytest.mark.parametrize("name", list(FAMILIES))
-def test_answers_equal_the_whole_models(name: str, tmp_path: Path) -> None:
+def test_answers_equal_the_whole_models(name: str, device: str, tmp_path: Path) -> None:
+    """On every device by the same bars; ``transformers`` runs on the CPU."""
     model = make(tmp_path, name)
     rng = random.Random(name)
     layers = model.config.get_text_config().num_hidden_layers
     ranges = split(rng, layers)
-    engines = [engine_of(tmp_path, start, end) for start, end in ranges]
+    engines = [engine_of(tmp_path, start, end, device) for start, end in ranges]
     logits: list[torch.Tensor] = []
     for engine in engines:
         listen(engine, logits)
@@ -192,7 +204,7 @@ def test_answers_equal_the_whole_models(name: str, tmp_path: Path) -> None:
     for session in sessions:
         number = int(session.name.split("/")[0])
         assert session.answer == expected[number], (session.name, ranges, session.spans)
-    drawn = torch.cat(logits)
+    drawn = torch.cat(logits).to("cpu")
     assert len(drawn) == len(sessions) * NEW_TOKENS
     known = torch.cat([rows_of(model, *each) for each in zip(prompts, expected, strict=True)])
     errors = (drawn[:, None] - known[None]).abs().amax(-1).amin(-1)
