@@ -2,7 +2,8 @@
 
 All sides take turns in one process and the medians count, because the machine is shared. Decode
 is measured after a prompt of 64 tokens, per token of each stream, and stated in terms of its floor,
-too: the bytes of the weights over the memory's measured bandwidth. Prefill is one prompt of 512.
+too: the bytes of the weights over the memory's measured bandwidth; and in terms of its products
+alone, the same matrices in a bare loop, which no engine can beat. Prefill is one prompt of 512.
 Requests of mixed lengths run against ``transformers``' continuous batching, whole requests in and
 out.
 """
@@ -18,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
@@ -27,6 +29,7 @@ from bench.reference import Reference, memory_for
 from bench.report import provenance, write
 from dht.messages import Sampling
 from node.engine import Engine, EngineConfig, WorkItem
+from node.memory_layout import PackedLinear
 from node.weights import WeightStore
 
 SEED = 0
@@ -43,6 +46,7 @@ PAGE_TOKENS, BATCH_TOKENS = 256, 512
 READ_BYTES = 256 << 20
 """Of the tensor whose reading measures the bandwidth."""
 ROUNDS = 5
+PRODUCT_ROUNDS = 8
 GREEDY = Sampling()
 
 
@@ -121,6 +125,25 @@ class EngineSide:
         for n in range(len(prompts)):
             self._engine.free(str(n))
         return answers, time.perf_counter() - started_s
+
+    def products_s(self, rows: int) -> float:
+        """The least seconds that the matrices of the layers and the head take for so many rows."""
+        held = self._engine._range
+        modules = [*held.layers.values(), *held.parts.values()]
+        linears = [
+            part
+            for module in modules
+            for part in module.modules()
+            if isinstance(part, nn.Linear | PackedLinear)
+        ]
+        given = {size: torch.randn(rows, size) for size in {part.in_features for part in linears}}
+
+        def through() -> None:
+            for part in linears:
+                part(given[part.in_features])
+
+        with torch.inference_mode():
+            return min(_seconds(through) for _ in range(PRODUCT_ROUNDS))
 
     @property
     def vocab(self) -> int:
@@ -242,6 +265,9 @@ def compare(directory: Path, rounds: int) -> dict[str, Any]:
             **rated(rates),
             "times_floor": round(
                 seconds["engine"] / (DECODE - 1) * bytes_per_s / engine.weights_bytes, 2
+            ),
+            "times_products": round(
+                seconds["engine"] / (DECODE - 1) / engine.products_s(streams), 2
             ),
             "same_answers": same,
         }
