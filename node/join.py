@@ -6,6 +6,7 @@ Ctrl-C leaves cleanly: live sessions finish first; a second Ctrl-C leaves at onc
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 DEFAULT_IDENTITY = Path("~/.anabranch/identity.key")
 NAME_MAX = 64
 MODEL_NAME_MAX = 128
+SPINS = 1000
+"""Of a CPU thread that waits for the others of its product, before it sleeps: microseconds."""
 
 
 def parse() -> argparse.Namespace:
@@ -222,6 +225,9 @@ def _has_gpu() -> bool:
 async def main(arguments: argparse.Namespace) -> int:
     """Join, serve until interrupted, leave."""
     reporter = Reporter(json_log=arguments.json_log)
+    # Read when torch loads. Threads that spin while they wait for each other take turns with other
+    # programs on the same cores: one product of matrices then waits for whole time slices.
+    os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
     try:
         return await _join(arguments, reporter)
     except (UserError, NetworkError) as error:
