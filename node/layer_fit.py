@@ -48,17 +48,17 @@ class LayerFit:
         return self.lines[-1].batch
 
     def seconds(self, batch: int, context_tokens: float) -> float:
-        """One layer's time; beyond the largest batch it grows as between the last two."""
+        """One layer's time; beyond the largest batch it grows in proportion."""
         above = next((n for n, line in enumerate(self.lines) if line.batch >= batch), None)
-        if above == 0 or len(self.lines) == 1:
-            first = self.lines[0]
-            return max(SECONDS_MIN, first.seconds(context_tokens) * max(1.0, batch / first.batch))
-        high = len(self.lines) - 1 if above is None else above
-        low_line, high_line = self.lines[high - 1], self.lines[high]
-        low_s, high_s = low_line.seconds(context_tokens), high_line.seconds(context_tokens)
-        share = (batch - low_line.batch) / (high_line.batch - low_line.batch)
         if above is None:
-            high_s = max(low_s, high_s)
+            last = self.lines[-1]
+            return max(SECONDS_MIN, last.seconds(context_tokens) * batch / last.batch)
+        high = self.lines[above]
+        if above == 0:
+            return max(SECONDS_MIN, high.seconds(context_tokens))
+        low = self.lines[above - 1]
+        low_s, high_s = low.seconds(context_tokens), high.seconds(context_tokens)
+        share = (batch - low.batch) / (high.batch - low.batch)
         return max(SECONDS_MIN, low_s + share * (high_s - low_s))
 
     def errors(self, timings: Iterable[Timing]) -> list[float]:
