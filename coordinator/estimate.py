@@ -10,22 +10,17 @@ transfer, with prompts between the tokens. The method is mean-value analysis of 
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from coordinator.drawn_flow import Shares, drawn, separate, topological
 from coordinator.flow import bandwidth_bytes_per_s
 from coordinator.service import Machine, Service, Workload
 from dht.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
-EDGE_SHARE_MIN = 0.05
-"""Edges that carry less of a peer's flow are not drawn (as routes do)."""
 ROUNDS = 12
 """Fixed-point rounds for a peer's step, and steps of the bisection on X."""
 PRECISION = 1e-3
-
-_Shares = dict[str, dict[str, float]]
-"""For every peer with flow, and the source: the share of it that goes to each next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +62,7 @@ def serves(
     tokens_per_s: float,
 ) -> bool:
     """Whether a flow in one part would serve that rate: a look at one point, not a search."""
-    parts = _separate(_drawn(edges))
+    parts = separate(drawn(edges))
     held = {a.peer_id: a for a in assignments}
     return len(parts) != 1 or _Network(problem, held, parts[0], service).at(tokens_per_s).fits
 
@@ -83,7 +78,7 @@ def estimate(
     Parts of the flow that share no peer fill independently of each other and add up.
     """
     held = {a.peer_id: a for a in assignments}
-    found = [_estimate_part(problem, held, part, service) for part in _separate(_drawn(edges))]
+    found = [_estimate_part(problem, held, part, service) for part in separate(drawn(edges))]
     total = sum(part.tokens_per_s for part in found)
     if total <= 0:
         return NOTHING
@@ -98,7 +93,7 @@ def estimate(
 
 
 def _estimate_part(
-    problem: Problem, held: Mapping[str, Assignment], part: _Shares, service: Service
+    problem: Problem, held: Mapping[str, Assignment], part: Shares, service: Service
 ) -> Estimate:
     """The largest rate at which what is in flight fits, by bisection."""
     network = _Network(problem, held, part, service)
@@ -137,13 +132,13 @@ class _Network:
         self,
         problem: Problem,
         held: Mapping[str, Assignment],
-        kept: _Shares,
+        kept: Shares,
         service: Service,
     ) -> None:
         self._problem = problem
         self._workload = service.workload
         machines = service.machines
-        self.order = _topological(kept, held)
+        self.order = topological(kept, held)
         bandwidth = bandwidth_bytes_per_s(problem)
         rtts = {(link.source, link.target): link.rtt_s for link in problem.links}
         self.visits: dict[str, _Visit] = {}
@@ -348,60 +343,3 @@ def _step(
     token = (1 - caught) * (residual + plain) + carried * slow + newly * (slow / 2 + plain)
     prompt = residual + laden + busy * slow / (2 * (1 - busy))
     return (token, prompt), caught
-
-
-def _drawn(edges: Sequence[FlowEdge]) -> _Shares:
-    """Shares of every peer's outflow, without the edges that are not drawn."""
-    flows: defaultdict[str, dict[str, float]] = defaultdict(dict)
-    for edge in edges:
-        flows[edge.tail][edge.head] = edge.tokens_per_s
-    kept: _Shares = {}
-    for tail, heads in flows.items():
-        total = sum(heads.values())
-        strong = {head: f for head, f in heads.items() if f >= EDGE_SHARE_MIN * total and f > 0}
-        left = sum(strong.values())
-        if left > 0:
-            kept[tail] = {head: f / left for head, f in strong.items()}
-    return kept
-
-
-def _separate(kept: _Shares) -> list[_Shares]:
-    """The flow's parts that share no peer, each with shares of its own at the source."""
-    group: dict[str, str] = {}
-
-    def find(name: str) -> str:
-        while group.setdefault(name, name) != name:
-            name = group[name]
-        return name
-
-    for tail, heads in kept.items():
-        for head in heads:
-            if tail != SOURCE and head != SINK:
-                group[find(tail)] = find(head)
-    parts: defaultdict[str, _Shares] = defaultdict(dict)
-    for tail, heads in kept.items():
-        if tail != SOURCE:
-            parts[find(tail)][tail] = heads
-    entries: defaultdict[str, dict[str, float]] = defaultdict(dict)
-    for head, share in kept.get(SOURCE, {}).items():
-        entries[find(head)][head] = share
-    found = []
-    for root in sorted(entries):
-        total = sum(entries[root].values())
-        begin = {head: share / total for head, share in entries[root].items()}
-        found.append({SOURCE: begin, **parts[root]})
-    return found
-
-
-def _topological(
-    kept: Mapping[str, Mapping[str, float]], held: Mapping[str, Assignment]
-) -> list[str]:
-    """Peers reached from the source, each after all that send to it (ends only grow)."""
-    reached: set[str] = set()
-    frontier = [SOURCE]
-    while frontier:
-        for head in kept.get(frontier.pop(), {}):
-            if head != SINK and head not in reached:
-                reached.add(head)
-                frontier.append(head)
-    return sorted(reached, key=lambda name: (held[name].end, name))

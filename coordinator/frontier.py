@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from coordinator.kinds import Kind, kinds, regions
-from coordinator.patterns import Limits, Stage, Terrain, place, used, widest_chain
+from coordinator.pattern_program import Limits, widest_chain
+from coordinator.patterns import Stage, Terrain, place, used
 from coordinator.sequences import disjoint
 from dht.types import Assignment, Problem
 

@@ -7,7 +7,8 @@ import pytest
 from coordinator.estimate import estimate
 from coordinator.flow import solve_flow
 from coordinator.kinds import kinds, regions
-from coordinator.patterns import Limits, Terrain, place, widest_chain
+from coordinator.pattern_program import Limits, widest_chain
+from coordinator.patterns import Terrain, place
 from coordinator.service import Curve
 from dht.types import Assignment
 from tests.unit.coordinator.helix import problem_of, published, service_of

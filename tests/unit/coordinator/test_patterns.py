@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from coordinator.check import check_plan, uncovered
 from coordinator.flow import solve_flow
 from coordinator.kinds import kinds, regions
-from coordinator.patterns import Limits, Terrain, chain_flow, place, used, widest_chain
+from coordinator.pattern_program import Limits, chain_flow, widest_chain
+from coordinator.patterns import Terrain, place, used
 from dht.types import Problem, fits
 from tests.unit.coordinator.helix import problem_of
 from tests.unit.coordinator.problems import link, model, node, plan_of, problems
