@@ -106,10 +106,9 @@ async def run(records: int, attackers: int, limit_s: float) -> dict[str, Any]:
         address, peer_id = (await asyncio.to_thread(process.stdout.readline)).split()
         joins = [await join(address)]
         before = peak = memory_bytes(process.pid)
-        for _ in range(attackers):
-            nodes.append(
-                await DHTNode.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=[address])
-            )
+        own = ["/ip4/127.0.0.1/tcp/0"]
+        while len(nodes) < attackers:
+            nodes.append(await DHTNode.create(host_maddrs=own, initial_peers=[address]))
         flood, share = Flood(records), records // attackers
         started_s = time.perf_counter()
         pouring = [

@@ -9,50 +9,35 @@ import asyncio
 import contextlib
 import logging
 import math
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
-from coordinator.election import (
-    Elected,
-    Election,
-    ElectionConfig,
-    Observed,
-    Stored,
-    StoreLease,
-    rank,
-    step,
-    succession,
-)
-from coordinator.epochs import believed, next_epoch, number_max
+from coordinator.election import ElectionConfig, rank
+from coordinator.epochs import next_epoch
+from coordinator.leadership import Leadership, LeadershipRules
 from coordinator.liveness import Liveness, LivenessConfig
 from coordinator.placement import why_uncoverable
 from coordinator.plan_store import PlanStore
 from coordinator.problem import problem_of
 from coordinator.review import ReviewConfig, falls_short
 from coordinator.solve import SolveAnswer, SolveRequest
+from coordinator.solver_process import solve_apart
 from coordinator.transition import (
     Change,
     TransitionConfig,
     choose_plan,
     difference,
-    elders,
     reason_to_plan,
     usable_nodes,
     with_effects,
 )
-from dht.directory import LIFETIME_S, Directory, RecordKind
+from dht.directory import Directory
 from dht.errors import NetworkError
 from dht.transport import Transport
 from dht.types import (
-    NO_EPOCH,
-    LeaseRecord,
     LinksRecord,
     ModelSpec,
     NodeRecord,
-    NodeState,
     Plan,
     PlanEpoch,
     PlanHead,
@@ -119,21 +104,31 @@ class Coordinator:
         self._config = config
         self._on_event = on_event
         self._solve = solve or solve_apart
-        self._election = Election(peer_id=transport.peer_id)
         self._liveness = Liveness(transport, config.liveness)
+        self._leadership = Leadership(
+            transport,
+            directory,
+            plans,
+            self._liveness,
+            model=model,
+            rules=LeadershipRules(
+                election=config.election,
+                transition=config.transition,
+                watchers=config.watchers,
+                witnesses=config.witnesses,
+                coordinators=config.coordinators,
+            ),
+            on_event=on_event,
+        )
         self._change: Change | None = None
         self._planned_s = 0.0
         self._published_s = 0.0
-        self._highest = NO_EPOCH
         self._said = ""
         self._solving: asyncio.Task[None] | None = None
         self._considered: frozenset[str] = frozenset()
         self._retry_s = 0.0
         self._pokes: list[asyncio.Event] = []
-        self._dead: frozenset[str] = frozenset()
         self._idle: dict[str, float] = {}
-        self._leaderless_since_s: float | None = None
-        self._successors: list[str] = []
         self._weighed_s = -math.inf
         self._poor = False
         plans.witness = self._liveness.answers
@@ -173,18 +168,18 @@ class Coordinator:
     @property
     def leads(self) -> bool:
         """Whether this peer coordinates now."""
-        return self._election.leading
+        return self._leadership.election.leading
 
     @property
     def leaderless_s(self) -> float:
         """For how long no coordinator has been known, in seconds."""
-        return 0.0 if self._leaderless_since_s is None else self._now() - self._leaderless_since_s
+        return self._leadership.leaderless_s
 
     async def _poll(self) -> None:
         nodes, leases, links = await asyncio.gather(
             self._directory.nodes(), self._directory.leases(), self._directory.links()
         )
-        await self._elect(nodes, leases)
+        await self._leadership.look(nodes, leases)
         silent = self._liveness.silent
         usable = usable_nodes(nodes, self._model.fingerprint, silent)
         self._watch(usable, nodes)
@@ -217,7 +212,10 @@ class Coordinator:
     @property
     def _behind(self) -> bool:
         """Whether some peer adopted a later plan than this coordinator's, and would miss it."""
-        return self._plans.epoch < self._highest and self._highest.term < self._election.term
+        return (
+            self._plans.epoch < self._leadership.highest
+            and self._leadership.highest.term < self._leadership.election.term
+        )
 
     @property
     def _republish_after_s(self) -> float:
@@ -227,79 +225,11 @@ class Coordinator:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    # Election
-
-    async def _elect(self, nodes: dict[str, NodeRecord], leases: dict[str, LeaseRecord]) -> None:
-        clock_s, unix_s = self._now(), self._transport.now()
-        distrusted = self._plans.trust.distrusted(clock_s) - {self._transport.peer_id}
-        epochs = [
-            believed(record.epoch, unix_s)
-            for peer_id, record in nodes.items()
-            if peer_id not in distrusted
-        ]
-        self._highest = max([self._plans.epoch, *epochs])
-        allowed = self._config.coordinators
-        candidates = frozenset(
-            peer_id
-            for peer_id, record in nodes.items()
-            if record.state is not NodeState.DRAINING
-            and record.model.fingerprint == self._model.fingerprint
-            and (not allowed or peer_id in allowed)
-        )
-        for _ in range(2):  # a lease that was just stored is read back at once
-            observed = Observed(
-                leases=leases,
-                candidates=candidates,
-                epoch=self._highest,
-                silent=self._liveness.silent,
-                dead=self._dead & self._liveness.silent,
-                distrusted=distrusted,
-                term_max=number_max(unix_s),
-                elders=elders(nodes, unix_s, self._config.transition),
-            )
-            if self._election.leader in observed.silent - observed.dead:
-                observed = await self._with_witnesses(observed, nodes)
-            self._election, effects = step(
-                self._election, observed, self._now(), self._config.election
-            )
-            stored = False
-            for effect in effects:
-                match effect:
-                    case StoreLease(term=term):
-                        stored = await self._store_lease(term) or stored
-                    case Elected(peer_id=peer_id, term=term):
-                        self._on_event("coordinator", peer_id=peer_id, term=term)
-            self._note_leader(observed)
-            if not stored or self._election.leading:
-                return
-            leases = await self._directory.leases()
-
-    def _note_leader(self, observed: Observed) -> None:
-        leader = self._plans.leader = self._election.leader
-        if leader is not None:
-            self._leaderless_since_s = None
-        elif self._leaderless_since_s is None:
-            self._leaderless_since_s = self._now()
-        next_up = succession(self._election.highest_term + 1, observed)
-        self._successors = [p for p in next_up if p != leader][: self._config.watchers]
-
-    async def _with_witnesses(self, observed: Observed, nodes: dict[str, NodeRecord]) -> Observed:
-        """Ask others whether the silent coordinator answers them."""
-        leader = self._election.leader
-        if leader is None:
-            return observed
-        others = [p for p in self._successors if p != self._transport.peer_id and p in nodes]
-        witnesses = {p: nodes[p].addresses for p in others[: self._config.witnesses]}
-        if await self._liveness.confirm_silent(leader, witnesses):
-            self._dead = (self._dead | {leader}) & observed.candidates
-            return replace(observed, dead=self._dead & observed.silent)
-        return observed
-
     async def _note_idleness(
         self, usable: dict[str, NodeRecord], links: dict[str, LinksRecord]
     ) -> None:
         """Stop following a coordinator that does nothing though there is something to do."""
-        leader, now_s = self._election.leader, self._now()
+        leader, now_s = self._leadership.election.leader, self._now()
         needed = await self._plan_needed(usable, links)
         if not needed:
             self._idle.clear()
@@ -330,26 +260,14 @@ class Coordinator:
             )
         return self._poor
 
-    async def _store_lease(self, term: int) -> bool:
-        lease = LeaseRecord(
-            peer_id=self._transport.peer_id,
-            term=term,
-            expires_unix_s=self._transport.now() + LIFETIME_S[RecordKind.LEASE],
-        )
-        if not await self._directory.publish(lease):
-            return False
-        self._election, _ = step(
-            self._election, Stored(term=term), self._now(), self._config.election
-        )
-        return True
-
     def _watch(self, usable: dict[str, NodeRecord], nodes: dict[str, NodeRecord]) -> None:
         """Ping the coordinator when next in line, and the plan's peers when leading."""
         watched: set[str] = set()
+        leader = self._leadership.election.leader
         if self.leads and self._plans.newest is not None:
             watched = {a.peer_id for a in self._plans.newest.assignments}
-        elif self._election.leader is not None and self._transport.peer_id in self._successors:
-            watched = {self._election.leader}
+        elif leader is not None and self._transport.peer_id in self._leadership.successors:
+            watched = {leader}
         watched.discard(self._transport.peer_id)
         self._liveness.watch(
             {peer: usable[peer].addresses if peer in usable else () for peer in watched},
@@ -415,8 +333,8 @@ class Coordinator:
             await self._publish(replace(plan, epoch=self._next_epoch()), f"{reason}: {why}")
 
     def _next_epoch(self) -> PlanEpoch:
-        seen = max(self._highest, self._plans.epoch)
-        term = self._election.term
+        seen = max(self._leadership.highest, self._plans.epoch)
+        term = self._leadership.election.term
         return next_epoch(seen, term, rank(self._transport.peer_id, term))
 
     async def _publish(self, plan: Plan, reason: str) -> None:
@@ -465,29 +383,3 @@ class Coordinator:
         if text != self._said:
             self._said = text
             self._on_event(event, **fields)
-
-
-async def solve_apart(request: SolveRequest, limit_s: float) -> SolveAnswer:
-    """Solve in a process of its own, which is ended when it takes too long or we are cancelled."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "coordinator.solve",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(limit_s):
-            out, err = await process.communicate(msgspec.msgpack.encode(request))
-    except TimeoutError:
-        return SolveAnswer(error=f"the solver did not end within {limit_s:.0f} s")
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if err:
-        logger.error("the solver says: %s", err.decode(errors="replace")[-1000:])
-    if process.returncode != 0:
-        return SolveAnswer(error=f"the solver ended with {process.returncode}")
-    return msgspec.msgpack.decode(out, type=SolveAnswer)

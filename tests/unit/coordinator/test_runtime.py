@@ -10,8 +10,9 @@ from coordinator.check import check_shape
 from coordinator.plan_store import PlanStore
 from coordinator.review import ReviewConfig
 from coordinator.reviewer import Reviewer
-from coordinator.runtime import Coordinator, CoordinatorConfig, solve_apart
+from coordinator.runtime import Coordinator, CoordinatorConfig
 from coordinator.solve import SolveAnswer, SolveRequest, solve
+from coordinator.solver_process import solve_apart
 from dht.directory import Directory
 from dht.memory import MemoryNetwork, MemoryTransport
 from dht.types import NodeRecord, NodeState, PlanEpoch
