@@ -2,11 +2,13 @@
 
 Peers are real processes on this machine, any two of which can hold the model; clients ask without
 pause. Each round kills the coordinator, waits until all others name another and it has published a
-plan, and starts the killed peer again.
+plan, and starts the killed peer again. The result is written after each; ``--resume`` goes on after
+the last one, with a new swarm.
 """
 
 import argparse
 import asyncio
+import json
 import statistics
 import sys
 import time
@@ -34,6 +36,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--clients", type=int, default=2, help="requests at the same time")
+    parser.add_argument("--resume", action="store_true", help="go on with the rounds in --out")
     parser.add_argument("--note", default="", help="said in the result, as of a shared machine")
     return parser.parse_args()
 
@@ -105,11 +108,16 @@ async def run(
     swarm: LocalSwarm, arguments: argparse.Namespace, whole_gib: float, result: dict[str, Any]
 ) -> None:
     """All rounds; the result is written after each."""
-    load, rounds = Load(), []
+    load = Load(
+        seconds=result.get("request_seconds", []),
+        failed=result.get("failed", []),
+        failovers=result.get("failovers", 0),
+    )
+    rounds = result.get("rounds", [])
     async with Swarm.connect(swarm.addresses, model=str(MODEL)) as client:
         await client.generate(PROMPT, max_new_tokens=4)
         asking = [asyncio.create_task(load.ask(client)) for _ in range(arguments.clients)]
-        for number in range(arguments.kills):
+        for number in range(len(rounds), arguments.kills):
             rounds.append(await kill_leader(swarm, whole_gib))
             await asyncio.sleep(2.0)
             result |= summary(load, rounds)
@@ -132,6 +140,7 @@ def summary(load: Load, rounds: list[dict[str, float]]) -> dict[str, Any]:
         "failed": load.failed,
         "failovers": load.failovers,
         "rounds": rounds,
+        "request_seconds": [round(seconds, 3) for seconds in load.seconds],
     }
 
 
@@ -148,14 +157,18 @@ def spread(seconds: list[float]) -> dict[str, float]:
 def main() -> int:
     arguments = parse()
     whole_gib = memory_for(MODEL) / 2**30
-    result: dict[str, Any] = report.provenance(0)
+    result: dict[str, Any] = {}
+    if arguments.resume and arguments.out is not None and arguments.out.exists():
+        result = json.loads(arguments.out.read_text())
+    result |= report.provenance(0)
     result |= {"peers": PEERS, "clients": arguments.clients, "note": arguments.note}
     with LocalSwarm(MODEL, extra=("--threads", "1")) as swarm:
         for _ in range(PEERS):
             swarm.start_peer(memory_gib=SHARE * whole_gib)
         swarm.wait_serving()
         asyncio.run(run(swarm, arguments, whole_gib, result))
-    Console().print({key: value for key, value in result.items() if key != "rounds"})
+    shown = result.keys() - {"rounds", "request_seconds"}
+    Console().print({key: value for key, value in result.items() if key in shown})
     return 0 if not result["failed"] else 1
 
 

@@ -3,7 +3,8 @@
 Writes ``bench/results/placement.json``: for each cluster, model and planner the max flow, the
 estimate, the seconds, and what the plan serves by Helix's rules in the event simulator. Replicas
 of LLaMA-30B are judged on the sub-clusters that Helix serves them on, with the T_j of those files,
-and added up; ours on the whole cluster, parts of the flow that share no peer run apart.
+and added up; ours on the whole cluster, parts of the flow that share no peer run apart. Written
+after each case; ``--resume`` goes on after the last one.
 """
 
 import argparse
@@ -221,20 +222,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=ROOT / "bench" / "results" / "placement.json"
     )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the cases that the output has already"
+    )
     arguments = parser.parse_args(argv)
     result = report.provenance(seed=0)
     result["time_limit_s"] = arguments.time_limit
-    result["cases"] = [
-        case(
-            *which.split("/"),
-            arguments.planners.split(","),
-            arguments.time_limit,
-            arguments.simulate,
+    result["cases"] = []
+    if arguments.resume and arguments.output.exists():
+        result["cases"] = json.loads(arguments.output.read_text())["cases"]
+    done = {f"{found['cluster']}/{found['model']}" for found in result["cases"]}
+    for which in arguments.cases.split(","):
+        if which in done:
+            continue
+        result["cases"].append(
+            case(
+                *which.split("/"),
+                arguments.planners.split(","),
+                arguments.time_limit,
+                arguments.simulate,
+            )
         )
-        for which in arguments.cases.split(",")
-    ]
-    result["estimate_against_simulation"] = agreement(result["cases"])
-    report.write(arguments.output, result)
+        result["estimate_against_simulation"] = agreement(result["cases"])
+        report.write(arguments.output, result)
     return 0
 
 
