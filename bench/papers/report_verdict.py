@@ -10,6 +10,8 @@ Row = dict[str, Any]
 WANTED = {"single24/70b": 1.10, "geo24/70b": 1.6, "het42/70b": 1.10}
 """How many times the best published tokens/s is asked for; 1 elsewhere."""
 
+FAITHFUL = 0.05
+
 
 def verdict(recipes: Sequence[dict[str, Any]]) -> str:
     """The section, out of the recipes that run both sides."""
@@ -46,8 +48,38 @@ def verdict(recipes: Sequence[dict[str, Any]]) -> str:
         "|---|---|---|--:|--:|--:|--:|---|",
         *timed,
         "",
+        *_trust(rows),
     ]
     return "\n".join(lines)
+
+
+def _trust(rows: Sequence[Row]) -> list[str]:
+    """How near the simulator comes to Helix's, and how fast it is."""
+    full = [row for row in rows if row["mode"] == "full load"]
+    own = {
+        f"{row['cluster']}/{row['model']}": row["tokens_per_s"] / row["published_tokens_per_s"] - 1
+        for row in full
+        if row["placement"].split(",")[0] == "helix"
+        and row["scheduler"] == "helix"
+        and row["published_tokens_per_s"]
+    }
+    lines = []
+    if own:
+        said = ", ".join(f"{case} {off:+.1%}" for case, off in own.items())
+        worst = max(abs(off) for off in own.values())
+        lines += [
+            f"Helix's plans under its own scheduler, beside what it published: {said}"
+            f" ({'all' if worst <= FAITHFUL else '**not all**'} within {FAITHFUL:.0%}).",
+            "",
+        ]
+    speeds = [row["times_real"] for row in full if "24" in row["cluster"] and "times_real" in row]
+    if speeds:
+        lines += [
+            f"Speed on clusters of up to 24 peers under full load, on one core: at the least"
+            f" {min(speeds):.0f} × real time.",
+            "",
+        ]
+    return lines
 
 
 def _full(cluster: str, theirs: Sequence[Row], mine: Row) -> str:

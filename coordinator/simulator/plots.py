@@ -64,7 +64,8 @@ def _flow(pyplot: Any, report: SimulationReport, path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(10, 1.5 + 0.25 * len(names)))
     for name in names:
         use = report.peers[name]
-        axes.barh(row[name], use.layers, left=use.start, height=0.6, alpha=0.2 + 0.6 * use.busy)
+        shade = 0.2 + 0.7 * use.busy
+        axes.barh(row[name], use.layers, left=use.start, height=0.6, alpha=shade, color="C0")
     between = {pair: link for pair, link in report.links.items() if set(pair) <= set(names)}
     most = max((link.pieces for link in between.values()), default=1)
     for (tail, head), link in between.items():
