@@ -204,9 +204,26 @@ def overload(result: dict[str, Any]) -> str:
     )
 
 
+def moves(result: dict[str, Any]) -> str:
+    """What a planned move costs."""
+    over, drain = result["hand_over"], result["drain"]
+    slowdown = over["neighbours_slowdown_median"]
+    beside = "" if slowdown is None else f"; neighbours were slower by {slowdown:.0%} (median)"
+    return (
+        f"Planned moves: handing over a stage of a session of {result['session_tokens']} tokens is"
+        f" a gap of {over['gap_of_usual_median']:.1f} times its usual time per token (median of"
+        f" {len(result['rounds'])}; at most {over['gap_of_usual_max']:.1f}; without a move the"
+        f" longest is {over['undisturbed_longest_of_usual_median']:.1f} times){beside}; a peer with"
+        f" {drain['live_sessions']} live sessions had left {drain['memory_free_s']:.1f} s after it"
+        f" was asked to; {over['answers_that_differ'] + drain['differ']} answers differed"
+        " (`python -m bench.moves`, [JSON](bench/results/moves.json))."
+    )
+
+
 LATER = {
     "chaos": chaos,
     "overload": overload,
+    "moves": moves,
     "placement": placements,
     "wan_molink": links,
     "engine": engine,
