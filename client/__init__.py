@@ -7,12 +7,14 @@
             print(piece.text, end="")
         answer = await swarm.generate("Once", max_new_tokens=64, temperature=0.8, seed=1)
 
-:class:`BlockingSwarm` has the same shape without ``async``.
+:class:`BlockingSwarm` has the same shape without ``async``; :class:`SwarmModel`
+takes what ``transformers``' ``generate()`` takes.
 """
 
 from client.blocking import BlockingSwarm
 from client.errors import UnavailableError
 from client.generation import Answer, GenerationOptions, Piece
+from client.model import SwarmModel
 from client.swarm import Swarm, SwarmConfig
 from dht.scores import TokenScore
 
@@ -23,6 +25,7 @@ __all__ = [
     "Piece",
     "Swarm",
     "SwarmConfig",
+    "SwarmModel",
     "TokenScore",
     "UnavailableError",
 ]

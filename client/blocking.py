@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from client.generation import Answer, GenerationOptions, Piece
 from client.progress import StatusCallback
 from client.swarm import Swarm, SwarmConfig
+from dht.types import ModelSpec
 
 T = TypeVar("T")
 
@@ -57,6 +58,10 @@ class BlockingSwarm:
             self._run(self._swarm.__aexit__(None, None, None))
         finally:
             self._stop()
+
+    def ready_spec(self) -> ModelSpec:
+        """The model's description; waits for a first peer as long as an answer would."""
+        return self._run(self._swarm.ready_spec())
 
     def generate(
         self, prompt: str | Sequence[int], options: GenerationOptions | None = None, **named: object

@@ -42,7 +42,7 @@ def parse() -> argparse.Namespace:
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue; - reads it from stdin")
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids instead of text")
-    _add_generation(parser)
+    add_generation(parser)
     parser.add_argument(
         "--wait",
         type=float,
@@ -57,7 +57,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _add_generation(parser: argparse.ArgumentParser) -> None:
+def add_generation(parser: argparse.ArgumentParser) -> None:
     """Flags with the names of :class:`GenerationOptions`; what is not given keeps its default."""
     numbers: tuple[tuple[str, type, str, str], ...] = (
         ("max-new-tokens", int, "N", f"length of the answer at most ({NEW_TOKENS_DEFAULT})"),

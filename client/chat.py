@@ -1,0 +1,191 @@
+"""``python -m client.chat``: talk with a swarm's model in the terminal.
+
+Ctrl-C stops an answer and not the program; Ctrl-D or ``/exit`` ends it.
+"""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
+
+from client.chat_template import ChatTemplate
+from client.conversation import Conversation, Turn, fitted
+from client.generate import add_generation, figures, options_of
+from client.generation import NEW_TOKENS_DEFAULT, GenerationOptions
+from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
+from client.text import Tokenizer
+from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.errors import NetworkError, SwarmError, UserError
+
+HISTORY = Path("~/.anabranch/chat_history")
+HISTORY_LINES_MAX = 1000
+HELP = (
+    "/reset forgets the conversation, /system TEXT sets instructions, /exit or Ctrl-D leaves;"
+    " Ctrl-C stops an answer."
+)
+
+
+def parse() -> argparse.Namespace:
+    """The command's arguments; raises UserError."""
+    parser = Parser(
+        prog="python -m client.chat",
+        usage="%(prog)s --initial-peers ADDR --model M [options]",
+        description="Talk with a swarm's model. Ctrl-C stops the answer, Ctrl-D leaves.",
+        epilog="example: python -m client.chat --initial-peers /ip4/… --model models/brook"
+        " | exit codes: 0 left, 2 your mistake, 3 the swarm cannot be reached",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
+    )
+    add = parser.add_argument
+    add("--initial-peers", nargs="+", required=True, metavar="ADDR", help="addresses of peers")
+    add("--model", required=True, metavar="M", help="its directory or hub id (for its tokenizer)")
+    add("--system", default="", metavar="TEXT", help="instructions that stand before everything")
+    add("--no-history", action="store_true", help=f"do not keep what you type ({HISTORY})")
+    add("--network", default=DEFAULT_NETWORK, metavar="NAME", help="name of the network")
+    add_generation(parser)
+    return parser.parse_args()
+
+
+class Chat:
+    """One conversation over one swarm; reads lines from ``stdin``, writes to ``stdout``."""
+
+    def __init__(self, swarm: Swarm, options: GenerationOptions, system: str) -> None:
+        if swarm.tokenizer is None:
+            raise UserError(f"{swarm.model_name} has no tokenizer here: give its directory")
+        self._swarm = swarm
+        self._tokenizer: Tokenizer = swarm.tokenizer
+        self._options = options
+        directory = swarm.text_directory
+        self._template = ChatTemplate.load(directory) if directory is not None else None
+        self._system = system
+        self._conversation = Conversation().with_system(system)
+        self._answering: asyncio.Task[None] | None = None
+
+    def interrupt(self) -> None:
+        """Stop the answer, if there is one."""
+        if self._answering is not None:
+            self._answering.cancel()
+        else:
+            print("\n(Ctrl-D or /exit leaves)", file=sys.stderr, flush=True)
+
+    async def run(self) -> None:
+        """Lines until the end of input."""
+        if self._template is None:
+            print("This model has no chat template: it goes on writing your text.", file=sys.stderr)
+        while (line := await _read_line()) is not None:
+            match line.strip().partition(" "):
+                case ("", _, _):
+                    continue
+                case ("/exit" | "/quit", _, _):
+                    return
+                case ("/reset", _, _):
+                    self._conversation = Conversation().with_system(self._system)
+                case ("/system", _, text):
+                    self._system = text.strip()
+                    self._conversation = self._conversation.with_system(self._system)
+                case (command, _, _) if command.startswith("/"):
+                    print(HELP, file=sys.stderr)
+                case _:
+                    await self._turn(line)
+
+    async def _turn(self, line: str) -> None:
+        before = self._conversation
+        self._conversation = before.said("user", line)
+        self._answering = asyncio.create_task(self._answer(), name="answer")
+        try:
+            await self._answering
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            print("\n(stopped)", file=sys.stderr, flush=True)
+        except (UserError, SwarmError, NetworkError) as error:
+            self._conversation = before
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        finally:
+            self._answering = None
+
+    async def _answer(self) -> None:
+        """One answer; what was shown of it is remembered however it ends."""
+        spec = await self._swarm.ready_spec()
+        room = spec.context_tokens - (self._options.max_new_tokens or NEW_TOKENS_DEFAULT)
+        prompt, left_out = fitted(self._conversation, self._encode, room)
+        if left_out:
+            print(f"(the oldest {left_out} turns no longer fit and are left out)", file=sys.stderr)
+        running = self._swarm.begin(prompt, self._options)
+        shown: list[str] = []
+        try:
+            async with aclosing(aiter(running)) as pieces:
+                async for piece in pieces:
+                    shown.append(piece.text)
+                    sys.stdout.write(piece.text)
+                    sys.stdout.flush()
+        finally:
+            self._conversation = self._conversation.said("assistant", "".join(shown))
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        print(figures(running.answer()), file=sys.stderr, flush=True)
+
+    def _encode(self, turns: Sequence[Turn]) -> tuple[int, ...]:
+        if self._template is None:
+            return self._tokenizer.encode(Conversation(turns=tuple(turns)).plain_text())
+        text = self._template.render([turn.as_message() for turn in turns])
+        return self._tokenizer.encode(text, special_tokens=False)
+
+
+async def _read_line() -> str | None:
+    """A line without its end, or None at the end of input; the loop goes on meanwhile."""
+    prompt = "> " if sys.stdin.isatty() else ""
+    try:
+        return await asyncio.to_thread(input, prompt)
+    except EOFError:
+        return None
+    except UnicodeDecodeError:
+        raise UserError("what was typed is not valid UTF-8 text") from None
+
+
+def _keep_history(path: Path) -> None:
+    """Lines typed before, for the arrow keys; only where there is a terminal and readline."""
+    import atexit
+
+    path = path.expanduser()
+    try:
+        import readline
+    except ImportError:
+        return
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        readline.read_history_file(path)
+    readline.set_history_length(HISTORY_LINES_MAX)
+
+    def save() -> None:
+        with suppress(OSError):
+            readline.write_history_file(path)
+
+    atexit.register(save)
+
+
+async def main(arguments: argparse.Namespace) -> int:
+    """Connect and talk until the end of input."""
+    options = options_of(arguments)
+    if sys.stdin.isatty() and not arguments.no_history:
+        _keep_history(HISTORY)
+    swarm = Swarm.connect(
+        arguments.initial_peers,
+        model=arguments.model,
+        config=SwarmConfig(network=arguments.network),
+        on_status=lambda text: print(f"({text})", file=sys.stderr, flush=True),
+    )
+    async with swarm:
+        chat = Chat(swarm, options, arguments.system)
+        with suppress(NotImplementedError):  # Windows
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, chat.interrupt)
+        await chat.run()
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(parse, main))

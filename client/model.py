@@ -1,0 +1,177 @@
+"""A swarm with the face of a ``transformers`` model: ``generate()`` with the same arguments.
+
+    from client.model import SwarmModel
+    from transformers import AutoTokenizer, TextStreamer
+
+    tokenizer = AutoTokenizer.from_pretrained("models/brook")
+    with SwarmModel.from_swarm(["/ip4/…/tcp/…/p2p/…"], model="models/brook") as model:
+        inputs = tokenizer("One morning", return_tensors="pt")
+        ids = model.generate(**inputs, max_new_tokens=64, streamer=TextStreamer(tokenizer))
+
+No weights and no torch are needed here: tensors come in and go out as those of the caller.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from client.blocking import BlockingSwarm
+from client.generation import GenerationOptions
+from client.swarm import Swarm, SwarmConfig
+from client.transformers_arguments import padded, understood, unpadded
+from dht.errors import UserError
+
+ROWS_AT_ONCE = 16
+
+
+class Streamer(Protocol):
+    """``transformers``' streamers: tensors of ids as they come, then the end."""
+
+    def put(self, value: Any) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class SwarmModel:
+    """A model that a swarm serves. A context manager; :meth:`close` does the same."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        """Connects at once; raises as :meth:`client.swarm.Swarm.connect` says."""
+        self._view = swarm
+        self._swarm = BlockingSwarm(swarm)
+        self._swarm.__enter__()
+        self._defaults = _defaults(swarm.text_directory, swarm.stop_token_ids)
+
+    @classmethod
+    def from_swarm(
+        cls, initial_peers: Sequence[str], *, model: str, config: SwarmConfig | None = None
+    ) -> "SwarmModel":
+        """``model`` is a directory or hub id, whose generation defaults are used, or a name."""
+        return cls(Swarm.connect(initial_peers, model=model, config=config))
+
+    def __enter__(self) -> "SwarmModel":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the swarm."""
+        self._swarm.__exit__(None, None, None)
+
+    def generate(
+        self,
+        inputs: Any = None,
+        generation_config: Any = None,
+        *,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        streamer: Streamer | None = None,
+        **named: Any,
+    ) -> Any:
+        """Prompts and answers as ids ``[rows, tokens]``, as ``transformers`` returns them.
+
+        ``inputs`` (or ``input_ids``) is a tensor or lists ``[rows, tokens]``; what comes back is of
+        the same kind. Greedy answers are those of ``transformers`` in float32. Sampled ones follow
+        the same distribution but another random source: ``seed`` makes them repeatable, row n takes
+        ``seed + n``. Padding is left out of what is computed; ``transformers`` lets
+        ``repetition_penalty`` count it, this does not.
+
+        Raises UserError, with the argument's name, for what a swarm cannot do, and
+        UnavailableError when layers stay missing.
+        """
+        del token_type_ids  # decoder-only models take none; tokenizers may give it all the same
+        tensor = inputs if inputs is not None else input_ids
+        if tensor is None or (inputs is not None and input_ids is not None):
+            raise UserError("give the prompt once, as inputs or as input_ids")
+        rows = _rows("input_ids", tensor)
+        mask = None if attention_mask is None else _rows("attention_mask", attention_mask)
+        prompts = unpadded(rows, mask)
+        spec = self._swarm.ready_spec()
+        call = understood(
+            {**_config(generation_config), **named},
+            self._defaults,
+            prompt_tokens=max(map(len, rows)),
+            context_tokens=spec.context_tokens,
+        )
+        if streamer is not None:
+            answers = [self._streamed(prompts, tensor, call.options, streamer)]
+        else:
+            answers = self._answers(prompts, call.options)
+        whole = [[*row, *answer] for row, answer in zip(rows, answers, strict=True)]
+        made = padded(whole, call.pad_token_id)
+        return tensor.new_tensor(made) if hasattr(tensor, "new_tensor") else made
+
+    def _answers(
+        self, prompts: Sequence[tuple[int, ...]], options: GenerationOptions
+    ) -> list[tuple[int, ...]]:
+        """The answers to all prompts, asked together."""
+
+        def ask(row: int) -> tuple[int, ...]:
+            seed = options.seed if options.seed is None else options.seed + row
+            return self._swarm.generate(prompts[row], replace(options, seed=seed)).token_ids
+
+        with ThreadPoolExecutor(min(len(prompts), ROWS_AT_ONCE)) as pool:
+            return list(pool.map(ask, range(len(prompts))))
+
+    def _streamed(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        tensor: Any,
+        options: GenerationOptions,
+        streamer: Streamer,
+    ) -> tuple[int, ...]:
+        if len(prompts) != 1 or not hasattr(tensor, "new_tensor"):
+            raise UserError("streamer takes one prompt at a time, as a tensor")
+        streamer.put(tensor)
+        answer: list[int] = []
+        for piece in self._swarm.stream(prompts[0], options):
+            for token_id in piece.token_ids:
+                answer.append(token_id)
+                streamer.put(tensor.new_tensor([token_id]))
+        streamer.end()
+        return tuple(answer)
+
+
+def _rows(name: str, value: Any) -> list[list[int]]:
+    rows = value.tolist() if hasattr(value, "tolist") else value
+    whole = isinstance(rows, Sequence) and all(
+        isinstance(row, Sequence) and len(row) > 0 and all(isinstance(each, int) for each in row)
+        for row in rows
+    )
+    if not whole or len({len(row) for row in rows}) > 1:
+        raise UserError(f"{name} takes token ids of shape [rows, tokens]")
+    return [list(row) for row in rows]
+
+
+def _config(config: Any) -> dict[str, Any]:
+    """What a ``GenerationConfig`` (or a mapping) sets."""
+    if config is None:
+        return {}
+    if isinstance(config, Mapping):
+        return dict(config)
+    if not hasattr(config, "to_diff_dict"):
+        raise UserError("generation_config takes a transformers.GenerationConfig or a mapping")
+    return dict(config.to_diff_dict())
+
+
+def _defaults(directory: Path | None, stop_token_ids: Sequence[int]) -> dict[str, Any]:
+    """The model's own generation configuration."""
+    own: dict[str, Any] = {"eos_token_id": list(stop_token_ids)} if stop_token_ids else {}
+    if directory is None:
+        return own
+    try:
+        read = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return own
+    return {**own, **read} if isinstance(read, dict) else own
