@@ -62,10 +62,13 @@ class Chat:
         self._system = system
         self._conversation = Conversation().with_system(system)
         self._answering: asyncio.Task[None] | None = None
+        self._stopping = False
 
     def interrupt(self) -> None:
         """Stop the answer, if there is one."""
         if self._answering is not None:
+            # Both: a cancellation that meets one of the session's own may be taken for that.
+            self._stopping = True
             self._answering.cancel()
         else:
             print("\n(Ctrl-D or /exit leaves)", file=sys.stderr, flush=True)
@@ -93,6 +96,7 @@ class Chat:
     async def _turn(self, line: str) -> None:
         before = self._conversation
         self._conversation = before.said("user", line)
+        self._stopping = False
         self._answering = asyncio.create_task(self._answer(), name="answer")
         try:
             await self._answering
@@ -119,6 +123,8 @@ class Chat:
         try:
             async with aclosing(aiter(running)) as pieces:
                 async for piece in pieces:
+                    if self._stopping:
+                        raise asyncio.CancelledError
                     shown.append(piece.text)
                     sys.stdout.write(piece.text)
                     sys.stdout.flush()

@@ -203,7 +203,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog="python -m coordinator.plan",
         description="Plan a cluster offline: which node gets which layers, and what that serves.",
-        epilog="estimate_tokens_per_s is what the plan would serve under full load, by"
+        usage="%(prog)s CLUSTER.json [options]",
+        epilog="example: python -m coordinator.plan cluster.json | estimate_tokens_per_s is what"
+        " the plan would serve under full load, by"
         " coordinator.estimate. Exit codes: 0 done, 2 your mistake (a cluster too small"
         " for the model, too), 3 the swarm cannot be reached, 130 interrupted.",
     )

@@ -58,6 +58,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command's arguments; raises UserError."""
     parser = Parser(
         prog="python -m coordinator.simulate",
+        usage="%(prog)s CLUSTER.json [options]",
         description="Simulate a swarm: tokens/s, latencies, how busy and full peers and links are.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

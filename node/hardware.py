@@ -1,6 +1,6 @@
 """What this machine can lend, found out before anything heavy is started."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -48,6 +48,17 @@ def machine_of(gpu: int | None, memory_gib: float | None) -> Machine:
         free_bytes=machine.free_bytes,
         lend_bytes=lend_bytes,
     )
+
+
+def at_most(machine: Machine, max_vram_gib: float | None) -> Machine:
+    """``machine`` lending no more than so much of its GPU's memory; raises UserError."""
+    if max_vram_gib is None:
+        return machine
+    if machine.device.kind == "cpu":
+        raise UserError("--max-vram is for a GPU; on the CPU, --memory says how much is lent")
+    if not 0 < max_vram_gib < 1e6:
+        raise UserError(f"--max-vram is {max_vram_gib} GiB; give a positive number")
+    return replace(machine, lend_bytes=min(machine.lend_bytes, int(max_vram_gib * (1 << 30))))
 
 
 def _cpu() -> Machine:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from dht.command_line import EXIT_DONE, Parser, run_command
 from dht.errors import NetworkError, UserError
 from dht.hub import served_name
 from dht.types import Assignment, ModelSpec, NodeRecord, NodeState, model_key
+from node.join_file import FILE_BYTES_MAX, as_flags
 from node.report import Reporter, gibibytes
 
 if TYPE_CHECKING:
@@ -39,131 +41,94 @@ SPINS = 1000
 
 def parse() -> argparse.Namespace:
     """The command's arguments; raises UserError."""
+    parser = _parser()
+    first, _ = _config_parser().parse_known_args()
+    typed = sys.argv[1:]
+    if first.config is not None:
+        typed = [*as_flags(_read_config(first.config), parser), *typed]
+    arguments = parser.parse_args(typed)
+    _check(arguments)
+    return arguments
+
+
+def _config_parser() -> Parser:
+    parser = Parser(prog="python -m node.join", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path)
+    return parser
+
+
+def _read_config(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            read = file.read(FILE_BYTES_MAX + 1)
+        if len(read) > FILE_BYTES_MAX:
+            raise UserError(f"--config {path} is larger than {FILE_BYTES_MAX} bytes")
+        return read.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path} cannot be read: {error}") from None
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog="python -m node.join",
-        description="Lend this machine to a swarm that serves one large language model.",
-        epilog="exit codes: 0 left cleanly, 2 your mistake, 3 the swarm cannot be joined now",
+        usage="%(prog)s --model M [--initial-peers ADDR] [options]",
+        description="Lend this machine to a swarm that serves one large language model. Without"
+        " --initial-peers it founds a swarm. Ctrl-C leaves cleanly, a second one at once.",
+        epilog="example: python -m node.join --model models/brook --cpu --initial-peers /ip4/…"
+        " | exit codes: 0 left cleanly, 2 your mistake, 3 the swarm cannot be joined now",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
+        allow_abbrev=False,
     )
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="M",
-        help="the model's directory (Hugging Face layout, safetensors), or its hub id:"
-        " org/name[@revision]; HF_HOME, HF_TOKEN and HF_HUB_OFFLINE mean what they always do",
-    )
-    parser.add_argument(
-        "--model-name",
-        metavar="NAME",
-        help="serve it under this name (default: the hub id, or the directory's name)",
-    )
+    add = parser.add_argument
+    add("--config", type=Path, metavar="FILE", help="TOML with these flags' names; flags go before")
+    add("--model", required=True, metavar="M", help="its directory, or hub id org/name[@revision]")
+    add("--model-name", metavar="NAME", help="serve it as NAME (its hub id or directory's name)")
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
     device.add_argument("--cpu", action="store_true", help="compute on the CPU")
-    parser.add_argument(
-        "--memory",
-        type=float,
-        metavar="GIB",
-        help="memory to lend to weights and sessions (default: 85%% of the GPU's free memory,"
-        " half of the free memory with --cpu)",
+    add(
+        "--memory", type=float, metavar="GIB", help="lend so much (85%% of what is free; CPU: 50%%)"
     )
-    parser.add_argument(
-        "--initial-peers",
-        nargs="+",
-        default=[],
-        metavar="ADDR",
-        help="multiaddresses of peers of the swarm to join; without them a new swarm is founded",
+    add("--max-vram", type=float, metavar="GIB", help="lend at most so much of the GPU's memory")
+    add("--initial-peers", nargs="+", default=[], metavar="ADDR", help="addresses of peers")
+    add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
+    host = "0.0.0.0"  # noqa: S104  a peer is there to be reached
+    add("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
+    identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
+    add("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)
+    add("--name", default="", metavar="NAME", help="shown to others on the health page")
+    add("--test", action="store_true", help="serve nobody: measure, and say what it would do")
+    add("--coordinators", nargs="+", default=[], metavar="ID", help="follow plans of these only")
+    add("--layers", metavar="START:END", help="serve these whatever the plan says")
+    add("--idle-only", action="store_true", help="step aside while the machine or keyboard is used")
+    aside = "step aside while such a program (a game) runs"
+    add("--pause-on-process", nargs="+", default=[], metavar="NAME", help=aside)
+    times = "serve only then, such as 22:00-07:30 (local time)"
+    add("--schedule", nargs="+", default=[], metavar="T", help=times)
+    add(
+        "--calm", type=float, default=60.0, metavar="S", help="come back after S quiet seconds (60)"
     )
-    parser.add_argument("--port", type=int, default=0, help="TCP port (default: any free one)")
-    parser.add_argument(
-        "--host",
-        default="0.0.0.0",  # noqa: S104  a peer is there to be reached
-        help="IPv4 address to listen on (default: all)",
-    )
-    parser.add_argument(
-        "--identity",
-        type=Path,
-        default=DEFAULT_IDENTITY,
-        metavar="FILE",
-        help=f"this peer's secret key, made when missing (default {DEFAULT_IDENTITY})",
-    )
-    parser.add_argument("--name", default="", help="shown to others on the health page")
-    parser.add_argument(
-        "--coordinators",
-        nargs="+",
-        default=[],
-        metavar="PEER_ID",
-        help="follow plans of these peers only (default: of whoever is elected)",
-    )
-    parser.add_argument(
-        "--layers",
-        metavar="START:END",
-        help="serve layers START to END - 1, whatever the plan says (default: as planned)",
-    )
-    parser.add_argument(
-        "--idle-only",
-        action="store_true",
-        help="step aside while other programs work on this machine, or somebody types at it",
-    )
-    parser.add_argument(
-        "--pause-on-process",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="step aside while a program of such a name runs (a game)",
-    )
-    parser.add_argument(
-        "--schedule",
-        nargs="+",
-        default=[],
-        metavar="HH:MM-HH:MM",
-        help="serve only at these times of day, e.g. 22:00-07:30 (local time)",
-    )
-    parser.add_argument(
-        "--calm",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="come back once none of these was so for so long (default 60)",
-    )
-    parser.add_argument("--network", default="anabranch", help="name of the network")
-    parser.add_argument(
+    add("--network", default="anabranch", metavar="NAME", help="name of the network")
+    dtypes = ("float32", "bfloat16", "float16")
+    add(
         "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help="compute in this dtype (default: float32 on the CPU, bfloat16 on a GPU)",
+        choices=dtypes,
+        metavar="D",
+        help=f"{', '.join(dtypes)} (CPU: first, GPU: second)",
     )
-    parser.add_argument(
+    add(
         "--quantize",
         choices=("int8", "int4"),
-        help="keep the layers' weights in 8 or 4 bits: more layers in the same memory, answers"
-        " that differ from the others' (docs/weights.md says by how much)",
+        metavar="Q",
+        help="weights in int8 or int4 (docs/weights.md)",
     )
-    parser.add_argument(
-        "--max-up",
-        type=float,
-        metavar="MBIT",
-        help="send at most so many megabits per second (default: what the links take)",
-    )
-    parser.add_argument(
-        "--max-down", type=float, metavar="MBIT", help="receive at most so many megabits per second"
-    )
-    parser.add_argument(
-        "--monthly-cap",
-        type=float,
-        metavar="GB",
-        help="leave when so many gigabytes went both ways in a calendar month (UTC)",
-    )
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
-    parser.add_argument(
-        "--refresh-profile",
-        action="store_true",
-        help="measure this machine again, whatever an earlier join kept in ~/.cache/anabranch",
-    )
-    parser.add_argument(
-        "--json-log", action="store_true", help="one JSON object per event, to stderr"
-    )
-    arguments = parser.parse_args()
-    _check(arguments)
-    return arguments
+    add("--max-up", type=float, metavar="MBIT", help="send at most so many megabits per second")
+    add("--max-down", type=float, metavar="MBIT", help="receive at most so many")
+    add("--monthly-cap", type=float, metavar="GB", help="leave when so many GB went in a month")
+    add("--threads", type=int, metavar="N", help="CPU threads (all cores)")
+    add("--refresh-profile", action="store_true", help="measure this machine again")
+    add("--json-log", action="store_true", help="one JSON object per event, to stderr")
+    return parser
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -239,6 +204,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from dht.identity import Identity
     from dht.metered import MeteredTransport
     from node.hub_shards import open_model
+    from node.rehearsal import rehearse
 
     store = await asyncio.to_thread(open_model, arguments.model)
     reporter.say(
@@ -251,9 +217,9 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     traffic.refuse_if_exhausted()
     transport = await _connect(arguments, identity, reporter)
     try:
-        from node.hardware import machine_of
+        from node.hardware import at_most, machine_of
 
-        machine = machine_of(arguments.gpu, arguments.memory)
+        machine = at_most(machine_of(arguments.gpu, arguments.memory), arguments.max_vram)
         reporter.say(
             f"{machine.device.name}: {gibibytes(machine.free_bytes)} free,"
             f" {gibibytes(machine.lend_bytes)} lent"
@@ -261,6 +227,9 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         engine = await _open_engine(arguments, store, machine, reporter)
         try:
             metered = MeteredTransport(transport, traffic.sent, traffic.received)
+            if arguments.test:
+                await rehearse(metered, arguments.network, engine, machine, reporter)
+                return EXIT_DONE
             await _serve(arguments, metered, traffic, engine, machine, reporter)
         finally:
             traffic.save()
@@ -303,13 +272,14 @@ async def _connect(
                     identity=identity,
                     host_addresses=(f"/ip4/{arguments.host}/tcp/{arguments.port}",),
                     initial_peers=tuple(arguments.initial_peers),
+                    client_mode=arguments.test and bool(arguments.initial_peers),
                 )
             )
         except NetworkError as error:
             raise UserError(str(error)) from error
     reporter.event("listening", peer_id=transport.peer_id, addresses=list(transport.addresses))
     reporter.say(f"This peer is {transport.peer_id}")
-    if not arguments.initial_peers:
+    if not arguments.initial_peers and not arguments.test:
         reporter.say("Others join with:")
         reporter.say(
             f"  python -m node.join --model {arguments.model} --initial-peers"
@@ -375,6 +345,7 @@ async def _serve(
     from node.owner_watch import MachineWatch
     from node.peer import Peer, PeerConfig
     from node.stage import StageConfig, StageServer
+    from node.watch import Watch
 
     directory = Directory(transport, arguments.network, model_key(engine.spec.name))
     await _refuse_other_weights(directory, engine.spec)
@@ -422,6 +393,10 @@ async def _serve(
         config=PeerConfig(pinned=_pinned(arguments.layers, transport.peer_id, engine), use=use),
         machine=MachineWatch(use, gpu=arguments.gpu is not None),
     )
+    path = arguments.identity.expanduser().with_suffix(".contribution.json")
+    cuda = machine.device.kind == "cuda"
+    finished = partial(stage.counters.__getitem__, "finished")
+    peer.watch = Watch(peer.figures, finished, reporter, path, sensing=cuda)
     with _on_interrupt(peer.leave):
         await peer.run()
 

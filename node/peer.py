@@ -29,6 +29,7 @@ from dht.types import (
     Plan,
     PlanEpoch,
 )
+from node.live_view import Figures
 from node.owner_use import ComeBack, OwnerUse, Seen, StepAside, UseConfig
 from node.probe import ProbeServer, measure_link
 from node.report import Reporter, gibibytes, layers_sentence
@@ -36,6 +37,7 @@ from node.stage import StageServer
 from node.stage_engine import EngineStage
 from node.stage_streams import StageStreams, StreamLimits
 from node.traffic import SAVE_EVERY_S
+from node.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +118,9 @@ class Peer:
         self._moving = asyncio.Lock()
         self._leaving = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._others = 0
+        self.watch: Watch | None = None
+        """Shows the owner how it goes, where there is one."""
 
     def leave(self) -> None:
         """Start to drain; a second call ends the drain at once."""
@@ -143,6 +148,8 @@ class Peer:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._kept_running(each)) for each in work]
                 tasks.append(group.create_task(self._watch_network()))
+                if self.watch is not None:
+                    tasks.append(group.create_task(self._kept_running(self.watch.run)))
                 await self._leaving.wait()
                 await self._drain()
                 for task in tasks:
@@ -174,6 +181,23 @@ class Peer:
     async def _watch_network(self) -> None:
         """End the peer when it is cut off for good, rather than look alive."""
         raise NetworkError(await self._transport.wait_ended())
+
+    def figures(self) -> Figures:
+        """How it goes, for the owner."""
+        record, traffic = self._record, self._stage.traffic
+        return Figures(
+            state=record.state,
+            start=record.start,
+            end=record.end,
+            layers=record.model.layers,
+            sessions=self._stage.sessions,
+            tokens=self._engine.times.tokens,
+            up_bytes=traffic.sent_bytes,
+            down_bytes=traffic.received_bytes,
+            peers=self._others,
+            links=tuple(self._links.values()),
+            device=record.device.name,
+        )
 
     def _report_stats(self) -> None:
         """Where this peer's time went since it started; written whenever it becomes idle."""
@@ -229,6 +253,7 @@ class Peer:
 
     async def _measure_links(self) -> None:
         nodes = await self._directory.nodes()
+        self._others = len(nodes.keys() - {self._me})
         now_s = self._transport.now()
         fresh = {
             peer_id: link

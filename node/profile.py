@@ -248,7 +248,8 @@ def parse() -> argparse.Namespace:
     parser = Parser(
         prog="python -m node.profile",
         description="Measure how fast this machine runs a model's layers, without joining.",
-        epilog="exit codes: 0 done, 2 your mistake, 3 the hub cannot be reached",
+        epilog="example: python -m node.profile models/brook --cpu | exit codes: 0 done,"
+        " 2 your mistake, 3 the hub cannot be reached",
     )
     parser.add_argument(
         "model", metavar="MODEL", help="directory in Hugging Face layout, or a hub id"

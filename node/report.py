@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -22,6 +23,8 @@ from rich.progress import (
 
 from dht.types import NodeState
 
+STATUS_EVERY_S = 300.0
+"""Between lines about how it goes where there is no terminal."""
 LINE_EVERY_S = 5.0
 """Between lines about one phase where there is no terminal."""
 
@@ -43,6 +46,9 @@ class Reporter:
         self._json_log = json_log
         self._log = log
         self._console = Console(file=out, highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._phases = 0
+        self._told_s = time.monotonic()
 
     def event(self, event: str, **fields: Any) -> None:
         """One event for machines; nothing is written without ``--json-log``."""
@@ -56,6 +62,27 @@ class Reporter:
         if not self._json_log:
             self._console.print(text, markup=False)
 
+    def show(self, view: RenderableType, line: str) -> None:
+        """How it goes now: ``view`` stays at the end of a terminal, which it shares with phases;
+        elsewhere ``line`` is written now and then.
+        """
+        if not self._json_log and self._console.is_terminal:
+            if self._phases:
+                return
+            if self._live is None:
+                self._live = Live(console=self._console, auto_refresh=False, transient=True)
+                self._live.start()
+            self._live.update(view, refresh=True)
+        elif time.monotonic() - self._told_s >= STATUS_EVERY_S:
+            self._told_s = time.monotonic()
+            self.say(line)
+
+    def hide(self) -> None:
+        """Take the live view away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
     @contextmanager
     def phase(self, text: str, *, counted: bool = False) -> Iterator[Meter]:
         """A phase that takes time; a ``counted`` one shows the bytes that its meter is fed with:
@@ -65,6 +92,16 @@ class Reporter:
             self.say(f"{text} …")
             yield _Lines(self, text)
             return
+        self.hide()
+        self._phases += 1
+        try:
+            with self._bar(text, counted=counted) as meter:
+                yield meter
+        finally:
+            self._phases -= 1
+
+    @contextmanager
+    def _bar(self, text: str, *, counted: bool) -> Iterator[Meter]:
         columns = (
             (
                 BarColumn(bar_width=24),

@@ -145,7 +145,8 @@ def parse() -> argparse.Namespace:
         prog="python -m node.weight_hashes",
         description="Write the SHA-256 of every tensor of a local model to its directory, so that"
         " peers find a damaged file before they serve it.",
-        epilog="exit codes: 0 done, 2 your mistake, or a file that is damaged",
+        epilog="example: python -m node.weight_hashes models/brook --check"
+        " | exit codes: 0 done, 2 your mistake, or a file that is damaged",
     )
     parser.add_argument("model", metavar="MODEL_DIR", help="directory in Hugging Face layout")
     parser.add_argument(

@@ -1,0 +1,57 @@
+"""What this peer gave so far, kept over restarts beside its identity."""
+
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+FILE_BYTES_MAX = 4096
+COUNT_MAX = 1 << 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """Sums since the identity was made."""
+
+    tokens: int = 0
+    """Computed in its layers: prompt and answer, each token once for each session."""
+    sessions: int = 0
+    """That ended as they should."""
+    serving_s: float = 0.0
+
+    def plus(self, tokens: int, sessions: int, serving_s: float) -> "Contribution":
+        """The sums with more added."""
+        return replace(
+            self,
+            tokens=self.tokens + tokens,
+            sessions=self.sessions + sessions,
+            serving_s=self.serving_s + serving_s,
+        )
+
+
+def load(path: Path) -> Contribution:
+    """What ``path`` says; nothing where it is missing or damaged: nobody is kept from joining."""
+    try:
+        with path.open("rb") as file:
+            read = json.loads(file.read(FILE_BYTES_MAX))
+        made = Contribution(**{name: read[name] for name in ("tokens", "sessions", "serving_s")})
+    except (OSError, ValueError, KeyError, TypeError):
+        return Contribution()
+    whole = isinstance(made.tokens, int) and isinstance(made.sessions, int)
+    if not whole or not isinstance(made.serving_s, int | float):
+        return Contribution()
+    sums = (made.tokens, made.sessions, made.serving_s)
+    return made if all(0 <= each <= COUNT_MAX for each in sums) else Contribution()
+
+
+def save(path: Path, contribution: Contribution) -> None:
+    """Replace ``path`` in one step; a disk that is full is reported and nothing else."""
+    new = path.with_suffix(".new")
+    try:
+        new.write_text(json.dumps(asdict(contribution)))
+        os.replace(new, path)
+    except OSError as error:
+        logger.warning("cannot keep this peer's contribution in %s: %s", path, error)
