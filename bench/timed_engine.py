@@ -75,6 +75,10 @@ class TimedEngine:
             serving=True,
         )
 
+    @property
+    def kv_tokens_free(self) -> int:
+        return self._kv_free
+
     def reserve(self, key: str, tokens: int) -> str | None:
         if tokens > self._kv_free:
             return f"{tokens} tokens of KV asked, {self._kv_free} are free"
@@ -97,7 +101,9 @@ class TimedEngine:
     def submit(self, request: StepRequest) -> None:
         self._batcher.add(request)
         if not self._running:
-            self._start()
+            self._running = True
+            # What arrives in one frame runs in one step.
+            asyncio.get_running_loop().call_soon(self._start)
 
     def _start(self) -> None:
         batch = self._batcher.next_batch()

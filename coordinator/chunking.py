@@ -15,8 +15,6 @@ from dataclasses import dataclass
 CANDIDATES = (16, 32, 64, 128, 256, 512)
 CHUNK_TOKENS_UNMEASURED = 64
 NEWEST_WEIGHT = 0.25
-PREFILL_ROWS_LEAST = 16
-"""Steps with fewer rows say what a step costs at least, larger ones what a row adds."""
 DECODE_WAITS_S_MAX = 0.1
 """While other sessions decode, a chunk that the measurements say takes longer is not chosen."""
 
@@ -30,11 +28,12 @@ class ChunkSizer:
     row_s: float | None = None
     """What a row of prefill adds (a)."""
 
-    def ran(self, rows: int, took_s: float) -> None:
-        """A step of ``rows`` rows in all took so long."""
+    def ran(self, rows: int, took_s: float, *, decodes_only: bool) -> None:
+        """A step of ``rows`` rows in all took so long; one without prefill says what it costs
+        at least."""
         if rows < 1 or not 0 <= took_s < 3600:
             return
-        if rows < PREFILL_ROWS_LEAST:
+        if decodes_only:
             self.fixed_s = _moved(self.fixed_s, took_s)
             return
         fixed_s = min(self.fixed_s or 0.0, took_s)

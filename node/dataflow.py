@@ -260,7 +260,11 @@ class Dataflow:
         """Results of one engine step: log, and send rows and tokens on, coalesced by next peer."""
         keys = [result.request.key for result in results]
         took_s = self.pace.finished(keys, asyncio.get_running_loop().time())
-        self.sizer.ran(sum(result.request.tokens for result in results), took_s)
+        self.sizer.ran(
+            sum(result.request.tokens for result in results),
+            took_s,
+            decodes_only=all(result.request.tokens == 1 for result in results),
+        )
         started_s = time.perf_counter()
         bodies = rows_bytes(results)
         self.serialisation_s += time.perf_counter() - started_s

@@ -8,8 +8,8 @@ from coordinator.chunking import CANDIDATES, CHUNK_TOKENS_UNMEASURED, ChunkSizer
 
 def sizer(fixed_s: float, row_s: float) -> ChunkSizer:
     made = ChunkSizer()
-    made.ran(1, fixed_s)
-    made.ran(128, fixed_s + 128 * row_s)
+    made.ran(1, fixed_s, decodes_only=True)
+    made.ran(128, fixed_s + 128 * row_s, decodes_only=False)
     return made
 
 
@@ -61,7 +61,7 @@ def test_chunks_shrink_as_rows_become_dearer() -> None:
     early = made.choose(4000, 3, link_row_s=1e-6, others_decode=False)
     assert made.choose(4000, 3, link_row_s=None, others_decode=False) <= CHUNK_TOKENS_UNMEASURED
     for _ in range(30):
-        made.ran(early, 2e-3 + early * 4e-4)
+        made.ran(early, 2e-3 + early * 4e-4, decodes_only=False)
     assert made.choose(4000, 3, link_row_s=1e-6, others_decode=False) < early
 
 
@@ -73,8 +73,8 @@ def test_decodes_of_others_bound_a_chunk() -> None:
 
 def test_nothing_measured_and_nonsense() -> None:
     made = ChunkSizer()
-    made.ran(0, 1.0)
-    made.ran(64, float("nan"))
-    made.ran(64, -1.0)
+    made.ran(0, 1.0, decodes_only=False)
+    made.ran(64, float("nan"), decodes_only=True)
+    made.ran(64, -1.0, decodes_only=False)
     chosen = made.choose(1000, 2, link_row_s=None, others_decode=True)
     assert chosen == CHUNK_TOKENS_UNMEASURED
