@@ -91,10 +91,6 @@ class TimedEngine:
         self._batcher.drop(key)
 
     @property
-    def kv_tokens_free(self) -> int:
-        return self._kv_free
-
-    @property
     def backlog_tokens(self) -> int:
         return self._batcher.backlog_tokens
 
