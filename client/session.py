@@ -138,7 +138,9 @@ class OwnerSession:
             prompt_tokens = len(owner.log.request.prompt_ids)
             limit_s += config.stall_per_prompt_token_s * prompt_tokens
         try:
-            return await asyncio.wait_for(self._events.get(), limit_s)
+            # Not wait_for: until Python 3.12 it loses a cancellation that comes with an event.
+            async with asyncio.timeout(limit_s):
+                return await self._events.get()
         except TimeoutError:
             reason = f"no token for {limit_s:.0f} s although it answers"
             return Lost(epoch=owner.epoch, peer_id=owner.route[-1].peer_id, reason=reason)
