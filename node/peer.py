@@ -6,8 +6,7 @@ refuses what is not.
 
 import asyncio
 import logging
-import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -19,19 +18,17 @@ from dht.directory import Directory
 from dht.errors import NetworkError, UserError
 from dht.transport import Transport
 from dht.types import (
-    LINKS_MAX,
     NO_EPOCH,
     Assignment,
-    Link,
-    LinksRecord,
     NodeRecord,
     NodeState,
     Plan,
     PlanEpoch,
 )
+from node.link_keeper import LinkKeeper, LinkKeeperConfig
 from node.live_view import Figures
 from node.owner_use import ComeBack, OwnerUse, Seen, StepAside, UseConfig
-from node.probe import ProbeServer, measure_link
+from node.probe import ProbeServer
 from node.report import Reporter, gibibytes, layers_sentence
 from node.stage import StageServer
 from node.stage_engine import EngineStage
@@ -53,12 +50,7 @@ class PeerConfig:
     """Timings of a peer, in seconds."""
 
     announce_every_s: float = 15.0
-    measure_every_s: float = 30.0
-    link_fresh_s: float = 1200.0
-    """A link measured less long ago is not probed again; links in use measure themselves."""
-    publish_links_s: float = 120.0
-    """Links are announced again after so long, changed or not: their record lives for 5 min."""
-    links_per_round: int = 8
+    links: LinkKeeperConfig = field(default_factory=LinkKeeperConfig)
     move_s: float = 20.0
     """How long sessions on layers that a plan takes away may go on before they are moved."""
     alone_s: float = 60.0
@@ -112,13 +104,11 @@ class Peer:
         self._config = config
         self._machine = machine if config.use.watches else None
         self._aside = False
-        self._links: dict[str, Link] = {}
-        self._links_published_s = -math.inf
         self._changed = asyncio.Event()
         self._moving = asyncio.Lock()
         self._leaving = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._others = 0
+        self._links = LinkKeeper(transport, directory, stage, config.links)
         self.watch: Watch | None = None
         """Shows the owner how it goes, where there is one."""
 
@@ -138,7 +128,7 @@ class Peer:
             self._stage.run,
             self._coordinator.run,
             self._keep_announced,
-            self._keep_measured,
+            self._links.run,
             self._keep_within_month,
             self._follow_plans,
             self._help_oneself,
@@ -194,8 +184,8 @@ class Peer:
             tokens=self._engine.times.tokens,
             up_bytes=traffic.sent_bytes,
             down_bytes=traffic.received_bytes,
-            peers=self._others,
-            links=tuple(self._links.values()),
+            peers=self._links.others,
+            links=self._links.measured,
             device=record.device.name,
         )
 
@@ -241,44 +231,7 @@ class Peer:
             self._changed.clear()
             await self._announce()
 
-    # Measuring
-
-    async def _keep_measured(self) -> None:
-        while True:
-            try:
-                await self._measure_links()
-            except NetworkError as error:
-                logger.info("cannot measure links: %s", error)
-            await asyncio.sleep(self._config.measure_every_s)
-
-    async def _measure_links(self) -> None:
-        nodes = await self._directory.nodes()
-        self._others = len(nodes.keys() - {self._me})
-        now_s = self._transport.now()
-        fresh = {
-            peer_id: link
-            for peer_id, link in self._links.items()
-            if peer_id in nodes and now_s - link.measured_unix_s < self._config.link_fresh_s
-        }
-        missing = [peer_id for peer_id in nodes if peer_id not in fresh | {self._me: None}]
-        for peer_id in missing[: self._config.links_per_round]:
-            try:
-                link = await measure_link(self._transport, peer_id, nodes[peer_id].addresses)
-                lent = self._stage.traffic.down.rate_bytes_per_s
-                fresh[peer_id] = replace(
-                    link, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, lent)
-                )
-            except NetworkError as error:
-                logger.info("no link from %s: %s", peer_id, error)
-        changed = fresh != self._links
-        self._links = fresh
-        busy = self._busy_links(nodes)
-        due = now_s - self._links_published_s > self._config.publish_links_s
-        if (fresh or busy) and (changed or busy or due):
-            newest = sorted(fresh.values(), key=lambda link: -link.measured_unix_s)
-            links = (*busy, *newest)[:LINKS_MAX]
-            await self._directory.publish(LinksRecord(peer_id=self._me, links=links))
-            self._links_published_s = now_s
+    # What the owner lends
 
     async def _keep_within_month(self) -> None:
         """Count the traffic, and leave when the month's share is used."""
@@ -290,22 +243,6 @@ class Peer:
                 self._reporter.event("month_used", reason=why)
                 self._reporter.say(f"{why}.")
                 self.leave()
-
-    def _busy_links(self, nodes: Mapping[str, NodeRecord]) -> list[Link]:
-        """Links from here that sessions filled, as their schedulers measured them."""
-        return [
-            Link(
-                source=self._me,
-                target=peer_id,
-                bandwidth_bytes_per_s=min(
-                    link.delivery.bandwidth_bytes_per_s, self._stage.traffic.up.rate_bytes_per_s
-                ),
-                rtt_s=link.delivery.base_rtt_us / 1e6,
-                measured_unix_s=self._transport.now(),
-            )
-            for peer_id, link in self._stage.flow.links().items()
-            if link.delivery.known and peer_id in nodes
-        ]
 
     @property
     def _me(self) -> str:
