@@ -11,14 +11,12 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.command_line import EXIT_DONE, run_command
 from dht.errors import NetworkError, UserError
-from dht.hub import served_name
 from dht.types import Assignment, ModelSpec, NodeRecord, NodeState, model_key
-from node.join_file import FILE_BYTES_MAX, as_flags
+from node.join_options import parse, use_of
 from node.report import Reporter, gibibytes
 
 if TYPE_CHECKING:
@@ -27,164 +25,12 @@ if TYPE_CHECKING:
     from dht.identity import Identity
     from dht.transport import Transport
     from node.hardware import Machine
-    from node.owner_use import UseConfig
     from node.stage_engine import EngineStage
     from node.traffic import Traffic
     from node.weights import WeightStore
 
-DEFAULT_IDENTITY = Path("~/.anabranch/identity.key")
-NAME_MAX = 64
-MODEL_NAME_MAX = 128
 SPINS = 1000
 """Of a CPU thread that waits for the others of its product, before it sleeps: microseconds."""
-
-
-def parse() -> argparse.Namespace:
-    """The command's arguments; raises UserError."""
-    parser = _parser()
-    first, _ = _config_parser().parse_known_args()
-    typed = sys.argv[1:]
-    if first.config is not None:
-        typed = [*as_flags(_read_config(first.config), parser), *typed]
-    arguments = parser.parse_args(typed)
-    _check(arguments)
-    return arguments
-
-
-def _config_parser() -> Parser:
-    parser = Parser(prog="python -m node.join", add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=Path)
-    return parser
-
-
-def _read_config(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            read = file.read(FILE_BYTES_MAX + 1)
-        if len(read) > FILE_BYTES_MAX:
-            raise UserError(f"--config {path} is larger than {FILE_BYTES_MAX} bytes")
-        return read.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path} cannot be read: {error}") from None
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m node.join",
-        usage="%(prog)s --model M [--initial-peers ADDR] [options]",
-        description="Lend this machine to a swarm that serves one large language model. Without"
-        " --initial-peers it founds a swarm. Ctrl-C leaves cleanly, a second one at once.",
-        epilog="example: python -m node.join --model models/brook --cpu --initial-peers /ip4/…"
-        " | exit codes: 0 left cleanly, 2 your mistake, 3 the swarm cannot be joined now",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--config", type=Path, metavar="FILE", help="TOML with these flags' names; flags go before")
-    add("--model", required=True, metavar="M", help="its directory, or hub id org/name[@revision]")
-    add("--model-name", metavar="NAME", help="serve it as NAME (its hub id or directory's name)")
-    device = parser.add_mutually_exclusive_group()
-    device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
-    device.add_argument("--cpu", action="store_true", help="compute on the CPU")
-    add(
-        "--memory", type=float, metavar="GIB", help="lend so much (85%% of what is free; CPU: 50%%)"
-    )
-    add("--max-vram", type=float, metavar="GIB", help="lend at most so much of the GPU's memory")
-    add("--initial-peers", nargs="+", default=[], metavar="ADDR", help="addresses of peers")
-    add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
-    host = "0.0.0.0"  # noqa: S104  a peer is there to be reached
-    add("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
-    identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
-    add("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)
-    add("--name", default="", metavar="NAME", help="shown to others on the health page")
-    add("--test", action="store_true", help="serve nobody: measure, and say what it would do")
-    add("--coordinators", nargs="+", default=[], metavar="ID", help="follow plans of these only")
-    add("--layers", metavar="START:END", help="serve these whatever the plan says")
-    add("--idle-only", action="store_true", help="step aside while the machine or keyboard is used")
-    aside = "step aside while such a program (a game) runs"
-    add("--pause-on-process", nargs="+", default=[], metavar="NAME", help=aside)
-    times = "serve only then, such as 22:00-07:30 (local time)"
-    add("--schedule", nargs="+", default=[], metavar="T", help=times)
-    add(
-        "--calm", type=float, default=60.0, metavar="S", help="come back after S quiet seconds (60)"
-    )
-    add("--network", default="anabranch", metavar="NAME", help="name of the network")
-    dtypes = ("float32", "bfloat16", "float16")
-    add(
-        "--dtype",
-        choices=dtypes,
-        metavar="D",
-        help=f"{', '.join(dtypes)} (CPU: first, GPU: second)",
-    )
-    add(
-        "--quantize",
-        choices=("int8", "int4"),
-        metavar="Q",
-        help="weights in int8 or int4 (docs/weights.md)",
-    )
-    add("--max-up", type=float, metavar="MBIT", help="send at most so many megabits per second")
-    add("--max-down", type=float, metavar="MBIT", help="receive at most so many")
-    add("--monthly-cap", type=float, metavar="GB", help="leave when so many GB went in a month")
-    add("--threads", type=int, metavar="N", help="CPU threads (all cores)")
-    add("--refresh-profile", action="store_true", help="measure this machine again")
-    add("--json-log", action="store_true", help="one JSON object per event, to stderr")
-    return parser
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    from dht.identity import is_peer_id
-
-    if arguments.gpu is None and not arguments.cpu:
-        arguments.cpu = not _has_gpu()
-        arguments.gpu = None if arguments.cpu else 0
-    if arguments.model_name is None:
-        arguments.model_name = served_name(arguments.model)
-    if not 0 < len(arguments.model_name) <= MODEL_NAME_MAX:
-        raise UserError(
-            f"the model's name has {len(arguments.model_name)} characters; give one of 1 to"
-            f" {MODEL_NAME_MAX} with --model-name"
-        )
-    if not 0 <= arguments.port <= 65535:
-        raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
-    if arguments.threads is not None and arguments.threads < 1:
-        raise UserError(f"--threads is {arguments.threads}; it must be at least 1")
-    for flag, least in (("max_up", 1), ("max_down", 1), ("monthly_cap", 0.001)):
-        value = getattr(arguments, flag)
-        if value is not None and not least <= value < 1e9:
-            name = flag.replace("_", "-")
-            raise UserError(f"--{name} is {value:g}; it must be at least {least:g}")
-    if len(arguments.name) > NAME_MAX:
-        raise UserError(f"--name has {len(arguments.name)} characters; the limit is {NAME_MAX}")
-    use_of(arguments)
-    for peer_id in arguments.coordinators:
-        if not is_peer_id(peer_id):
-            raise UserError(f"--coordinators names {peer_id[:80]!r}, which is no peer id")
-    if "/" in arguments.network or not 0 < len(arguments.network) <= NAME_MAX:
-        raise UserError(
-            f"--network is {arguments.network[:80]!r}; it takes 1 to {NAME_MAX} characters, no /"
-        )
-
-
-def use_of(arguments: argparse.Namespace) -> "UseConfig":
-    """When to step aside, as the arguments say; raises UserError."""
-    from node.owner_use import UseConfig, names_of, window_of
-
-    if not 0 <= arguments.calm <= 86_400:
-        raise UserError(f"--calm is {arguments.calm}; it must be between 0 and 86400 seconds")
-    try:
-        windows = tuple(window_of(text) for text in arguments.schedule)
-    except ValueError as error:
-        raise UserError(f"--schedule: {error}") from None
-    return UseConfig(
-        idle_only=arguments.idle_only,
-        processes=names_of(arguments.pause_on_process),
-        windows=windows,
-        calm_for_s=arguments.calm,
-    )
-
-
-def _has_gpu() -> bool:
-    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
 
 
 async def main(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import yaml
 
 import client.gateway.__main__ as gateway
 import client.health.__main__ as health
-from node import join
+from node import join_options
 from node.join_file import as_flags
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def test_a_service_is_nobody_special_and_its_command_is_ours(
     python, dash_m, module, *flags = words(service["command"])
     assert (python, dash_m) == ("python", "-m")
     if module == "node.join":
-        read = join._parser().parse_args(flags)
+        read = join_options.join_parser().parse_args(flags)
         assert f"{read.port}:{read.port}/tcp" in service["ports"]
     else:
         monkeypatch.setattr("sys.argv", [module, *flags])
@@ -78,12 +78,12 @@ def test_the_windows_script_is_balanced_and_uses_flags_that_exist() -> None:
     for opening, closing in ("{}", "()", "[]"):
         assert bare.count(opening) == bare.count(closing)
     (command,) = re.findall(r"-m node\.join ([^\"]+)\"", text)
-    read = join._parser().parse_args(re.sub(r"\$\w+", "1", command).split())
+    read = join_options.join_parser().parse_args(re.sub(r"\$\w+", "1", command).split())
     assert read.port == 1
 
 
 def test_the_guides_files_flags_and_links_exist() -> None:
-    parser = join._parser()
+    parser = join_options.join_parser()
     guides = [ROOT / "docs" / f"{name}.md" for name in
               ("lend-a-gpu", "ask", "private-swarm", "public-page", "how-it-works")]  # fmt: skip
     for guide in guides:

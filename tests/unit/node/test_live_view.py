@@ -10,8 +10,8 @@ from dht.errors import UserError
 from dht.types import DeviceSpec, Link, NodeState
 from node.contribution import Contribution, load, save
 from node.hardware import Machine, at_most
-from node.join import _parser
 from node.join_file import as_flags
+from node.join_options import join_parser
 from node.live_view import Figures, clock, panel, sentence
 from node.report import Reporter
 from node.watch import parse_sensors
@@ -99,7 +99,7 @@ def test_sensors_that_are_silent_are_none() -> None:
 
 
 def test_a_configuration_file_has_the_flags_names_and_flags_go_before() -> None:
-    parser = _parser()
+    parser = join_parser()
     text = 'model = "org/name"\ncpu = true\nmemory = 2.5\ninitial-peers = ["/ip4/a", "/ip4/b"]\n'
     flags = as_flags(text, parser)
     read = parser.parse_args([*flags, "--memory", "1"])
