@@ -24,6 +24,7 @@ from rich.table import Table
 from bench.local_swarm import ROOT
 from bench.report import provenance, write
 from dht import wire
+from dht.command_line import loop_factory
 from dht.errors import NetworkError
 from dht.messages import Ping, Pong
 from dht.transport import HOP_PROTOCOL, Stream
@@ -207,12 +208,10 @@ def compare() -> dict[str, Any]:
 
 
 def _run(work: Callable[[], Awaitable[Any]]) -> Any:
-    import uvloop
-
     async def wrapped() -> Any:
         return await work()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(wrapped())
 
 
