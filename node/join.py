@@ -196,7 +196,7 @@ async def _serve(
     directory = Directory(transport, arguments.network, model_key(engine.spec.name))
     await _refuse_other_weights(directory, engine.spec)
     engine.peer_id = transport.peer_id
-    stage = StageServer(transport, engine, StageConfig(), traffic)
+    stage = StageServer(transport, engine, StageConfig(int8=arguments.int8_rows), traffic)
     engine.on_results = stage.on_results
     coordinators = frozenset(arguments.coordinators)
     plans = PlanStore(

@@ -70,7 +70,7 @@ def join_parser() -> Parser:
         "--memory", type=float, metavar="GIB", help="lend so much (85%% of what is free; CPU: 50%%)"
     )
     add("--max-vram", type=float, metavar="GIB", help="lend at most so much of the GPU's memory")
-    add("--initial-peers", nargs="+", default=[], metavar="ADDR", help="addresses of peers")
+    add("--initial-peers", nargs="+", default=[], metavar="A", help="addresses of peers")
     add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
     host = "0.0.0.0"  # noqa: S104  a peer is there to be reached
     add("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
@@ -105,6 +105,13 @@ def join_parser() -> Parser:
     add("--max-up", type=float, metavar="MBIT", help="send at most so many megabits per second")
     add("--max-down", type=float, metavar="MBIT", help="receive at most so many")
     add("--monthly-cap", type=float, metavar="GB", help="leave when so many GB went in a month")
+    add(
+        "--int8-rows",
+        choices=("off", "prefill", "all"),
+        default="off",
+        metavar="R",
+        help="send rows of prompts (prefill) or all in int8 (off)",
+    )
     add("--threads", type=int, metavar="N", help="CPU threads (all cores)")
     add("--refresh-profile", action="store_true", help="measure this machine again")
     add("--json-log", action="store_true", help="one JSON object per event, to stderr")

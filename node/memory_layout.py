@@ -13,6 +13,8 @@ PACKED_ROWS = 32
 what it packs for several serves any number (``bench/linear_layouts.py``)."""
 ROWS_LEAST = 4
 """Fewer rows are repeated: the kernel for four is faster than those for one and two."""
+NUMBERS_LEAST = 200_000
+"""In a matrix: what packing saves on smaller ones is less than what calling oneDNN costs."""
 TRIAL_ERROR_MAX = 1e-4
 """Between the two ways to multiply, for numbers of size 1 in sums of 64."""
 
@@ -65,6 +67,7 @@ def _packable(module: nn.Module) -> bool:
         type(module) is nn.Linear
         and module.weight.device.type == "cpu"
         and module.weight.dtype is torch.float32
+        and module.weight.numel() >= NUMBERS_LEAST
         and not module._forward_hooks
         and _can_pack()
     )

@@ -95,5 +95,5 @@ def test_the_guides_files_flags_and_links_exist() -> None:
     (toml,) = re.findall(r"```toml\n(.*?)```", guides[0].read_text(), re.DOTALL)
     assert parser.parse_args(as_flags(toml, parser)).idle_only is True
     options = {option for action in parser._actions for option in action.option_strings}
-    for flag in re.findall(r"`(--[a-z-]+)", guides[0].read_text()):
+    for flag in re.findall(r"`(--[a-z0-9-]+)", guides[0].read_text()):
         assert flag in options, flag

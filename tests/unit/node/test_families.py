@@ -13,6 +13,7 @@ import torch
 from bench.tiny_families import CONTEXT, FAMILIES, REFUSED, VOCAB, WINDOW, make
 from dht.errors import UserError
 from dht.messages import Sampling
+from node import memory_layout
 from node.engine import Engine, EngineConfig, WorkItem
 from node.weights import WeightStore
 
@@ -21,6 +22,12 @@ NEW_TOKENS = 5
 LOGIT_ERROR_MAX = 1e-4
 PROMPTS = (1, 13, WINDOW + 9, 71)
 CHUNKS = (1, 7, 64)
+
+
+@pytest.fixture(autouse=True)
+def _packed_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models compute as large ones do."""
+    monkeypatch.setattr(memory_layout, "NUMBERS_LEAST", 1)
 
 
 @dataclass

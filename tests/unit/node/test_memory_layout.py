@@ -15,6 +15,11 @@ class Shouting(nn.Linear):
         return 2 * super().forward(rows)
 
 
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_layout, "NUMBERS_LEAST", 1)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("outputs", "inputs"), [(33, 70), (128, 64), (1, 5), (64, 129)])
 def test_products_are_the_same(bias: bool, outputs: int, inputs: int) -> None:
@@ -48,3 +53,10 @@ def test_without_onednn_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None
         assert favour_few_rows(linear) is linear
     finally:
         memory_layout._can_pack.cache_clear()
+
+
+def test_small_matrices_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_layout, "NUMBERS_LEAST", 65)
+    small, large = nn.Linear(8, 8), nn.Linear(8, 9)
+    assert favour_few_rows(small) is small
+    assert isinstance(favour_few_rows(large), PackedLinear)
