@@ -104,7 +104,10 @@ class Attempt:
         await self._send(0, self._streams[0], prompt)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.create_task(self._guarded(work)))
+        task = asyncio.create_task(self._guarded(work))
+        # One that is cancelled before it began would warn that its work was never awaited.
+        task.add_done_callback(lambda _: work.close())
+        self._tasks.append(task)
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:

@@ -21,6 +21,8 @@ PROBE_BYTES_MAX = 4 << 20
 PROBE_LONG_S = 0.4
 """A probe that took so long, and ten round trips, has left its slow start behind."""
 PROBE_LONG_RTTS = 10
+LATE_S, LATE_RTTS = 0.2, 2
+"""The end of a probe that is timed, in seconds or round trips, whichever is longer."""
 SERVED_BYTES_MAX = 8 << 20
 """What one stream may ask for: a probe is no way to make others upload for ever."""
 REQUESTS_MAX = 24
@@ -65,7 +67,7 @@ class ProbeServer:
 async def measure_link(transport: Transport, peer_id: str, addresses: tuple[str, ...] = ()) -> Link:
     """Measure the link from ``peer_id`` to this peer.
 
-    Bandwidth is the rate at which the second half of a probe arrived. Probes grow until one took
+    Bandwidth is the rate at which the end of a probe arrived. Probes grow until one took
     long enough to have left TCP's slow start behind. Raises NetworkError when the peer does not
     answer in time.
     """
@@ -105,10 +107,18 @@ async def _bandwidth(stream: Stream, rtt_s: float) -> float:
             arrivals_s.append(loop.time())
         took_s = arrivals_s[-1] - started_s
         if took_s > max(PROBE_LONG_S, PROBE_LONG_RTTS * rtt_s) or size_bytes >= PROBE_BYTES_MAX:
-            half = len(arrivals_s) // 2
-            late_s = arrivals_s[-1] - arrivals_s[half - 1]
-            return (len(arrivals_s) - half) * FRAME_BYTES / max(late_s, 1e-6)
+            return _late_rate(arrivals_s, max(LATE_S, LATE_RTTS * rtt_s))
         size_bytes = min(4 * size_bytes, PROBE_BYTES_MAX)
+
+
+def _late_rate(arrivals_s: list[float], window_s: float) -> float:
+    """Bytes/s of what came in the last ``window_s``: at most half of the frames, which leaves out
+    the slow start, and at least a quarter, which evens out bursts."""
+    frames, end_s = len(arrivals_s), arrivals_s[-1]
+    within = sum(at_s > end_s - window_s for at_s in arrivals_s)
+    counted = min(max(within, frames // 4), frames // 2)
+    late_s = end_s - arrivals_s[-1 - counted]
+    return counted * FRAME_BYTES / max(late_s, 1e-6)
 
 
 async def _ping(stream: Stream, nonce: int) -> float:
