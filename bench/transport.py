@@ -2,8 +2,10 @@
 
     python -m bench.transport [--out bench/results/transport.json]
 
-Both sides in one run, each between two processes with the project's own framing: the round trip of
-a decode frame, the throughput of prefill, and the processor time per megabyte, daemons included.
+All in one run, each between two processes with the project's own framing: the round trip of a
+decode frame, the throughput of prefill, and the processor time per megabyte, daemons included.
+Between the two stands *relayed*: the same TCP through two relays with a cipher between them
+(:mod:`bench.relay`), which is what any daemon on either side must do.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.local_swarm import ROOT
+from bench.relay import relay
 from bench.report import provenance, write
 from dht import wire
 from dht.command_line import loop_factory
@@ -35,6 +38,7 @@ ROUND_TRIPS = 400
 PREFILL_FRAME_BYTES = 512 << 10
 PREFILL_BYTES = 192 << 20
 ROUNDS = 3
+KINDS = ("tcp", "relayed", "p2p")
 
 
 class TcpStream:
@@ -75,7 +79,7 @@ async def echo(stream: Stream) -> None:
 
 async def serve(kind: str) -> None:
     """Print an address and echo until stdin closes."""
-    if kind == "tcp":
+    if kind in ("tcp", "relayed"):
 
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
@@ -84,7 +88,13 @@ async def serve(kind: str) -> None:
                 writer.close()
 
         server = await asyncio.start_server(handle, "127.0.0.1", 0, limit=1 << 20)
-        print(server.sockets[0].getsockname()[1], flush=True)
+        port = server.sockets[0].getsockname()[1]
+        if kind == "relayed":
+            with relay("open", port) as relay_port:
+                print(relay_port, flush=True)
+                await asyncio.to_thread(sys.stdin.read)
+            return
+        print(port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
         return
     from dht.hivemind_transport import HivemindTransport, TransportConfig
@@ -101,6 +111,11 @@ async def serve(kind: str) -> None:
 @asynccontextmanager
 async def connected(kind: str, address: str) -> AsyncIterator[Stream]:
     """A stream to the server."""
+    if kind == "relayed":
+        with relay("seal", int(address)) as port:
+            async with connected("tcp", str(port)) as stream:
+                yield stream
+        return
     if kind == "tcp":
         reader, writer = await asyncio.open_connection("127.0.0.1", int(address), limit=1 << 20)
         stream = TcpStream(reader, writer)
@@ -191,8 +206,8 @@ async def measure(kind: str) -> dict[str, Any]:
 
 
 def compare() -> dict[str, Any]:
-    """Both kinds, round by round; medians over the rounds."""
-    rounds: dict[str, list[dict[str, float]]] = {"tcp": [], "p2p": []}
+    """All kinds, round by round; medians over the rounds."""
+    rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     for _ in range(ROUNDS):
         for kind, found in rounds.items():
             found.append(_run(lambda kind=kind: measure(kind)))
@@ -200,11 +215,20 @@ def compare() -> dict[str, Any]:
         kind: {name: statistics.median(one[name] for one in found) for name in found[0]}
         for kind, found in rounds.items()
     }
-    ratios = {}
-    for name, raw in medians["tcp"].items():
-        ratio = medians["p2p"][name] / raw
-        ratios[name] = 1 / ratio if name == "mb_per_s" else ratio
-    return {**medians, "p2p_costs_times": ratios, "rounds": rounds}
+    return {
+        **medians,
+        "p2p_costs_times": _costs_times(medians["p2p"], medians["tcp"]),
+        "relayed_costs_times": _costs_times(medians["relayed"], medians["tcp"]),
+        "rounds": rounds,
+    }
+
+
+def _costs_times(these: dict[str, float], those: dict[str, float]) -> dict[str, float]:
+    """How many times as dear each figure is; of a throughput, how many times as slow."""
+    return {
+        name: raw / these[name] if name == "mb_per_s" else these[name] / raw
+        for name, raw in those.items()
+    }
 
 
 def _run(work: Callable[[], Awaitable[Any]]) -> Any:
@@ -217,10 +241,12 @@ def _run(work: Callable[[], Awaitable[Any]]) -> Any:
 
 def show(result: dict[str, Any]) -> None:
     """The table for people."""
-    table = Table("", "TCP", "p2p daemon", "times")
+    table = Table("", "TCP", "relayed", "times", "p2p daemon", "times")
     for name, raw in result["tcp"].items():
-        p2p, times = result["p2p"][name], result["p2p_costs_times"][name]
-        table.add_row(name, f"{raw:.3g}", f"{p2p:.3g}", f"{times:.1f}")
+        cells = [f"{raw:.3g}"]
+        for kind in ("relayed", "p2p"):
+            cells += [f"{result[kind][name]:.3g}", f"{result[f'{kind}_costs_times'][name]:.1f}"]
+        table.add_row(name, *cells)
     Console().print(table)
 
 
@@ -229,7 +255,7 @@ def main() -> None:
         prog="python -m bench.transport", description="What a hop costs beside plain TCP."
     )
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    parser.add_argument("--serve", choices=("tcp", "p2p"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         _run(lambda: serve(arguments.serve))

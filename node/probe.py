@@ -5,6 +5,7 @@ The sender's clock and claims play no part, so a peer can only make a link look 
 
 import asyncio
 import os
+import statistics
 
 from dht import wire
 from dht.errors import NetworkError, PeerError
@@ -13,7 +14,7 @@ from dht.transport import PROBE_PROTOCOL, Stream, Transport
 from dht.types import Link
 from node.traffic import Traffic
 
-PINGS = 8
+PINGS = 12
 FRAME_BYTES = 32 << 10
 PROBE_BYTES_FIRST = 128 << 10
 PROBE_BYTES_MAX = 4 << 20
@@ -23,6 +24,8 @@ PROBE_LONG_S = 0.4
 PROBE_LONG_RTTS = 10
 LATE_S, LATE_RTTS = 0.2, 2
 """The end of a probe that is timed, in seconds or round trips, whichever is longer."""
+SPAN_S = 0.04
+"""The shortest span within it whose rate means something: bursts come some milliseconds apart."""
 SERVED_BYTES_MAX = 8 << 20
 """What one stream may ask for: a probe is no way to make others upload for ever."""
 REQUESTS_MAX = 24
@@ -107,18 +110,30 @@ async def _bandwidth(stream: Stream, rtt_s: float) -> float:
             arrivals_s.append(loop.time())
         took_s = arrivals_s[-1] - started_s
         if took_s > max(PROBE_LONG_S, PROBE_LONG_RTTS * rtt_s) or size_bytes >= PROBE_BYTES_MAX:
-            return _late_rate(arrivals_s, max(LATE_S, LATE_RTTS * rtt_s))
+            return late_rate(arrivals_s, max(LATE_S, LATE_RTTS * rtt_s))
         size_bytes = min(4 * size_bytes, PROBE_BYTES_MAX)
 
 
-def _late_rate(arrivals_s: list[float], window_s: float) -> float:
-    """Bytes/s of what came in the last ``window_s``: at most half of the frames, which leaves out
-    the slow start, and at least a quarter, which evens out bursts."""
+def late_rate(arrivals_s: list[float], window_s: float) -> float:
+    """Bytes/s at which the end of a probe arrived.
+
+    What counts is what came in the last ``window_s``, at most half of the frames, which leaves out
+    the slow start, and at least a quarter. Within it the rate is that of the median span of a few
+    frames: a stream on a long link stops now and then for a round trip, until its flow-control
+    window is opened again, and such a pause says nothing about the link. Spans take ``SPAN_S`` or
+    more, to even out bursts; where all is over sooner, all is one span.
+    """
     frames, end_s = len(arrivals_s), arrivals_s[-1]
     within = sum(at_s > end_s - window_s for at_s in arrivals_s)
     counted = min(max(within, frames // 4), frames // 2)
-    late_s = end_s - arrivals_s[-1 - counted]
-    return counted * FRAME_BYTES / max(late_s, 1e-6)
+    late_s = arrivals_s[-1 - counted :]
+    for span in range(1, counted // 2 + 1):
+        median_s = statistics.median(
+            end_s - start_s for start_s, end_s in zip(late_s, late_s[span:], strict=False)
+        )
+        if median_s >= SPAN_S:
+            return span * FRAME_BYTES / median_s
+    return counted * FRAME_BYTES / max(late_s[-1] - late_s[0], 1e-6)
 
 
 async def _ping(stream: Stream, nonce: int) -> float:

@@ -11,7 +11,7 @@ from dht.memory import LinkModel, MemoryNetwork
 from dht.messages import ProbeRequest
 from dht.transport import PROBE_PROTOCOL
 from dht.virtual_time import run_virtual
-from node.probe import SERVED_BYTES_MAX, ProbeServer, measure_link
+from node.probe import FRAME_BYTES, SERVED_BYTES_MAX, ProbeServer, late_rate, measure_link
 
 pytestmark = pytest.mark.sim
 MBIT = 125_000.0
@@ -57,3 +57,20 @@ def test_a_stream_cannot_make_a_peer_upload_for_ever() -> None:
         assert got_bytes <= SERVED_BYTES_MAX
 
     run_virtual(scenario(), limit_s=60)
+
+
+@pytest.mark.parametrize("pause_every", [16, 40, 1000])
+@pytest.mark.parametrize("mbit", [10, 20, 50])
+def test_pauses_and_late_reads_do_not_change_the_rate(mbit: float, pause_every: int) -> None:
+    """A flow-control window waits for its update; the reader comes up to 5 ms late."""
+    rng = random.Random(1)
+    frame_s = FRAME_BYTES / (mbit * MBIT)
+    arrivals_s = [
+        number * frame_s + (number - 1) // pause_every * 0.04 + rng.uniform(0, 0.005)
+        for number in range(1, 129)
+    ]
+    assert late_rate(sorted(arrivals_s), 0.2) == pytest.approx(mbit * MBIT, rel=0.08)
+
+
+def test_a_probe_that_came_all_at_once_is_one_span() -> None:
+    assert late_rate([0.0] * 64 + [0.016] * 64, 0.2) == pytest.approx(64 * FRAME_BYTES / 0.016)
