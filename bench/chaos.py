@@ -12,11 +12,12 @@ sampled. The kinds of strike:
 - ``coordinator``: SIGKILL to the elected coordinator, on the route or not.
 - ``bootstrap``: SIGKILL to the peer that founded the swarm, by whose address the client came.
 
-The victim is then started again, and the next trial waits until every layer is held twice. A
-result is written after every trial; ``--resume`` goes on with one, and ``--minutes`` ends a slice
-of them: ``--resume --minutes 9 --out bench/results/chaos.json`` until it says that all are done.
-Gaps are between two tokens,
-from the strike on; beside them stands what a plain prefill of the same history takes.
+What was killed is then started again, what was stopped goes on (SIGCONT), and the next trial waits
+until every layer is held twice. A result is written after every trial; ``--resume`` goes on with
+one, and ``--minutes`` ends a slice of them: ``--resume --minutes 7 --out bench/results/chaos.json``
+until it says that all are done. Gaps are between two tokens, from the strike on; beside them stands
+what a plain prefill of the same history takes. One client asks all but ``bootstrap``, for each of
+which a new one comes by the founder's address alone.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ import psutil
 from rich.console import Console
 
 from bench import report
-from bench.local_swarm import ROOT, LocalPeer, LocalSwarm
+from bench.local_swarm import ROOT, LocalPeer, LocalSwarm, end_group
 from bench.reference import memory_for
 from client import GenerationOptions, Swarm, UnavailableError
 
@@ -138,14 +140,16 @@ class Chaos:
                 victim.kill()
         return victim
 
-    def replace(self, victim: LocalPeer) -> None:
-        """End what is left of the victim, and start it again."""
-        children = []
-        if victim.process.poll() is None:
-            children = psutil.Process(victim.process.pid).children(recursive=True)
-            victim.kill()
-        for child in children:
-            child.kill()
+    def repair(self, kind: str, victim: LocalPeer) -> None:
+        """Let a stopped victim go on; end what is left of a killed one, and start it again."""
+        if kind == "stop":
+            victim.signal(signal.SIGCONT)
+            return
+        if kind == "black_hole":
+            for child in psutil.Process(victim.process.pid).children():
+                child.send_signal(signal.SIGCONT)
+            return
+        end_group(victim.process.pid)
         self._start(victim.name, self._spans[victim.name])
 
     async def covered(self, client: Swarm, *, without: frozenset[str]) -> None:
@@ -169,14 +173,17 @@ class Chaos:
         shown = {r.name: (r.state.value, r.start, r.end) for r in client.nodes.values()}
         raise RuntimeError(f"not every layer is held twice after {COVERED_S:.0f} s: {shown}")
 
-    async def trial(self, kind: str, number: int, expected: dict[bool, tuple[int, ...]]) -> Trial:
+    async def trial(
+        self, kind: str, number: int, expected: dict[bool, tuple[int, ...]], usual: Swarm
+    ) -> Trial:
         """One answer with one strike."""
         sampled = number % 2 == 1
         at = self._rng.randint(8, NEW_TOKENS // 2)
-        addresses = [peer.address for peer in self.living()]
-        # A client reaches the swarm through its founder alone where that one is to be lost.
-        initial = addresses[:1] if kind == "bootstrap" else addresses
-        async with Swarm.connect(initial, model=str(MODEL)) as client:
+        async with AsyncExitStack() as stack:
+            client = usual
+            if kind == "bootstrap":
+                founder = self.living()[0].address
+                client = await stack.enter_async_context(Swarm.connect([founder], model=str(MODEL)))
             await self.covered(client, without=frozenset())
             assert client.tokenizer is not None
             history = (*client.tokenizer.encode(PROMPT), *expected[sampled][:at])
@@ -199,7 +206,7 @@ class Chaos:
             except UnavailableError as error:
                 failed, failovers = str(error), 0
             if victim is not None:
-                self.replace(victim)
+                self.repair(kind, victim)
         want = expected[sampled]
         return Trial(
             kind=kind,
@@ -286,16 +293,17 @@ async def run(arguments: argparse.Namespace, trials: list[Trial], console: Conso
     chaos = Chaos(arguments.peers, arguments.seed + len(trials))
     with chaos.swarm:
         expected = await chaos.undisturbed()
-        for number in range(arguments.kills):
-            for kind in arguments.kinds:
-                if sum(trial.kind == kind for trial in trials) > number:
-                    continue
-                if time.monotonic() > until_s:
-                    return
-                trial = await chaos.trial(kind, number, expected)
-                trials.append(trial)
-                console.print(trial)
-                write(arguments.out, arguments, trials)
+        async with Swarm.connect(chaos.swarm.addresses, model=str(MODEL)) as client:
+            for number in range(arguments.kills):
+                for kind in arguments.kinds:
+                    if sum(trial.kind == kind for trial in trials) > number:
+                        continue
+                    if time.monotonic() > until_s:
+                        return
+                    trial = await chaos.trial(kind, number, expected, client)
+                    trials.append(trial)
+                    console.print(trial)
+                    write(arguments.out, arguments, trials)
 
 
 def main() -> int:
