@@ -12,7 +12,7 @@ import torch
 
 from dht.types import ModelSpec
 from node.batching import Batcher, BatchLimits
-from node.stage_session import StageView
+from node.open_checks import StageView
 from node.steps import StepRequest, StepResult
 from node.tensors import Rows
 
@@ -89,6 +89,19 @@ class TimedEngine:
     def free(self, key: str) -> None:
         self._kv_free += self._kv.pop(key, 0)
         self._batcher.drop(key)
+
+    def kv_row_bytes(self, start: int, end: int) -> int:
+        return self._spec.kv_bytes_per_token_layer * (end - start)
+
+    async def export_kv(self, key: str, position: int, tokens: int) -> bytes:
+        if key not in self._kv:
+            raise KeyError(key)
+        return bytes(tokens * self.kv_row_bytes(*self._span))
+
+    async def import_kv(
+        self, key: str, layers: tuple[int, int], position: int, tokens: int, body: bytes
+    ) -> str | None:
+        return None if key in self._kv else "no KV is reserved"
 
     @property
     def backlog_tokens(self) -> int:

@@ -1,17 +1,28 @@
 """The streams of one route epoch: open the route, prompt it, read tokens, watch both ends.
 
-What happens becomes an event of :mod:`client.failover`; nothing here decides what follows from it.
+What happens becomes an event of :mod:`client.events`; nothing here decides what follows from it.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.failover import Accepted, Arrived, Event, Leaving, Lost, PromptScored, Refused, Warmed
+from client.events import (
+    Accepted,
+    Arrived,
+    Event,
+    Leaving,
+    Lost,
+    PromptScored,
+    Refused,
+    Warmed,
+)
 from coordinator.suspicion import Dead, PeerWatch, PingNow, WatchConfig
 from dht import wire
 from dht.errors import NetworkError, PeerError
+from dht.kv_messages import KvCopy
 from dht.messages import (
     Ping,
     Pong,
@@ -47,6 +58,9 @@ class AttemptConfig:
     """Added to ``stall_s`` until the first token, per prompt token."""
 
 
+CONTROL_BYTES_MAX = 1 << 16
+
+
 class _StageLost(Exception):
     """One end of the route is lost; ends the task that found out."""
 
@@ -76,10 +90,17 @@ class Attempt:
         self._post = post
         self._tasks: list[asyncio.Task[None]] = []
         self._streams: list[Stream] = []
+        self._first: Stream | None = None
+        self._last: asyncio.Task[Stream] | None = None
 
     @property
     def epoch(self) -> int:
         return self._open_message.epoch
+
+    @property
+    def _is_warm(self) -> bool:
+        """Whether it prepares a planned move, and serves nothing itself."""
+        return self._open_message.warm_until is not None
 
     @property
     def prompt_tokens(self) -> int:
@@ -87,8 +108,14 @@ class Attempt:
         return self._open_message.prompt_tokens
 
     def open(self) -> None:
-        """Send the open down the route; posts Accepted, Refused or Lost."""
+        """Send the open down the route; posts Accepted, Refused or Lost.
+
+        Where an answer goes on, its reader waits: the last stage is connected to meanwhile.
+        """
         self._start(self._open())
+        if self._open_message.answered and not self._is_warm:
+            self._last = asyncio.create_task(self._connect(-1, TOKENS_PROTOCOL))
+            self._last.add_done_callback(_retrieved)
 
     def feed(self, position: int, token_ids: tuple[int, ...], *, from_position: int) -> None:
         """Prompt the first stage at ``position``, and ask the last for tokens."""
@@ -98,10 +125,53 @@ class Attempt:
         """Prompt the new first stage of a planned move; no tokens come back."""
         self._start(self._feed_copy(token_ids))
 
+    def meet_last(self) -> None:
+        """Connect to the last stage ahead of time: the hand-over to it should not wait for that."""
+        self._start(self._meet_last())
+
+    async def _meet_last(self) -> None:
+        """A stage that cannot be reached shows when it is needed."""
+        with suppress(_StageLost):
+            await self._connect(-1, TOKENS_PROTOCOL)
+
+    def copy_kv(
+        self, source: str, addresses: tuple[str, ...], to: str, to_addresses: tuple[str, ...]
+    ) -> None:
+        """Ask ``source`` to copy the session's KV to ``to``; posts Warmed or Refused."""
+        self._start(self._copy_kv(source, addresses, to, to_addresses))
+
+    async def _copy_kv(
+        self, source: str, addresses: tuple[str, ...], to: str, to_addresses: tuple[str, ...]
+    ) -> None:
+        """The owner bounds how long a move may take; a source that is lost ends it as well."""
+        order = KvCopy(
+            session=self._open_message.session, epoch=self.epoch, to=to, addresses=to_addresses
+        )
+        try:
+            async with asyncio.timeout(self._config.connect_s):
+                stream = await self._transport.open_stream(
+                    source, SESSION_PROTOCOL, addresses=addresses
+                )
+            self._streams.append(stream)
+            await wire.send_frame(stream, order)
+            reply = (await wire.read_frame(stream, limit_bytes=CONTROL_BYTES_MAX)).message
+        except (NetworkError, PeerError, TimeoutError) as error:
+            reason = f"cannot be asked for its KV: {str(error) or 'no answer'}"
+            self._refused(source, RefusalCode.NO_COPY, reason, 0.0)
+            return
+        match reply:
+            case SessionWarm():
+                self._post(Warmed(epoch=self.epoch))
+            case SessionRefused(reason=reason):
+                self._refused(source, RefusalCode.NO_COPY, reason, 0.0)
+            case other:
+                raise _StageLost(source, f"answered a copy with {type(other).__name__}")
+
     async def _feed_copy(self, token_ids: tuple[int, ...]) -> None:
         session = self._open_message.session
         prompt = Prompt(session=session, epoch=self.epoch, position=0, token_ids=token_ids)
-        await self._send(0, self._streams[0], prompt)
+        if self._first is not None:
+            await self._send(0, self._first, prompt)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._guarded(work))
@@ -148,7 +218,7 @@ class Attempt:
     async def _open(self) -> None:
         first = self._peer(0)
         try:
-            stream = await self._connect(0, SESSION_PROTOCOL)
+            stream = self._first = await self._connect(0, SESSION_PROTOCOL)
         except _StageLost as lost:
             self._refused(first, RefusalCode.UNREACHABLE, lost.reason, 0.0)
             return
@@ -163,8 +233,8 @@ class Attempt:
         except (NetworkError, PeerError) as error:
             raise _StageLost(first, str(error)) from error
         match reply:
-            case SessionAccepted(position=position):
-                self._post(Accepted(epoch=self.epoch, position=position))
+            case SessionAccepted(position=position, rows=rows):
+                self._post(Accepted(epoch=self.epoch, position=position, rows=rows))
                 self._start(self._watched(0, stream))
             case SessionRefused() as refused:
                 blamed = self._blamed(refused.peer_id, first)
@@ -191,8 +261,10 @@ class Attempt:
             prompt = Prompt(
                 session=session, epoch=self.epoch, position=position, token_ids=token_ids
             )
-            await self._send(0, self._streams[0], prompt)
-        last = await self._connect(-1, TOKENS_PROTOCOL)
+            if self._first is None:
+                raise RuntimeError("fed before the route was opened")
+            await self._send(0, self._first, prompt)
+        last = await (self._last or self._connect(-1, TOKENS_PROTOCOL))
         attach = TokensAttach(session=session, epoch=self.epoch, position=from_position)
         await self._send(-1, last, attach)
         self._start(self._watched(-1, last))
@@ -263,6 +335,9 @@ class Attempt:
                 self._post(Leaving(epoch=message.epoch, peer_id=peer_id))
             case SessionWarm() if stage == 0:
                 self._post(Warmed(epoch=message.epoch))
+            case SessionRefused() as refused if stage == 0 and self._is_warm:
+                blamed = self._blamed(refused.peer_id, self._peer(0))
+                self._refused(blamed, refused.code, refused.reason, refused.retry_after_s)
             case SessionFailed(peer_id=peer_id, reason=reason):
                 self._lose(self._blamed(peer_id, self._peer(stage)), reason)
             case other:
@@ -270,11 +345,19 @@ class Attempt:
 
     async def close(self, *, ends_session: bool) -> None:
         """End both streams; ``ends_session`` frees the route, too, by a close on the first."""
-        for task in self._tasks:
+        tasks: list[asyncio.Task[Any]] = [*self._tasks]
+        tasks += [self._last] if self._last is not None else []
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._streams and ends_session:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._first is not None and ends_session:
             close = SessionClose(session=self._open_message.session, epoch=self.epoch)
-            self._streams[0].write(wire.encode_frame(close))
+            self._first.write(wire.encode_frame(close))
         for stream in self._streams:
             await stream.close()
+
+
+def _retrieved(task: "asyncio.Task[Stream]") -> None:
+    """Look at a failure, so that one that nobody awaits any more is not reported as forgotten."""
+    if not task.cancelled():
+        task.exception()

@@ -12,12 +12,36 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from client.answer import AnswerLog
+from client.events import (
+    Accepted,
+    Arrived,
+    Avoid,
+    CopyKv,
+    Deliver,
+    Draw,
+    DrawMove,
+    Drawn,
+    DropMove,
+    Effect,
+    Event,
+    Feed,
+    FeedCopy,
+    GiveUp,
+    Leave,
+    Leaving,
+    Lost,
+    MoveDrawn,
+    Open,
+    PromptScored,
+    Refused,
+    Route,
+    Wait,
+    Warm,
+    Warmed,
+)
 from coordinator.routes import NoRoute
 from dht.messages import RefusalCode
-from dht.scores import TokenScore
 from dht.types import RouteStage
-
-Route = tuple[RouteStage, ...]
 
 
 class OwnerState(StrEnum):
@@ -32,215 +56,6 @@ class OwnerState(StrEnum):
     GAVE_UP = "gave_up"
 
 
-# Events
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """The answer to a :class:`Draw`."""
-
-    route: Route | NoRoute
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
-    """Every stage of the epoch's route has reserved; the first wants token ids at ``position``."""
-
-    epoch: int
-    position: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """A stage refused the epoch, or could not be reached, before any work was done."""
-
-    epoch: int
-    peer_id: str
-    code: str
-    reason: str
-    retry_after_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """A stage of the epoch's route was lost, stalled or broke the protocol."""
-
-    epoch: int
-    peer_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrived:
-    """Tokens from the last stage."""
-
-    epoch: int
-    position: int
-    token_ids: tuple[int, ...]
-    scores: tuple[TokenScore, ...] = ()
-    """One for each token, where the request wants them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptScored:
-    """Scores of the prompt's tokens from the last stage."""
-
-    epoch: int
-    position: int
-    scores: tuple[TokenScore, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
-    """A stage of the epoch's route asks to be replaced; it serves on meanwhile."""
-
-    epoch: int
-    peer_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoveDrawn:
-    """The answer to a :class:`DrawMove`."""
-
-    route: Route | NoRoute
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warmed:
-    """The new stages of a planned move have run all that was known when it began."""
-
-    epoch: int
-
-
-Event = Drawn | Accepted | Refused | Lost | Arrived | PromptScored | Leaving | MoveDrawn | Warmed
-
-
-# Effects
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """Find a route after ``after_s`` and answer with :class:`Drawn`.
-
-    ``mend`` is the route whose survivors hold the session's KV, empty for a new session; ``lost``
-    are its peers that cannot be kept. They may serve again when they are trusted again.
-    """
-
-    mend: Route
-    lost: frozenset[str]
-    after_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
-    """Open ``epoch`` over ``route``; answer with Accepted, Refused or Lost."""
-
-    epoch: int
-    route: Route
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
-    """Send the known tokens from ``position`` on, and attach to the last stage."""
-
-    epoch: int
-    position: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
-    """Close the session at stages that are not on the route any more, as far as they live."""
-
-    epoch: int
-    stages: Route
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deliver:
-    """New tokens, each exactly once and in order."""
-
-    token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Avoid:
-    """Do not use a peer for a while. ``code`` is None for one that failed at work."""
-
-    peer_id: str
-    code: str | None
-    reason: str
-    retry_after_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """Tell the caller what the answer waits for."""
-
-    no_route: NoRoute
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
-    """No route for too long, or a request that no stage takes."""
-
-    reason: str
-    no_route: NoRoute | None = None
-    """None: the request itself is refused, and waiting would not help."""
-    retry_after_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawMove:
-    """Find a route without ``leaving`` and answer with :class:`MoveDrawn`; the answer goes on."""
-
-    mend: Route
-    leaving: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warm:
-    """Let the new stages of ``route`` run copies of the session's rows under ``epoch``.
-
-    Answer with Accepted (if the first stage is new, and wants the token ids), then Warmed, or with
-    Refused or Lost.
-    """
-
-    epoch: int
-    route: Route
-    until: int
-    """Index of the last new stage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedCopy:
-    """Send all known tokens to the new first stage of a move."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropMove:
-    """The move is off: close its streams."""
-
-    epoch: int
-
-
-Effect = (
-    Draw
-    | Open
-    | Feed
-    | Leave
-    | Deliver
-    | Avoid
-    | Wait
-    | GiveUp
-    | DrawMove
-    | Warm
-    | FeedCopy
-    | DropMove
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
     """A planned move in the making, while the present epoch serves on."""
@@ -250,6 +65,8 @@ class Move:
     """Of the copies; 0 while a route is being drawn."""
     route: Route = ()
     until_s: float = 0.0
+    copy_from: str | None = None
+    """Who could send the new stage its KV: the one that leaves, where one stage takes its place."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -277,6 +94,8 @@ class Owner:
     move: Move | None = None
     move_s: float = 20.0
     """How long the new stages of a move may take to catch up."""
+    copies: bool = True
+    """Whether KV may be copied; not any more once a stage could not."""
     spent_epoch: int = 0
     """The largest epoch that was used, by a route or by copies."""
     last_reason: str = ""
@@ -333,7 +152,7 @@ class Owner:
                 GiveUp(
                     reason=self.last_reason or route.reason,
                     no_route=route,
-                    retry_after_s=self.retry_after_s,
+                    retry_after_s=self.retry_after_s or route.retry_after_s,
                 ),
             ]
         return [Wait(no_route=route), self._draw(self.poll_s)]
@@ -415,25 +234,50 @@ class Owner:
             epoch=self.spent_epoch,
             route=route,
             until_s=now_s + self.move_s,
+            copy_from=self._copy_from(move.leaving, [route[at] for at in new]),
         )
-        return [Warm(epoch=self.spent_epoch, route=route, until=new[-1])]
+        return [
+            Warm(
+                epoch=self.spent_epoch,
+                route=route,
+                until=new[-1],
+                copy_from=self.move.copy_from,
+            )
+        ]
+
+    def _copy_from(self, leaving: str, new: list[RouteStage]) -> str | None:
+        """``leaving`` where one new stage runs just its layers, so that its KV fits there."""
+        spans = {(s.start, s.end) for s in self.accepted if s.peer_id == leaving}
+        fits = len(new) == 1 and spans == {(new[0].start, new[0].end)}
+        return leaving if fits and self.copies else None
 
     def _moved_on(self, event: Event, move: Move) -> list[Effect]:
         """What the new stages say. Whatever goes wrong leaves the session where it is."""
+        serving = {stage.peer_id for stage in self.accepted}
+        new = [stage.peer_id for stage in move.route if stage not in self.accepted]
         match event:
-            case Accepted():
-                new_first = move.route[0] not in self.accepted
-                return [FeedCopy(epoch=move.epoch)] if new_first else []
+            case Accepted(rows=rows):
+                effects: list[Effect] = []
+                if not rows and move.copy_from is not None:
+                    effects.append(CopyKv(epoch=move.epoch, source=move.copy_from, to=new[0]))
+                if move.route[0].peer_id in new:
+                    effects.append(FeedCopy(epoch=move.epoch))
+                return effects
             case Warmed():
                 return self._commit(move.route)
             case Refused(peer_id=peer_id, code=code, reason=reason, retry_after_s=after_s):
-                if peer_id in {stage.peer_id for stage in self.accepted}:
+                if code == RefusalCode.NO_COPY:
+                    self.copies = False
+                    return self._drop_move()  # the stage asks again while it has not left
+                if peer_id in serving:
                     # One that serves on cannot help, as its log is too short: replay in one go.
                     return [*self._drop_move(), *self._commit(move.route)]
                 avoid = Avoid(peer_id=peer_id, code=code, reason=reason, retry_after_s=after_s)
                 return [avoid, *self._drop_move()]
             case Lost(peer_id=peer_id, reason=reason):
-                avoid = Avoid(peer_id=peer_id, code=RefusalCode.UNREACHABLE, reason=reason)
+                # A stage that serves on does so; it is the new one that it cannot talk to.
+                blamed = new[-1] if peer_id in serving and new else peer_id
+                avoid = Avoid(peer_id=blamed, code=RefusalCode.UNREACHABLE, reason=reason)
                 return [avoid, *self._drop_move()]
             case _:
                 return []

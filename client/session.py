@@ -10,8 +10,9 @@ from typing import Protocol
 
 from client.attempt import Attempt, AttemptConfig
 from client.errors import UnavailableError
-from client.failover import (
+from client.events import (
     Avoid,
+    CopyKv,
     Deliver,
     Draw,
     DrawMove,
@@ -26,12 +27,11 @@ from client.failover import (
     Lost,
     MoveDrawn,
     Open,
-    Owner,
-    OwnerState,
     Route,
     Wait,
     Warm,
 )
+from client.failover import Owner, OwnerState
 from client.progress import Progress, Waiting
 from coordinator.routes import NoRoute
 from dht import wire
@@ -176,7 +176,7 @@ class OwnerSession:
                 )
                 self._attempts.append(attempt)
                 attempt.open()
-            case Warm() | FeedCopy() | DropMove():
+            case Warm() | FeedCopy() | CopyKv() | DropMove():
                 await self._perform_move(effect)
             case Feed(position=position):
                 await self._drop_warm()
@@ -208,14 +208,20 @@ class OwnerSession:
             await self._warm.close(ends_session=False)
             self._warm = None
 
-    async def _perform_move(self, effect: Warm | FeedCopy | DropMove) -> None:
+    async def _perform_move(self, effect: Warm | FeedCopy | CopyKv | DropMove) -> None:
         log = self._owner.log
         match effect:
-            case Warm(epoch=epoch, route=route, until=until):
-                open_ = replace(self._open_of(epoch, route), warm_until=until)
+            case Warm(epoch=epoch, route=route, until=until, copy_from=source):
+                open_ = replace(self._open_of(epoch, route), warm_until=until, copy_from=source)
                 vocab = log.request.vocab
                 self._warm = Attempt(self._transport, self._config, open_, self._post, vocab=vocab)
                 self._warm.open()
+                if route[-1] not in self._owner.accepted:
+                    self._warm.meet_last()
+            case CopyKv(source=source, to=to):
+                if self._warm is not None:
+                    addresses = self._addresses.get(source, ())
+                    self._warm.copy_kv(source, addresses, to, self._addresses.get(to, ()))
             case FeedCopy():
                 if self._warm is not None:
                     self._warm.feed_copy(log.replay_ids[: self._warm.prompt_tokens])

@@ -12,14 +12,19 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from client.answer import AnswerLog
 from client.attempt import AttemptConfig
+from client.avoidance import Avoidance
 from client.errors import UnavailableError
-from client.failover import Avoid, Owner, Route
+from client.events import (
+    Avoid,
+    Route,
+)
+from client.failover import Owner
 from client.generation import Answer, GenerationOptions, Piece
 from client.progress import Progress, StatusCallback, Waiting
 from client.running import Generation
@@ -37,11 +42,8 @@ from dht.types import ModelSpec, NodeRecord, NodeState, Plan, RouteStage, model_
 logger = logging.getLogger(__name__)
 
 DEFAULT_NETWORK = "anabranch"
-AVOID_FACTOR_MAX = 8
 BUSY_MOST_S = 8.0
 """A peer without room is asked again after so long at the latest, whatever it expects."""
-TRY_S = 0.25
-"""While one request tries a peer that was full, others of this client take it as full still."""
 LOOK_S = 0.25
 """Between looks for a first peer."""
 
@@ -60,19 +62,6 @@ class SwarmConfig:
     busy_s: float = 1.0
     """How long a peer without room is avoided."""
     attempt: AttemptConfig = field(default_factory=AttemptConfig)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Avoided:
-    """A peer that failed, in its present life, ``times`` in a row."""
-
-    until_s: float
-    joined_unix_s: float
-    times: int
-    full: bool
-    """It had no room; nothing is wrong with it."""
-    urgent: bool = False
-    """Not even for an urgent session."""
 
 
 class Swarm:
@@ -105,7 +94,7 @@ class Swarm:
             )
         self._nodes: dict[str, NodeRecord] = {}
         self._router: Router | None = None
-        self._avoid: dict[str, _Avoided] = {}
+        self._avoidance = Avoidance()
         self._poll: asyncio.Task[None] | None = None
         self.counters: Counter[str] = Counter()
 
@@ -207,61 +196,28 @@ class Swarm:
             await self.look()
 
     def _usable(
-        self, spec: ModelSpec, *, urgent: bool = False, full: bool = False
+        self,
+        spec: ModelSpec,
+        *,
+        urgent: bool = False,
+        full: bool = False,
+        second_chance: bool = False,
     ) -> dict[str, NodeRecord]:
-        """Peers that serve the model and are not avoided.
-
-        With ``full`` also those without room, with ``urgent`` those without room for others.
-        """
+        """Peers that serve the model and are not avoided (see :meth:`Avoidance.avoids`)."""
+        now_s = asyncio.get_running_loop().time()
         return {
             peer_id: record
             for peer_id, record in self._nodes.items()
             if record.state is NodeState.SERVING
             and record.model.fingerprint == spec.fingerprint
-            and not self._avoided(record, urgent=urgent, full=full)
+            and not self._avoidance.avoids(
+                record, now_s, urgent=urgent, full=full, second_chance=second_chance
+            )
         }
-
-    def _avoided(self, record: NodeRecord, *, urgent: bool, full: bool) -> bool:
-        avoided = self._avoid.get(record.peer_id)
-        if avoided is None or record.joined_unix_s > avoided.joined_unix_s:
-            return False
-        if avoided.full and (full or (urgent and not avoided.urgent)):
-            return False
-        return asyncio.get_running_loop().time() < avoided.until_s
-
-    def _avoid_peer(
-        self, peer_id: str, for_s: float, *, full: bool = False, urgent: bool = False
-    ) -> None:
-        """Avoid a peer for ``for_s``, twice as long each time in a row: the DHT still shows a peer
-        that died or froze for as long as its record lives."""
-        record = self._nodes.get(peer_id)
-        joined_unix_s = record.joined_unix_s if record is not None else 0.0
-        before = self._avoid.get(peer_id)
-        times = 1
-        if before is not None and before.joined_unix_s == joined_unix_s and not full:
-            times = before.times + 1
-        factor = min(2 ** (times - 1), AVOID_FACTOR_MAX)
-        self._avoid[peer_id] = _Avoided(
-            until_s=asyncio.get_running_loop().time() + factor * for_s,
-            joined_unix_s=joined_unix_s,
-            times=times,
-            full=full,
-            urgent=urgent,
-        )
-
-    def _trying(self, route: Route) -> None:
-        """Let one request find out whether peers that were full have room again, not all at once:
-        a crowd that is refused keeps the peers from what they have to do."""
-        now_s = asyncio.get_running_loop().time()
-        for stage in route:
-            avoided = self._avoid.get(stage.peer_id)
-            if avoided is not None and avoided.full and now_s >= avoided.until_s:
-                self._avoid[stage.peer_id] = replace(avoided, until_s=now_s + TRY_S)
 
     def worked(self, route: tuple[RouteStage, ...]) -> None:
         """Peers that delivered are no longer held to their past."""
-        for stage in route:
-            self._avoid.pop(stage.peer_id, None)
+        self._avoidance.worked(stage.peer_id for stage in route)
 
     # Answers (see client.session)
 
@@ -309,10 +265,18 @@ class Swarm:
         route = over(roomy) if roomy != usable else NoRoute(reason="")
         if isinstance(route, NoRoute):
             route = over(usable)
+        now_s = asyncio.get_running_loop().time()
+        if isinstance(route, NoRoute):
+            with_full = self._usable(spec, urgent=urgent, full=True)
+            if not isinstance(over(with_full), NoRoute):
+                return NoRoute(
+                    reason="the peers that hold the missing layers are full",
+                    retry_after_s=self._avoidance.room_after_s(with_full, now_s),
+                )
+            chance = over(self._usable(spec, urgent=urgent, second_chance=True))
+            route = route if isinstance(chance, NoRoute) else chance
         if not isinstance(route, NoRoute):
-            self._trying(route)
-        elif not isinstance(over(self._usable(spec, full=True)), NoRoute):
-            return NoRoute(reason="the peers that hold the missing layers are full")
+            self._avoidance.trying((stage.peer_id for stage in route), now_s)
         return route
 
     def route(self) -> Route | NoRoute:
@@ -328,18 +292,28 @@ class Swarm:
         """Pass a peer over for a while that failed or refused."""
         what = "failovers" if avoid.code is None else f"refused_{avoid.code}"
         self.counters[what] += 1
+        config = self._config
+        full = False
         match avoid.code:
             case None:
                 reason = f"peer {avoid.peer_id[-8:]}: {avoid.reason}"
                 self._on_status(f"{reason}; going on over another route")
-                self._avoid_peer(avoid.peer_id, self._config.avoid_s)
+                for_s = config.avoid_s
             case RefusalCode.NO_KV | RefusalCode.TOO_MANY:
-                for_s = min(avoid.retry_after_s or self._config.busy_s, BUSY_MOST_S)
-                self._avoid_peer(avoid.peer_id, for_s, full=True, urgent=urgent)
+                for_s, full = min(avoid.retry_after_s or config.busy_s, BUSY_MOST_S), True
             case RefusalCode.NOT_HELD | RefusalCode.DRAINING:
-                self._avoid_peer(avoid.peer_id, 2 * self._config.poll_s)
+                for_s = 2 * config.poll_s
             case _:
-                self._avoid_peer(avoid.peer_id, self._config.avoid_s)
+                for_s = config.avoid_s
+        record = self._nodes.get(avoid.peer_id)
+        self._avoidance.add(
+            avoid.peer_id,
+            for_s,
+            asyncio.get_running_loop().time(),
+            joined_unix_s=0.0 if record is None else record.joined_unix_s,
+            full=full,
+            urgent=urgent,
+        )
 
     async def look(self) -> None:
         """Read the DHT anew; one that cannot be read leaves the view as it is."""

@@ -21,6 +21,8 @@ class NoRoute:
 
     reason: str
     missing: tuple[tuple[int, int], ...] = ()
+    retry_after_s: float = 0.0
+    """Where peers are full: when the first of them expects to have room; 0: nobody knows."""
 
 
 class Wheel:

@@ -93,6 +93,8 @@ class RefusalCode(StrEnum):
     TOO_MANY = "too_many"
     BAD_REQUEST = "bad_request"
     UNREACHABLE = "unreachable"
+    NO_COPY = "no_copy"
+    """In a planned move: the KV cannot be copied, though the move may go on otherwise."""
 
 
 class Priority(StrEnum):
@@ -140,6 +142,10 @@ class SessionOpen:
     scores_from: Position = 1
     """Where ``sampling.prompt_logprobs`` is asked: the first position whose score is wanted."""
     priority: Priority = Priority.NORMAL
+    copy_from: PeerId | None = None
+    """In a planned move of one stage: who serves it now, and can send a copy of its KV."""
+    rows_logged: bool = True
+    """In a planned move: the stage before the new one has logged all rows so far."""
 
     @property
     def history_tokens(self) -> int:
@@ -167,6 +173,8 @@ class SessionAccepted:
     session: SessionId
     epoch: RouteEpoch
     position: Position = 0
+    rows: bool = True
+    """False at the new stage of a planned move that waits for a copy of the KV instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from dht.types import ModelSpec, PlannerNode, fits, stage_bytes
 from node.attention import LayerPool, Segment, Step
 from node.kv_accounts import Reservation
 from node.kv_pool import KvPool
-from node.kv_transfer import KvRows
+from node.kv_transfer import KvBytes, KvRows
 from node.model import LoadedRange, ModelLayout, kv_shape
 from node.step_results import results_of
 from node.step_rows import StepRows, joined
@@ -203,7 +203,7 @@ class Engine:
         """
         return self._kv.take(session, position, tokens)
 
-    def import_kv(self, session: str, rows: KvRows) -> str | None:
+    def import_kv(self, session: str, rows: KvRows | KvBytes) -> str | None:
         """Append KV that another engine exported to a reservation; the reason where it cannot be.
 
         Rows must follow what is written, for the session's layers, and be finite and of the pools'

@@ -13,6 +13,7 @@ from coordinator.suspicion import Dead, PeerWatch, PingNow, WatchConfig
 from coordinator.transmission import LinkScheduler, Traffic
 from dht import wire
 from dht.errors import NetworkError, PeerError
+from dht.kv_messages import KvTaken
 from dht.messages import (
     Delivered,
     Ping,
@@ -50,6 +51,8 @@ class HopEvents(Protocol):
     """What a hop tells its owner, on the event loop's thread."""
 
     def hop_replied(self, peer_id: str, message: HopReply) -> None: ...
+
+    def kv_taken(self, peer_id: str, taken: KvTaken) -> None: ...
 
     def hop_lost(self, peer_id: str, reason: str) -> None: ...
 
@@ -143,6 +146,8 @@ class Hop:
                     | SessionWarm()
                 ) as reply:
                     self._events.hop_replied(self.peer_id, reply)
+                case KvTaken() as taken:
+                    self._events.kv_taken(self.peer_id, taken)
                 case Delivered() as delivered:
                     sender.acknowledged(delivered)
                 case Pong() as pong:

@@ -14,7 +14,7 @@ from node import kv_transfer
 from node.attention import LayerPool
 from node.kv_accounts import KvAccounts, Reservation
 from node.kv_prefix import PrefixChain
-from node.kv_transfer import KvRows
+from node.kv_transfer import KvBytes, KvRows
 
 ENDED = "this session holds no KV here"
 
@@ -98,11 +98,14 @@ class KvPool:
         slots = self.slots(reservation, last)[position:]
         return kv_transfer.take(self._pools, slots, *reservation.layers, position)
 
-    def put(self, session: str, rows: KvRows) -> str | None:
+    def put(self, session: str, came: KvRows | KvBytes) -> str | None:
         """See :meth:`node.engine.Engine.import_kv`."""
         reservation = self.get(session)
         if reservation is None:
             return ENDED
+        rows = kv_transfer.unpack(self._pools, came) if isinstance(came, KvBytes) else came
+        if isinstance(rows, str):
+            return rows
         if (reason := kv_transfer.refusal(self._pools, rows)) is not None:
             return reason
         span, last = (rows.start, rows.end), rows.position + rows.tokens

@@ -4,6 +4,7 @@ KV is append-only, so what is exported stays true while the session goes on deco
 OSDI'24, §4.2): the bulk is copied while it runs, the rest when it has stopped.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,6 +28,54 @@ class KvRows:
     def tokens(self) -> int:
         """How many tokens there are."""
         return int(self.keys[0].shape[0]) if self.keys else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvBytes:
+    """The same as it travels: per layer the keys of all tokens, then their values."""
+
+    start: int
+    end: int
+    position: int
+    tokens: int
+    body: bytes
+
+
+def pack(rows: KvRows) -> bytes:
+    """The body of :class:`KvBytes` of ``rows``."""
+    pairs = zip(rows.keys, rows.values, strict=True)
+    parts = [part.contiguous().view(torch.uint8).flatten() for pair in pairs for part in pair]
+    return torch.cat(parts).numpy().tobytes()
+
+
+def unpack(pools: Mapping[int, LayerPool], packed: KvBytes) -> KvRows | str:
+    """Rows of the pools' shapes and dtypes, or why the body holds none; checked before use."""
+    if not packed.start < packed.end or packed.tokens < 1:
+        return f"KV of {packed.tokens} tokens in layers [{packed.start}, {packed.end}) came"
+    if any(index not in pools for index in range(packed.start, packed.end)):
+        return f"KV of layers [{packed.start}, {packed.end}) came, which are not all held here"
+    layers = [pools[index] for index in range(packed.start, packed.end)]
+    shapes = [
+        ((packed.tokens, *pool.shape[1:]), pool.dtype)
+        for layer in layers
+        for pool in (layer.keys, layer.values)
+    ]
+    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in shapes]
+    if len(packed.body) != sum(sizes):
+        return f"{len(packed.body)} bytes of KV came, {sum(sizes)} expected"
+    flat = torch.split(torch.frombuffer(bytearray(packed.body), dtype=torch.uint8), sizes)
+    # A part may begin where its dtype may not: views need their own memory then.
+    parts = [
+        part.clone().view(dtype).view(shape)
+        for part, (shape, dtype) in zip(flat, shapes, strict=True)
+    ]
+    return KvRows(
+        start=packed.start,
+        end=packed.end,
+        position=packed.position,
+        keys=tuple(parts[::2]),
+        values=tuple(parts[1::2]),
+    )
 
 
 def take(

@@ -55,6 +55,11 @@ class LinkKeeper:
         """The links to this peer, as probed."""
         return tuple(self._links.values())
 
+    def bandwidth_from(self, peer_id: str) -> float | None:
+        """Of the link from ``peer_id`` to this peer, in bytes/s; None where it was not probed."""
+        link = self._links.get(peer_id)
+        return None if link is None else link.bandwidth_bytes_per_s
+
     async def run(self) -> None:
         """Measure and publish until cancelled."""
         while True:

@@ -7,6 +7,7 @@ for everything, and gets it from the log of the stage before (docs/protocol.md, 
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from dht.channel import FrameSender
@@ -22,14 +23,18 @@ from dht.messages import (
     SessionWarm,
 )
 from node.admission import headroom, queue_is_long, retry_after_s, takes_headroom
-from node.dataflow import Dataflow
+from node.dataflow import Dataflow, row_bytes_of
 from node.hops import HopReply, HopTable
+from node.open_checks import refusal_of
+from node.rebuild import Rebuild, Way
 from node.session_table import Live, SessionTable, Warming
 from node.stage_config import StageConfig, StageEngine
-from node.stage_session import StageEvent, StageSession, StageState, refusal_of, resume_at
+from node.stage_session import StageEvent, StageSession, StageState, resume_at
 
 BUSY = frozenset({RefusalCode.NO_KV, RefusalCode.TOO_MANY})
 """Refusals for want of room, which pass by themselves."""
+TOKEN_BYTES = 4
+"""Of a token id on the wire, about."""
 
 
 class Opening:
@@ -52,6 +57,8 @@ class Opening:
         self._hops = hops
         self._flow = flow
         self._counters = counters
+        self.bandwidth_from: Callable[[str], float | None] = lambda peer_id: None
+        """Measured bandwidth of the link from a peer to this one, in bytes/s."""
 
     def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
         """Take over or reserve, and pass the open on; or answer with a refusal."""
@@ -69,9 +76,12 @@ class Opening:
         session = live.session
         if session.is_last or open_.hop == open_.warm_until:
             session.on(StageEvent.ACCEPTED)
+            session.importing = session.is_warming and self._way(open_) is Way.COPY
             self._accept(live)
-            if session.ring_peer is not None:
-                self._hops.get(session.ring_peer, open_.addresses[0])
+            # Whom it sends to is met now, also where a move only begins: nothing then waits for it.
+            at = (open_.hop + 1) % len(open_.route)
+            if len(open_.route) > 1:
+                self._hops.get(open_.route[at].peer_id, open_.addresses[at])
             return
         following = open_.hop + 1
         hop = self._hops.get(open_.route[following].peer_id, open_.addresses[following])
@@ -100,11 +110,33 @@ class Opening:
         )
         self._table.warm(live, warming)
         hop = self._hops.get(next_peer, open_.addresses[following])
-        hop.send(replace(open_, hop=following))
+        log = self._table.log
+        logged = not warming.copies or log.covers(current.key, 0, current.done_position)
+        hop.send(replace(open_, hop=following, rows_logged=logged))
+
+    def _way(self, open_: SessionOpen) -> Way:
+        """How this new stage of a move gets what the session has run so far."""
+        stage, first = open_.route[open_.hop], open_.hop == 0
+        upstream = open_.client if first else open_.route[open_.hop - 1].peer_id
+        source = open_.copy_from
+        way = Rebuild(
+            tokens=open_.prompt_tokens,
+            kv_row_bytes=self._engine.kv_row_bytes(stage.start, stage.end),
+            row_bytes=TOKEN_BYTES if first else row_bytes_of(self._engine),
+            kv_bytes_per_s=0.0 if source is None else self.bandwidth_from(source),
+            rows_bytes_per_s=self.bandwidth_from(upstream),
+            row_s=self._flow.sizer.row_s,
+            shared=self._table.holding > 1,
+            logged=open_.rows_logged,
+            stages_above=open_.hop,
+        ).cheapest()
+        self._counters[f"move_by_{way}"] += 1
+        return way
 
     def _move_replied(self, live: Live, warming: Warming, message: HopReply) -> None:
         """What the stages below say of a planned move goes up; the next new one gets copies."""
-        if isinstance(message, SessionAccepted) and warming.copies and not warming.ready:
+        waits = warming.copies and not warming.ready
+        if waits and isinstance(message, SessionAccepted) and message.rows:
             session, log = live.session, self._table.log
             if not log.covers(session.key, message.position, session.done_position):
                 open_ = warming.open
@@ -246,7 +278,10 @@ class Opening:
     def _accept(self, live: Live) -> None:
         open_ = live.session.open
         accepted = SessionAccepted(
-            session=open_.session, epoch=open_.epoch, position=live.session.needs_from
+            session=open_.session,
+            epoch=open_.epoch,
+            position=live.session.needs_from,
+            rows=not live.session.importing,
         )
         live.upstream.send(accepted)
 

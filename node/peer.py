@@ -109,6 +109,7 @@ class Peer:
         self._leaving = asyncio.Event()
         self._hurry = asyncio.Event()
         self._links = LinkKeeper(transport, directory, stage, config.links)
+        stage.bandwidth_from = self._links.bandwidth_from
         self.watch: Watch | None = None
         """Shows the owner how it goes, where there is one."""
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from dht.channel import FrameSender
+from dht.kv_messages import KvTaken
 from dht.messages import (
     FinishReason,
     Pong,
@@ -21,6 +22,7 @@ from dht.transport import Transport
 from node.activation_log import ActivationLog
 from node.dataflow import Dataflow, row_bytes_of
 from node.hops import HopReply, HopTable
+from node.kv_mover import KvMover
 from node.opening import Opening, close_of
 from node.session_table import Live, SessionTable
 from node.stage_config import StageConfig, StageEngine
@@ -62,6 +64,15 @@ class StageServer:
         self._opening = Opening(
             self._me, engine, config, self._table, self._hops, self.flow, self.counters
         )
+        self.copies = KvMover(
+            self._me,
+            engine,
+            config,
+            self._table,
+            self._hops,
+            self.counters,
+            drop=self._table.forget,
+        )
 
     @property
     def sessions(self) -> int:
@@ -76,6 +87,18 @@ class StageServer:
     @on_idle.setter
     def on_idle(self, call: Callable[[], None]) -> None:
         self._table.on_idle = call
+
+    @property
+    def bandwidth_from(self) -> Callable[[str], float | None]:
+        """Measured bandwidth of the link from a peer to this one, in bytes/s; None: unknown.
+
+        What a session that moves here brings along follows from it (:mod:`node.rebuild`).
+        """
+        return self._opening.bandwidth_from
+
+    @bandwidth_from.setter
+    def bandwidth_from(self, known: Callable[[str], float | None]) -> None:
+        self._opening.bandwidth_from = known
 
     @property
     def serialisation_s(self) -> float:
@@ -235,8 +258,13 @@ class StageServer:
         """A later stage answered."""
         self._opening.replied(peer_id, message)
 
+    def kv_taken(self, peer_id: str, taken: KvTaken) -> None:
+        """A new stage has written what it was sent."""
+        self.copies.told(peer_id, taken)
+
     def hop_lost(self, peer_id: str, reason: str) -> None:
         """Sessions that need the lost hop are paused, or refused while they open."""
+        self.copies.lost(peer_id, reason)
         for live in self._table:
             if peer_id not in live.hop_peers or not live.session.holds_kv:
                 continue
@@ -251,7 +279,7 @@ class StageServer:
 
     def hop_in_use(self, peer_id: str) -> bool:
         """Whether a session here sends to ``peer_id``."""
-        return self._table.hop_in_use(peer_id)
+        return self._table.hop_in_use(peer_id) or self.copies.uses(peer_id)
 
     def on_results(self, results: Sequence[StepResult]) -> None:
         """Results of one engine step."""
@@ -285,6 +313,11 @@ class StageServer:
             hop = self._hops.find(session.next_peer)
             if hop is not None:  # beyond a lost hop the session ends by its own time limit
                 hop.send(close_of(session))
+        if (warming := live.warming) is not None and warming.copies:
+            hop = self._hops.find(warming.next_peer)
+            if hop is not None:
+                open_ = warming.open
+                hop.send(SessionClose(session=open_.session, epoch=open_.epoch))
         if session.is_last and live.attached is not None:
             session.finish_reason = FinishReason.CANCELLED
             self.flow.send_tokens(live)

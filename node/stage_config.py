@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 
 from node.activation_log import LOG_BYTES_MAX
 from node.hops import HopConfig
-from node.stage_session import StageView
+from node.open_checks import StageView
 from node.steps import StepRequest
 
 
@@ -35,6 +35,12 @@ class StageConfig:
     """While more rows of prefill wait here, the stages before get no credit for further ones."""
     log_bytes_max: int = LOG_BYTES_MAX
     """Host memory for rows that were sent on; the oldest sessions' go first."""
+    copy_bytes_max: int = 1 << 20
+    """KV on its way to the new stage of a planned move that has not been taken there yet."""
+    copy_piece_bytes: int = 128 << 10
+    """KV that is read, sent and written at once: what a step may have to wait for."""
+    copy_stalled_s: float = 5.0
+    """A new stage that takes no KV for so long is not moved to."""
     keepalive_s: float = 1.0
     int8: Literal["off", "prefill", "all"] = "off"
     """Which rows leave as int8 with a scale per row: half the bytes of float16, and answers that
@@ -67,3 +73,20 @@ class StageEngine(Protocol):
     def free(self, key: str) -> None: ...
 
     def submit(self, request: StepRequest) -> None: ...
+
+    def kv_row_bytes(self, start: int, end: int) -> int:
+        """Bytes of one token's KV in layers ``[start, end)``."""
+        ...
+
+    async def export_kv(self, key: str, position: int, tokens: int) -> bytes:
+        """Up to ``tokens`` tokens' KV from ``position`` on, between steps; it stays as it is.
+
+        Raises KeyError and ValueError where it is not there (any more).
+        """
+        ...
+
+    async def import_kv(
+        self, key: str, layers: tuple[int, int], position: int, tokens: int, body: bytes
+    ) -> str | None:
+        """Append KV that another engine exported, between steps; the reason where it cannot be."""
+        ...

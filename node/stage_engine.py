@@ -7,10 +7,10 @@ from pathlib import Path
 from dht.types import ModelSpec
 from node.batching import limits_of
 from node.engine import Engine, EngineConfig, WorkItem
-from node.kv_transfer import KvRows
+from node.kv_transfer import KvBytes, pack
+from node.open_checks import StageView
 from node.profile import Profile, tokens_per_s
 from node.profile_cache import default_folder, profiled
-from node.stage_session import StageView
 from node.steps import StepRequest, StepResult
 from node.tensors import Rows
 from node.weights import Progress, WeightStore
@@ -162,13 +162,22 @@ class EngineStage:
         self._worker.drop(key)
         self._engine.free(key)
 
-    async def export_kv(self, key: str, position: int, tokens: int) -> KvRows:
-        """A session's KV, read between steps; see :meth:`node.engine.Engine.export_kv`."""
-        return await self._worker.call(lambda: self._engine.export_kv(key, position, tokens))
+    def kv_row_bytes(self, start: int, end: int) -> int:
+        return self._engine.spec.kv_bytes_per_token_layer * (end - start)
 
-    async def import_kv(self, key: str, rows: KvRows) -> str | None:
+    async def export_kv(self, key: str, position: int, tokens: int) -> bytes:
+        """A session's KV, read between steps; see :meth:`node.engine.Engine.export_kv`."""
+        engine = self._engine
+        return await self._worker.call(lambda: pack(engine.export_kv(key, position, tokens)))
+
+    async def import_kv(
+        self, key: str, layers: tuple[int, int], position: int, tokens: int, body: bytes
+    ) -> str | None:
         """Append KV to a reservation; see :meth:`node.engine.Engine.import_kv`."""
-        return await self._worker.call(lambda: self._engine.import_kv(key, rows))
+        packed = KvBytes(
+            start=layers[0], end=layers[1], position=position, tokens=tokens, body=body
+        )
+        return await self._worker.call(lambda: self._engine.import_kv(key, packed))
 
     @property
     def backlog_tokens(self) -> int:

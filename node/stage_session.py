@@ -11,8 +11,7 @@ needs rows (:meth:`StageSession.take_over`, :func:`resume_at`).
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dht.messages import FinishReason, RefusalCode, SessionOpen
-from dht.scores import SCORED_VALUES_MAX, scored_values
+from dht.messages import FinishReason, SessionOpen
 from dht.types import RouteStage
 from node.token_history import PromptTargets, TokenHistory
 
@@ -92,6 +91,8 @@ class StageSession:
     """Under which the engine reserved: a take-over keeps the name of the epoch that reserved."""
     taken_over: bool = False
     """Whether KV of an earlier epoch is in use."""
+    importing: bool = False
+    """The new stage of a planned move: it gets copies of the KV, and no rows."""
     inputs: list[int] = field(default_factory=list)
     """First stage: all token ids so far, prompt and ring."""
     early: tuple[int, int] | None = None
@@ -216,6 +217,15 @@ class StageSession:
         following.next_position = following.done_position = position
         return following
 
+    def take_kv(self, position: int, tokens: int) -> bool:
+        """Expect the KV of ``tokens`` tokens at ``position``; False when it is not the next."""
+        end = position + tokens
+        fits = position == self.next_position and tokens >= 1 and end <= self.kv_tokens
+        if not (self.importing and self.state is StageState.ACTIVE and fits):
+            return False
+        self.next_position = end
+        return True
+
     def rewind(self, position: int) -> None:
         """Run rows from ``position`` on again: the next stage needs them and no log has them."""
         self.next_position = self.done_position = min(self.next_position, position)
@@ -246,13 +256,13 @@ class StageSession:
 
         A chunk never crosses the end of the prompt, so only a chunk's last row is ever sampled.
         """
-        if self.in_flight or self.state is not StageState.ACTIVE:
+        if self.in_flight or self.importing or self.state is not StageState.ACTIVE:
             return None
         position = self.next_position
         end = min(len(self.inputs), position + chunk_tokens)
         if position < self.open.prompt_tokens:
             end = min(end, self.open.prompt_tokens)
-        if end == position:
+        if end <= position:  # with copied KV the engine may be ahead of the token ids
             return None
         self.in_flight = True
         return self._take(position, end - position, tuple(self.inputs[position:end]))
@@ -263,6 +273,7 @@ class StageSession:
         crosses = position < self.open.prompt_tokens < end
         if (
             self.state is not StageState.ACTIVE
+            or self.importing
             or position != self.next_position
             or end > self.kv_tokens
             or crosses
@@ -342,77 +353,6 @@ def resume_at(asked: int, own: int, *, logged: bool) -> Resume:
     return Resume(resend_from=asked, own_position=own if logged else asked)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageView:
-    """What a stage checks an open against."""
-
-    peer_id: str
-    fingerprint: str
-    layers: int
-    context_tokens: int
-    start: int
-    end: int
-    serving: bool
-
-
 def session_key(session: str, epoch: int) -> str:
     """Name of one epoch of a session within a peer and its engine."""
     return f"{session}/{epoch}"
-
-
-def refusal_of(
-    open_: SessionOpen, view: StageView, *, taken_over: bool = False
-) -> tuple[RefusalCode, str] | None:
-    """Why this stage cannot take ``open_``, or None; checks everything but KV room.
-
-    The sender is not trusted: a route that is malformed is refused as a bad request. A stage that
-    leaves still takes over what it holds (``taken_over``), so that losing another stage meanwhile
-    costs no more than usual.
-    """
-    route = open_.route
-    if open_.hop >= len(route) or len(open_.addresses) != len(route):
-        return RefusalCode.BAD_REQUEST, f"hop {open_.hop} of a route of {len(route)} stages"
-    starts = [stage.start for stage in route]
-    ends = [stage.end for stage in route]
-    if starts[0] != 0 or ends[-1] != view.layers or starts[1:] != ends[:-1]:
-        return RefusalCode.BAD_REQUEST, f"the route does not cover layers 0 to {view.layers} once"
-    if any(stage.start >= stage.end for stage in route):
-        return RefusalCode.BAD_REQUEST, "the route has an empty stage"
-    if len({stage.peer_id for stage in route}) != len(route):
-        return RefusalCode.BAD_REQUEST, "the route visits a peer twice"
-    mine = route[open_.hop]
-    if mine.peer_id != view.peer_id:
-        return RefusalCode.BAD_REQUEST, "this stage belongs to another peer"
-    if open_.fingerprint != view.fingerprint:
-        return RefusalCode.NOT_HELD, "this peer serves other weights under that name"
-    if (bad_history := _refuse_history(open_)) is not None:
-        return RefusalCode.BAD_REQUEST, bad_history
-    if taken_over:
-        return None
-    if not view.serving:
-        return RefusalCode.DRAINING, "this peer is not serving now"
-    if not view.start <= mine.start < mine.end <= view.end:
-        held = f"[{view.start}, {view.end})"
-        return RefusalCode.NOT_HELD, f"layers [{mine.start}, {mine.end}) asked, {held} held"
-    tokens = open_.prompt_tokens + open_.max_new_tokens
-    if tokens > view.context_tokens:
-        return (
-            RefusalCode.TOO_LONG,
-            f"{tokens} tokens asked, the model's context is {view.context_tokens}",
-        )
-    return None
-
-
-def _refuse_history(open_: SessionOpen) -> str | None:
-    """Why an open does not bring what its sampling needs, or None."""
-    if open_.answered >= open_.prompt_tokens:
-        return f"{open_.answered} tokens of answer in {open_.prompt_tokens} of prompt"
-    if len(open_.history) != open_.history_tokens:
-        return f"{len(open_.history)} token ids of history, {open_.history_tokens} expected"
-    top = open_.sampling.prompt_logprobs
-    if top is not None and scored_values(open_.prompt_tokens, top) > SCORED_VALUES_MAX:
-        return (
-            f"log probabilities of {open_.prompt_tokens} prompt tokens with {top} alternatives"
-            f" asked; {SCORED_VALUES_MAX // (1 + top)} tokens at most"
-        )
-    return None

@@ -12,14 +12,18 @@ from dataclasses import dataclass
 from dht import wire
 from dht.channel import FrameSender
 from dht.errors import NetworkError, PeerError
+from dht.kv_messages import KvCopy, KvPages
 from dht.messages import (
     Activations,
     Ping,
     Prompt,
+    RefusalCode,
     RingTokens,
     SessionClose,
     SessionFailed,
     SessionOpen,
+    SessionRefused,
+    SessionWarm,
     TokensAttach,
 )
 from dht.transport import (
@@ -93,6 +97,9 @@ class StageStreams:
         if isinstance(open_, SessionClose):
             self._stage.close_for(open_, stream.remote_peer_id)
             return
+        if isinstance(open_, KvCopy):
+            await self._copy_kv(stream, open_)
+            return
         if not isinstance(open_, SessionOpen) or open_.hop != 0:
             raise wire.MalformedError("a session's stream starts with an open at hop 0")
         if open_.client != stream.remote_peer_id:
@@ -104,6 +111,30 @@ class StageStreams:
                     pass
             finally:
                 self._stage.close_from(open_.session, sender)
+
+    async def _copy_kv(self, stream: Stream, order: KvCopy) -> None:
+        """Copy a session's KV elsewhere for its client, until done or until the client is gone."""
+        copying = asyncio.create_task(self._stage.copies.send(order, stream.remote_peer_id))
+        gone = asyncio.create_task(wire.read_frame(stream, limit_bytes=CONTROL_BYTES_MAX))
+        try:
+            await asyncio.wait({copying, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not copying.done():
+                return
+            if (refused := copying.result()) is None:
+                await wire.send_frame(stream, SessionWarm(session=order.session, epoch=order.epoch))
+                return
+            told = SessionRefused(
+                session=order.session,
+                epoch=order.epoch,
+                peer_id=self._transport.peer_id,
+                code=RefusalCode.NO_COPY,
+                reason=refused[:512],
+            )
+            await wire.send_frame(stream, told)
+        finally:
+            for task in (copying, gone):
+                task.cancel()
+            await asyncio.gather(copying, gone, return_exceptions=True)
 
     async def _take_from_client(
         self, stream: Stream, open_: SessionOpen, sender: FrameSender
@@ -183,6 +214,8 @@ class StageStreams:
         match frame.message:
             case Activations() as activations:
                 self._stage.flow.take_activations(peer_id, activations, frame.body)
+            case KvPages() as pages:
+                self._stage.copies.take(peer_id, pages, frame.body, sender.send)
             case RingTokens(tokens=tokens):
                 self._stage.flow.take_ring(peer_id, tokens)
             case SessionOpen() as open_:

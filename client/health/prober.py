@@ -6,7 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from client.errors import UnavailableError, layers_text
-from client.failover import Avoid
+from client.events import (
+    Avoid,
+)
 from client.generation import GenerationOptions
 from client.health.history import History
 from client.health.state import Json, Observed, Probe, SeenPeer, build_state

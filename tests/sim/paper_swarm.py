@@ -8,6 +8,7 @@ of the session reached the last stage exactly once and in order, on whatever rou
 
 import asyncio
 import random
+import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ from dht.directory import Directory
 from dht.memory import MemoryNetwork, MemoryTransport
 from dht.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from node.hops import HopConfig
+from node.open_checks import StageView
 from node.stage import StageConfig, StageServer
-from node.stage_session import StageView
 from node.stage_streams import StageStreams, StreamLimits
 from node.steps import StepRequest, StepResult
 from node.tensors import Rows
@@ -73,6 +74,8 @@ class PaperEngine:
         self.kv: dict[str, int] = {}
         self.states: dict[str, list[int]] = {}
         self.rows_run = 0
+        self.kv_imported = 0
+        self.refuses_kv = False
         self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
         self.free_at_s = 0.0
         self.backlog_tokens = 0
@@ -104,6 +107,31 @@ class PaperEngine:
     def free(self, key: str) -> None:
         self.kv_free += self.kv.pop(key, 0)
         self.states.pop(key, None)
+
+    def kv_row_bytes(self, start: int, end: int) -> int:
+        return 8
+
+    async def export_kv(self, key: str, position: int, tokens: int) -> bytes:
+        states = self.states[key][1 + position : 1 + position + tokens]
+        if not states:
+            raise ValueError("nothing is written there")
+        await asyncio.sleep(self.step_s / 4)
+        return struct.pack(f"<{len(states)}q", *states)
+
+    async def import_kv(
+        self, key: str, layers: tuple[int, int], position: int, tokens: int, body: bytes
+    ) -> str | None:
+        if self.refuses_kv:
+            return "this engine takes no KV"
+        await asyncio.sleep(self.step_s / 4)
+        states = self.states.setdefault(key, [7])
+        if key not in self.kv:
+            return "no KV is reserved"
+        if position != len(states) - 1 or len(body) != 8 * tokens:
+            return f"KV at {position} came, {len(states) - 1} comes next"
+        states += struct.unpack(f"<{tokens}q", body)
+        self.kv_imported += tokens
+        return None
 
     def submit(self, request: StepRequest) -> None:
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ import pytest
 
 from dht import wire
 from dht.errors import NetworkError
+from dht.kv_messages import KvCopy, KvPages
 from dht.memory import MemoryTransport
 from dht.messages import (
     ActivationItem,
@@ -161,7 +162,26 @@ async def open_past_the_first_stage(
     assert swarm.peers[-1].stage.counters["malformed"] == 1
 
 
+async def foreign_copy(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
+    """A stranger wants a session's KV for itself."""
+    await evil.serve(HOP_PROTOCOL, ended)
+    stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+    await wire.send_frame(stream, KvCopy(session=open_.session, epoch=5, to=evil.peer_id))
+    assert isinstance((await wire.read_frame(stream)).message, SessionRefused)
+
+
+async def foreign_kv(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
+    stream = await evil.open_stream(swarm.peers[-1].peer_id, HOP_PROTOCOL)
+    pages = KvPages(session=open_.session, epoch=0, position=0, tokens=1, dtype="float32")
+    await wire.send_frame(stream, pages, bytes(8))
+    await asyncio.sleep(1)
+    assert swarm.peers[-1].stage.counters["stale_kv"] == 1
+    assert not swarm.peers[-1].engine.kv_imported
+
+
 ATTACKS: list[Attack] = [
+    foreign_copy,
+    foreign_kv,
     foreign_attach,
     foreign_ring_tokens,
     foreign_rows,

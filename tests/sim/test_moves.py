@@ -15,6 +15,12 @@ NEW = 150
 THREE = ((0, 3), (3, 6), (6, 8))
 
 
+def by_replay(swarm: PaperSwarm) -> None:
+    """Links so slow that the few bytes of rows decide against copying KV."""
+    for peer in swarm.peers:
+        peer.stage.bandwidth_from = lambda peer_id: 1e3
+
+
 async def leave(peer: PaperPeer) -> None:
     peer.engine.serving = False
     await peer.announce()
@@ -54,22 +60,37 @@ async def answer_while_leaving(
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_hand_over_is_hardly_noticed(stage: int) -> None:
+@pytest.mark.parametrize("way", ["copy", "replay", "refused"])
+def test_a_hand_over_is_hardly_noticed(stage: int, way: str) -> None:
     async def scenario() -> None:
         async with paper_swarm(*THREE, *THREE) as swarm:
-            _, gap_s, usual_s = await answer_while_leaving(swarm, (stage,))
+            if way == "replay":
+                by_replay(swarm)
+            for peer in swarm.peers:
+                peer.engine.refuses_kv = way == "refused"
+            left, gap_s, usual_s = await answer_while_leaving(swarm, (stage,))
             # Not the prefill of 230 rows, but round trips and the few rows since the copy.
             assert gap_s <= 3 * usual_s
             copied = sum(peer.stage.counters["copied_rows"] for peer in swarm.peers)
-            assert (copied > len(PROMPT)) == (stage > 0), "the owner itself feeds a first stage"
+            replayed = way != "copy" and stage > 0
+            assert (copied > len(PROMPT)) == replayed, "the owner itself feeds a first stage"
+            imported = [peer.engine for peer in swarm.peers if peer.engine.kv_imported]
+            assert bool(imported) == (way == "copy")
+            for engine in imported:
+                assert engine.span == left[0].engine.span
+                assert engine.kv_imported >= len(PROMPT)
+                assert engine.rows_run < NEW, "what was copied is not run"
 
     run_virtual(scenario(), limit_s=600)
 
 
+@pytest.mark.parametrize("way", ["copy", "replay"])
 @pytest.mark.parametrize("stages", [(0, 1), (1, 2), (0, 2), (0, 1, 2)])
-def test_several_leave_at_once(stages: tuple[int, ...]) -> None:
+def test_several_leave_at_once(stages: tuple[int, ...], way: str) -> None:
     async def scenario() -> None:
         async with paper_swarm(*THREE * 3) as swarm:
+            if way == "replay":
+                by_replay(swarm)
             await answer_while_leaving(swarm, stages)
 
     run_virtual(scenario(), limit_s=600)
@@ -85,10 +106,14 @@ def test_two_peers_together_take_the_place_of_one() -> None:
     run_virtual(scenario(), limit_s=600)
 
 
-def test_a_log_that_is_too_short_costs_a_replay() -> None:
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_log_that_is_too_short_costs_a_replay_unless_kv_is_copied(copies: bool) -> None:
     async def scenario() -> None:
         async with paper_swarm(*THREE, *THREE, log_bytes_max=40) as swarm:
-            await answer_while_leaving(swarm, (1,))
+            for peer in swarm.peers:
+                peer.engine.refuses_kv = not copies
+            _, gap_s, usual_s = await answer_while_leaving(swarm, (1,))
+            assert not copies or gap_s <= 3 * usual_s
 
     run_virtual(scenario(), limit_s=600)
 
@@ -109,13 +134,16 @@ def test_with_nobody_to_move_to_the_session_stays_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("way", ["kill", "freeze", "full"])
-@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.3, 1.0, 2.0])
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.05, 0.3, 1.0, 2.0])
 @pytest.mark.parametrize("who", ["new", "leaving", "upstream"])
+@pytest.mark.parametrize("replay", [False, True])
 def test_whoever_is_lost_during_a_move_the_answer_is_right(
-    way: str, after_s: float, who: str
+    way: str, after_s: float, who: str, replay: bool
 ) -> None:
     async def scenario() -> None:
         async with paper_swarm(*THREE, *THREE, *THREE) as swarm, swarm.client() as client:
+            if replay:
+                by_replay(swarm)
             running = client.begin(PROMPT, max_new_tokens=NEW)
             tokens: list[int] = []
             trouble: asyncio.Task[None] | None = None

@@ -94,6 +94,33 @@ def test_a_lost_stage_costs_time_and_no_token(way: str, stage: int) -> None:
     assert gap_s < (1.0 if way == "kill" else 6.0)
 
 
+def test_a_peer_that_failed_once_serves_again_where_there_is_no_other() -> None:
+    """It was cut off for a while; then the one that took its place is lost."""
+
+    async def scenario() -> float:
+        async with paper_swarm((0, 4), (4, 8), (4, 8)) as swarm, swarm.client() as client:
+            loop = asyncio.get_running_loop()
+            running = client.begin(PROMPT, max_new_tokens=200)
+            tokens: list[int] = []
+            victims: list[PaperPeer] = []
+            lost_s, gap_s = 0.0, 0.0
+            async for piece in running:
+                gap_s = max(gap_s, loop.time() - lost_s) if len(victims) == 2 else 0.0
+                lost_s = loop.time()
+                tokens += piece.token_ids
+                if len(tokens) >= 30 * (1 + 2 * len(victims)) and len(victims) < 2:
+                    victims.append(owner(swarm, running.route[1].peer_id))
+                    (swarm.kill if len(victims) == 2 else swarm.cut)(victims[-1])
+                if len(tokens) == 60:
+                    swarm.network.heal()
+            assert tuple(tokens) == answer_of(PROMPT, 200)
+            assert running.route[1].peer_id == victims[0].peer_id
+            return gap_s
+
+    # Not the 15 s for which it would be avoided if there were another.
+    assert run_virtual(scenario(), limit_s=600) < 4.0
+
+
 def test_layers_that_nobody_holds_are_named_and_waited_for() -> None:
     async def scenario() -> None:
         said: list[str] = []

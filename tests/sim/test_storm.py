@@ -27,6 +27,13 @@ def prompt_of(number: int) -> tuple[int, ...]:
     return tuple(range(number, number + 25))
 
 
+def settle(peer: PaperPeer, rng: random.Random) -> None:
+    """Draw how a peer takes in sessions that move: copied KV, replayed rows, no KV at all."""
+    bandwidth = rng.choice([1e3, 1e5, 1e8, None])
+    peer.stage.bandwidth_from = lambda peer_id: bandwidth
+    peer.engine.refuses_kv = rng.random() < 0.15
+
+
 class Storm:
     """Draws what happens to the peers of a swarm."""
 
@@ -46,7 +53,8 @@ class Storm:
                 self.lost.append(victim)
                 await self._strike(victim)
             await asyncio.sleep(rng.uniform(0.05, 0.6))
-            await swarm.add(*rng.choice(SPANS), log_bytes_max=rng.choice([60, 1 << 20]))
+            fresh = await swarm.add(*rng.choice(SPANS), log_bytes_max=rng.choice([60, 1 << 20]))
+            settle(fresh, rng)
 
     async def _strike(self, victim: PaperPeer) -> None:
         way = self._rng.choice(["kill", "freeze", "stick", "leave", "leave", "full"])
@@ -69,6 +77,8 @@ async def storm(seed: int) -> Trace:
     trace: Trace = []
     loop = asyncio.get_running_loop()
     async with paper_swarm(*SPANS * 3, seed=seed) as swarm, swarm.client(wait_s=300) as client:
+        for peer in swarm.peers:
+            settle(peer, rng)
         weather = Storm(swarm, rng)
         blowing = asyncio.create_task(weather.blow())
 

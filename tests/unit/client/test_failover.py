@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.answer import AnswerLog, AnswerRequest
-from client.failover import (
+from client.events import (
     Accepted,
     Arrived,
     Avoid,
+    CopyKv,
     Deliver,
     Draw,
     DrawMove,
@@ -26,13 +27,12 @@ from client.failover import (
     Lost,
     MoveDrawn,
     Open,
-    Owner,
-    OwnerState,
     Refused,
     Route,
     Warm,
     Warmed,
 )
+from client.failover import Owner, OwnerState
 from coordinator.routes import NoRoute
 from dht.messages import RefusalCode, Sampling
 from dht.types import RouteStage
@@ -114,6 +114,11 @@ class World:
                     assert self.owner.state is OwnerState.RUNNING, "the answer goes on"
                     new = [s for s in route[: until + 1] if s not in self.owner.accepted]
                     self.holds.update(dict.fromkeys((s.peer_id for s in new), epoch))
+                case CopyKv(epoch=epoch, source=source, to=to):
+                    assert epoch == self.epochs[-1] > self.log.epoch, "of the newest copies"
+                    serving = {stage.peer_id for stage in self.owner.accepted}
+                    assert source in serving
+                    assert to not in serving
                 case Leave(epoch=epoch, stages=stages):
                     for stage in stages:
                         assert stage not in self.owner.accepted, "a serving stage was closed"
@@ -162,14 +167,17 @@ class World:
         )
         match kind:
             case "accept":
-                return Accepted(epoch=at, position=draw(st.integers(0, len(PROMPT) + NEW)))
+                rows = draw(st.booleans())
+                position = draw(st.integers(0, len(PROMPT) + NEW))
+                return Accepted(epoch=at, position=position, rows=rows)
             case "tokens":
                 known = len(self.log.token_ids)
                 start = min(start, known) if draw(st.booleans()) else known
                 ids = TRUTH[start : start + draw(st.integers(0, 3))]
                 return Arrived(epoch=at, position=len(PROMPT) + start, token_ids=ids)
             case "refuse":
-                code = draw(st.sampled_from([RefusalCode.NO_KV, RefusalCode.UNREACHABLE]))
+                codes = [RefusalCode.NO_KV, RefusalCode.UNREACHABLE, RefusalCode.NO_COPY]
+                code = draw(st.sampled_from(codes))
                 return Refused(epoch=at, peer_id=peer, code=code, reason="r")
             case "lose":
                 if len(self.dead) < 3 and draw(st.booleans()):

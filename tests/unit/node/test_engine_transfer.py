@@ -11,6 +11,7 @@ import torch
 from bench.random_model import make_llama
 from dht.messages import Sampling
 from node.engine import Engine, EngineConfig, KvRows, WorkItem
+from node.kv_transfer import KvBytes, pack
 from node.weights import WeightStore
 
 LAYERS, VOCAB, WIDTH = 3, 61, 64
@@ -190,3 +191,25 @@ def test_an_engine_that_gave_its_memory_back_answers_as_before_when_it_loads_aga
     engine.load(0, LAYERS)
     assert engine.reserve("s", 64) is None
     assert run(engine, "s", 0, PROMPT) == first
+
+
+def test_kv_travels_as_bytes_and_only_what_fits_is_taken(directory: Path) -> None:
+    here, there = (engine_of(directory) for _ in range(2))
+    for engine in (here, there):
+        assert engine.reserve("s", 128) is None
+    first = run(here, "s", 0, PROMPT)
+    expected = answer(here, "s", 5, len(PROMPT), first)
+    body = pack(here.export_kv("s", 0, len(PROMPT)))
+    packed = KvBytes(start=0, end=LAYERS, position=0, tokens=len(PROMPT), body=body)
+    for wrong in (
+        replace(packed, body=body[:-1]),
+        replace(packed, body=body + b"\0"),
+        replace(packed, tokens=1 << 15),
+        replace(packed, tokens=0),
+        replace(packed, end=LAYERS + 1),
+        replace(packed, position=1),
+        replace(packed, body=b"\xff" * len(body)),
+    ):
+        assert there.import_kv("s", wrong) is not None
+    assert there.import_kv("s", packed) is None
+    assert answer(there, "s", 5, len(PROMPT), first) == expected

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from dht.messages import FinishReason, RefusalCode, Sampling, SessionOpen
 from dht.types import RouteStage
-from node.stage_session import StageSession, StageState, StageView, refusal_of
+from node.open_checks import StageView, refusal_of
+from node.stage_session import StageSession, StageState
 
 LAYERS = 8
 
