@@ -190,6 +190,7 @@ async def _serve(
     from node import VERSION
     from node.owner_watch import MachineWatch
     from node.peer import Peer, PeerConfig
+    from node.plan_follower import FollowConfig
     from node.stage import StageConfig, StageServer
     from node.watch import Watch
 
@@ -227,6 +228,7 @@ async def _serve(
         joined_unix_s=transport.now(),
     )
     use = use_of(arguments)
+    pinned = _pinned(arguments.layers, transport.peer_id, engine)
     peer = Peer(
         transport=transport,
         directory=directory,
@@ -236,7 +238,7 @@ async def _serve(
         plans=plans,
         reporter=reporter,
         record=record,
-        config=PeerConfig(pinned=_pinned(arguments.layers, transport.peer_id, engine), use=use),
+        config=PeerConfig(follow=FollowConfig(pinned=pinned), use=use),
         machine=MachineWatch(use, gpu=arguments.gpu is not None),
     )
     path = arguments.identity.expanduser().with_suffix(".contribution.json")

@@ -1,0 +1,76 @@
+"""A peer's node record: what it says of itself, told whenever it changes and every so often."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from dht.directory import Directory
+from dht.errors import NetworkError
+from dht.transport import Transport
+from dht.types import NodeRecord, NodeState, PlanEpoch
+from node.stage import StageServer
+from node.stage_engine import EngineStage
+
+logger = logging.getLogger(__name__)
+
+
+class Announcer:
+    """Holds the newest record of this peer and keeps it known to the others."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        directory: Directory,
+        engine: EngineStage,
+        stage: StageServer,
+        record: NodeRecord,
+        every_s: float,
+    ) -> None:
+        """``every_s`` is the longest time between two announcements."""
+        self._transport = transport
+        self._directory = directory
+        self._engine = engine
+        self._stage = stage
+        self._record = record
+        self._every_s = every_s
+        self._changed = asyncio.Event()
+
+    @property
+    def record(self) -> NodeRecord:
+        """What this peer says of itself now."""
+        return self._record
+
+    def set(self, state: NodeState, start: int, end: int, epoch: PlanEpoch) -> None:
+        """Another state, or other layers; told soon."""
+        self._record = replace(self._record, state=state, start=start, end=end, epoch=epoch)
+        self._changed.set()
+
+    def set_moved(self, now_s: float) -> None:
+        """This peer gives up its layers for others now; for the anti-flap rules."""
+        self._record = replace(self._record, moved_unix_s=now_s)
+
+    async def announce(self) -> None:
+        """Tell it now. A network that does not take it is logged; the next time may do."""
+        self._record = replace(
+            self._record,
+            kv_tokens_free=self._engine.kv_tokens_free,
+            sessions=self._stage.sessions,
+            addresses=self._transport.addresses[:8],
+        )
+        try:
+            if not await self._directory.publish(self._record):
+                logger.info("nobody took this peer's announcement")
+        except NetworkError as error:
+            logger.info("cannot announce: %s", error)
+
+    async def run(self) -> None:
+        """Announce whenever something changed, and every so often."""
+        while True:
+            try:
+                async with asyncio.timeout(self._every_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            await self.announce()
