@@ -168,16 +168,15 @@ class _Hub:
     ticket: int = 0
 
     def run(self) -> None:
-        poller = select.epoll()
-        for tun in self.tuns:
-            poller.register(tun, select.EPOLLIN)
-        poller.register(0, select.EPOLLIN)
         hosts = {tun: index for index, tun in enumerate(self.tuns)}
         while True:
-            wait_s = -1.0
+            wait_s = None
             if self.due:
                 wait_s = max(0.0, self.due[0][0] - time.monotonic())
-            for descriptor, _ in poller.poll(wait_s):
+            # select waits to the microsecond; epoll would round each packet's delay up to the
+            # next millisecond.
+            ready, _, _ = select.select([0, *self.tuns], [], [], wait_s)
+            for descriptor in ready:
                 if descriptor in hosts:
                     self._take(hosts[descriptor], descriptor)
                 elif not self._read_orders():
