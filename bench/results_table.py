@@ -1,16 +1,18 @@
-"""Writes the README's tables from ``bench/results``: no figure is typed by hand.
+"""Writes the tables of README.md and docs/measurements.md from ``bench/results``: no figure is
+typed by hand.
 
-``python -m bench.results_table`` replaces what stands between the README's two markers.
+``python -m bench.results_table`` replaces what stands between the two markers of each document. A
+result that nobody has made yet is left out.
 """
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from bench.local_swarm import ROOT
 
 RESULTS = ROOT / "bench" / "results"
-README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: python -m bench.results_table -->", "<!-- end of figures -->"
 
 
@@ -126,6 +128,34 @@ def links(result: dict[str, Any]) -> str:
     )
 
 
+def links_in_short(result: dict[str, Any]) -> str:
+    """One cell of the table above: MoLink's own, in a sentence."""
+    cells = {
+        cell["policy"]: cell
+        for cell in result["rows"]
+        if (cell["requests_per_s"], cell["mbit"]) == (0.3, 100.0)
+    }
+    told = [
+        f"{name} {cell['ttft_mean_s']:.2f} s and {1e3 * cell['tpot_mean_s']:.0f} ms"
+        for name, policy in (
+            ("in order of arrival", "fifo"),
+            ("by MoLink's rules", "molink"),
+            ("by ours", "anabranch"),
+            ("with rows of 8 bits", "anabranch+int8"),
+        )
+        if (cell := cells[policy])
+    ]
+    floor = cells["anabranch"]["floor"]
+    return (
+        "Mean time to the first token and per token in MoLink's setting (three stages, 100 Mbit/s,"
+        f" 30 ms, 0.3 requests/s; on paper): {', '.join(told)}; physics allows"
+        f" {floor['ttft_s']:.2f} s and {1e3 * floor['tpot_s']:.0f} ms"
+        " (`python -m bench.papers molink`, [JSON](bench/results/papers/molink.json)).\n\n"
+        "The engine beside `transformers`, links and hops: [docs/measurements.md]"
+        "(docs/measurements.md)."
+    )
+
+
 def engine(result: dict[str, Any]) -> str:
     """One engine beside transformers."""
     lines = [
@@ -219,26 +249,137 @@ def moves(result: dict[str, Any]) -> str:
     )
 
 
-LATER = {
-    "chaos": chaos,
-    "overload": overload,
-    "moves": moves,
-    "placement": placements,
-    "papers/molink": links,
-    "engine": engine,
+def measured_links(result: dict[str, Any]) -> str:
+    """What a swarm knows of its links."""
+    return (
+        f"{len(result['links'])} directed links between five peers in network namespaces (10 to"
+        " 100 Mbit/s, round trips of 10 to 80 ms), as anybody reads them from the DHT: bandwidths"
+        f" are off by {result['bandwidth_error_max']:.0%} at most, round trips by"
+        f" {result['rtt_error_max']:.0%} (`python -m bench.links`,"
+        " [JSON](bench/results/links.json))."
+    )
+
+
+def hop(result: dict[str, Any]) -> str:
+    """What the daemon costs beside TCP, and beside any daemon at all."""
+    lines = ["| | TCP | two plain relays and a cipher | p2p daemon |", "|---|---|---|---|"]
+    for name, (title, unit) in HOP.items():
+        cells = [f"{result['tcp'][name]:.3g} {unit}"]
+        cells += [
+            f"{result[kind][name]:.3g} {unit} ({result[f'{kind}_costs_times'][name]:.1f}×)"
+            for kind in ("relayed", "p2p")
+        ]
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return (
+        "A hop on loopback, medians; a process on either side that relays and encrypts"
+        " (`bench/relay.py`) is the least that any daemon costs"
+        " (`python -m bench.transport`, [JSON](bench/results/transport.json)):\n\n"
+        + "\n".join(lines)
+    )
+
+
+HOP = {
+    "round_trip_4_kib_ms": ("round trip of 4 KiB", "ms"),
+    "round_trip_16_kib_ms": ("round trip of 16 KiB", "ms"),
+    "mb_per_s": ("throughput", "MB/s"),
+    "cpu_ms_per_mb": ("processor time per MB, both sides", "ms"),
 }
-"""Tables that are left out while nobody has run their benchmark."""
+
+
+def int8(result: dict[str, Any]) -> str:
+    """What rows in eight bits do to answers."""
+    lines = [
+        "| rows on the wire | logit error mean, max | same top token | greedy answers equal"
+        " | loss changes by |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {wire['logit_error_mean']:.4f}, {wire['logit_error_max']:.3f}"
+        f" | {wire['top_token_agrees']:.2%} | {wire['greedy_answers_equal']:.0%}"
+        f" | {wire['loss_change']:+.1e} |"
+        for name, wire in result["wires"].items()
+    ]
+    return (
+        f"Rows of 8 bits between stages (`--int8-rows`), bundled model, {result['prompts']}"
+        f" prompts, beside float32; logits spread by {result['logit_spread']:.1f}"
+        " (`python -m bench.int8`, [JSON](bench/results/int8.json)):\n\n" + "\n".join(lines)
+    )
+
+
+def groups(result: dict[str, Any]) -> str:
+    """Whether fewer sessions a step, and so several groups in flight, would help."""
+    cells = result["cells"]
+    sizes = sorted({cell["decodes_max"] for cell in cells}, reverse=True)
+    lines = [
+        "| step, delay | " + " | ".join(f"{size} a step" for size in sizes) + " |",
+        "|---" * (len(sizes) + 1) + "|",
+    ]
+    for step_ms, delay_ms in sorted({(cell["step_ms"], cell["delay_ms"]) for cell in cells}):
+        served = {
+            cell["decodes_max"]: cell["tokens_per_s"]
+            for cell in cells
+            if (cell["step_ms"], cell["delay_ms"]) == (step_ms, delay_ms)
+        }
+        row = " | ".join(f"{served[size]:.0f}" for size in sizes)
+        lines.append(f"| {step_ms:.0f} ms, {delay_ms:.0f} ms | {row} |")
+    return (
+        f"Micro-batches, tokens/s: {result['what']}. No size wins everywhere, and on links of"
+        " volunteers whatever is ready is as good as any, so that is what stages do"
+        " (`python -m bench.wan groups`, [JSON](bench/results/wan_groups.json)):\n\n"
+        + "\n".join(lines)
+    )
+
+
+DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
+    "README.md": {
+        "local": speed,
+        "footprint": cost,
+        "losses": losses,
+        "chaos": chaos,
+        "overload": overload,
+        "moves": moves,
+        "placement": placements,
+        "papers/molink": links_in_short,
+    },
+    "docs/measurements.md": {
+        "engine": engine,
+        "papers/molink": links,
+        "wan_groups": groups,
+        "int8": int8,
+        "links": measured_links,
+        "transport": hop,
+    },
+}
+"""Which figures stand where, in this order."""
+TITLES = {
+    "engine": "## The engine\n\n",
+    "papers/molink": "## Links, on paper\n\n",
+    "wan_groups": "## Micro-batches\n\n",
+    "int8": "## Rows of 8 bits\n\n",
+    "links": "## What a swarm knows of its links\n\n",
+    "transport": "## A hop\n\n",
+}
+
+
+def from_(document: str, text: str) -> str:
+    """``text`` with its links, which start at the root, as they must be in ``document``."""
+    if not document.startswith("docs/"):
+        return text
+    return text.replace("](bench/", "](../bench/").replace("](docs/", "](")
 
 
 def main() -> int:
-    text = README.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    parts = [speed(read("local")), cost(read("footprint")), losses(read("losses"))]
-    parts += [
-        write(read(name)) for name, write in LATER.items() if (RESULTS / f"{name}.json").exists()
-    ]
-    README.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}")
+    for document, parts in DOCUMENTS.items():
+        path = ROOT / document
+        before, rest = path.read_text().split(BEGIN)
+        _, after = rest.split(END)
+        titles = TITLES if document.startswith("docs/") else {}
+        texts = [
+            titles.get(name, "") + from_(document, write(read(name)))
+            for name, write in parts.items()
+            if (RESULTS / f"{name}.json").exists()
+        ]
+        path.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(texts) + f"\n\n{END}{after}")
     return 0
 
 
