@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.local_swarm import ROOT
+from bench.planner_tables import elections, flood, sizes
 
 RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- figures: python -m bench.results_table -->", "<!-- end of figures -->"
@@ -336,6 +337,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "footprint": cost,
         "losses": losses,
         "chaos": chaos,
+        "elections": elections,
         "overload": overload,
         "moves": moves,
         "placement": placements,
@@ -348,6 +350,8 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "int8": int8,
         "links": measured_links,
         "transport": hop,
+        "placement_sizes": sizes,
+        "dht_flood": flood,
     },
 }
 """Which figures stand where, in this order."""
@@ -358,6 +362,8 @@ TITLES = {
     "int8": "## Rows of 8 bits\n\n",
     "links": "## What a swarm knows of its links\n\n",
     "transport": "## A hop\n\n",
+    "placement_sizes": "## Planning more and more peers\n\n",
+    "dht_flood": "## A flood of records\n\n",
 }
 
 

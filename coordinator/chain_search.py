@@ -12,6 +12,7 @@ from coordinator import refine
 from coordinator.estimate import estimate, serves
 from coordinator.flow import balanced_flow, flow_parts, solve_flow
 from coordinator.frontier import Chains, candidates
+from coordinator.pattern_program import WORK_MAX
 from coordinator.sequences import Chain, sequences
 from coordinator.service import Service
 from dht.types import SOURCE, Assignment, FlowEdge, Problem
@@ -85,10 +86,12 @@ def search(
     seeds: Sequence[Chains] = (),
     seed: int,
     spent: Callable[[], float] | None,
+    work_max: float = WORK_MAX,
 ) -> list[Found]:
     """Chains for the problem, the best first; some of ``seeds`` may be among them.
 
-    ``spent()`` says what share of the time is gone; without it the work is a fixed amount. Without
+    ``spent()`` says what share of the time is gone; without it the work is a fixed amount; one
+    program takes ``work_max`` of CP-SAT's deterministic seconds at most. Without
     a service only the program is asked, for the chain with the most flow.
     """
     judge = Judge(problem, service)
@@ -101,7 +104,7 @@ def search(
     frontier_end = until(spent, share, CANDIDATES_MAX, 0 if made else TIMES_MIN)
     room_for = service.kv_tokens if service else None
     for chains in candidates(
-        problem, room_for=room_for, judge=judge, seed=seed, go_on=frontier_end
+        problem, room_for=room_for, judge=judge, seed=seed, go_on=frontier_end, work_max=work_max
     ):
         made[chains] = judge(chains)
     best = sorted((Found(value, chains) for chains, value in made.items()), key=lambda f: -f.value)

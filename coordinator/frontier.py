@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from coordinator.kinds import Kind, kinds, regions
-from coordinator.pattern_program import Limits, widest_chain
+from coordinator.pattern_program import WORK_MAX, Limits, widest_chain
 from coordinator.patterns import Stage, Terrain, place, used
 from coordinator.sequences import disjoint
 from dht.types import Assignment, Problem
@@ -53,13 +53,14 @@ def candidates(
     judge: Judge,
     seed: int,
     go_on: Callable[[int], bool],
+    work_max: float = WORK_MAX,
 ) -> Iterator[Chains]:
     """Placements made of chains; they end when ``go_on(programs solved)`` says so.
 
     ``room_for(peer, layers)`` is KV room in tokens; without it, only the chain with the most flow
-    is made.
+    is made. ``work_max`` bounds one program, in CP-SAT's deterministic seconds.
     """
-    search = _Search(problem, room_for, judge, seed, go_on)
+    search = _Search(problem, room_for, judge, seed, go_on, work_max)
     if search.terrain.kinds:
         yield from search.run()
 
@@ -72,10 +73,12 @@ class _Search:
         judge: Judge,
         seed: int,
         go_on: Callable[[int], bool],
+        work_max: float,
     ) -> None:
         self._judge = judge
         self._seed = seed
         self._go_on = go_on
+        self._work_max = work_max
         self._asked = 0
         self._has_room = room_for is not None
 
@@ -133,6 +136,7 @@ class _Search:
             limits,
             seed=self._seed,
             go_on=lambda: self._go_on(self._asked),
+            work_max=self._work_max,
         )
 
     def _best_of(

@@ -95,11 +95,15 @@ def _part(problem: Problem, nodes: Sequence[PlannerNode]) -> Problem:
     return replace(problem, nodes=tuple(nodes), links=links)
 
 
-def share_of_time(
-    spent: Callable[[], float] | None, index: int, count: int
-) -> Callable[[], float] | None:
-    """The clock of cell ``index`` of ``count``: its part of the time goes from 0 to 1."""
+def share_of_time(spent: Callable[[], float] | None, left: int) -> Callable[[], float] | None:
+    """The clock of the next of ``left`` cells: its even part of the time that is left, 0 to 1."""
     if spent is None:
         return None
-    begin, width = index / count, 1 / count
-    return lambda: (spent() - begin) / width
+    begin = spent()
+    width = max(1e-9, (1 - begin) / left)
+    return lambda: (spent() - begin) / width if begin < 1 else 1.0
+
+
+def ends_at(spent: Callable[[], float] | None, share: float) -> Callable[[], float] | None:
+    """A clock that shows 1 when ``share`` of the time is gone."""
+    return None if spent is None else lambda: spent() / share

@@ -37,6 +37,7 @@ def widest_chain(
     *,
     seed: int,
     go_on: Callable[[], bool] = lambda: True,
+    work_max: float = WORK_MAX,
 ) -> tuple[Stage, ...] | None:
     """The chain of stages with the most flow that was found; None where there is none.
 
@@ -51,7 +52,7 @@ def widest_chain(
     low, best = 0.0, None
     flow = high / 2
     for _ in range(BISECTIONS_MAX):
-        found = _Program(terrain, available, flow, limits).solve(seed)
+        found = _Program(terrain, available, flow, limits).solve(seed, work_max)
         if found is None:
             high = flow
         else:
@@ -210,12 +211,12 @@ class _Program:
         model.add_multiplication_equality(links, [before, after])
         model.add(links >= math.ceil(self._flow / each)).only_enforce_if(crossed)
 
-    def solve(self, seed: int) -> tuple[Stage, ...] | None:
+    def solve(self, seed: int, work_max: float) -> tuple[Stage, ...] | None:
         """The chain's stages in order, or None when none was found within the work allowed."""
         solver = self._cp.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = seed % (1 << 31)
-        solver.parameters.max_deterministic_time = WORK_MAX
+        solver.parameters.max_deterministic_time = work_max
         if solver.solve(self._model) not in {self._cp.OPTIMAL, self._cp.FEASIBLE}:
             return None
         if self._simple:

@@ -1,7 +1,7 @@
 """The placement: which peer holds which layers, the best that was found in time."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator import groups, heuristics, local_search, milp
 from coordinator.chain_search import MOVES_MAX, as_chains, draw, search, until
@@ -14,6 +14,7 @@ from coordinator.flow import (
     solve_flow,
     upper_bound,
 )
+from coordinator.pattern_program import WORK_MAX
 from coordinator.service import Service
 from dht.errors import SwarmError
 from dht.types import (
@@ -41,6 +42,12 @@ CELLS_ABOVE = 64
 WHOLE_PEERS_MAX = 400
 """Up to so many, cells are held against heuristics over all peers; beyond, their flow alone takes
 many seconds."""
+WHOLE_SHARE = 0.12
+"""Share of the time that is kept for that."""
+SEARCH_SHARE = 0.93
+"""Share of the time for the search; then spares are placed and the best is written down."""
+WORK_SHARE = 0.04
+"""Of the time, what one program may take (in CP-SAT's deterministic seconds)."""
 KEPT = 12
 """How many chains are held against the heuristics, for rings and movement."""
 
@@ -98,32 +105,58 @@ def best_placement(
     program is tried too. ``spent()`` says what share of the time allowed is gone, and the work
     ends at 1; without it, after a fixed amount. Never worse than the best heuristic but for the 2%
     of throughput that are worth a shorter ring. Peers that the flow does not need become spare
-    replicas of what is served the least. Raises NoPlacementError when the layers cannot be covered.
+    replicas of what is served the least. The order in which peers and links are listed does not
+    matter. Raises NoPlacementError when the layers cannot be covered.
     """
     shortage = why_uncoverable(problem)
     if shortage is not None:
         raise NoPlacementError(shortage)
+    in_order = replace(
+        problem,
+        nodes=tuple(sorted(problem.nodes, key=lambda node: node.peer_id)),
+        links=tuple(sorted(problem.links, key=lambda k: (k.source, k.target, k.measured_unix_s))),
+    )
+    return _best(in_order, time_limit_s, seed, spent, service)
+
+
+def _best(
+    problem: Problem,
+    time_limit_s: float,
+    seed: int,
+    spent: Callable[[], float] | None,
+    service: Service | None,
+) -> Placement:
+    """As :func:`best_placement`, for a problem that can be covered, its peers in order."""
     parts = groups.cells(problem) if len(problem.nodes) > CELLS_ABOVE else ()
     if len(parts) > 1:
-        cells = _by_cells(problem, parts, time_limit_s, seed, spent, service)
-        whole = _heuristics(problem, service) if len(problem.nodes) <= WHOLE_PEERS_MAX else []
+        alone = len(problem.nodes) > WHOLE_PEERS_MAX
+        clock = groups.ends_at(spent, 1.0 if alone else 1 - WHOLE_SHARE)
+        cells = _by_cells(problem, parts, time_limit_s, seed, clock, service)
+        if alone or (spent is not None and spent() >= SEARCH_SHARE):
+            return cells
+        whole = _heuristics(problem, service, groups.ends_at(spent, SEARCH_SHARE))
         better = [p for p in whole if p.value > cells.value]
         return _best_with_spares(problem, better, service) if better else cells
-    found = _heuristics(problem, service)
-    found += _searched(problem, service, found, seed, spent)
+    clock = groups.ends_at(spent, SEARCH_SHARE)
+    found = _heuristics(problem, service, clock)
+    found += _searched(problem, service, found, time_limit_s, seed, clock)
     if service is None:
-        found += _by_flow(problem, found, choose(found), time_limit_s, seed, spent)
+        found += _by_flow(problem, found, choose(found), time_limit_s, seed, clock)
     return _best_with_spares(problem, found, service)
 
 
-def _heuristics(problem: Problem, service: Service | None) -> list[Placement]:
-    """What the heuristics find."""
-    return [
-        score(problem, assignments, name, service=service)
-        for name, heuristic in HEURISTICS.items()
-        if (assignments := heuristic(problem)) is not None
-        and not uncovered(assignments, problem.model.layers)
-    ]
+def _heuristics(
+    problem: Problem, service: Service | None, spent: Callable[[], float] | None
+) -> list[Placement]:
+    """What the heuristics find: all of them, or one at least where the time is over."""
+    found: list[Placement] = []
+    for name, heuristic in HEURISTICS.items():
+        if found and spent is not None and spent() >= 1:
+            break
+        assignments = heuristic(problem)
+        if assignments is not None and not uncovered(assignments, problem.model.layers):
+            found.append(score(problem, assignments, name, service=service))
+    return found
 
 
 def _best_with_spares(
@@ -150,12 +183,12 @@ def _by_cells(
 ) -> Placement:
     """Cells planned one after the other; flow stays inside each."""
     found = [
-        best_placement(
+        _best(
             part,
-            time_limit_s=time_limit_s / len(parts),
-            seed=seed,
-            spent=groups.share_of_time(spent, index, len(parts)),
-            service=service,
+            time_limit_s / len(parts),
+            seed,
+            groups.share_of_time(spent, len(parts) - index),
+            service,
         )
         for index, part in enumerate(parts)
     ]
@@ -186,7 +219,8 @@ def _by_flow(
 ) -> list[Placement]:
     """More flow: by the exact program for few peers, else by moves from what has the most."""
     if len(problem.nodes) <= EXACT_PEERS_MAX and _spans_max(problem) <= EXACT_SPANS_MAX:
-        exact = milp.solve(problem, time_limit_s=time_limit_s, seed=seed, hint=best.assignments)
+        left_s = time_limit_s * max(0.1, 1 - spent() if spent else 1.0)
+        exact = milp.solve(problem, time_limit_s=left_s, seed=seed, hint=best.assignments)
         return [] if exact is None else [score(problem, exact, "cp-sat")]
     most = max(found, key=lambda placement: placement.flow_tokens_per_s)
     improved = local_search.improve(
@@ -217,12 +251,21 @@ def _searched(
     problem: Problem,
     service: Service | None,
     heuristics_: Sequence[Placement],
+    time_limit_s: float,
     seed: int,
     spent: Callable[[], float] | None,
 ) -> list[Placement]:
     """The best chains that were found; planner ``patterns``."""
     layers = problem.model.layers
     seeds = [as_chains(p.assignments, p.edges or (), layers) for p in heuristics_]
+    made = search(
+        problem,
+        service,
+        seeds=seeds,
+        seed=seed,
+        spent=spent,
+        work_max=min(WORK_MAX, WORK_SHARE * time_limit_s),
+    )
     return [
         score(
             problem,
@@ -231,7 +274,7 @@ def _searched(
             service=service,
             edges=draw(problem, found.chains, service),
         )
-        for found in search(problem, service, seeds=seeds, seed=seed, spent=spent)[:KEPT]
+        for found in made[:KEPT]
     ]
 
 

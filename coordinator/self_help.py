@@ -12,23 +12,25 @@ def span_to_take(mine: NodeRecord, nodes: Mapping[str, NodeRecord]) -> Assignmen
     """The layers for the peer of record ``mine``, which holds none, or None when none fit it.
 
     ``nodes`` are the living records. Petals' rule for a joiner: the span whose layers are served
-    by the least tokens/s, as long as memory allows (Petals, Borzunov et al., 2023, §3.3).
+    by the least tokens/s, as long as memory allows (Petals, Borzunov et al., 2023, §3.3). Peers
+    that wait beside this one each work out what all of them would take, in the same order, so that
+    two do not take the same span.
     """
     model = mine.model
-    serving = {
+    same = {
         peer_id: record
         for peer_id, record in nodes.items()
-        if peer_id != mine.peer_id
-        and record.state is NodeState.SERVING
-        and record.model.fingerprint == model.fingerprint
+        if peer_id != mine.peer_id and record.model.fingerprint == model.fingerprint
     }
-    whole = problem_of(model, {**serving, mine.peer_id: mine}, {})
+    serving = {p: record for p, record in same.items() if record.state is NodeState.SERVING}
+    waiting = {p: record for p, record in same.items() if record.state is NodeState.WAITING}
+    whole = problem_of(model, {**serving, **waiting, mine.peer_id: mine}, {})
     nodes_by_id = {node.peer_id: replace(node, current=None) for node in whole.nodes}
     placed = [
         Assignment(peer_id=peer_id, start=record.start, end=record.end)
         for peer_id, record in serving.items()
         if fits(model, nodes_by_id[peer_id], record.start, record.end)
     ]
-    known = {a.peer_id for a in placed} | {mine.peer_id}
+    known = {a.peer_id for a in placed} | {mine.peer_id, *waiting}
     problem = replace(whole, nodes=tuple(n for p, n in nodes_by_id.items() if p in known))
     return next((a for a in fill(problem, placed) if a.peer_id == mine.peer_id), None)

@@ -4,9 +4,12 @@ A placement has many maximum flows, and which one is followed moves what is serv
 quarter on clusters with slow links. Helix takes networkx's (preflow-push) over the links that its
 plan names, with network cards as capacities; so does this. Plans of ours use
 :func:`coordinator.flow.solve_flow`.
+
+networkx keeps vertices in sets, whose order follows from hashes. Vertices are numbers here, because
+hashes of names differ from process to process, and the flow with them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coordinator.simulator.profiles import Profiles
 from dht.types import SINK, SOURCE, Assignment, FlowEdge, Plan, PlanEpoch, Problem
@@ -27,35 +30,37 @@ def helix_plan(
     state = problem.model.activation_bytes + token
     bandwidth = {(link.source, link.target): link.bandwidth_bytes_per_s for link in problem.links}
     rates = {node.peer_id: node.tokens_per_s for node in problem.nodes}
+    at = _numbers()
     graph = nx.DiGraph()
-    graph.add_edge(SOURCE, _out(SOURCE), capacity=CLIENT_CARD_BYTES_PER_S / token)
-    graph.add_edge(_in(SINK), SINK, capacity=CLIENT_CARD_BYTES_PER_S / token)
+    graph.add_edge(at(SOURCE), at(SOURCE, "out"), capacity=CLIENT_CARD_BYTES_PER_S / token)
+    graph.add_edge(at(SINK, "in"), at(SINK), capacity=CLIENT_CARD_BYTES_PER_S / token)
     for a in assignments:
         name, profile = a.peer_id, profiles.peers[a.peer_id]
         tails = [tail for tail, head in links if head == name]
         heads = [head for tail, head in links if tail == name]
         received = token if tails == [SOURCE] else state
         sent = token if heads == [SINK] else state
-        graph.add_edge(_in(name), f"{name} start", capacity=profile.in_bytes_per_s / received)
-        rate = rates[name][a.end - a.start - 1]
-        graph.add_edge(f"{name} start", f"{name} end", capacity=rate)
-        graph.add_edge(f"{name} end", _out(name), capacity=profile.out_bytes_per_s / sent)
+        start, end = at(name, "start"), at(name, "end")
+        graph.add_edge(at(name, "in"), start, capacity=profile.in_bytes_per_s / received)
+        graph.add_edge(start, end, capacity=rates[name][a.end - a.start - 1])
+        graph.add_edge(end, at(name, "out"), capacity=profile.out_bytes_per_s / sent)
     for tail, head in links:
         if tail == SOURCE or head == SINK:
             capacity = profiles.client_links[tail, head][0] / token
         else:
             capacity = bandwidth[tail, head] / state
-        graph.add_edge(_out(tail), _in(head), capacity=capacity)
-    value, flow = nx.maximum_flow(graph, SOURCE, SINK)
+        graph.add_edge(at(tail, "out"), at(head, "in"), capacity=capacity)
+    value, flow = nx.maximum_flow(graph, at(SOURCE), at(SINK))
+    carried = [(*pair, flow[at(pair[0], "out")][at(pair[1], "in")]) for pair in links]
     return Plan(
         epoch=PlanEpoch(term=1, counter=1),
         coordinator="helix",
         model=problem.model,
         assignments=tuple(assignments),
         edges=tuple(
-            FlowEdge(tail=tail, head=head, tokens_per_s=flow[_out(tail)][_in(head)])
-            for tail, head in links
-            if flow[_out(tail)][_in(head)] > 0
+            FlowEdge(tail=tail, head=head, tokens_per_s=rate)
+            for tail, head, rate in carried
+            if rate > 0
         ),
         flow_tokens_per_s=value,
         bound_tokens_per_s=value,
@@ -65,9 +70,7 @@ def helix_plan(
     )
 
 
-def _in(name: str) -> str:
-    return f"{name} in"
-
-
-def _out(name: str) -> str:
-    return f"{name} out"
+def _numbers() -> Callable[..., int]:
+    """A number for every vertex, in the order in which they are first asked for."""
+    known: dict[tuple[str, ...], int] = {}
+    return lambda *vertex: known.setdefault(vertex, len(known))

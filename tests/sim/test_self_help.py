@@ -1,0 +1,216 @@
+"""Nobody coordinates: the last plan serves on, and peers that join take the layers that need it.
+
+Real peers (shell, coordinator, stage, plan store, links) and real clients under a virtual clock.
+Only one peer may coordinate here, and it dies.
+"""
+
+import asyncio
+import io
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from coordinator.plan_store import PlanStore
+from coordinator.runtime import Coordinator, CoordinatorConfig
+from dht.directory import Directory
+from dht.memory import MemoryNetwork, MemoryTransport
+from dht.types import DeviceSpec, NodeRecord, NodeState
+from dht.virtual_time import run_virtual
+from node.hops import HopConfig
+from node.peer import Peer, PeerConfig
+from node.report import Reporter
+from node.stage import StageConfig, StageServer
+from node.worker import WorkerTimes
+from tests.sim.paper_swarm import LAYERS, NETWORK, SPEC, PaperEngine, PaperSwarm, answer_of
+from tests.unit.coordinator.test_runtime import solve_here
+
+pytestmark = pytest.mark.sim
+
+PROMPT = tuple(range(20))
+KV_TOKENS_MIN = 256
+LAYER_BYTES = 1 + KV_TOKENS_MIN
+SETTLE_S = 60.0
+HELP_S = 60.0
+"""Joiners wait so long for a coordinator before they help themselves."""
+
+
+class LoadingEngine(PaperEngine):
+    """Takes layers when it is told to, which takes a while."""
+
+    times = WorkerTimes()
+
+    def __init__(self, peer_id: str) -> None:
+        super().__init__(peer_id, 0, 0, kv_tokens=10_000, step_s=0.01)
+        self.serving = False
+
+    async def fetch(self, start: int, end: int, progress: Callable[[int, int], None]) -> None:
+        await asyncio.sleep(1.0)
+
+    async def load(self, start: int, end: int, progress: Callable[[int, int], None]) -> int:
+        await asyncio.sleep(2.0)
+        return (end - start) * LAYER_BYTES
+
+    def start_serving(self, start: int, end: int) -> None:
+        self.span, self.serving = (start, end), True
+
+    def stop_serving(self) -> None:
+        self.serving = False
+
+
+@dataclass
+class Living:
+    """One volunteer's whole process."""
+
+    transport: MemoryTransport
+    peer: Peer
+    plans: PlanStore
+    engine: LoadingEngine
+    task: "asyncio.Task[None]" = field(init=False)
+
+    def start(self) -> None:
+        self.task = asyncio.create_task(self.peer.run())
+
+    @property
+    def held(self) -> tuple[int, int]:
+        return self.engine.span if self.engine.serving else (0, 0)
+
+
+class World:
+    """Peers that come and go; only ``leader`` may coordinate."""
+
+    def __init__(self, seed: int) -> None:
+        self.network = MemoryNetwork(random.Random(seed))
+        self.peers: list[Living] = []
+        self.leader = ""
+
+    def join(self, layers: int, rate: float = 100.0) -> Living:
+        """A peer with memory for so many layers, and one end of the model."""
+        transport = self.network.transport()
+        self.leader = self.leader or transport.peer_id
+        directory = Directory(transport, NETWORK, SPEC.key)
+        plans = PlanStore(transport, directory)
+        engine = LoadingEngine(transport.peer_id)
+        stage = StageServer(
+            transport, engine, StageConfig(chunk_tokens=16, hops=HopConfig(idle_s=30.0))
+        )
+        engine.on_results = stage.on_results
+        config = CoordinatorConfig(coordinators=frozenset({self.leader}))
+        record = NodeRecord(
+            peer_id=transport.peer_id,
+            name="paper",
+            version="0",
+            device=DeviceSpec(kind="cpu", name="paper", memory_bytes=1),
+            model=SPEC,
+            memory_bytes=layers * LAYER_BYTES + 1,
+            kv_tokens_min=KV_TOKENS_MIN,
+            tokens_per_s=tuple(rate / j for j in range(1, LAYERS + 1)),
+            state=NodeState.WAITING,
+            joined_unix_s=transport.now(),
+        )
+        engine_of_any: Any = engine  # as much of an EngineStage as a peer needs
+        peer = Peer(
+            transport=transport,
+            directory=directory,
+            engine=engine_of_any,
+            stage=stage,
+            coordinator=Coordinator(
+                transport,
+                directory,
+                plans,
+                model=SPEC,
+                config=config,
+                on_event=lambda _name, **_fields: None,
+                solve=solve_here,
+            ),
+            plans=plans,
+            reporter=Reporter(json_log=False, out=io.StringIO()),
+            record=record,
+            config=PeerConfig(),
+        )
+        living = Living(transport, peer, plans, engine)
+        living.start()
+        self.peers.append(living)
+        return living
+
+    async def kill(self, living: Living) -> None:
+        self.peers.remove(living)
+        self.network.kill(living.transport.peer_id)
+        living.task.cancel()
+        await asyncio.gather(living.task, return_exceptions=True)
+
+    def covered(self) -> bool:
+        held = [living.held for living in self.peers]
+        return all(any(a <= layer < b for a, b in held) for layer in range(LAYERS))
+
+    async def until(self, condition: Callable[[], bool], limit_s: float) -> float:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        while not condition():
+            assert loop.time() - begun_s < limit_s, [living.held for living in self.peers]
+            await asyncio.sleep(0.25)
+        return loop.time() - begun_s
+
+    async def ask(self, wait_s: float = 10.0) -> None:
+        """One answer by a new client, which must be right."""
+        swarm = PaperSwarm()
+        swarm.network = self.network
+        async with swarm.client(wait_s=wait_s) as client:
+            answer = await client.generate(PROMPT, max_new_tokens=8)
+        assert answer.token_ids == answer_of(PROMPT, 8)
+
+
+@asynccontextmanager
+async def world(*layers: int, seed: int = 1) -> AsyncIterator[World]:
+    """Peers with memory for so many layers each, the first of whom coordinates, all serving."""
+    made = World(seed)
+    try:
+        for count in layers:
+            made.join(count)
+        await made.until(made.covered, SETTLE_S)
+        yield made
+    finally:
+        for living in list(made.peers):
+            await made.kill(living)
+
+
+def test_without_a_coordinator_the_last_plan_serves_on_and_a_joiner_helps_where_it_helps_most():
+    async def scenario() -> None:
+        async with world(0, 3, 3, 3) as swarm:  # who leads has room for no layer
+            leader, *rest = swarm.peers
+            epoch = rest[0].plans.epoch
+            spans = [living.held for living in rest]
+            await swarm.kill(leader)
+            await swarm.ask()
+            joiner = swarm.join(3)
+            await swarm.until(lambda: joiner.held != (0, 0), 3 * HELP_S)
+            assert [living.held for living in rest] == spans, "nobody else moved"
+            assert rest[0].plans.epoch == epoch, "there is no new plan"
+            served = [sum(a <= n < b for a, b in spans) for n in range(LAYERS)]
+            start, end = joiner.held
+            assert served[start:end] == [1] * 3, "layers with a single holder"
+            await swarm.ask()
+
+    run_virtual(scenario(), limit_s=2000)
+
+
+def test_joiners_that_come_together_take_different_layers_and_waiting_clients_are_answered():
+    async def scenario() -> None:
+        async with world(2, 2, 2, 2) as swarm:
+            leader, _, lost, _ = swarm.peers
+            gone = [leader.held, lost.held]
+            await swarm.kill(leader)
+            await swarm.kill(lost)
+            assert not swarm.covered()
+            asked = asyncio.create_task(swarm.ask(wait_s=4 * HELP_S))
+            await asyncio.sleep(5)
+            one, two = swarm.join(2), swarm.join(2)
+            took_s = await swarm.until(swarm.covered, 3 * HELP_S)
+            assert took_s >= HELP_S - 10, "a coordinator may come back within a minute"
+            assert {one.held, two.held} == set(gone)
+            await asked
+
+    run_virtual(scenario(), limit_s=2000)
