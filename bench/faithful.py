@@ -30,6 +30,7 @@ from bench.reference import memory_for
 from bench.report import provenance, write
 from client import Swarm
 from coordinator.simulator import PeerProfile, Profiles, Request, StepLimits
+from coordinator.simulator.chunks import MEASURED
 from coordinator.simulator.full_load import as_plan, build
 from coordinator.simulator.helix import ONLINE
 from coordinator.simulator.profiles import Points, interpolated
@@ -39,7 +40,6 @@ from dht.types import SINK, SOURCE, Assignment, Link, ModelSpec, PlannerNode, Pr
 from node.batching import limits_of
 from node.engine import Engine, EngineConfig, WorkItem
 from node.model import ModelLayout
-from node.stage_config import StageConfig
 from node.weights import WeightStore
 
 HIDDEN, LAYERS = 512, 8
@@ -260,7 +260,7 @@ def simulated(
         ],
         start_s=0.0,
         end_s=1e9,
-        chunk_tokens=StageConfig().chunk_tokens,
+        chunk_tokens=MEASURED,
     )
     while not run.all_done:
         engine.run(engine.now_s + 0.01, run)

@@ -34,6 +34,7 @@ from coordinator.simulator import (
     read_trace,
     typical,
 )
+from coordinator.simulator.chunks import MEASURED
 from coordinator.simulator.full_load import LINKS, SCHEDULERS
 from coordinator.simulator.planning import service_of
 from coordinator.simulator.swarm_file import read_file, read_swarm
@@ -82,14 +83,16 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--warm-up", type=_seconds, default=60.0, metavar="S")
     parser.add_argument("--duration", type=_positive, default=600.0, metavar="S")
-    parser.add_argument("--chunk", type=int, default=256, metavar="N", help="tokens; 0: whole")
+    parser.add_argument(
+        "--chunk", type=int, metavar="N", help="tokens; 0: whole; without it as the stages choose"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="pictures (needs matplotlib)")
     arguments = parser.parse_args(argv)
     if arguments.mode == "online" and arguments.rate is None:
         raise UserError("--mode online needs --rate, the tokens/s that arrive")
-    if not 0 <= arguments.chunk <= 1 << 20:
+    if not 0 <= (arguments.chunk or 0) <= 1 << 20:
         raise UserError("--chunk takes 0 to 1048576 tokens")
     return arguments
 
@@ -159,7 +162,7 @@ def simulate(arguments: argparse.Namespace, progress: Callable[[float], None]) -
         if not trace:
             raise UserError("the trace has no request of 4-2048 input and 4-1024 output tokens")
     placement = place(arguments.placement, problem, profiles, arguments.seed)
-    chunk = arguments.chunk or None
+    chunk = MEASURED if arguments.chunk is None else arguments.chunk or None
     if arguments.mode == "offline":
         offline_config = OfflineConfig(
             seed=arguments.seed,

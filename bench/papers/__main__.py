@@ -12,9 +12,12 @@ import sys
 from collections.abc import Sequence
 
 from bench.local_swarm import ROOT
-from bench.papers import helix, jobs, links, own, report
+from bench.papers import helix, jobs, links, llumnix, own, report
 
-RECIPES = {recipe.name: recipe for recipe in (*helix.RECIPES, *links.RECIPES, *own.RECIPES)}
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (*helix.RECIPES, *links.RECIPES, *llumnix.RECIPES, *own.RECIPES)
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from bench.papers.clusters import (
@@ -16,9 +17,12 @@ from bench.papers.clusters import (
 )
 from bench.papers.jobs import Job, Recipe, Row
 from coordinator.simulator import OfflineConfig, OnlineConfig, SimulationReport, offline, online
+from coordinator.simulator.chunks import MEASURED
 from coordinator.simulator.trace import resampled
 
-CHUNK_TOKENS = 256
+CHUNK_TOKENS = 128
+PROMPTS_MAX = 7
+"""With our scheduler under full load: prompts under way at a time."""
 ONLINE_S = 1800.0
 README = "artifact README"
 PRINTED = "Helix's simulator"
@@ -59,10 +63,15 @@ def full_load(
     published_tokens_per_s: float | None = None,
     source: str = "",
     sessions: int = 180,
+    chunk_tokens: int = CHUNK_TOKENS,
 ) -> Row:
     """One offline run: Helix's load for its rules, sessions without end for the others."""
     config = OfflineConfig(
-        scheduler=scheduler, links=links, sessions=sessions, chunk_tokens=CHUNK_TOKENS
+        scheduler=scheduler,
+        links=links,
+        sessions=sessions,
+        chunk_tokens=chunk_tokens,
+        prompts_max=PROMPTS_MAX,
     )
     found = find(cluster, model, placement)
     started_s = time.process_time()
@@ -73,7 +82,7 @@ def full_load(
         "mode": "full load",
         "placement": placement,
         "scheduler": scheduler,
-        "links": links,
+        "links": f"{links}, chunks as chosen" if chunk_tokens == MEASURED else links,
         "published_tokens_per_s": published_tokens_per_s,
         "source": source,
         "planned_s": planned_s(cluster, model) if placement == "ours" else None,
@@ -115,7 +124,12 @@ def at_their_times(
 def after_seconds(cluster: str, model: str, limit_s: float) -> Row:
     """What a plan serves that was searched for so long."""
     problem, profiles, placement, took_s = searched(cluster, model, limit_s)
-    config = OfflineConfig(scheduler="anabranch", links="framed", chunk_tokens=CHUNK_TOKENS)
+    config = OfflineConfig(
+        scheduler="anabranch",
+        links="framed",
+        chunk_tokens=CHUNK_TOKENS,
+        prompts_max=PROMPTS_MAX,
+    )
     started_s = time.process_time()
     report = offline(problem, profiles, placement, azure(), config)
     return {
@@ -254,6 +268,14 @@ def _schedulers() -> Sequence[Job]:
                 jobs.append(_offline(cluster, "70b", placement, (rule, "in-order"), figure, README))
             jobs.append(_offline(cluster, "70b", placement, ("anabranch", "in-order")))
             jobs.append(_offline(cluster, "70b", placement, OURS))
+        as_chosen = _offline(cluster, "70b", "ours", OURS)
+        jobs.append(
+            replace(
+                as_chosen,
+                key=f"{as_chosen.key}, chunks as chosen",
+                arguments={**as_chosen.arguments, "chunk_tokens": MEASURED},
+            )
+        )
     return jobs
 
 

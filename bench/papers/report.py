@@ -26,8 +26,8 @@ How to read it:
 - Schedulers: `helix` (IWRR), `swarm`, `random` and `shortest-queue` are the papers' rules;
   `anabranch` is this project's router with a line in front of it. Links: `in-order` sends whole
   pieces as Helix's simulator does; `framed` is the closed form of this project's link scheduler
-  (decodes overtake prompts), with prompts in chunks of 256 tokens where the scheduler is
-  `anabranch`.
+  (decodes overtake prompts), with prompts in chunks of 128 tokens, and under full load seven
+  prompts under way at a time, where the scheduler is `anabranch`.
 - Placement `ours` is what the planner found in the seconds named, out of
   `bench/results/placement.json` (`python -m bench.placement`); Helix's were found in up to 4 hours.
 """
@@ -43,14 +43,17 @@ NOTES = """## What differs from the papers, and what is left out
 - Online arrivals are drawn by Helix's method from the same trace, but not its exact draws: its
   three-second counts start at another instant.
 - The pipelines for LLaMA 70B by GPU type hold more layers than the profiles have; not run.
-- Chunks of a prompt take the time that the profile gives for so many tokens; reading the KV of the
-  chunks before is not in Helix's profiles, so chunked runs flatter long prompts somewhat.
+- Chunks of a prompt take the time that the profile gives for so many tokens, and no less than a
+  step of two decodes, which reads the same weights; reading the KV of the chunks before is not in
+  Helix's profiles, so chunked runs flatter long prompts somewhat.
+- Chunks of 128 tokens are a setting of the real stages (`chunk_tokens`). By default the first stage
+  chooses by its own steps and link; where later stages are much slower, as here, that is too small
+  (see the lines with chunks `as chosen`).
 - Tokens return through the clients' host in all runs, as in Helix; a real ring closes directly.
 - The link scheduler's start-up and credits are not in the closed form; frame by frame (links
   `anabranch`) the difference was under 5% where both were run (tests).
-- LLaMA 30B on geo24: most prompts of Helix's three replicas are answered by the A100s, which share
-  one region (0.4 s); ours is one flow over all regions. It decodes more and starts later.
-- Llumnix's experiments are not here: the simulator moves no session for balance or priority.
+- Llumnix's local scheduler runs urgent requests first and leaves others' steps out; here priority
+  is only in the line and in the headroom, as in the real stages.
 """
 
 SECTIONS: dict[str, Callable[[Recipe], Sequence[str]]] = {
@@ -67,6 +70,7 @@ SECTIONS: dict[str, Callable[[Recipe], Sequence[str]]] = {
     "crowd": own_tables.crowd,
     "cut-off": own_tables.cut_off,
     "growth": own_tables.growth,
+    "llumnix": own_tables.llumnix,
 }
 COMPARED = ("helix-offline-70b", "helix-offline-30b", "helix-online-70b")
 
@@ -78,13 +82,30 @@ def write(results: Path, names: Sequence[str], target: Path) -> None:
         for name in names
         if (results / f"{name}.json").exists()
     }
-    parts = [HEAD, verdict([found[name] for name in COMPARED if name in found])]
+    parts = [
+        HEAD,
+        _cost(tuple(found.values())),
+        verdict([found[name] for name in COMPARED if name in found]),
+    ]
     parts += [_section(recipe) for recipe in found.values()]
     missing = [name for name in names if name not in found]
     if missing:
         parts.append(f"Not run yet: {', '.join(missing)}.\n")
     parts.append(NOTES)
     target.write_text("\n".join(parts))
+
+
+def _cost(recipes: Sequence[Recipe]) -> str:
+    """What all of it takes."""
+    total_s = sum(recipe["took_s"] for recipe in recipes)
+    longest = max((row["took_s"] for recipe in recipes for row in recipe["rows"]), default=0.0)
+    minutes = max(total_s / 2, longest) / 60
+    return (
+        f"All lines together took {total_s:.0f} s of one core, the longest {longest:.0f} s (each"
+        " measures its own CPU time); `python -m bench.papers --processes 2` shares them between"
+        f" two cores, so the whole document takes about {minutes:.0f} minutes."
+        " This is a sum, not the time of one run: lines were made as the code changed.\n"
+    )
 
 
 def _section(recipe: Recipe) -> str:

@@ -21,6 +21,7 @@ from coordinator.flow import flow_parts, solve_flow
 from coordinator.heuristics import fill
 from coordinator.placement import CELLS_ABOVE
 from coordinator.repair import repair
+from coordinator.simulator.chunks import MEASURED
 from coordinator.simulator.engine import Engine
 from coordinator.simulator.parts import Session
 from coordinator.simulator.profiles import Profiles
@@ -59,7 +60,7 @@ class ChurnConfig:
     plan_s: float = 10.0
     """From the loss of a layer to the plan that gives it to somebody."""
     duration_s: float = 3600.0
-    chunk_tokens: int | None = 256
+    chunk_tokens: int | None = MEASURED
     cells_above: int = CELLS_ABOVE
     """Up to so many peers, the swarm is planned as one; above, each part of the flow by itself."""
 
@@ -288,7 +289,9 @@ def with_churn(
     config: ChurnConfig,
 ) -> ChurnReport:
     """Serve arrivals with the project's router while peers come and go."""
-    engine = Engine(problem, profiles, plan.assignments, decodes_leave_first=True)
+    engine = Engine(
+        problem, profiles, plan.assignments, decodes_leave_first=True, weights_take_time=True
+    )
     scheduler = OurScheduler(problem, profiles, plan)
     run = Arrivals(
         engine,

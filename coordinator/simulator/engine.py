@@ -16,7 +16,8 @@ from operator import attrgetter, itemgetter
 from typing import Protocol
 
 from coordinator.simulator.parts import NEVER_S, NOWHERE, Hop, Link, Peer, Piece, Session, Wire
-from coordinator.simulator.profiles import NOTHING, Profiles, StepLimits
+from coordinator.simulator.profiles import NOTHING, PeerProfile, Profiles
+from coordinator.simulator.steps import chosen
 from dht.types import SINK, SOURCE, Assignment, Problem
 
 BATCH, WAKE, TOKEN, CALL = range(4)
@@ -48,8 +49,12 @@ class Engine:
         *,
         link_rate: Callable[[str, str, float], float] | None = None,
         decodes_leave_first: bool = False,
+        weights_take_time: bool = False,
     ) -> None:
+        """``weights_take_time``: a step of a few prefill tokens takes no less than one of decodes,
+        which reads the same weights. Layer times alone, as Helix uses them, say it would."""
         self.now_s = 0.0
+        self._weights_take_time = weights_take_time
         self.decodes_leave_first = decodes_leave_first
         """Whether a step's decodes are put on the links before its prompts."""
         self.watch: Callable[[list[Piece], float], None] | None = None
@@ -77,7 +82,7 @@ class Engine:
             if a.start < a.end:
                 profile = profiles.peers[a.peer_id]
                 entries = [end for end in ends if a.start < end < a.end]
-                self.peers[a.peer_id] = Peer(a.peer_id, a.start, a.end, profile, entries)
+                self.peers[a.peer_id] = self._peer(a, profile, entries)
 
     def call_at(self, at_s: float, call: Callable[[], None]) -> None:
         """Have ``call`` made at a time that is not past."""
@@ -104,8 +109,23 @@ class Engine:
             peer.inbound.append(found)
         return found
 
-    def open(self, session: Session, stages: Sequence[Stage], pieces: Iterable[Piece]) -> None:
+    def open(
+        self,
+        session: Session,
+        stages: Sequence[Stage],
+        pieces: Iterable[Piece],
+        source: str = SOURCE,
+    ) -> None:
         """Start a session over a route, its prompt as ``pieces`` in order; it starts now."""
+        session.stages = list(stages)
+        session.entry = self.way(stages, source)
+        session.issued_s = self.now_s
+        session.prompt = list(pieces)
+        for piece in session.prompt:
+            self._send(piece, session.entry)
+
+    def way(self, stages: Sequence[Stage], source: str = SOURCE) -> Hop:
+        """Hops over ``stages`` from ``source`` to the sink, before the first of them."""
         following: Hop | None = None
         target = SINK
         for name, start, _ in reversed(stages):
@@ -113,14 +133,16 @@ class Engine:
             if following is not None:
                 following.came_by = hop.link
             following, target = hop, name
-        session.stages = list(stages)
-        session.entry = Hop(NOWHERE.segment, self.link(SOURCE, target), following)
+        entry = Hop(NOWHERE.segment, self.link(source, target), following)
         if following is not None:
-            following.came_by = session.entry.link
-        session.issued_s = self.now_s
-        session.prompt = list(pieces)
-        for piece in session.prompt:
-            self._send(piece, session.entry)
+            following.came_by = entry.link
+        return entry
+
+    def resume(self, session: Session, stages: Sequence[Stage]) -> None:
+        """Have a session's next token go over ``stages``, which hold its KV; one is on its way."""
+        session.stages = list(stages)
+        session.entry = self.way(stages)
+        self._send(session.decode, session.entry)
 
     def cancel(self, session: Session) -> None:
         """Take a session off its route: what is under way leads nowhere and no token comes of it.
@@ -146,8 +168,12 @@ class Engine:
     def add(self, assignment: Assignment, entries: Iterable[int]) -> None:
         """A peer (again) holds layers; ``entries`` are the layers at which it may be entered."""
         name = assignment.peer_id
-        profile = self._profiles.peers[name]
-        self.peers[name] = Peer(name, assignment.start, assignment.end, profile, tuple(entries))
+        self.peers[name] = self._peer(assignment, self._profiles.peers[name], tuple(entries))
+
+    def _peer(self, held: Assignment, profile: PeerProfile, entries: Sequence[int]) -> Peer:
+        peer = Peer(held.peer_id, held.start, held.end, profile, entries)
+        peer.step_least_s = peer.decode_s[2] if self._weights_take_time else 0.0
+        return peer
 
     def _send(self, piece: Piece, hop: Hop) -> None:
         """Put one piece on the link that leaves ``hop``."""
@@ -273,14 +299,14 @@ class Engine:
         prefills, tokens = segment.prefills, 0
         many = len(queue)
         if prefills or many > limits.decodes_max or many * 4096 > limits.context_tokens_max:
-            queue, segment.queue, prefills, tokens = _chosen(queue, limits)
+            queue, segment.queue, prefills, tokens = chosen(queue, limits)
             segment.prefills -= prefills
         else:
             segment.queue = []
         decodes = len(queue) - prefills
         took_s = peer.decode_time(decodes) if decodes else 0.0
         if prefills:
-            took_s += peer.prefill_time(tokens)
+            took_s = max(took_s + peer.prefill_time(tokens), peer.step_least_s)
         took_s *= segment.end - segment.start
         if at == 0:
             took_s += peer.arrived_tokens * peer.copy_s_per_token
@@ -362,37 +388,3 @@ class Engine:
             if not target.busy and free_s < target.wake_s:
                 target.wake_s = free_s
                 push(events, (free_s, next(sequence), WAKE, target))
-
-
-def _chosen(queue: list[Piece], limits: StepLimits) -> tuple[list[Piece], list[Piece], int, int]:
-    """A step's pieces within its bounds in order of arrival, the rest, prefills and their tokens.
-
-    What does not fit is passed over for later pieces of other sessions that do. A prefill piece
-    that is longer than the budget runs when it is the first.
-    """
-    taken: list[Piece] = []
-    rest: list[Piece] = []
-    prefills = tokens = decodes = context = 0
-    passed: set[int] = set()
-    for piece in queue:
-        session = piece.session
-        if not piece.prefill:
-            in_kv = session.tokens_in_kv
-            if decodes < limits.decodes_max and context + in_kv <= limits.context_tokens_max:
-                taken.append(piece)
-                decodes += 1
-                context += in_kv
-                continue
-        elif (
-            prefills < limits.prefills_max
-            and (prefills == 0 or tokens + piece.tokens <= limits.prefill_tokens_max)
-            and session.number not in passed
-        ):
-            taken.append(piece)
-            prefills += 1
-            tokens += piece.tokens
-            continue
-        else:
-            passed.add(session.number)
-        rest.append(piece)
-    return taken, rest, prefills, tokens

@@ -52,7 +52,8 @@ class OfflineConfig:
     prompts_max: int = 8
     """With ``anabranch``: prompts under way at a time."""
     chunk_tokens: int | None = None
-    """With ``anabranch``: a prompt goes in chunks of so many tokens."""
+    """With ``anabranch``: a prompt goes in chunks of so many tokens (``chunks.MEASURED``: as the
+    stages choose)."""
     rules: HelixRules = OFFLINE
 
 
@@ -124,6 +125,7 @@ def build(
         plan.assignments,
         link_rate=share,
         decodes_leave_first=links != "in-order",
+        weights_take_time=scheduler == "anabranch",
     )
     if links == "framed":
         engine.make_wire = FramedWire

@@ -101,6 +101,7 @@ class Peer:
         "slowdown",
         "stalled_until_s",
         "start",
+        "step_least_s",
         "steps",
         "tokens",
         "wake_s",
@@ -128,6 +129,8 @@ class Peer:
         self.alive = True
         self.wake_s = NEVER_S
         self.slowdown = 1.0
+        self.step_least_s = 0.0
+        """Per layer: no step with a prompt in it takes less."""
         self.stalled_until_s = 0.0
         self.running: list[Piece] = []
         self.running_prefills = 0
@@ -186,6 +189,7 @@ class Session:
         "replays",
         "stages",
         "tokens_in_kv",
+        "urgent",
     )
 
     def __init__(self, number: int, request: Request, arrival_s: float) -> None:
@@ -193,6 +197,7 @@ class Session:
         self.input_tokens = request.input_tokens
         self.output_tokens = request.output_tokens
         self.left_tokens = request.output_tokens
+        self.urgent = request.urgent
         self.arrival_s = arrival_s
         self.issued_s = arrival_s
         """When the pass that is under way was issued at the clients."""

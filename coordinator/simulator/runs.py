@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from coordinator.simulator.engine import Engine
+from coordinator.simulator.chunks import MEASURED, measured_chunks
+from coordinator.simulator.engine import Engine, Stage
 from coordinator.simulator.helix import HelixScheduler
 from coordinator.simulator.parts import Piece, Session
 from coordinator.simulator.report import LinkUse, PeerUse, SimulationReport, latency
@@ -34,6 +35,7 @@ class Run:
         self.start_s = start_s
         self.end_s = end_s
         self.chunk_tokens = chunk_tokens
+        """None: whole prompts. :data:`MEASURED`: as the stages choose."""
         self.live: dict[int, Session] = {}
         self.opened = 0
         self.rejected = 0
@@ -55,12 +57,15 @@ class Run:
             return False
         self.opened += 1
         self.live[session.number] = session
-        self.engine.open(session, stages, self._pieces(session, session.input_tokens))
+        self.engine.open(session, stages, self._pieces(session, session.input_tokens, stages))
         return True
 
-    def _pieces(self, session: Session, tokens: int) -> list[Piece]:
-        chunk = self.chunk_tokens or tokens
-        sizes = [min(chunk, tokens - at) for at in range(0, tokens, chunk)]
+    def _pieces(self, session: Session, tokens: int, stages: Sequence[Stage]) -> list[Piece]:
+        if self.chunk_tokens == MEASURED:
+            sizes = measured_chunks(self.engine, tokens, stages, len(self.live) > 1)
+        else:
+            chunk = self.chunk_tokens or tokens
+            sizes = [min(chunk, tokens - at) for at in range(0, tokens, chunk)]
         last = len(sizes) - 1
         return [Piece(session, size, final=at == last) for at, size in enumerate(sizes)]
 
@@ -75,7 +80,8 @@ class Run:
         session.replays += 1
         session.tokens_in_kv = 0
         done = session.output_tokens - session.left_tokens
-        self.engine.open(session, stages, self._pieces(session, session.input_tokens + done))
+        pieces = self._pieces(session, session.input_tokens + done, stages)
+        self.engine.open(session, stages, pieces)
         return True
 
     # The engine tells

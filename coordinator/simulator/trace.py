@@ -12,6 +12,8 @@ INPUT_TOKENS = (4, 2048)
 OUTPUT_TOKENS = (4, 1024)
 """Helix and MoLink keep the requests within these bounds (Helix §6.2)."""
 REQUESTS_MAX = 10_000_000
+TAIL_SHAPE = 1.2
+LONGEST_TOKENS = 6000
 SPAN_S = 3.0
 """Helix counts a trace's arrivals in spans of three seconds."""
 
@@ -23,6 +25,7 @@ class Request:
     arrival_s: float
     input_tokens: int
     output_tokens: int
+    urgent: bool = False
 
 
 def read_trace(data: bytes) -> tuple[Request, ...]:
@@ -116,6 +119,35 @@ def resampled(
                     output_tokens=lengths.output_tokens,
                 )
             )
+    return tuple(found)
+
+
+def heavy_tailed(
+    *, per_s: float, duration_s: float, mean_tokens: float, urgent: float, seed: int
+) -> tuple[Request, ...]:
+    """Poisson arrivals whose lengths have heavy tails, as in Llumnix's traces (OSDI'24, §6.1).
+
+    Input and output are Pareto-distributed with this mean (before they are cut to
+    :data:`LONGEST_TOKENS`); a share ``urgent`` of the requests is of high priority.
+    """
+    draw = random.Random(seed)  # noqa: S311
+    least = mean_tokens * (TAIL_SHAPE - 1) / TAIL_SHAPE
+    found: list[Request] = []
+    at_s = draw.expovariate(per_s)
+    while at_s < duration_s:
+        lengths = [
+            min(LONGEST_TOKENS, max(4, round(least * draw.paretovariate(TAIL_SHAPE))))
+            for _ in range(2)
+        ]
+        found.append(
+            Request(
+                arrival_s=at_s,
+                input_tokens=lengths[0],
+                output_tokens=lengths[1],
+                urgent=draw.random() < urgent,
+            )
+        )
+        at_s += draw.expovariate(per_s)
     return tuple(found)
 
 

@@ -1,0 +1,159 @@
+"""Llumnix's experiments (OSDI'24, §6), carried over to pipelines.
+
+Sixteen LLaMA-7B on one GPU each become four pipelines of four A100 with LLaMA 30B, each with KV
+room for as many tokens as one of its instances has. Lengths have heavy tails, arrivals are Poisson.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from bench.papers.helix import CHUNK_TOKENS
+from bench.papers.jobs import Job, Recipe, Row
+from bench.papers.own import many
+from coordinator.flow import solve_flow
+from coordinator.placement import score
+from coordinator.simulator.engine import Engine
+from coordinator.simulator.framed import FramedWire
+from coordinator.simulator.full_load import as_plan
+from coordinator.simulator.moves import MoveRules, Moving
+from coordinator.simulator.pipelines import Pipelines
+from coordinator.simulator.profiles import Profiles
+from coordinator.simulator.report import latency
+from coordinator.simulator.trace import heavy_tailed
+from dht.types import Assignment, Plan, Problem
+from node.admission import HEADROOM_SHARE
+
+PIPELINES = 4
+STAGE_LAYERS = 15
+KV_TOKENS = 13_616
+"""Of a pipeline: what Llumnix's instances (LLaMA-7B on an A10) hold."""
+MEAN_TOKENS = 400.0
+"""Of prompts and of answers, before the longest are cut."""
+DURATION_S = 1800.0
+URGENT = 0.1
+LEAVES_S = 600.0
+WAN_RTT_S = 0.02
+"""Between pipelines: sites of one region."""
+
+
+def pipelines() -> tuple[Problem, Profiles, Plan]:
+    """Four pipelines of like peers; flow stays in each."""
+    problem, profiles = many("single24_sub_a100", "30b", PIPELINES)
+    problem = replace(problem, default_rtt_s=WAN_RTT_S, default_bandwidth_bytes_per_s=1.25e8)
+    peers = {
+        name: replace(profile, kv_entries=(KV_TOKENS * STAGE_LAYERS,))
+        for name, profile in profiles.peers.items()
+    }
+    spans: list[Assignment] = []
+    edges: list[Any] = []
+    count = len(problem.nodes) // PIPELINES
+    for first in range(0, len(problem.nodes), count):
+        chain = [
+            Assignment(peer_id=node.peer_id, start=at * STAGE_LAYERS, end=(at + 1) * STAGE_LAYERS)
+            for at, node in enumerate(problem.nodes[first : first + count])
+        ]
+        spans += chain
+        edges += solve_flow(problem, chain).edges
+    plan = as_plan(problem, score(problem, spans, "pipelines", edges=edges))
+    return problem, replace(profiles, peers=peers), plan
+
+
+def served(
+    per_s: float, dispatch: str, balance: bool, urgent: float, headroom: float, leaves: str
+) -> Row:
+    """Half an hour of arrivals, until all are answered; ``leaves``: how a peer goes, if any."""
+    problem, profiles, plan = pipelines()
+    engine = Engine(
+        problem, profiles, plan.assignments, decodes_leave_first=True, weights_take_time=True
+    )
+    engine.make_wire = FramedWire
+    pipes = Pipelines(problem, profiles, plan, dispatch=dispatch, headroom=headroom)
+    arrivals = heavy_tailed(
+        per_s=per_s, duration_s=DURATION_S, mean_tokens=MEAN_TOKENS, urgent=urgent, seed=0
+    )
+    rules = MoveRules(balance=balance)
+    run = Moving(engine, pipes, arrivals, rules, start_s=0.0, end_s=1e9, chunk_tokens=CHUNK_TOKENS)
+    gone = pipes.routes[0][1][0]
+    if leaves == "drains":
+        run.drain_at(gone, LEAVES_S)
+    elif leaves == "vanishes":
+        run.lose_at(gone, LEAVES_S)
+    run.sample()
+    started_s = time.process_time()
+    while not run.all_done and engine.now_s < 8 * DURATION_S:
+        engine.run(engine.now_s + 1.0, run)
+    prompt, token = latency(run.prompt_s), latency(run.decode_s)
+    first = latency(run.urgent_prompt_s) if run.urgent_prompt_s else None
+    gaps = sorted(run.moved_gaps_s)
+    return {
+        "requests_per_s": per_s,
+        "dispatch": dispatch,
+        "balance": balance,
+        "headroom": headroom,
+        "urgent": urgent,
+        "leaves": leaves,
+        "requests": len(arrivals),
+        "answered": run.sessions_done,
+        "prompt_s": prompt.mean_s,
+        "prompt_p50_s": prompt.percentiles_s[50],
+        "prompt_p99_s": prompt.percentiles_s[99],
+        "urgent_prompt_s": first.mean_s if first else None,
+        "urgent_prompt_p99_s": first.percentiles_s[99] if first else None,
+        "token_s": token.mean_s,
+        "token_p99_s": token.percentiles_s[99],
+        "longest_gap_s": max(run.decode_s),
+        "moved_gap_p50_s": gaps[len(gaps) // 2] if gaps else None,
+        "moved_gap_max_s": gaps[-1] if gaps else None,
+        "moves": run.moves,
+        "hit_by_loss": run.losses,
+        "kv_peak": max(peer.kv_peak / peer.kv_capacity for peer in engine.peers.values()),
+        "times_real": engine.now_s / max(1e-9, time.process_time() - started_s),
+    }
+
+
+def _job(key: str, **changed: Any) -> Job:
+    arguments: dict[str, Any] = {
+        "per_s": RATES[1],
+        "dispatch": "turns",
+        "balance": False,
+        "urgent": URGENT,
+        "headroom": HEADROOM_SHARE,
+        "leaves": "",
+    }
+    return Job(key=key, call=served, arguments=arguments | changed, cost_s=25.0)
+
+
+RATES = (0.8, 1.0)
+
+
+def _llumnix() -> Sequence[Job]:
+    jobs = [
+        _job(f"{rate:g}/s, {dispatch}{', moves' if balance else ''}", per_s=rate)
+        if (dispatch, balance) == ("turns", False)
+        else _job(
+            f"{rate:g}/s, {dispatch}{', moves' if balance else ''}",
+            per_s=rate,
+            dispatch=dispatch,
+            balance=balance,
+        )
+        for rate in RATES
+        for dispatch, balance in (("turns", False), ("freest", False), ("freest", True))
+    ]
+    jobs += [
+        _job("no headroom for the urgent", headroom=0.0),
+        _job("nobody is urgent", urgent=0.0, headroom=0.0),
+        _job("a peer drains", per_s=RATES[0], leaves="drains"),
+        _job("a peer vanishes", per_s=RATES[0], leaves="vanishes"),
+    ]
+    return jobs
+
+
+RECIPES = (
+    Recipe(
+        name="llumnix",
+        title="Llumnix carried over to pipelines: migration, priorities, draining",
+        jobs=_llumnix,
+    ),
+)
