@@ -86,6 +86,8 @@ class Leadership:
             peer_id
             for peer_id, record in nodes.items()
             if record.state is not NodeState.DRAINING
+            # Others would have to reach the DHT through the same few peers as it does.
+            and not record.light
             and record.model.fingerprint == self._model.fingerprint
             and (not allowed or peer_id in allowed)
         )

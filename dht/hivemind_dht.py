@@ -23,6 +23,7 @@ from hivemind.utils import get_dht_time
 
 from dht.errors import PeerError
 from dht.messages import SignedRecord
+from dht.rates import Rates
 from dht.records import RecordError, RecordGuard
 from dht.types import PEERS_MAX
 
@@ -39,7 +40,6 @@ BULK_PER_S, BULK_BURST = 512.0, 4096.0
 each costs a signature to check, and identities cost nothing."""
 OWN_STORES_MAX = 4
 """An honest peer stores its own records alone or a few at a time."""
-STORERS_MAX = 4096
 NODE_ID_PREFIX = b"anabranch-dht-node-v1\0"
 
 _log = logging.getLogger(__name__)
@@ -97,7 +97,8 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         self.refused_stores = 0
         self.misplaced = 0
         """Peers that claimed another place in the DHT than their key gives them."""
-        self._buckets: dict[Any, tuple[float, float]] = {}
+        self._storers = Rates(per_s=STORES_PER_S, burst=STORES_BURST)
+        self._bulk = Rates(per_s=BULK_PER_S, burst=BULK_BURST)
 
     @classmethod
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
@@ -178,19 +179,10 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             del found.value[author]
 
     def _within_rates(self, peer: Any, count: int) -> bool:
-        if not self._within_rate(peer, count, STORES_PER_S, STORES_BURST):
-            return False
-        return count <= OWN_STORES_MAX or self._within_rate("", count, BULK_PER_S, BULK_BURST)
-
-    def _within_rate(self, peer: Any, count: int, per_s: float, burst: float) -> bool:
         now_s: float = get_dht_time()
-        left, since_s = self._buckets.pop(peer, (burst, now_s))
-        left = min(burst, left + max(0.0, now_s - since_s) * per_s)
-        fits = count <= left
-        self._buckets[peer] = (left - count if fits else left, now_s)
-        if len(self._buckets) > STORERS_MAX:  # forget who has been silent for longest
-            del self._buckets[next(iter(self._buckets))]
-        return fits
+        if not self._storers.take(peer.to_base58(), count, now_s):
+            return False
+        return count <= OWN_STORES_MAX or self._bulk.take("", count, now_s)
 
 
 def _restated(found: Any) -> Any:
@@ -235,13 +227,16 @@ async def create_node(p2p: Any, *, client_mode: bool) -> tuple[Any, RecordValida
     return node, validator
 
 
-async def store(node: Any, key: str, author: str, data: bytes, expires_unix_s: float) -> bool:
+async def store(
+    node: Any, key: str, author: str, data: bytes, expires_unix_s: float, *, bringer: str = ""
+) -> bool:
     """Store ``data`` under ``author``; True as soon as any replica has it.
 
-    hivemind reports the answer of whoever answered last, which one refusing peer can spoil.
+    ``bringer`` is who asked for it, where that is another peer. hivemind reports the answer of
+    whoever answered last, which one refusing peer can spoil.
     """
     accepted: list[bool] = []
-    token = _accepted.set(accepted)
+    token, brought = _accepted.set(accepted), _bringer.set(bringer)
     try:
         stored = await node.store(
             key,
@@ -253,4 +248,5 @@ async def store(node: Any, key: str, author: str, data: bytes, expires_unix_s: f
         )
     finally:
         _accepted.reset(token)
+        _bringer.reset(brought)
     return bool(stored) or any(accepted)

@@ -5,82 +5,37 @@ Everything runs on the caller's event loop; the only other process is the daemon
 """
 
 import asyncio
-import ipaddress
 import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dht import lean_hivemind
+from dht.addresses import ranked
 from dht.daemon import DaemonConfig, P2pDaemon
 from dht.errors import NetworkError, UserError
-from dht.identity import Identity
 from dht.libp2p import (
     LibP2PStream,
     ask,
     asking_daemon,
-    is_loopback,
     parse_known,
     parse_peers,
-    ranked,
     raw_id,
 )
+from dht.messages import SignedRecord
+from dht.record_helper import RecordHelper
 from dht.records import RecordSigner
 from dht.streams import StreamHandlers, stream_pair
-from dht.transport import Stream, StreamHandler
+from dht.transport import RECORDS_PROTOCOL, Stream, StreamHandler
+from dht.transport_config import CONNECT_LIMIT_S, TransportConfig
 
 OPEN_LIMIT_S = 10.0
 """Longest time that opening a stream may take."""
-CONNECT_LIMIT_S = 15.0
 REJOIN_PERIOD_S = 20.0
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransportConfig:
-    """How one peer takes part in the network."""
-
-    identity: Identity
-    port: int = 0
-    """TCP port to listen on; 0 takes any free one."""
-    host: str = "0.0.0.0"  # noqa: S104  (volunteers serve others)
-    """IP address to listen on; 127.0.0.1 for swarms within one machine."""
-    host_addresses: tuple[str, ...] = ()
-    """Multiaddresses to listen on, instead of ``host`` and ``port``."""
-    announce_addresses: tuple[str, ...] = ()
-    """What others are told, where that differs from what this machine sees."""
-    initial_peers: tuple[str, ...] = ()
-    """Full multiaddresses of peers to join; none founds a new network."""
-    client_mode: bool = False
-    """Listen nowhere, store nothing for others."""
-    nat_traversal: bool | None = None
-    """Port mapping, AutoNAT and relays; by default where others than this machine may call."""
-    connect_timeout_s: float = CONNECT_LIMIT_S
-
-    def listen_addresses(self) -> tuple[str, ...]:
-        """Where to listen; nowhere in client mode. Raises UserError for a malformed host."""
-        if self.client_mode:
-            return ()
-        if self.host_addresses:
-            return self.host_addresses
-        try:
-            version = ipaddress.ip_address(self.host).version
-        except ValueError:
-            raise UserError(
-                f"cannot listen on {self.host!r}: give an IP address of this machine,"
-                " or 0.0.0.0 for all"
-            ) from None
-        return (f"/ip{version}/{self.host}/tcp/{self.port}",)
-
-    def wants_nat_traversal(self) -> bool:
-        """Whether to ask routers and relays for reachability."""
-        if self.nat_traversal is not None:
-            return self.nat_traversal
-        return not all(is_loopback(address) for address in self.listen_addresses())
 
 
 class HivemindTransport:
@@ -121,6 +76,8 @@ class HivemindTransport:
         except BaseException:
             await self.close()
             raise
+        if not config.client_mode:
+            await self.serve(RECORDS_PROTOCOL, RecordHelper(self).serve)
         if peers:
             self._handlers.adopt(self._keep_joined(peers))
         return self
@@ -197,12 +154,33 @@ class HivemindTransport:
         return stored
 
     async def get(self, key: str) -> Mapping[str, bytes]:
-        self._check_alive()
         # What is found goes through the validator's guard, which then holds the newest of each
         # author: later than any single replica, and never older than what was read before.
+        await self.find_signed(key)
+        return {author: record.payload for author, record in self.known_signed(key).items()}
+
+    # What it does in the DHT for others (dht.record_helper)
+
+    async def find_signed(self, key: str) -> None:
+        """Read ``key``, so that :meth:`known_signed` has what is there."""
+        self._check_alive()
         await asking_daemon(self._node.get(key, latest=True))
-        living = self._validator.guard.living(key, self.now())
-        return {author: record.payload for author, record in living.items()}
+
+    def known_signed(self, key: str) -> Mapping[str, SignedRecord]:
+        """The newest living records under ``key`` that were read, by author."""
+        living: dict[str, SignedRecord] = self._validator.guard.living(key, self.now())
+        return living
+
+    async def store_signed(self, record: SignedRecord, data: bytes) -> bool:
+        """Store a record of another peer, which brought it; whether any replica took it."""
+        from dht import hivemind_dht
+
+        self._check_alive()
+        author, expires_unix_s = record.peer_id, record.expires_unix_s
+        stored: bool = await asking_daemon(
+            hivemind_dht.store(self._node, record.key, author, data, expires_unix_s, bringer=author)
+        )
+        return stored
 
     async def wait_ended(self) -> str:
         if self._daemon is None:

@@ -168,14 +168,3 @@ def _parse(address: str) -> tuple[str, bytes]:
         encoded += _P2P_CODE + bytes([len(raw)]) + raw
         encoded += Multiaddr(f"/{rest}").to_bytes() if rest else b""
     return peer_id, encoded
-
-
-def ranked(addresses: list[str]) -> tuple[str, ...]:
-    """Addresses that other machines can use first, loopback last, TCP only."""
-    tcp = [address for address in addresses if "/tcp/" in address]
-    return tuple(sorted(tcp, key=is_loopback)[:ADDRESSES_MAX])
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can use a multiaddress."""
-    return address.startswith(("/ip4/127.", "/ip6/::1/"))

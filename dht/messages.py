@@ -13,6 +13,7 @@ from msgspec import Meta
 from dht import wire
 from dht.types import (
     CONTEXT_TOKENS_MAX,
+    PEERS_MAX,
     Address,
     Count,
     LeaseRecord,
@@ -29,6 +30,7 @@ STAGES_MAX = 128
 ITEMS_MAX = 1024
 STOP_TOKENS_MAX = 64
 BIASED_TOKENS_MAX = 1024
+KNOWN_BYTES = 8
 LOGPROBS_MAX = 20
 """Alternatives per token that a client may ask for, as with OpenAI."""
 
@@ -407,6 +409,51 @@ class SignedRecord:
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsRequest:
+    """Light peer to full peer: the living records under ``key``, read in the DHT for it."""
+
+    key: Annotated[str, Meta(max_length=512)]
+    known: Annotated[bytes, Meta(max_length=KNOWN_BYTES * PEERS_MAX)] = b""
+    """The first ``KNOWN_BYTES`` of the signatures of records that the asker has: left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsFound:
+    """The answer: values as they lie in the DHT, for the asker to check."""
+
+    records: Annotated[
+        tuple[Annotated[bytes, Meta(max_length=wire.SIGNED_BYTES_MAX)], ...],
+        Meta(max_length=PEERS_MAX),
+    ]
+    more: bool
+    """There are more than fit into this answer: ask again, with these as known."""
+    unix_s: Seconds
+    """The full peer's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordStore:
+    """Light peer to full peer: store this record, signed by the light peer itself."""
+
+    record: Annotated[bytes, Meta(max_length=wire.SIGNED_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordStored:
+    """The answer: whether any replica took it, and if not, perhaps why."""
+
+    taken: bool
+    reason: Reason = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsBusy:
+    """The answer to a peer that asks more than its share."""
+
+    retry_after_s: Annotated[float, Meta(ge=0.0, le=3600.0)]
+
+
 for _kind, _cls in {
     "node": NodeRecord,
     "links": LinksRecord,
@@ -437,5 +484,10 @@ for _kind, _cls in {
     "plan-body": PlanBody,
     "witness-request": WitnessRequest,
     "witness": Witness,
+    "records-request": RecordsRequest,
+    "records-found": RecordsFound,
+    "record-store": RecordStore,
+    "record-stored": RecordStored,
+    "records-busy": RecordsBusy,
 }.items():
     wire.register(_kind, _cls)

@@ -22,8 +22,7 @@ from dht.messages import SignedRecord
 from dht.types import PEERS_MAX
 
 SIGNATURE_PREFIX = b"anabranch-record-v1\0"
-SIGNED_BYTES_MAX = wire.RECORD_BYTES_MAX + 1024
-"""Payload, key (at most 512 bytes of it are used), peer id, signature and field names."""
+SIGNED_BYTES_MAX = wire.SIGNED_BYTES_MAX
 KEY_CHARS_MAX = 512
 KEYS_MAX = 1024
 """Keys that one guard follows; each model of each network has four."""

@@ -1,7 +1,8 @@
 """How a peer reaches others: streams by protocol name, and a DHT of dictionaries.
 
-Adapters: :mod:`dht.memory` (tests, simulation) and :mod:`dht.hivemind_transport` (libp2p through
-hivemind's daemon). One adapter per process, chosen at start and imported lazily.
+Adapters: :mod:`dht.memory` (tests, simulation), :mod:`dht.hivemind_transport` (libp2p through
+hivemind's daemon) and :mod:`dht.light_transport` (libp2p in Python alone, for Windows and macOS).
+One adapter per process, chosen at start by :mod:`dht.connecting` and imported lazily.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,6 +18,8 @@ PROBE_PROTOCOL = "/anabranch/probe/1"
 """Receiver-timed bandwidth and round trips."""
 PLAN_PROTOCOL = "/anabranch/plan/1"
 """Plan bodies by hash."""
+RECORDS_PROTOCOL = "/anabranch/records/1"
+"""The DHT through a full peer, for peers that are no part of it."""
 
 
 class Stream(Protocol):

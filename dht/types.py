@@ -125,6 +125,8 @@ class NodeRecord:
     """When it last gave up layers for others; 0 when it never did."""
     loads_beside: bool = False
     """Whether it serves its old layers while it loads others, where its memory holds both."""
+    light: bool = False
+    """It is no part of the DHT, reads and writes it through others, and does not coordinate."""
 
     def holds(self, start: int, end: int) -> bool:
         """Whether layers ``[start, end)`` are all served by this peer now."""

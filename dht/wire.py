@@ -18,6 +18,8 @@ WIRE_VERSION = 1
 FRAME_BYTES_MAX = 32 << 20
 ENVELOPE_BYTES_MAX = 8 << 20
 RECORD_BYTES_MAX = 4096
+SIGNED_BYTES_MAX = RECORD_BYTES_MAX + 1024
+"""Payload, key (at most 512 bytes of it are used), peer id, signature and field names."""
 
 T = TypeVar("T")
 _LENGTHS = struct.Struct("<II")

@@ -21,6 +21,11 @@ from dht.messages import (
     Ping,
     Prompt,
     PromptScores,
+    RecordsBusy,
+    RecordsFound,
+    RecordsRequest,
+    RecordStore,
+    RecordStored,
     RefusalCode,
     RingToken,
     RingTokens,
@@ -37,6 +42,25 @@ S = "session-1"
 # What version 1 looks like on the wire. A change here breaks every peer that runs today.
 GOLDEN: list[tuple[Any, str]] = [
     (Ping(nonce=7), "9301a470696e6781a56e6f6e636507"),
+    (
+        RecordsRequest(key="n/m/nodes", known=bytes(8)),
+        "9301af7265636f7264732d7265717565737482a36b6579a96e2f6d2f6e6f646573a56b6e6f776ec408"
+        "0000000000000000",
+    ),
+    (
+        RecordsFound(records=(b"ab",), more=True, unix_s=1.5),
+        "9301ad7265636f7264732d666f756e6483a77265636f72647391c4026162a46d6f7265c3a6756e69785f73"
+        "cb3ff8000000000000",
+    ),
+    (RecordStore(record=b"ab"), "9301ac7265636f72642d73746f726581a67265636f7264c4026162"),
+    (
+        RecordStored(taken=False, reason="no"),
+        "9301ad7265636f72642d73746f72656482a574616b656ec2a6726561736f6ea26e6f",
+    ),
+    (
+        RecordsBusy(retry_after_s=1.0),
+        "9301ac7265636f7264732d6275737981ad72657472795f61667465725f73cb3ff0000000000000",
+    ),
     (
         SessionClose(session=S, epoch=3),
         "9301a5636c6f736582a773657373696f6ea973657373696f6e2d31a565706f636803",

@@ -1,0 +1,192 @@
+"""A full peer's service to light peers: reads and writes in the DHT on their behalf.
+
+The helper is not trusted: what it gives is signed by the authors, what it takes is signed by the
+light peer. What it does for others is bounded: by requests and bytes of each peer, and by searches
+of all of them together. Only a peer's own records are stored for it: nobody hides behind another.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from dht import wire
+from dht.errors import NetworkError
+from dht.messages import (
+    KNOWN_BYTES,
+    Ping,
+    Pong,
+    RecordsBusy,
+    RecordsFound,
+    RecordsRequest,
+    RecordStore,
+    RecordStored,
+    SignedRecord,
+)
+from dht.rates import Rates
+from dht.records import RecordError, kind_of, open_record
+from dht.transport import Stream
+
+ANSWER_BYTES_MAX = 1 << 20
+REQUEST_BYTES_MAX = 64 << 10
+STREAMS_PER_PEER_MAX = 4
+STREAMS_MAX = 512
+SILENCE_LIMIT_S = 180.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperLimits:
+    """What others may ask for; bursts are what a peer may ask for at once."""
+
+    requests_per_s: float = 20.0
+    requests_burst: float = 200.0
+    bytes_per_s: float = 1e6
+    bytes_burst: float = 16e6
+    stores_per_s: float = 2.0
+    stores_burst: float = 32.0
+    searches_per_s: float = 50.0
+    """In the DHT, for all peers together; beyond it they get what is known here."""
+    searches_burst: float = 200.0
+    fresh_s: float = 0.5
+    """What was read so lately is not read again for the next who asks."""
+
+
+class SignedRecords(Protocol):
+    """What a full peer can do in the DHT."""
+
+    def now(self) -> float: ...
+
+    async def find_signed(self, key: str) -> None:
+        """Read ``key`` in the DHT, so that :meth:`known_signed` has what is there."""
+        ...
+
+    def known_signed(self, key: str) -> Mapping[str, SignedRecord]:
+        """The newest living records under ``key`` that were read, by author."""
+        ...
+
+    async def store_signed(self, record: SignedRecord, data: bytes) -> bool:
+        """Store a checked record of somebody's; whether any replica took it."""
+        ...
+
+
+class RecordHelper:
+    """Answers the streams of :data:`dht.transport.RECORDS_PROTOCOL`."""
+
+    def __init__(self, records: SignedRecords, limits: HelperLimits | None = None) -> None:
+        self._records = records
+        limits = limits or HelperLimits()
+        self._fresh_s = limits.fresh_s
+        self._requests = Rates(per_s=limits.requests_per_s, burst=limits.requests_burst)
+        self._bytes = Rates(per_s=limits.bytes_per_s, burst=limits.bytes_burst)
+        self._stores = Rates(per_s=limits.stores_per_s, burst=limits.stores_burst)
+        self._searches = Rates(per_s=limits.searches_per_s, burst=limits.searches_burst)
+        self._streams: Counter[str] = Counter()
+        self._read_s: dict[str, float] = {}
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        self.counters: Counter[str] = Counter()
+
+    async def serve(self, stream: Stream) -> None:
+        """One light peer's requests, one after the other, until it goes."""
+        peer_id = stream.remote_peer_id
+        if self._streams[peer_id] >= STREAMS_PER_PEER_MAX or self._streams.total() >= STREAMS_MAX:
+            self.counters["streams_refused"] += 1
+            return
+        self._streams[peer_id] += 1
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(SILENCE_LIMIT_S):
+                        frame = await wire.read_frame(stream, limit_bytes=REQUEST_BYTES_MAX)
+                except TimeoutError:
+                    return
+                await wire.send_frame(stream, await self._answer(peer_id, frame.message))
+        finally:
+            self._streams[peer_id] -= 1
+            if not self._streams[peer_id]:
+                del self._streams[peer_id]
+
+    async def _answer(
+        self, peer_id: str, message: object
+    ) -> RecordsFound | RecordStored | RecordsBusy | Pong:
+        now_s = asyncio.get_running_loop().time()
+        if not self._requests.take(peer_id, 1, now_s):
+            return self._busy()
+        match message:
+            case Ping(nonce=nonce):
+                return Pong(nonce=nonce)
+            case RecordsRequest(key=key, known=known):
+                if not self._bytes.take(peer_id, 1, now_s):
+                    return self._busy()
+                found = await self._find(key, known, now_s)
+                size_bytes = sum(map(len, found.records))
+                self._bytes.charge(peer_id, size_bytes, now_s)
+                return found
+            case RecordStore(record=record):
+                if not self._stores.take(peer_id, 1, now_s):
+                    return self._busy()
+                return await self._store(peer_id, record)
+            case other:
+                raise wire.MalformedError(f"{type(other).__name__} is no request for records")
+
+    def _busy(self) -> RecordsBusy:
+        self.counters["refused"] += 1
+        return RecordsBusy(retry_after_s=1.0)
+
+    async def _find(self, key: str, known: bytes, now_s: float) -> RecordsFound:
+        kind_of(key)  # raises RecordError for what is no key, which ends the stream
+        self.counters["reads"] += 1
+        await self._read(key, now_s)
+        left_out = {known[at : at + KNOWN_BYTES] for at in range(0, len(known), KNOWN_BYTES)}
+        given: list[bytes] = []
+        size_bytes, more = 0, False
+        for record in self._records.known_signed(key).values():
+            if record.signature[:KNOWN_BYTES] in left_out:
+                continue
+            data = wire.encode(record)
+            size_bytes += len(data)
+            if size_bytes > ANSWER_BYTES_MAX:
+                more = True
+                break
+            given.append(data)
+        return RecordsFound(records=tuple(given), more=more, unix_s=self._records.now())
+
+    async def _read(self, key: str, now_s: float) -> None:
+        """Read ``key`` in the DHT, unless that was done just now; those who ask at once share."""
+        if now_s - self._read_s.get(key, -1e9) < self._fresh_s:
+            return
+        reading = self._reading.get(key)
+        if reading is None:
+            if not self._searches.take("", 1, now_s):
+                self.counters["searches_spared"] += 1
+                return
+            reading = asyncio.create_task(self._records.find_signed(key))
+            self._reading[key] = reading
+            reading.add_done_callback(lambda done: self._have_read(key, done))
+        try:
+            # Shielded: who goes away must not end it for the others.
+            await asyncio.shield(reading)
+        except NetworkError:
+            return  # what is known here is better than nothing
+
+    def _have_read(self, key: str, done: "asyncio.Task[None]") -> None:
+        del self._reading[key]
+        if not done.cancelled() and done.exception() is None:
+            self._read_s.pop(key, None)  # so that the order is that of the last read
+            self._read_s[key] = asyncio.get_running_loop().time()
+            while len(self._read_s) > STREAMS_MAX:
+                del self._read_s[next(iter(self._read_s))]
+
+    async def _store(self, peer_id: str, data: bytes) -> RecordStored:
+        self.counters["stores"] += 1
+        try:
+            # Another's record would count as brought by this peer, and hide who brought it here.
+            record = open_record(data, author=peer_id, now_unix_s=self._records.now())
+        except RecordError as error:
+            self.counters["stores_refused"] += 1
+            return RecordStored(taken=False, reason=str(error)[:512])
+        self._read_s.pop(record.key, None)  # whoever wrote may want to read it back
+        try:
+            return RecordStored(taken=await self._records.store_signed(record, data))
+        except NetworkError as error:
+            return RecordStored(taken=False, reason=str(error)[:512])

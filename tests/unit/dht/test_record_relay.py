@@ -1,0 +1,306 @@
+"""The DHT through full peers: what a light peer reads and writes, and what helpers cannot do."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+
+import pytest
+
+from dht import wire
+from dht.errors import NetworkError
+from dht.identity import Identity
+from dht.memory import MemoryNetwork, MemoryTransport
+from dht.messages import RecordsFound, RecordsRequest, RecordStore, RecordStored, SignedRecord
+from dht.record_client import RecordClient
+from dht.record_helper import ANSWER_BYTES_MAX, HelperLimits, RecordHelper
+from dht.records import RecordError, RecordGuard, sign_record
+from dht.transport import RECORDS_PROTOCOL, Stream
+from dht.virtual_time import run_virtual
+
+KEY = "net/model/links"
+ALICE, BOB, EVE = (Identity(name * 32) for name in (b"a", b"b", b"e"))
+
+
+class Shelf:
+    """A full peer's part of a DHT that is one dictionary for all of them."""
+
+    def __init__(self, network: MemoryNetwork, values: dict[str, dict[str, bytes]]) -> None:
+        self._network = network
+        self._values = values
+        self._guard = RecordGuard()
+        self.searches = 0
+
+    def now(self) -> float:
+        return self._network.now()
+
+    async def find_signed(self, key: str) -> None:
+        self.searches += 1
+        await asyncio.sleep(0.02)
+        for data in self._values.get(key, {}).values():
+            try:
+                self._guard.admit(data, key=key, now_unix_s=self.now())
+            except RecordError:
+                continue
+
+    def known_signed(self, key: str) -> Mapping[str, SignedRecord]:
+        return self._guard.living(key, self.now())
+
+    async def store_signed(self, record: SignedRecord, data: bytes) -> bool:
+        self._values.setdefault(record.key, {})[record.peer_id] = data
+        return True
+
+
+class World:
+    """Full peers over some values, and a light peer that asks them."""
+
+    def __init__(self, helpers: int = 2, limits: HelperLimits | None = None) -> None:
+        self.network = MemoryNetwork(random.Random(3))
+        self.values: dict[str, dict[str, bytes]] = {}
+        self.full = [self.network.transport() for _ in range(helpers)]
+        self.shelves = [Shelf(self.network, self.values) for _ in self.full]
+        self.helpers = [RecordHelper(shelf, limits) for shelf in self.shelves]
+        self.light = self.network.transport()
+        self.client = self.asker(self.light, self.full)
+
+    def asker(self, light: MemoryTransport, full: list[MemoryTransport]) -> RecordClient:
+        async def open_stream(peer_id: str, protocol: str, where: tuple[str, ...]) -> Stream:
+            return await light.open_stream(peer_id, protocol, addresses=where)
+
+        given = {peer.peer_id: peer.addresses for peer in full}
+        return RecordClient(open_stream, self.network.now, given, random.Random(1))
+
+    async def start(self) -> None:
+        for peer, helper in zip(self.full, self.helpers, strict=True):
+            await peer.serve(RECORDS_PROTOCOL, helper.serve)
+
+    def signed(self, identity: Identity, payload: bytes, left_s: float = 60.0) -> bytes:
+        return sign_record(identity, KEY, payload, self.network.now() + left_s)
+
+    def put(self, identity: Identity, payload: bytes, left_s: float = 60.0) -> None:
+        data = self.signed(identity, payload, left_s)
+        self.values.setdefault(KEY, {})[identity.peer_id] = data
+
+
+def within(body: Callable[[], Awaitable[None]], limit_s: float = 200.0) -> None:
+    async def run() -> None:
+        await body()
+
+    run_virtual(run(), limit_s=limit_s)
+
+
+def hiding(given: list[bytes]) -> Callable[[Stream], Awaitable[None]]:
+    """A helper that answers whatever it likes."""
+
+    async def serve(stream: Stream) -> None:
+        while True:
+            message = (await wire.read_frame(stream)).message
+            if isinstance(message, RecordStore):
+                await wire.send_frame(stream, RecordStored(taken=True))
+                continue
+            await wire.send_frame(
+                stream, RecordsFound(records=tuple(given), more=False, unix_s=1.0)
+            )
+
+    return serve
+
+
+def test_what_is_in_the_dht_is_read_and_written_through_full_peers() -> None:
+    async def body() -> None:
+        world = World()
+        await world.start()
+        world.put(ALICE, b"one")
+        assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+        mine = world.light._signer.sign(KEY, b"mine", world.network.now() + 60)[0]
+        assert await world.client.store(mine)
+        found = await world.client.get(KEY)
+        assert found == {ALICE.peer_id: b"one", world.light.peer_id: b"mine"}
+        await world.client.close()
+
+    within(body)
+
+
+def test_only_the_asker_s_own_records_are_stored_for_it() -> None:
+    async def body() -> None:
+        world = World()
+        await world.start()
+        assert not await world.client.store(world.signed(ALICE, b"of somebody else"))
+        assert not await world.client.store(b"nonsense")
+        assert world.values == {}
+        assert all(helper.counters["stores_refused"] == 2 for helper in world.helpers)
+
+    within(body)
+
+
+def test_one_helper_that_hides_records_hides_nothing_where_another_gives_them() -> None:
+    async def body() -> None:
+        world = World()
+        await world.start()
+        await world.full[0].serve(RECORDS_PROTOCOL, hiding([]))
+        world.put(ALICE, b"one")
+        assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+
+    within(body)
+
+
+def test_what_a_helper_makes_up_is_refused() -> None:
+    async def body() -> None:
+        world = World(helpers=1)
+        honest = world.signed(ALICE, b"honest")
+        forged = bytearray(world.signed(BOB, b"forged!"))
+        forged[forged.index(b"forged!")] ^= 1
+        elsewhere = sign_record(EVE, "net/other/links", b"elsewhere", world.network.now() + 60)
+        expired = world.signed(EVE, b"expired", left_s=-1.0)
+        endless = world.signed(EVE, b"endless", left_s=1e6)
+        bad = [bytes(forged), elsewhere, expired, endless, b"", b"\xff" * 5000]
+        await world.full[0].serve(RECORDS_PROTOCOL, hiding([*bad, honest]))
+        assert await world.client.get(KEY) == {ALICE.peer_id: b"honest"}
+        assert world.client.rejected == len(bad)
+
+    within(body)
+
+
+def test_reads_never_go_back_in_time() -> None:
+    async def body() -> None:
+        world = World(helpers=1)
+        old, new = world.signed(ALICE, b"old", 30.0), world.signed(ALICE, b"new", 60.0)
+        await world.full[0].serve(RECORDS_PROTOCOL, hiding([new]))
+        assert await world.client.get(KEY) == {ALICE.peer_id: b"new"}
+        await world.client.close()
+        await world.full[0].serve(RECORDS_PROTOCOL, hiding([old]))
+        assert await world.client.get(KEY) == {ALICE.peer_id: b"new"}
+
+    within(body)
+
+
+def test_a_silent_helper_costs_a_second_and_a_dead_one_nothing() -> None:
+    async def body() -> None:
+        world = World(helpers=3)
+        await world.start()
+        world.put(ALICE, b"one")
+        clock = asyncio.get_running_loop().time
+        world.network.freeze(world.full[0].peer_id)
+        started_s = clock()
+        assert ALICE.peer_id in await world.client.get(KEY)
+        assert clock() - started_s <= 1.2
+        world.network.kill(world.full[1].peer_id)
+        world.network.kill(world.full[2].peer_id)
+        with pytest.raises(NetworkError, match="no full peer answers"):
+            await world.client.get(KEY)
+        world.network.thaw(world.full[0].peer_id)
+        await asyncio.sleep(70)
+        world.put(ALICE, b"two")
+        assert await world.client.get(KEY) == {ALICE.peer_id: b"two"}
+        await world.client.close()
+
+    within(body)
+
+
+def test_nothing_is_sent_twice_and_long_answers_come_in_parts() -> None:
+    async def body() -> None:
+        world = World(helpers=1)
+        await world.start()
+        for number in range(400):
+            world.put(Identity(number.to_bytes(32, "big")), b"x" * 4000)
+        answers: list[RecordsFound] = []
+        answered = world.helpers[0]._answer
+
+        async def noted(peer_id: str, message: object) -> object:
+            answer = await answered(peer_id, message)
+            answers.append(answer)  # type: ignore[arg-type]
+            return answer
+
+        world.helpers[0]._answer = noted  # type: ignore[assignment, method-assign]
+        assert len(await world.client.get(KEY)) == 400
+        assert len(answers) == 2
+        assert all(sum(map(len, a.records)) <= ANSWER_BYTES_MAX for a in answers)
+        assert len(await world.client.get(KEY)) == 400
+        assert answers[-1].records == ()
+
+    within(body)
+
+
+def test_those_who_ask_at_once_share_one_search() -> None:
+    async def body() -> None:
+        world = World(helpers=1)
+        await world.start()
+        world.put(ALICE, b"one")
+        askers = [world.asker(world.network.transport(), world.full) for _ in range(30)]
+        found = await asyncio.gather(*(asker.get(KEY) for asker in askers))
+        assert all(one == {ALICE.peer_id: b"one"} for one in found)
+        assert world.shelves[0].searches == 1
+
+    within(body)
+
+
+def test_who_asks_more_than_his_share_is_put_off_and_others_are_not() -> None:
+    async def body() -> None:
+        limits = HelperLimits(requests_per_s=1.0, requests_burst=10.0)
+        world = World(helpers=1, limits=limits)
+        await world.start()
+        world.put(ALICE, b"one")
+        for _ in range(10):
+            await world.client.get(KEY)
+        with pytest.raises(NetworkError, match="busy"):
+            await world.client.get(KEY)
+        other = world.asker(world.network.transport(), world.full)
+        assert await other.get(KEY) == {ALICE.peer_id: b"one"}
+        await asyncio.sleep(10)
+        assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+
+    within(body)
+
+
+def test_searches_for_ever_new_keys_are_bounded_for_all_together() -> None:
+    async def body() -> None:
+        limits = HelperLimits(searches_per_s=0.0, searches_burst=5.0)
+        world = World(helpers=1, limits=limits)
+        await world.start()
+        for number in range(20):
+            assert await world.client.get(f"net/model{number}/links") == {}
+        assert world.shelves[0].searches == 5
+        assert world.helpers[0].counters["searches_spared"] == 15
+
+    within(body)
+
+
+@pytest.mark.parametrize("key", ["", "net/model/secrets", "x" * 600, "//nodes"])
+def test_a_key_of_no_known_form_ends_the_stream(key: str) -> None:
+    async def body() -> None:
+        world = World(helpers=1)
+        await world.start()
+        stream = await world.light.open_stream(world.full[0].peer_id, RECORDS_PROTOCOL)
+        await wire.send_frame(stream, RecordsRequest(key=key))
+        with pytest.raises(NetworkError):
+            await wire.read_frame(stream)
+        assert world.shelves[0].searches == 0
+
+    within(body)
+
+
+def test_streams_of_one_peer_are_bounded_and_silent_ones_end() -> None:
+    async def body() -> None:
+        world = World(helpers=1)
+        await world.start()
+        streams = [
+            await world.light.open_stream(world.full[0].peer_id, RECORDS_PROTOCOL) for _ in range(6)
+        ]
+        await asyncio.sleep(1)
+        assert world.helpers[0].counters["streams_refused"] == 2
+        await asyncio.sleep(200)
+        for stream in streams:
+            with pytest.raises(NetworkError):
+                await stream.read_exactly(1)
+        assert not world.helpers[0]._streams
+
+    within(body, limit_s=1000)
+
+
+def test_greeting_says_what_is_wrong_with_each() -> None:
+    async def body() -> None:
+        world = World()
+        with pytest.raises(NetworkError, match="no full peer answers"):
+            await world.client.greet()
+        await world.full[1].serve(RECORDS_PROTOCOL, world.helpers[1].serve)
+        await world.client.greet()
+
+    within(body)
