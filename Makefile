@@ -4,8 +4,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LIGHT := .venv-light
 
-.PHONY: demo test swarm lint format clean bench
+.PHONY: demo test light-test swarm lint format clean bench
 
 demo: $(READY)  ## three peers, one model that none of them can hold, text on the screen
 	$(BIN)/python -m bench.demo
@@ -15,6 +16,11 @@ swarm: $(READY)  ## the same swarm, left running until Ctrl-C
 
 test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest
+
+light-test: $(READY) $(LIGHT)/.ready  ## peers without the daemon, where hivemind is not installed
+	! $(LIGHT)/bin/python -c 'import hivemind' 2>/dev/null
+	ANABRANCH_LIGHT_PYTHON=$(CURDIR)/$(LIGHT)/bin/python \
+		$(BIN)/python -m pytest tests/e2e/test_light_transport.py tests/e2e/test_light_swarm.py
 
 lint: $(READY)  ## linter, formatter, types and the contract between rooms
 	$(BIN)/ruff check .
@@ -41,5 +47,19 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --requirement $(VENV)/requirements.txt
 	@touch $(READY)
 
+# What `pip install .` brings where hivemind has no wheels, and py-libp2p.
+$(LIGHT)/.ready: pyproject.toml $(READY)
+	$(PYTHON) -m venv $(LIGHT)
+	$(LIGHT)/bin/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -c 'import tomllib; \
+		project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		wanted = project["dependencies"] + project["optional-dependencies"]["light"]; \
+		print(*(w for w in wanted if not w.startswith(("hivemind", "uvloop"))), sep="\n")' \
+		> $(LIGHT)/requirements.txt
+	$(BIN)/python -m pip freeze --exclude-editable | grep '==' > $(LIGHT)/constraints.txt
+	$(LIGHT)/bin/python -m pip install --quiet --requirement $(LIGHT)/requirements.txt \
+		--constraint $(LIGHT)/constraints.txt
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LIGHT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

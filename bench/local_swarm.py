@@ -145,14 +145,17 @@ class LocalSwarm:
         extra: Sequence[str] = (),
         host: str = "127.0.0.1",
         run_on: Sequence[str] = (),
+        python: str = sys.executable,
+        environment: dict[str, str] | None = None,
     ) -> LocalPeer:
         """Start one peer; the first founds the swarm. Returns at once.
 
         ``run_on`` is put before the command: it runs it elsewhere, where ``host`` is its address.
+        ``python`` is the interpreter of another environment; ``environment`` adds to the swarm's.
         """
         name = name or f"peer{len(self.peers)}"
         initial = [peer.address for peer in self.peers if peer.process.poll() is None][:2]
-        command = [*run_on, sys.executable, "-m", "node.join", "--model", str(self.model), "--cpu"]
+        command = [*run_on, python, "-m", "node.join", "--model", str(self.model), "--cpu"]
         command += ["--json-log", "--name", name, "--host", host]
         command += ["--identity", str(self.directory / f"{name}.key")]
         command += [] if memory_gib is None else ["--memory", f"{memory_gib:.9f}"]
@@ -165,7 +168,7 @@ class LocalSwarm:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
-                env={**os.environ, **self._environment},
+                env={**os.environ, **self._environment, **(environment or {})},
                 start_new_session=True,
             )
         peer = LocalPeer(name=name, process=process, log=log, host=host)

@@ -17,7 +17,7 @@ from client.generate import add_generation, figures, options_of
 from client.generation import NEW_TOKENS_DEFAULT, GenerationOptions
 from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
 from client.text import Tokenizer
-from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.command_line import EXIT_DONE, Parser, add_transport, on_interrupt, run_command
 from dht.errors import NetworkError, SwarmError, UserError
 
 HISTORY = Path("~/.anabranch/chat_history")
@@ -44,6 +44,7 @@ def parse() -> argparse.Namespace:
     add("--system", default="", metavar="TEXT", help="instructions that stand before everything")
     add("--no-history", action="store_true", help=f"do not keep what you type ({HISTORY})")
     add("--network", default=DEFAULT_NETWORK, metavar="NAME", help="name of the network")
+    add_transport(parser)
     add_generation(parser)
     return parser.parse_args()
 
@@ -182,14 +183,13 @@ async def main(arguments: argparse.Namespace) -> int:
     swarm = Swarm.connect(
         arguments.initial_peers,
         model=arguments.model,
-        config=SwarmConfig(network=arguments.network),
+        config=SwarmConfig(network=arguments.network, transport=arguments.transport),
         on_status=lambda text: print(f"({text})", file=sys.stderr, flush=True),
     )
     async with swarm:
         chat = Chat(swarm, options, arguments.system)
-        with suppress(NotImplementedError):  # Windows
-            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, chat.interrupt)
-        await chat.run()
+        with on_interrupt(chat.interrupt, (signal.SIGINT,)):
+            await chat.run()
     return EXIT_DONE
 
 

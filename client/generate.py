@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 
 from client.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
 from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
-from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.command_line import EXIT_DONE, Parser, add_transport, run_command
 from dht.errors import NetworkError, UserError
 from dht.hub import HubUnreachableError
 from dht.messages import Priority
@@ -53,6 +53,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--network", default=DEFAULT_NETWORK, metavar="NAME", help="name of the network"
     )
+    add_transport(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser.parse_args()
 
@@ -162,7 +163,9 @@ async def main(arguments: argparse.Namespace) -> int:
     swarm = Swarm.connect(
         arguments.initial_peers,
         model=arguments.model,
-        config=SwarmConfig(network=arguments.network, wait_s=arguments.wait),
+        config=SwarmConfig(
+            network=arguments.network, wait_s=arguments.wait, transport=arguments.transport
+        ),
         on_status=lambda text: print(text, file=sys.stderr, flush=True),
     )
     try:

@@ -32,11 +32,13 @@ from client.session import OwnerSession
 from client.text import Tokenizer, stop_token_ids
 from coordinator.plan_store import PlanStore
 from coordinator.routes import NoRoute, Router, replacement, route_from_records
+from dht.connecting import connect
 from dht.directory import Directory
 from dht.errors import NetworkError, UserError
 from dht.hub import HubId, fetch_text_files
 from dht.messages import RefusalCode
 from dht.transport import Transport
+from dht.transport_config import TransportConfig, TransportKind
 from dht.types import ModelSpec, NodeRecord, NodeState, Plan, RouteStage, model_key
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class SwarmConfig:
     """How long a peer that failed is avoided, unless it joins anew."""
     busy_s: float = 1.0
     """How long a peer without room is avoided."""
+    transport: TransportKind = TransportKind.AUTO
     attempt: AttemptConfig = field(default_factory=AttemptConfig)
 
 
@@ -120,17 +123,18 @@ class Swarm:
         """
 
         async def open_transport() -> Transport:
-            from dht.hivemind_transport import HivemindTransport, TransportConfig
             from dht.identity import Identity
 
-            return await HivemindTransport.create(
+            return await connect(
                 TransportConfig(
                     identity=Identity.generate(),
+                    kind=kind,
                     initial_peers=tuple(initial_peers),
                     client_mode=True,
                 )
             )
 
+        kind = config.transport if config is not None else TransportKind.AUTO
         if not initial_peers:
             raise UserError("give the address of at least one peer of the swarm")
         return cls(

@@ -5,10 +5,11 @@ from collections import Counter
 from coordinator.problem import problem_of
 from coordinator.service import Service, announced_service
 from coordinator.transition import usable_nodes
+from dht.connecting import connect
 from dht.directory import Directory
 from dht.errors import UserError
-from dht.hivemind_transport import HivemindTransport, TransportConfig
 from dht.identity import Identity
+from dht.transport_config import TransportConfig
 from dht.types import Problem, model_key
 
 
@@ -20,7 +21,7 @@ async def read_living(
     Raises UserError for malformed addresses and where
     nobody announces the model, NetworkError when no peer answers.
     """
-    transport = await HivemindTransport.create(
+    transport = await connect(
         TransportConfig(identity=Identity.generate(), initial_peers=initial_peers, client_mode=True)
     )
     try:

@@ -8,12 +8,16 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from dht.connecting import chosen
 from dht.errors import NetworkError, SwarmError, UserError
+from dht.transport_config import TransportKind
 
 EXIT_DONE = 0
 EXIT_USER = 2
@@ -28,6 +32,18 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (--help lists what {self.prog} takes)")
 
 
+def add_transport(parser: argparse.ArgumentParser) -> None:
+    """``--transport``: a :class:`TransportKind` in ``arguments.transport``."""
+    parser.add_argument(
+        "--transport",
+        type=TransportKind,
+        choices=tuple(TransportKind),
+        default=TransportKind.AUTO,
+        metavar="T",
+        help="daemon (Linux), light (anywhere, pure Python), or auto",
+    )
+
+
 def run_command(
     parse: Callable[[], argparse.Namespace],
     main: Callable[[argparse.Namespace], Coroutine[Any, Any, int]],
@@ -37,7 +53,8 @@ def run_command(
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     try:
         arguments = parse()
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        kind = getattr(arguments, "transport", TransportKind.AUTO)
+        with asyncio.Runner(loop_factory=loop_factory(kind)) as runner:
             return runner.run(main(arguments))
     except UserError as error:
         return _say(error, EXIT_USER)
@@ -56,8 +73,34 @@ def _say(error: Exception, code: int) -> int:
     return code
 
 
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """The event loop that all commands run on: uvloop's where there is one."""
+@contextmanager
+def on_interrupt(
+    call: Callable[[], object],
+    numbers: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM),
+) -> Iterator[None]:
+    """While active, these signals call ``call`` in the running loop instead of raising."""
+    loop = asyncio.get_running_loop()
+    for number in numbers:
+        try:
+            loop.add_signal_handler(number, call)
+        except NotImplementedError:  # Windows
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(call))
+    try:
+        yield
+    finally:
+        for number in numbers:
+            try:
+                loop.remove_signal_handler(number)
+            except NotImplementedError:
+                signal.signal(number, signal.default_int_handler)
+
+
+def loop_factory(
+    kind: TransportKind = TransportKind.AUTO,
+) -> Callable[[], asyncio.AbstractEventLoop]:
+    """The event loop that all commands run on: uvloop's beside the daemon, where there is one."""
+    if chosen(kind) is TransportKind.LIGHT:
+        return asyncio.new_event_loop
     try:
         import uvloop
     except ImportError:

@@ -82,6 +82,10 @@ class Identity:
         """The signature of ``data``, 64 bytes."""
         return self._key.sign(data)
 
+    def seed(self) -> bytes:
+        """The secret half, 32 bytes."""
+        return self._seed
+
     def libp2p_bytes(self) -> bytes:
         """The protobuf ``PrivateKey``, which is also the content of the identity file."""
         return _PRIVATE_HEAD + self._seed + self._public

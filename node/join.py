@@ -7,13 +7,11 @@ Ctrl-C leaves cleanly: live sessions finish first; a second Ctrl-C leaves at onc
 import argparse
 import asyncio
 import os
-import signal
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dht.command_line import EXIT_DONE, run_command
+from dht.command_line import EXIT_DONE, on_interrupt, run_command
 from dht.errors import NetworkError, UserError
 from dht.types import Assignment, ModelSpec, NodeRecord, NodeState, model_key
 from node.join_options import parse, use_of
@@ -21,7 +19,6 @@ from node.report import Reporter, gibibytes
 
 if TYPE_CHECKING:
     from dht.directory import Directory
-    from dht.hivemind_transport import HivemindTransport
     from dht.identity import Identity
     from dht.transport import Transport
     from node.hardware import Machine
@@ -107,15 +104,17 @@ def _traffic(arguments: argparse.Namespace) -> "Traffic":
 
 async def _connect(
     arguments: argparse.Namespace, identity: "Identity", reporter: Reporter
-) -> "HivemindTransport":
-    from dht.hivemind_transport import HivemindTransport, TransportConfig
+) -> "Transport":
+    from dht.connecting import connect
+    from dht.transport_config import TransportConfig
 
     where = "Joining the swarm" if arguments.initial_peers else "Founding a swarm"
     with reporter.phase(where):
         try:
-            transport = await HivemindTransport.create(
+            transport = await connect(
                 TransportConfig(
                     identity=identity,
+                    kind=arguments.transport,
                     host_addresses=(f"/ip4/{arguments.host}/tcp/{arguments.port}",),
                     initial_peers=tuple(arguments.initial_peers),
                     client_mode=arguments.test and bool(arguments.initial_peers),
@@ -186,7 +185,9 @@ async def _serve(
     from coordinator.review import ReviewConfig
     from coordinator.reviewer import Reviewer
     from coordinator.runtime import Coordinator, CoordinatorConfig
+    from dht.connecting import chosen
     from dht.directory import Directory
+    from dht.transport_config import TransportKind
     from node import VERSION
     from node.owner_watch import MachineWatch
     from node.peer import Peer, PeerConfig
@@ -225,6 +226,7 @@ async def _serve(
         tokens_per_s=engine.tokens_per_s,
         precision=engine.precision,
         state=NodeState.WAITING,
+        light=chosen(arguments.transport) is TransportKind.LIGHT,
         joined_unix_s=transport.now(),
     )
     use = use_of(arguments)
@@ -245,7 +247,7 @@ async def _serve(
     cuda = machine.device.kind == "cuda"
     finished = partial(stage.counters.__getitem__, "finished")
     peer.watch = Watch(peer.figures, finished, reporter, path, sensing=cuda)
-    with _on_interrupt(peer.leave):
+    with on_interrupt(peer.leave):
         await peer.run()
 
 
@@ -270,28 +272,6 @@ async def _refuse_other_weights(directory: "Directory", mine: ModelSpec) -> None
             f"this swarm serves other weights as {mine.name}: theirs are"
             f" {others[0].fingerprint[:12]}, yours {mine.fingerprint[:12]}"
         )
-
-
-class _on_interrupt:
-    """While active, SIGINT and SIGTERM call ``leave`` instead of raising."""
-
-    def __init__(self, leave: Callable[[], None]) -> None:
-        self._leave = leave
-        self._loop = asyncio.get_running_loop()
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._loop.add_signal_handler(number, self._leave)
-            except NotImplementedError:  # Windows
-                signal.signal(number, lambda *_: self._loop.call_soon_threadsafe(self._leave))
-
-    def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._loop.remove_signal_handler(number)
-            except NotImplementedError:
-                signal.signal(number, signal.default_int_handler)
 
 
 if __name__ == "__main__":

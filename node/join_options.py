@@ -1,11 +1,12 @@
 """The options of ``python -m node.join``, from the command line and from a file."""
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dht.command_line import Parser
+from dht.command_line import Parser, add_transport
 from dht.errors import UserError
 from dht.hub import served_name
 from node.join_file import FILE_BYTES_MAX, as_flags
@@ -56,7 +57,7 @@ def join_parser() -> Parser:
         " --initial-peers it founds a swarm. Ctrl-C leaves cleanly, a second one at once.",
         epilog="example: python -m node.join --model models/brook --cpu --initial-peers /ip4/…"
         " | exit codes: 0 left cleanly, 2 your mistake, 3 the swarm cannot be joined now",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -71,6 +72,7 @@ def join_parser() -> Parser:
     )
     add("--max-vram", type=float, metavar="GIB", help="lend at most so much of the GPU's memory")
     add("--initial-peers", nargs="+", default=[], metavar="A", help="addresses of peers")
+    add_transport(parser)
     add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
     host = "0.0.0.0"  # noqa: S104  a peer is there to be reached
     add("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
@@ -82,7 +84,7 @@ def join_parser() -> Parser:
     add("--layers", metavar="START:END", help="serve these whatever the plan says")
     add("--idle-only", action="store_true", help="step aside while the machine or keyboard is used")
     aside = "step aside while such a program (a game) runs"
-    add("--pause-on-process", nargs="+", default=[], metavar="NAME", help=aside)
+    add("--pause-on-process", nargs="+", default=[], metavar="P", help=aside)
     times = "serve only then, such as 22:00-07:30 (local time)"
     add("--schedule", nargs="+", default=[], metavar="T", help=times)
     add(
@@ -171,4 +173,6 @@ def use_of(arguments: argparse.Namespace) -> "UseConfig":
 
 
 def _has_gpu() -> bool:
+    if sys.platform == "win32":
+        return shutil.which("nvidia-smi") is not None
     return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()

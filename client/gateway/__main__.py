@@ -4,14 +4,13 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 
 from client.chat_template import ChatTemplate
 from client.gateway.requests import Defaults
 from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
-from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.command_line import EXIT_DONE, Parser, add_transport, on_interrupt, run_command
 from dht.errors import NetworkError, UserError
 
 KEYS_VARIABLE = "ANABRANCH_API_KEYS"
@@ -70,6 +69,7 @@ def parse() -> argparse.Namespace:
         "--max-requests", type=int, default=256, metavar="N", help="at once; then 429 (256)"
     )
     parser.add_argument("--network", default=DEFAULT_NETWORK, metavar="NAME", help="its name")
+    add_transport(parser)
     return parser.parse_args()
 
 
@@ -110,7 +110,9 @@ async def main(arguments: argparse.Namespace) -> int:
     swarm = Swarm.connect(
         arguments.initial_peers,
         model=arguments.model,
-        config=SwarmConfig(network=arguments.network, wait_s=arguments.wait),
+        config=SwarmConfig(
+            network=arguments.network, wait_s=arguments.wait, transport=arguments.transport
+        ),
         on_status=_say,
     )
     try:
@@ -128,22 +130,23 @@ async def main(arguments: argparse.Namespace) -> int:
         )
         service = Service(swarm, answers, template=template, defaults=defaults)
         gateway = Gateway(service, answers, metrics, config, swarm)
-        interrupts = _interrupts()
-        async with serving(
-            gateway, host=arguments.host, port=arguments.port, head_s=config.head_s
-        ) as port:
-            host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-            url = f"http://{host}:{port}/v1"
-            print(f"serving {swarm.model_name} at {url} (Ctrl-C stops)", flush=True)
-            await interrupts.get()
-            if answers.requests:
-                _say(f"{answers.requests} requests are being finished (Ctrl-C ends them)")
-            ending = asyncio.create_task(drain(gateway, answers, arguments.drain))
-            again = asyncio.create_task(interrupts.get())
-            await asyncio.wait({ending, again}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (ending, again):
-                task.cancel()
-            await asyncio.gather(ending, again, return_exceptions=True)
+        interrupts: asyncio.Queue[None] = asyncio.Queue()
+        with on_interrupt(lambda: interrupts.put_nowait(None)):
+            async with serving(
+                gateway, host=arguments.host, port=arguments.port, head_s=config.head_s
+            ) as port:
+                host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+                url = f"http://{host}:{port}/v1"
+                print(f"serving {swarm.model_name} at {url} (Ctrl-C stops)", flush=True)
+                await interrupts.get()
+                if answers.requests:
+                    _say(f"{answers.requests} requests are being finished (Ctrl-C ends them)")
+                ending = asyncio.create_task(drain(gateway, answers, arguments.drain))
+                again = asyncio.create_task(interrupts.get())
+                await asyncio.wait({ending, again}, return_when=asyncio.FIRST_COMPLETED)
+                for task in (ending, again):
+                    task.cancel()
+                await asyncio.gather(ending, again, return_exceptions=True)
     finally:
         await swarm.__aexit__(None, None, None)
     return EXIT_DONE
@@ -159,15 +162,6 @@ def _text_side(directory: Path | None) -> tuple[ChatTemplate | None, Defaults]:
     except (OSError, ValueError):
         read = {}
     return ChatTemplate.load(directory), Defaults.of(read if isinstance(read, dict) else {})
-
-
-def _interrupts() -> "asyncio.Queue[int]":
-    """SIGINT and SIGTERM from now on."""
-    queue: asyncio.Queue[int] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, queue.put_nowait, number)
-    return queue
 
 
 def _say(text: str) -> None:

@@ -2,12 +2,11 @@
 
 import argparse
 import asyncio
-import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.command_line import EXIT_DONE, Parser, add_transport, on_interrupt, run_command
 from dht.errors import UserError
 
 STALE_ROUNDS, STALE_S = 2, 60.0
@@ -32,6 +31,7 @@ def parse() -> argparse.Namespace:
     add("--data", type=Path, metavar="FILE", help="keep the history here (else: until it ends)")
     add("--every", type=float, default=30.0, metavar="S", help="seconds between probes (30)")
     add("--network", default="anabranch", metavar="NAME", help="its name")
+    add_transport(parser)
     return parser.parse_args()
 
 
@@ -44,19 +44,21 @@ async def main(arguments: argparse.Namespace) -> int:
     from client.health.prober import Prober, ProberConfig, WatchedSwarm
     from client.health.state import aged
     from client.swarm import SwarmConfig
+    from dht.connecting import connect
     from dht.directory import Directory
-    from dht.hivemind_transport import HivemindTransport, TransportConfig
     from dht.identity import Identity
     from dht.transport import Transport
+    from dht.transport_config import TransportConfig
     from dht.types import model_key
 
     if not 0 <= arguments.port <= 65_535:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     if not 1 <= arguments.every <= 86_400:
         raise UserError(f"--every is {arguments.every}; it must be between 1 and 86400")
-    transport = await HivemindTransport.create(
+    transport = await connect(
         TransportConfig(
             identity=Identity.generate(),
+            kind=arguments.transport,
             initial_peers=tuple(arguments.initial_peers),
             client_mode=True,
         )
@@ -96,9 +98,8 @@ async def main(arguments: argparse.Namespace) -> int:
                 f"health page at http://{host}:{runner.addresses[0][1]}/ (Ctrl-C stops)", flush=True
             )
             stop = asyncio.Event()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
-            await stop.wait()
+            with on_interrupt(stop.set):
+                await stop.wait()
         finally:
             rounds.cancel()
             with suppress(asyncio.CancelledError):
