@@ -31,6 +31,8 @@ def problem_of(
             memory_bytes=record.memory_bytes,
             kv_tokens_min=record.kv_tokens_min,
             tokens_per_s=record.tokens_per_s,
+            decode_layer_s=record.decode_layer_s,
+            prompt_layer_s=record.prompt_layer_s,
             own_model=in_precision_of(model, record.model),
             current=given.get(peer_id, _served(record)),
         )

@@ -4,8 +4,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 
-from dht.types import PlannerNode, Problem
+from dht.types import LayerTimes, PlannerNode, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +103,12 @@ STRETCH_MAX = 1e6
 
 
 def service_from_rates(problem: Problem, workload: Workload | None = None) -> Service:
-    """What can be said of peers of which only T_j and memory are known.
+    """What can be said of peers by T_j, memory and what they announce of their layers' times.
 
-    A layer's time for a token is 1 / max_j(j × T_j); the shape over batches is typical of GPUs
-    (constants above). KV room is what memory leaves beside the weights, at the larger end of the
-    model; without a size of KV entries it is taken as unlimited.
+    A layer's time for a token is 1 / max_j(j × T_j); where a peer announces no times, the shape
+    over batches is typical of GPUs (constants above). No announced time makes a peer faster than
+    its T_j, which are what is checked and capped. KV room is what memory leaves beside the weights,
+    at the larger end of the model; without a size of KV entries it is taken as unlimited.
     """
     return Service(
         machines={node.peer_id: _machine_from_rates(problem, node) for node in problem.nodes},
@@ -127,12 +129,14 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> Machine:
     slope_s = (1 - DECODE_FIXED) * token_s
     ends = max(model.embed_bytes, model.head_bytes)
     each = model.kv_bytes_per_token_layer
+    typical = Curve(
+        tokens=(0.0, DECODES_MEASURED),
+        seconds=(DECODE_FIXED * step_s, DECODE_FIXED * step_s + DECODES_MEASURED * slope_s),
+    )
+    typical_prompt = Curve(tokens=(0.0, 1.0), seconds=(0.0, PROMPT_TOKEN * token_s))
     return Machine(
-        decode=Curve(
-            tokens=(0.0, DECODES_MEASURED),
-            seconds=(DECODE_FIXED * step_s, DECODE_FIXED * step_s + DECODES_MEASURED * slope_s),
-        ),
-        prompt=Curve(tokens=(0.0, 1.0), seconds=(0.0, PROMPT_TOKEN * token_s)),
+        decode=_announced(node.decode_layer_s, token_s) or typical,
+        prompt=_announced(node.prompt_layer_s, 0.0) or typical_prompt,
         kv_layer_tokens=tuple(
             max(0.0, node.memory_bytes - j * model.layer_bytes - ends) / each
             if each
@@ -144,3 +148,16 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> Machine:
             for j, rate in enumerate(node.tokens_per_s, start=1)
         ),
     )
+
+
+def _announced(times: LayerTimes, row_least_s: float) -> Curve | None:
+    """Announced times as a curve, no row faster than ``row_least_s``; None where there is none.
+
+    Beyond what was measured a layer takes in proportion to its rows.
+    """
+    rows = [count for count, _ in times]
+    if not times or any(a >= b for a, b in pairwise(rows)):
+        return None
+    seconds = [max(took_s, count * row_least_s) for count, took_s in times]
+    seconds = list(accumulate(seconds, max))
+    return Curve(tokens=(*map(float, rows), 2.0 * rows[-1]), seconds=(*seconds, 2.0 * seconds[-1]))

@@ -17,6 +17,7 @@ LINKS_MAX = 20
 CONTEXT_TOKENS_MAX = 1 << 22
 BYTES_MAX = 1 << 50
 RATE_MAX = 1e15
+LAYER_TIMES_MAX = 8
 
 PeerId = Annotated[str, Meta(min_length=1, max_length=64)]
 ShortText = Annotated[str, Meta(max_length=128)]
@@ -25,6 +26,11 @@ LayerIndex = Annotated[int, Meta(ge=0, le=LAYERS_MAX)]
 Count = Annotated[int, Meta(ge=0, le=BYTES_MAX)]
 Rate = Annotated[float, Meta(ge=0, le=RATE_MAX)]
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
+LayerTimes = Annotated[
+    tuple[tuple[Annotated[int, Meta(ge=1, le=1 << 20)], Seconds], ...],
+    Meta(max_length=LAYER_TIMES_MAX),
+]
+"""Seconds of one layer in a step of so many rows, rows ascending."""
 
 SOURCE = "source"
 """Name of the flow network's source: the clients' prompts and the ring's tokens."""
@@ -108,6 +114,10 @@ class NodeRecord:
     """KV tokens that the peer keeps for every layer it holds, whatever it is given."""
     tokens_per_s: Annotated[tuple[Rate, ...], Meta(max_length=LAYERS_MAX)]
     """T_j: measured tokens/s when it holds j layers, at index j - 1 (Helix §4.2)."""
+    decode_layer_s: LayerTimes = ()
+    """By sessions that decode together, at a typical context; none: typical shapes are taken."""
+    prompt_layer_s: LayerTimes = ()
+    """By a prompt's tokens."""
     precision: Annotated[str, Meta(max_length=32)] = ""
     """What its weights are kept and computed in, such as ``bfloat16`` or ``int4 in bfloat16``.
     The sizes in ``model`` are those of this precision; the fingerprint is the model's."""
@@ -248,6 +258,8 @@ class PlannerNode:
     kv_tokens_min: Count
     tokens_per_s: tuple[Rate, ...]
     """T_j at index j - 1."""
+    decode_layer_s: LayerTimes = ()
+    prompt_layer_s: LayerTimes = ()
     own_model: ModelSpec | None = None
     """The model with the sizes that it has in this peer's precision; None: the problem's."""
     current: Assignment | None = None

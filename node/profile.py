@@ -21,6 +21,7 @@ import torch
 
 from dht.command_line import EXIT_DONE, Parser, run_command
 from dht.hub import served_name
+from dht.types import LAYER_TIMES_MAX, LayerTimes
 from node.engine import Engine, EngineConfig, WorkItem
 from node.hardware import machine_of
 from node.hub_shards import open_model
@@ -69,6 +70,18 @@ class Profile:
     def fit_error(self) -> float | None:
         """The largest relative error at the points kept out of the fit; None without any."""
         return max(self.fit.errors(self.checks), default=None)
+
+    @property
+    def decode_times(self) -> LayerTimes:
+        """What is announced of decodes: a layer's seconds by batch, at a typical context."""
+        batches = sorted({timing.batch for timing in self.points})[:LAYER_TIMES_MAX]
+        return tuple((batch, self.fit.seconds(batch, SESSION_TOKENS / 2)) for batch in batches)
+
+    @property
+    def prompt_times(self) -> LayerTimes:
+        """What is announced of prompts: a layer's seconds by tokens."""
+        ordered = sorted(self.prefills, key=lambda timing: timing.context_tokens)
+        return tuple((each.context_tokens, each.seconds) for each in ordered[:LAYER_TIMES_MAX])
 
     def layer_s(self) -> dict[int, float]:
         """Seconds of one layer by rows, at a typical context: what bounds a step's rows."""

@@ -103,6 +103,9 @@ def test_a_real_engine_is_timed_at_every_point_and_nothing_is_left(tmp_path: Pat
     start, end = engine.held
     assert engine.kv_tokens_free == engine.kv_tokens_beside(start, end)
     assert set(measured.layer_s()) == {*BATCHES, *PREFILLS}
+    assert [batch for batch, _ in measured.decode_times] == sorted(BATCHES)
+    assert [tokens for tokens, _ in measured.prompt_times] == list(PREFILLS)
+    assert all(took_s > 0 for _, took_s in (*measured.decode_times, *measured.prompt_times))
 
 
 def test_the_command_prints_one_object(
