@@ -2,8 +2,8 @@
 
 Several stock nodes store one-byte records, each signed by an identity of its own, at a peer in a
 process of its own. Every tenth of the way an honest peer joins through it, from another process,
-stores its record and looks whether the flooded peer gives it out. Writes the joins' seconds and the peer's memory (its
-process and its daemon) beside what it was before.
+stores its record and looks whether the flooded peer gives it out. Writes the joins' seconds and the
+peer's memory (its process and its daemon) beside what it was before.
 """
 
 import argparse
