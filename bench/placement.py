@@ -108,7 +108,7 @@ def row(
     edges = placement.edges or ()
     return {
         "planner": name,
-        "flow_tokens_per_s": round(placement.flow_tokens_per_s, 1),
+        "flow_tokens_per_s": round(placement.flow_tokens_per_s, 3),
         "estimate_tokens_per_s": round(placement.estimate_tokens_per_s, 1),
         "token_time_s": round(placement.latency_s, 3),
         "simulated_tokens_per_s": simulate(cluster, model, placement.assignments, edges, simulate_s)

@@ -22,7 +22,13 @@ from coordinator.advice import busiest, one_more
 from coordinator.check import check_plan
 from coordinator.cluster import read_cluster
 from coordinator.milp import fetched
-from coordinator.placement import NoPlacementError, Placement, make_plan, why_uncoverable
+from coordinator.placement import (
+    EXACT_PEERS_MAX,
+    NoPlacementError,
+    Placement,
+    make_plan,
+    why_uncoverable,
+)
 from coordinator.planners import PLANNERS, Effort
 from coordinator.service import Service
 from coordinator.service_file import read_service
@@ -31,6 +37,7 @@ from dht.errors import NetworkError, UserError
 from dht.types import Assignment, Plan, PlanEpoch, Problem
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 FILE_BYTES_MAX = 64 << 20
@@ -133,10 +140,12 @@ def print_plan(answer: Answer, *, advise_s: float, seed: int) -> None:
         " (estimated from batches, queues, links and KV room)"
     )
     console.print(
-        f"max flow {plan.flow_tokens_per_s:.1f} tokens/s, {share:.0%} of the upper bound"
+        f"max flow {plan.flow_tokens_per_s:.3f} tokens/s, {share:.0%} of the upper bound"
         f" {plan.bound_tokens_per_s:.1f} (gap {1 - share:.0%}); by {plan.planner}"
         f" in {plan.solve_s:.2f} s"
     )
+    if len(answer.problem.nodes) <= EXACT_PEERS_MAX and advise_s > 0:
+        _print_most_flow(answer, console, limit_s=advise_s, seed=seed)
     console.print(f"weights to fetch: {fetched_bytes(answer) / 2**30:.3g} GiB")
     for use in busiest(answer.problem, answer.placement):
         if use.share >= BUSY:
@@ -153,6 +162,23 @@ def print_plan(answer: Answer, *, advise_s: float, seed: int) -> None:
     )
     for name, gain in gains[:ADVICE_MAX]:
         console.print(f"one more peer like {name} would give {gain:+.0%}")
+
+
+def _print_most_flow(answer: Answer, console: "Console", *, limit_s: float, seed: int) -> None:
+    """What a plan for flow alone would carry, where that is more, and what it would serve."""
+    started_s = time.monotonic()
+    effort = Effort(
+        time_limit_s=limit_s,
+        seed=seed,
+        spent=lambda: (time.monotonic() - started_s) / limit_s,
+    )
+    found = PLANNERS["patterns-flow"](answer.problem, answer.service, effort)
+    if found is not None and found.flow_tokens_per_s > answer.plan.flow_tokens_per_s:
+        console.print(
+            f"a plan for flow alone (--planner patterns-flow) carries"
+            f" {found.flow_tokens_per_s:.3f} tokens/s and would serve about"
+            f" {found.estimate_tokens_per_s:.1f}"
+        )
 
 
 def _stages(answer: Answer) -> "Table":

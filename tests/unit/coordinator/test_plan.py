@@ -6,6 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from bench.papers.clusters import cluster_path
 from coordinator.cluster import read_cluster
 from coordinator.plan import main
 from dht.errors import UserError
@@ -109,8 +110,13 @@ def test_helix_clusters(write, capsys):
 def test_the_table_is_honest_about_its_estimate(write, capsys):
     assert main([write(OWN), "--model", "tiny", "--time-limit", "1"]) == 0
     out = capsys.readouterr().out
-    assert "max flow 30.0 tokens/s" in out
+    assert "max flow 30.000 tokens/s" in out
     assert "decoded tokens/s under full load (estimated" in out.replace("\n", " ")
+
+
+def test_the_proven_most_flow_of_helix_small_cluster_is_shown(capsys):
+    assert main([str(cluster_path("small10")), "--model", "30b", "--time-limit", "2"]) == 0
+    assert "carries 286.587 tokens/s" in " ".join(capsys.readouterr().out.split())
 
 
 def without(key: str) -> dict:
