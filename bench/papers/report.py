@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.papers import report_own as own_tables
 from bench.papers import report_tables as tables
-from bench.papers.report_verdict import verdict
+from bench.papers.report_verdict import FAITHFUL, verdict
 
 Recipe = dict[str, Any]
 
@@ -88,11 +88,58 @@ def write(results: Path, names: Sequence[str], target: Path) -> None:
         verdict([found[name] for name in COMPARED if name in found]),
     ]
     parts += [_section(recipe) for recipe in found.values()]
+    faithful = results.parent / "faithful.json"
+    if faithful.exists():
+        parts.append(_faithful(json.loads(faithful.read_text())))
     missing = [name for name in names if name not in found]
     if missing:
         parts.append(f"Not run yet: {', '.join(missing)}.\n")
     parts.append(NOTES)
     target.write_text("\n".join(parts))
+
+
+FIGURES = {
+    "tokens_per_s": "tokens/s",
+    "ttft_mean_s": "TTFT mean, s",
+    "ttft_p95_s": "TTFT P95, s",
+    "tpot_mean_s": "TPOT mean, s",
+}
+
+
+def _faithful(result: dict[str, Any]) -> str:
+    """The simulator beside real processes on one machine."""
+    lone = result["lone"]
+    lines = [
+        "## The simulator beside real processes",
+        "",
+        f"`python -m bench.faithful` — commit {result['commit']} ({result['cpu']},"
+        f" {result['cores']} cores).",
+        "",
+        "Two peers of half a model each and a client, all processes of one machine; the simulator"
+        " knows the stages' step times, measured apart, and from a lone answer what a message takes"
+        f" ({lone['hop_s'] * 1e3:.1f} ms) and what opening takes ({lone['open_s'] * 1e3:.1f} ms)."
+        " Nothing is fitted to the runs compared. The goal is 5%.",
+        "",
+        "| load | | real | simulated | error |",
+        "|---|---|--:|--:|--:|",
+    ]
+    for load in result["loads"]:
+        share = f"{load['share']:.0%} of the slower stage, {load['requests_per_s']:.2f}/s"
+        for name, title in FIGURES.items():
+            lines.append(
+                f"| {share} | {title}"
+                f" | {load['real'][name]:.4g} | {load['simulated'][name]:.4g}"
+                f" | {load['error'][name]:+.1%} |"
+            )
+    worst = max(abs(load["error"][name]) for load in result["loads"] for name in FIGURES)
+    met = "reached" if worst <= FAITHFUL else "**missed**"
+    lines += [
+        "",
+        f"The goal is {met}: the largest error is {worst:.1%}. Three busy processes share"
+        f" {result['cores']} cores here, which the simulator does not know.",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _cost(recipes: Sequence[Recipe]) -> str:
