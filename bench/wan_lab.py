@@ -94,6 +94,10 @@ class WanLab:
             {"source": source, "target": target, "mbit": shape.mbit, "delay_ms": shape.delay_ms}
         )
 
+    def close(self, host: int) -> None:
+        """Let nobody open a connection to a host, as behind a router that forwards nothing."""
+        self._say({"closed": host})
+
     def shape_all(self, shape: Shape) -> None:
         """Change every link."""
         count = len(self.names)
@@ -142,6 +146,12 @@ def open_tun(namespace: str, address: str) -> int:
     return tun
 
 
+def opens_connection(packet: bytes) -> bool:
+    """Whether an IPv4 packet is the first of a TCP connection (SYN without ACK)."""
+    flags_at = 4 * (packet[0] & 15) + 13
+    return packet[9] == 6 and len(packet) > flags_at and packet[flags_at] & 0x12 == 0x02
+
+
 @dataclass(slots=True)
 class _Link:
     bytes_per_s: float = 125e6
@@ -166,6 +176,8 @@ class _Hub:
     links: dict[tuple[int, int], _Link] = field(default_factory=dict)
     due: list[tuple[float, int, int, bytes]] = field(default_factory=list)
     ticket: int = 0
+    closed: set[int] = field(default_factory=set)
+    """Hosts that connections can be opened from, and not to."""
 
     def run(self) -> None:
         hosts = {tun: index for index, tun in enumerate(self.tuns)}
@@ -192,6 +204,9 @@ class _Hub:
         return bool(data)
 
     def _obey(self, order: dict[str, Any]) -> None:
+        if "closed" in order:
+            self.closed.add(order["closed"])
+            return
         link = self.links.setdefault((order["source"], order["target"]), _Link())
         link.bytes_per_s = order["mbit"] * 125_000
         link.delay_s = order["delay_ms"] / 1e3
@@ -206,6 +221,8 @@ class _Hub:
                 continue
             target = packet[19] - 1
             if target == source or not 0 <= target < len(self.tuns):
+                continue
+            if target in self.closed and opens_connection(packet):
                 continue
             link = self.links.setdefault((source, target), _Link())
             at_s = link.arrival(len(packet), time.monotonic())

@@ -69,3 +69,11 @@ def ranked(addresses: list[str]) -> tuple[str, ...]:
 def is_loopback(address: str) -> bool:
     """Whether only this machine can use a multiaddress."""
     return address.startswith(("/ip4/127.", "/ip6/::1/"))
+
+
+def host_of(address: str) -> str:
+    """The IP address of a multiaddress; empty for names, relays and everything else."""
+    parts = address.split("/")
+    if len(parts) < 3 or parts[1] not in {"ip4", "ip6"} or "p2p-circuit" in parts:
+        return ""
+    return parts[2]

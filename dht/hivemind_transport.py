@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dht import lean_hivemind
-from dht.addresses import ranked
+from dht.addresses import host_of, ranked
 from dht.daemon import DaemonConfig, P2pDaemon
 from dht.errors import NetworkError, UserError
 from dht.libp2p import (
@@ -118,7 +118,8 @@ class HivemindTransport:
         async def on_stream(
             info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
-            self._handlers.start(handler, LibP2PStream(info.peer_id.to_base58(), reader, writer))
+            peer_id, host = info.peer_id.to_base58(), host_of(str(info.addr))
+            self._handlers.start(handler, LibP2PStream(peer_id, reader, writer, remote_host=host))
 
         self._check_alive()
         await asking_daemon(self._p2p.add_binary_stream_handler(protocol, on_stream))

@@ -23,9 +23,15 @@ class LibP2PStream:
     """A stream through the daemon. Every way in which it can fail is a NetworkError."""
 
     def __init__(
-        self, remote_peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        remote_peer_id: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        remote_host: str = "",
     ) -> None:
         self._remote_peer_id = remote_peer_id
+        self.remote_host = remote_host
         self._reader = reader
         self._writer = writer
         self._closed = False

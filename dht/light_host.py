@@ -195,7 +195,9 @@ class LightHost:
 
     async def _accept(self, protocol: str, net_stream: Any) -> None:
         peer_id = net_stream.muxed_conn.peer_id.to_base58()
-        stream = BridgedStream(peer_id, net_stream, self._loop, self._token)
+        where = net_stream.get_remote_address()
+        host = str(where[0]) if where else ""
+        stream = BridgedStream(peer_id, net_stream, self._loop, self._token, remote_host=host)
         self._in_asyncio(lambda: self._on_stream(protocol, stream))
         await stream.carry()
 

@@ -40,8 +40,11 @@ class BridgedStream:
         net_stream: Any,
         loop: asyncio.AbstractEventLoop,
         token: trio.lowlevel.TrioToken,
+        *,
+        remote_host: str = "",
     ) -> None:
         self._remote_peer_id = remote_peer_id
+        self.remote_host = remote_host
         self._net = net_stream
         self._loop = loop
         self._token = token

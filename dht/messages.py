@@ -24,6 +24,7 @@ from dht.types import (
     PlanHead,
     RouteStage,
     Seconds,
+    ShortText,
 )
 
 STAGES_MAX = 128
@@ -454,6 +455,22 @@ class RecordsBusy:
     retry_after_s: Annotated[float, Meta(ge=0.0, le=3600.0)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachRequest:
+    """Dial me back, where you see me come from, at this port of mine."""
+
+    port: Annotated[int, Meta(ge=1, le=65_535)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachAnswer:
+    """Whether libp2p answered there; None where this peer cannot say or will not look."""
+
+    reached: bool | None
+    host: ShortText = ""
+    """The address that was dialled: how the asker looks from here."""
+
+
 for _kind, _cls in {
     "node": NodeRecord,
     "links": LinksRecord,
@@ -489,5 +506,7 @@ for _kind, _cls in {
     "record-store": RecordStore,
     "record-stored": RecordStored,
     "records-busy": RecordsBusy,
+    "reach-request": ReachRequest,
+    "reach-answer": ReachAnswer,
 }.items():
     wire.register(_kind, _cls)

@@ -19,6 +19,10 @@ class MeteredStream:
     def remote_peer_id(self) -> str:
         return self._inner.remote_peer_id
 
+    @property
+    def remote_host(self) -> str:
+        return self._inner.remote_host
+
     async def read_exactly(self, count: int) -> bytes:
         data = await self._inner.read_exactly(count)
         self._received(count)

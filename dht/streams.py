@@ -143,6 +143,7 @@ class PipeStream:
         self._incoming = incoming
         self._outgoing = outgoing
         self._closed = False
+        self.remote_host = ""
         self.on_close: Callable[[], None] | None = None
         """Called once, when this end is closed."""
 

@@ -18,6 +18,8 @@ PROBE_PROTOCOL = "/anabranch/probe/1"
 """Receiver-timed bandwidth and round trips."""
 PLAN_PROTOCOL = "/anabranch/plan/1"
 """Plan bodies by hash."""
+REACH_PROTOCOL = "/anabranch/reach/1"
+"""Being dialled back, to learn whether others can."""
 RECORDS_PROTOCOL = "/anabranch/records/1"
 """The DHT through a full peer, for peers that are no part of it."""
 
@@ -27,6 +29,12 @@ class Stream(Protocol):
 
     @property
     def remote_peer_id(self) -> str: ...
+
+    @property
+    def remote_host(self) -> str:
+        """The IP address that an incoming stream's connection comes from, as seen from here;
+        empty where that is not known: outgoing streams, relays."""
+        ...
 
     async def read_exactly(self, count: int) -> bytes:
         """Exactly ``count`` bytes; raises NetworkError when the stream ends before."""

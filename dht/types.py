@@ -99,6 +99,18 @@ class PlanEpoch:
 NO_EPOCH = PlanEpoch()
 
 
+class Reach(StrEnum):
+    """How others reach a peer, as others found who tried."""
+
+    UNKNOWN = "unknown"
+    """Nobody has tried yet."""
+    DIRECT = "direct"
+    RELAYED = "relayed"
+    """Nobody came through directly; a relay takes calls for it."""
+    NONE = "none"
+    """Nobody came through, and there is no relay."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """A peer's announcement (lifetime 60 s, renewed)."""
@@ -137,6 +149,7 @@ class NodeRecord:
     """Whether it serves its old layers while it loads others, where its memory holds both."""
     light: bool = False
     """It is no part of the DHT, reads and writes it through others, and does not coordinate."""
+    reach: Reach = Reach.UNKNOWN
 
     def holds(self, start: int, end: int) -> bool:
         """Whether layers ``[start, end)`` are all served by this peer now."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from dht.directory import Directory
 from dht.errors import NetworkError
 from dht.transport import Transport
-from dht.types import NodeRecord, NodeState, PlanEpoch
+from dht.types import NodeRecord, NodeState, PlanEpoch, Reach
 from node.stage import StageServer
 from node.stage_engine import EngineStage
 
@@ -49,6 +49,11 @@ class Announcer:
     def set_moved(self, now_s: float) -> None:
         """This peer gives up its layers for others now; for the anti-flap rules."""
         self._record = replace(self._record, moved_unix_s=now_s)
+
+    def set_reach(self, reach: Reach) -> None:
+        """How others reach this peer, as they found; told soon."""
+        self._record = replace(self._record, reach=reach)
+        self._changed.set()
 
     async def announce(self) -> None:
         """Tell it now. A network that does not take it is logged; the next time may do."""

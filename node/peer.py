@@ -7,6 +7,7 @@ refuses what is not.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from dht.transport import Transport
 from dht.types import (
     NodeRecord,
     NodeState,
+    Reach,
 )
 from node.announcer import Announcer
 from node.link_keeper import LinkKeeper, LinkKeeperConfig
@@ -25,6 +27,7 @@ from node.live_view import Figures
 from node.owner_use import ComeBack, OwnerUse, Seen, StepAside, UseConfig
 from node.plan_follower import FollowConfig, PlanFollower
 from node.probe import ProbeServer
+from node.reach import ReachKeeper, ReachServer
 from node.report import Reporter
 from node.stage import StageServer
 from node.stage_engine import EngineStage
@@ -37,6 +40,12 @@ logger = logging.getLogger(__name__)
 
 RESTART_S = 5.0
 """Before a part of the peer that failed is started again."""
+REACH_SENTENCES = {
+    Reach.DIRECT: "Others reach this peer: one of them dialled it back.",
+    Reach.RELAYED: "Others reach this peer through a relay only: forward its port to be faster.",
+    Reach.NONE: "Others cannot reach this peer: forward its port (--port) on the router, and open"
+    " it in the firewall.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +61,8 @@ class PeerConfig:
     """Between looks at what else the machine does."""
     aside_s: float = 8.0
     """How long sessions may go on elsewhere before the owner gets the memory."""
+    reach_s: float = 3.0
+    """How long it waits at the start to be dialled back by others."""
     drain_s: float = 30.0
     """How long live sessions may go on when the peer leaves."""
 
@@ -111,6 +122,7 @@ class Peer:
         )
         self._links = LinkKeeper(transport, directory, stage, config.links)
         stage.bandwidth_from = self._links.bandwidth_from
+        self._reach = ReachKeeper(transport, directory, self._note_reach)
         self.watch: Watch | None = None
         """Shows the owner how it goes, where there is one."""
 
@@ -125,12 +137,17 @@ class Peer:
         self._stage.on_idle = self._report_stats
         await ProbeServer(self._transport, self._stage.traffic).start()
         await StageStreams(self._transport, self._stage, StreamLimits()).start()
+        await ReachServer(self._transport).start()
+        with suppress(TimeoutError):  # so that it is known before this peer says that it serves
+            async with asyncio.timeout(self._config.reach_s):
+                await self._reach.look()
         await self._announcer.announce()
         work = (
             self._stage.run,
             self._coordinator.run,
             self._announcer.run,
             self._links.run,
+            self._reach.run,
             self._keep_within_month,
             self._follower.follow,
             self._follower.help_oneself,
@@ -190,6 +207,12 @@ class Peer:
             links=self._links.measured,
             device=record.device.name,
         )
+
+    def _note_reach(self, reach: Reach) -> None:
+        self._announcer.set_reach(reach)
+        self._reporter.event("reach", reach=str(reach))
+        if (sentence := REACH_SENTENCES.get(reach)) is not None:
+            self._reporter.say(sentence)
 
     def _report_stats(self) -> None:
         """Where this peer's time went since it started; written whenever it becomes idle."""

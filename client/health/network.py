@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from client.health.clean import clean_id, clean_name
-from dht.types import SINK, SOURCE, LinksRecord, NodeRecord, Plan, RouteStage
+from dht.types import SINK, SOURCE, LinksRecord, NodeRecord, Plan, Reach, RouteStage
 
 Json = dict[str, Any]
 LINK_S = 1500.0
@@ -16,7 +16,6 @@ LINK_S = 1500.0
 ASSIGNMENTS_SHOWN_MAX = 1000
 LINKS_SHOWN_MAX = 4000
 STAGES_SHOWN_MAX = 64
-RELAYED = "/p2p-circuit"
 
 
 def links_json(records: Sequence[LinksRecord], now_unix_s: float) -> list[Json]:
@@ -142,10 +141,11 @@ def trace_json(
 
 
 def reached(record: NodeRecord) -> str:
-    """How others reach this peer: ``direct``, ``relay``, or ``unknown`` without an address."""
-    if not record.addresses:
-        return "unknown"
-    return "relay" if all(RELAYED in each for each in record.addresses) else "direct"
+    """How others reach this peer, as they found: ``direct``, ``relay``, ``nobody`` does, or
+    ``unknown`` where none has tried."""
+    return {Reach.DIRECT: "direct", Reach.RELAYED: "relay", Reach.NONE: "nobody"}.get(
+        record.reach, "unknown"
+    )
 
 
 def _share(flow: float, capacity: float | None) -> float | None:
