@@ -21,6 +21,8 @@ from dht.messages import (
     Ping,
     Prompt,
     PromptScores,
+    ReachAnswer,
+    ReachRequest,
     RecordsBusy,
     RecordsFound,
     RecordsRequest,
@@ -51,6 +53,11 @@ GOLDEN: list[tuple[Any, str]] = [
         RecordsFound(records=(b"ab",), more=True, unix_s=1.5),
         "9301ad7265636f7264732d666f756e6483a77265636f72647391c4026162a46d6f7265c3a6756e69785f73"
         "cb3ff8000000000000",
+    ),
+    (ReachRequest(port=31337), "9301ad72656163682d7265717565737481a4706f7274cd7a69"),
+    (
+        ReachAnswer(reached=None, host="::1"),
+        "9301ac72656163682d616e7377657282a772656163686564c0a4686f7374a33a3a31",
     ),
     (RecordStore(record=b"ab"), "9301ac7265636f72642d73746f726581a67265636f7264c4026162"),
     (
