@@ -43,6 +43,9 @@ from coordinator.routes import NoRoute
 from dht.messages import RefusalCode
 from dht.types import RouteStage
 
+ROOM_TRIES = 2
+"""Routes that a request which does not wait tries before it takes the swarm as full."""
+
 
 class OwnerState(StrEnum):
     DRAWING = "drawing"
@@ -100,6 +103,8 @@ class Owner:
     """The largest epoch that was used, by a route or by copies."""
     last_reason: str = ""
     retry_after_s: float = 0.0
+    without_room: int = 0
+    """Refusals for want of room so far."""
 
     @property
     def epoch(self) -> int:
@@ -118,7 +123,7 @@ class Owner:
             case (OwnerState.OPENING, Accepted(epoch=self.epoch, position=position)):
                 return self._accepted(position)
             case (OwnerState.OPENING, Refused(epoch=self.epoch) as refused):
-                return self._refused(refused)
+                return self._refused(refused, now_s)
             case (OwnerState.OPENING | OwnerState.RUNNING, Lost(epoch=self.epoch) as lost):
                 return [*self._drop_move(), *self._lost(lost)]
             case (OwnerState.RUNNING, Arrived() as arrived):
@@ -172,7 +177,7 @@ class Owner:
         gone = tuple(dict.fromkeys(s for s in left if s.peer_id not in here))
         return [*effects, Leave(epoch=self.epoch, stages=gone)] if gone else effects
 
-    def _refused(self, refused: Refused) -> list[Effect]:
+    def _refused(self, refused: Refused, now_s: float) -> list[Effect]:
         # Once accepted the request is sound, and such a refusal is the peer's own fault.
         hopeless = refused.code in {RefusalCode.BAD_REQUEST, RefusalCode.TOO_LONG}
         if hopeless and not self.accepted:
@@ -190,6 +195,14 @@ class Owner:
             retry_after_s=refused.retry_after_s,
         )
         drop = [DropMove(epoch=moved.epoch)] if moved is not None and moved.epoch else []
+        self.without_room += refused.code in {RefusalCode.NO_KV, RefusalCode.TOO_MANY}
+        if now_s >= self.deadline_s and self.without_room >= ROOM_TRIES and not self.accepted:
+            # Who does not wait is told soon, and a crowd of them keeps nobody from work.
+            self.state = OwnerState.GAVE_UP
+            full = NoRoute(reason="the peers that were asked are full")
+            after_s = self.retry_after_s
+            give_up = GiveUp(reason=full.reason, no_route=full, retry_after_s=after_s)
+            return [avoid, Wait(no_route=full), give_up]
         return [avoid, *drop, self._draw()]
 
     def _lost(self, lost: Lost) -> list[Effect]:

@@ -7,7 +7,7 @@ taken to go on at the pace it had so far, to its longest possible answer.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 HEADROOM_SHARE = 0.1
 """Of a stage's KV and sessions: room that ordinary sessions leave free."""
@@ -15,6 +15,9 @@ QUEUE_SESSIONS_LEAST = 16
 """So many sessions are taken however long steps take: a slow peer is slow with one, too."""
 QUEUE_STEP_S = 0.5
 """Steps that take longer are as full as they need be: more sessions add no tokens, only waiting."""
+CROWD_S = 10.0
+"""A client that was refused is counted among those who wait for so long."""
+CROWD_MAX = 256
 RETRY_LEAST_S = 0.5
 RETRY_MOST_S = 600.0
 
@@ -34,6 +37,29 @@ class Holding:
         """How long it may still take, at its pace so far."""
         left = max(0, self.kv_tokens - self.ran_tokens)
         return left * self.age_s / max(1, self.ran_tokens)
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnedAway:
+    """Clients that were refused lately. They should not all come back at once, for one place.
+
+    At most ``CROWD_MAX`` are remembered.
+    """
+
+    since_s: dict[str, float] = field(default_factory=dict)
+
+    def turn(self, client: str, now_s: float) -> int:
+        """Note that ``client`` is refused; for how many there should be room when it comes back.
+
+        Half of those who wait: some go elsewhere, and a place that nobody takes is lost.
+        """
+        self.since_s.pop(client, None)
+        for other, at_s in list(self.since_s.items()):  # in the order of their times
+            if now_s - at_s <= CROWD_S and len(self.since_s) < CROWD_MAX:
+                break
+            del self.since_s[other]
+        self.since_s[client] = now_s
+        return max(1, len(self.since_s) // 2)
 
 
 def headroom(capacity: int) -> int:

@@ -22,7 +22,7 @@ from dht.messages import (
     SessionRefused,
     SessionWarm,
 )
-from node.admission import headroom, queue_is_long, retry_after_s, takes_headroom
+from node.admission import TurnedAway, headroom, queue_is_long, retry_after_s, takes_headroom
 from node.dataflow import Dataflow, row_bytes_of
 from node.hops import HopReply, HopTable
 from node.open_checks import refusal_of
@@ -57,6 +57,7 @@ class Opening:
         self._hops = hops
         self._flow = flow
         self._counters = counters
+        self._turned_away = TurnedAway()
         self.bandwidth_from: Callable[[str], float | None] = lambda peer_id: None
         """Measured bandwidth of the link from a peer to this one, in bytes/s."""
 
@@ -205,12 +206,14 @@ class Opening:
         return open_.priority is Priority.HIGH and self._table.urgent_of(open_.client) < most
 
     def _retry_after_s(self, open_: SessionOpen) -> float:
+        now_s = asyncio.get_running_loop().time()
         free, needed = self._engine.kv_tokens_free, _kv_tokens(open_)
         kept = headroom(capacity := free + self._table.kv_tokens)
         if not self._is_urgent(open_) and needed + kept <= capacity:
             free -= kept
-        holdings = self._table.holdings(asyncio.get_running_loop().time())
-        return retry_after_s(needed, free, holdings)
+            capacity -= kept
+        crowd = needed * self._turned_away.turn(open_.client, now_s)
+        return retry_after_s(max(needed, min(crowd, capacity)), free, self._table.holdings(now_s))
 
     def replied(self, peer_id: str, message: HopReply) -> None:
         """The next stage answered: resume and pass the answer up."""

@@ -5,12 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.admission import (
+    CROWD_MAX,
+    CROWD_S,
     HEADROOM_SHARE,
     QUEUE_SESSIONS_LEAST,
     QUEUE_STEP_S,
     RETRY_LEAST_S,
     RETRY_MOST_S,
     Holding,
+    TurnedAway,
     headroom,
     queue_is_long,
     retry_after_s,
@@ -50,6 +53,17 @@ def test_bounds_and_order(needed: int, free: int, holding: list[Holding]) -> Non
     else:
         assert RETRY_LEAST_S <= after_s <= RETRY_MOST_S
         assert retry_after_s(needed, free + 1, holding) <= after_s
+
+
+def test_who_is_turned_away_does_not_come_back_with_all_the_others() -> None:
+    crowd = TurnedAway()
+    turns = [crowd.turn(f"client {n}", 0.01 * n) for n in range(10)]
+    assert turns == [1, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+    assert crowd.turn("client 3", 0.2) == 5, "one client is one, however often it asks"
+    assert crowd.turn("client 3", 0.2 + CROWD_S + 0.1) == 1
+    for n in range(3 * CROWD_MAX):
+        crowd.turn(f"stranger {n}", 20.0)
+    assert len(crowd.since_s) <= CROWD_MAX
 
 
 @pytest.mark.property
