@@ -61,6 +61,7 @@ class TimedEngine:
         self._kv_free = kv_tokens
         self._batcher: Batcher[StepRequest] = Batcher(limits)
         self._running = False
+        self.serving = True
         self._zeros = torch.zeros(1 << 12, self.hidden, dtype=torch.float16)
 
     @property
@@ -72,7 +73,7 @@ class TimedEngine:
             context_tokens=self._spec.context_tokens,
             start=self._span[0],
             end=self._span[1],
-            serving=True,
+            serving=self.serving,
         )
 
     @property
@@ -88,6 +89,9 @@ class TimedEngine:
 
     def free(self, key: str) -> None:
         self._kv_free += self._kv.pop(key, 0)
+        self._batcher.drop(key)
+
+    def drop(self, key: str) -> None:
         self._batcher.drop(key)
 
     def kv_row_bytes(self, start: int, end: int) -> int:
@@ -115,9 +119,13 @@ class TimedEngine:
             asyncio.get_running_loop().call_soon(self._start)
 
     def _start(self) -> None:
-        batch = self._batcher.next_batch()
+        loop = asyncio.get_running_loop()
+        batch = self._batcher.next_batch(loop.time())
         if not batch:
             self._running = False
+            wait_s = self._batcher.wait_s(loop.time())
+            if wait_s is not None:
+                loop.call_later(wait_s, self._look_again)
             return
         self._running = True
         decodes = sum(request.tokens == 1 for request in batch)
@@ -125,6 +133,11 @@ class TimedEngine:
         self.steps += 1
         self.busy_s += took_s
         asyncio.get_running_loop().call_later(took_s, self._finish, batch)
+
+    def _look_again(self) -> None:
+        """Background work may run now, unless something else does."""
+        if not self._running:
+            self._start()
 
     def _finish(self, batch: list[StepRequest]) -> None:
         results = [self._result(request) for request in batch if request.key in self._kv]

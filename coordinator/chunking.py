@@ -14,6 +14,11 @@ from dataclasses import dataclass
 
 CANDIDATES = (16, 32, 64, 128, 256, 512)
 CHUNK_TOKENS_UNMEASURED = 64
+BESIDE_SHARE = 0.05
+"""By how much of a step's time rows that nobody waits for may lengthen it."""
+BESIDE_TOKENS_LEAST = 4
+"""However slow rows are: a stage that leaves does not wait for ever."""
+BESIDE_TOKENS_MOST = 64
 NEWEST_WEIGHT = 0.25
 DECODE_WAITS_S_MAX = 0.1
 """While other sessions decode, a chunk that the measurements say takes longer is not chosen."""
@@ -44,6 +49,15 @@ class ChunkSizer:
         if self.row_s is None:
             return None
         return (self.fixed_s or 0.0) + self.row_s * rows
+
+    def beside(self) -> int:
+        """Rows that ride along with decodes without slowing them by more than a little."""
+        if self.row_s is None or self.fixed_s is None:
+            return BESIDE_TOKENS_LEAST
+        room_s = BESIDE_SHARE * self.fixed_s
+        if self.row_s * BESIDE_TOKENS_MOST <= room_s:
+            return BESIDE_TOKENS_MOST
+        return max(BESIDE_TOKENS_LEAST, int(room_s / self.row_s))
 
     def choose(
         self, left_tokens: int, stages: int, *, link_row_s: float | None, others_decode: bool

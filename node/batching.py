@@ -6,6 +6,7 @@ OSDI'24, §4; Orca, OSDI'22, §3).
 """
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ class Work(Protocol):
 
     @property
     def tokens(self) -> int: ...
+
+    @property
+    def background(self) -> bool:
+        """Whether nobody waits for it: it rides along with what somebody does wait for."""
+        ...
 
 
 T = TypeVar("T", bound=Work)
@@ -66,11 +72,17 @@ def seconds_at(points: Sequence[tuple[int, float]], rows: int) -> float:
     return max(0.0, low_s + (rows - low) * (high_s - low_s) / (high - low))
 
 
+BACKGROUND_QUIET_S = 0.05
+"""Background work runs by itself only after so long without other work: the next decode, which is
+on its way round the other stages, would have to wait for it."""
+
+
 class Batcher(Generic[T]):
     """Queues work in order of arrival; only a session's oldest item may be in a step."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
+        self._busy_s = -math.inf
         self._queues: dict[str, deque[tuple[int, T]]] = {}
         self._arrivals = itertools.count()
 
@@ -91,13 +103,22 @@ class Batcher(Generic[T]):
         """Forget a session's queued work and return it."""
         return [work for _, work in self._queues.pop(key, ())]
 
-    def next_batch(self) -> list[T]:
-        """The items of the next step, which leave the queue; empty when nothing is queued.
+    def wait_s(self, now_s: float) -> float | None:
+        """When to look again although nothing new came; None: not before something does."""
+        if not self._queues:
+            return None
+        return max(0.0, self._busy_s + BACKGROUND_QUIET_S - now_s)
 
-        The oldest waiting prefill is always among them, so each is in time the oldest.
+    def next_batch(self, now_s: float) -> list[T]:
+        """The items of the next step, which leave the queue; empty when there is none to run now.
+
+        The oldest waiting prefill is always among them, so each is in time the oldest. Background
+        work adds one item at most, to a step that runs anyway or while the engine is quiet.
         """
-        heads = [queue[0] for queue in self._queues.values()]
-        heads.sort(key=lambda head: head[0])
+        queued = [queue[0] for queue in self._queues.values()]
+        queued.sort(key=lambda head: head[0])
+        behind = [work for _, work in queued if work.background]
+        heads = [(at, work) for at, work in queued if not work.background]
         chosen = [work for _, work in heads if work.tokens == 1][: self._limits.decodes_max]
         budget = self._limits.prefill_tokens_max
         first = True
@@ -106,6 +127,10 @@ class Batcher(Generic[T]):
                 chosen.append(work)
                 budget -= work.tokens
                 first = False
+        if chosen:
+            self._busy_s = now_s
+        if behind and (chosen or now_s - self._busy_s >= BACKGROUND_QUIET_S):
+            chosen.append(behind[0])
         for work in chosen:
             queue = self._queues[work.key]
             queue.popleft()

@@ -24,6 +24,7 @@ from dht.messages import (
     Tokens,
 )
 from node.hops import HopTable
+from node.kv_copy import REST_ROWS
 from node.session_table import Live, SessionTable
 from node.stage_config import StageConfig, StageEngine
 from node.stage_session import Chunk, StageState
@@ -74,7 +75,7 @@ class Dataflow:
 
     @property
     def behind(self) -> bool:
-        """Whether prefill comes in faster than it goes out: the stages before should wait."""
+        """Whether prefill comes in faster than it goes out: stages before should wait."""
         if self._engine.backlog_tokens > self._config.backlog_tokens_max:
             return True
         limit_bytes = self._config.queued_bytes_max
@@ -146,7 +147,11 @@ class Dataflow:
                 self._counters["stale_activations"] += 1
                 continue
             live.touch()
-            self._submit(live, chunk, rows)
+            if live.session.is_warming:
+                live.copied.add(chunk, rows)
+                self._run_copies(live)
+            else:
+                self._submit(live, chunk, rows)
 
     def _submit(self, live: Live, chunk: Chunk, rows: Rows | None) -> None:
         session = live.session
@@ -154,6 +159,12 @@ class Dataflow:
         self._engine.submit(
             StepRequest(key=session.kv_key, session=session, chunk=chunk, rows=rows)
         )
+
+    def _run_copies(self, live: Live) -> None:
+        """Rows for a planned move: so few at once that decodes beside them hardly notice."""
+        alone = self._table.holding == 1
+        if taken := live.copied.take(RESENT_TOKENS if alone else self.sizer.beside()):
+            self._submit(live, *taken)
 
     def push(self, live: Live) -> None:
         """Move what can move: rows that wait for the link, then the first stage's next chunk."""
@@ -186,6 +197,8 @@ class Dataflow:
         session = live.session
         if self._config.chunk_tokens is not None:
             return self._config.chunk_tokens
+        if session.is_warming and self._table.holding > 1:
+            return self.sizer.beside()
         hop = None if session.next_peer is None else self._hops.find(session.next_peer)
         link = None if hop is None else hop.link
         known = link is not None and link.delivery.known
@@ -202,9 +215,8 @@ class Dataflow:
 
     def resend(self, live: Live, start: int, end: int) -> None:
         """Send logged rows of positions ``[start, end)`` to the next stage, at the link's pace."""
-        step = RESENT_TOKENS
-        for at in range(start, end, step):
-            rows = self._table.log.rows(live.session.key, at, min(at + step, end))
+        for at in range(start, end, RESENT_TOKENS):
+            rows = self._table.log.rows(live.session.key, at, min(at + RESENT_TOKENS, end))
             live.backlog.append((at, rows))
         self._counters["resent_rows"] += max(0, end - start)
 
@@ -249,10 +261,11 @@ class Dataflow:
 
     def _tell_warm(self, live: Live) -> None:
         """The last new stage of a planned move says once that it has caught up."""
-        open_ = live.session.open
+        session, open_ = live.session, live.session.open
         if live.told_warm or open_.hop != open_.warm_until:
             return
-        if live.session.done_position >= open_.prompt_tokens:
+        behind = session.next_position - session.done_position
+        if session.done_position >= open_.prompt_tokens and behind <= REST_ROWS:
             live.told_warm = True
             live.upstream.send(SessionWarm(session=open_.session, epoch=open_.epoch))
 
@@ -260,15 +273,15 @@ class Dataflow:
         """Results of one engine step: log, and send rows and tokens on, coalesced by next peer."""
         keys = [result.request.key for result in results]
         took_s = self.pace.finished(keys, asyncio.get_running_loop().time())
-        self.sizer.ran(
-            sum(result.request.tokens for result in results),
-            took_s,
-            decodes_only=all(result.request.tokens == 1 for result in results),
-        )
-        started_s = time.perf_counter()
+        if not any(result.request.background for result in results):  # those wait on purpose
+            self.sizer.ran(
+                sum(result.request.tokens for result in results),
+                took_s,
+                decodes_only=all(result.request.tokens == 1 for result in results),
+            )
+        outbox, started_s = Outbox(), time.perf_counter()
         bodies = rows_bytes(results)
         self.serialisation_s += time.perf_counter() - started_s
-        outbox = Outbox()
         for index, result in enumerate(results):
             session, chunk = result.request.session, result.request.chunk
             live = self._table.get(session.key)
@@ -289,6 +302,8 @@ class Dataflow:
                 self.send_tokens(live)
             if result.token_id is not None:
                 self._take_sampled(live, result.token_id, result.score, outbox)
+            live.copied.running = False
+            self._run_copies(live)
             self._tell_warm(live)
             self.push(live)
         started_s = time.perf_counter()

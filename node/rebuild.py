@@ -16,8 +16,9 @@ UNKNOWN_BYTES_PER_S = 12.5e6
 """Of a link that nobody measured: 100 Mbit/s."""
 UNKNOWN_ROW_S = 1e-3
 """What a row takes in an engine that has not run a prompt yet."""
-SHARED_PART = 0.25
-"""Of its time that a stage has for a replay while it serves other sessions."""
+SHARED_PART = 0.05
+"""Of its time that a stage has for a replay while it serves other sessions
+(:meth:`coordinator.chunking.ChunkSizer.beside`)."""
 
 
 class Way(StrEnum):

@@ -10,6 +10,7 @@ from dht.channel import FrameSender
 from dht.messages import Priority, SessionFailed, SessionLeaving, SessionOpen
 from node.activation_log import ActivationLog
 from node.admission import Holding
+from node.copied_rows import CopiedRows
 from node.stage_session import StageEvent, StageSession
 
 
@@ -42,6 +43,8 @@ class Live:
     warming: Warming | None = None
     """A planned move of a stage further down."""
     told_warm: bool = False
+    copied: CopiedRows = field(default_factory=CopiedRows)
+    """The new stage of a planned move: rows that wait for the engine."""
     attached: FrameSender | None = None
     attached_position: int = 0
     attached_scores: int = 0
@@ -82,8 +85,15 @@ class Live:
 class SessionTable:
     """Sessions by id. One epoch of each: opening the next one replaces the one before."""
 
-    def __init__(self, free_kv: Callable[[str], None], log: ActivationLog) -> None:
+    def __init__(
+        self,
+        free_kv: Callable[[str], None],
+        log: ActivationLog,
+        drop_work: Callable[[str], None] = lambda key: None,
+    ) -> None:
+        """``drop_work`` forgets what the engine has queued of a session, which keeps its KV."""
         self._free_kv = free_kv
+        self._drop_work = drop_work
         self._live: dict[str, Live] = {}
         self._hop_use: Counter[str] = Counter()
         self._idle = asyncio.Event()
@@ -169,6 +179,8 @@ class SessionTable:
         live.session, live.upstream, live.attached = session, upstream, None
         live.warming, live.told_warm = None, False
         live.backlog.clear()
+        live.copied = CopiedRows()
+        self._drop_work(session.kv_key)
         live.touch()
         self.log.truncate(session.key, session.next_position)
         self._hop_use.update(live.hop_peers)

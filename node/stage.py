@@ -51,7 +51,7 @@ class StageServer:
         self._hops = HopTable(transport, config.hops, self, self.traffic)
         log = ActivationLog(row_bytes_of(engine), config.log_bytes_max)
         self._engine = engine
-        self._table = SessionTable(self._free_kv, log)
+        self._table = SessionTable(self._free_kv, log, self._drop_work)
         self.flow = Dataflow(
             engine,
             config,
@@ -113,6 +113,10 @@ class StageServer:
     def _free_kv(self, key: str) -> None:
         self.flow.pace.dropped(key)
         self._engine.free(key)
+
+    def _drop_work(self, key: str) -> None:
+        self.flow.pace.dropped(key)
+        self._engine.drop(key)
 
     def pong(self, nonce: int) -> Pong:
         """The answer to a ping of someone who waits for this stage."""

@@ -72,6 +72,10 @@ class StageEngine(Protocol):
 
     def free(self, key: str) -> None: ...
 
+    def drop(self, key: str) -> None:
+        """Forget what is queued of a session; a step that runs ends as it will."""
+        ...
+
     def submit(self, request: StepRequest) -> None: ...
 
     def kv_row_bytes(self, start: int, end: int) -> int:

@@ -162,6 +162,9 @@ class EngineStage:
         self._worker.drop(key)
         self._engine.free(key)
 
+    def drop(self, key: str) -> None:
+        self._worker.drop(key)
+
     def kv_row_bytes(self, start: int, end: int) -> int:
         return self._engine.spec.kv_bytes_per_token_layer * (end - start)
 

@@ -23,6 +23,11 @@ class StepRequest:
         """Rows of this request."""
         return self.chunk.tokens
 
+    @property
+    def background(self) -> bool:
+        """Whether it is a replay for a planned move, which nobody waits for."""
+        return self.session.is_warming
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:

@@ -112,14 +112,16 @@ class Worker(Generic[W, R]):
     def _run(self) -> None:
         while True:
             with self._ready:
-                while not (self._stopping or self._calls or len(self._batcher)):
-                    self._ready.wait()
+                batch: list[W] = []
+                while not (self._stopping or self._calls or batch):
+                    batch = self._batcher.next_batch(time.perf_counter())
+                    if not batch:
+                        self._ready.wait(self._batcher.wait_s(time.perf_counter()))
                 calls, self._calls = self._calls, []
                 if self._stopping:
                     for _, done in calls:
                         self._on_loop(_fail, done, RuntimeError(STOPPED))
                     return
-                batch = [] if calls else self._batcher.next_batch()
                 started_s = time.perf_counter()
                 for work in batch:
                     self.times.waiting_s += started_s - self._submitted_s.pop(id(work), started_s)

@@ -108,6 +108,9 @@ class PaperEngine:
         self.kv_free += self.kv.pop(key, 0)
         self.states.pop(key, None)
 
+    def drop(self, key: str) -> None:
+        """What is under way ends, and its result counts for nothing."""
+
     def kv_row_bytes(self, start: int, end: int) -> int:
         return 8
 

@@ -3,7 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.chunking import CANDIDATES, CHUNK_TOKENS_UNMEASURED, ChunkSizer
+from coordinator.chunking import (
+    BESIDE_TOKENS_LEAST,
+    BESIDE_TOKENS_MOST,
+    CANDIDATES,
+    CHUNK_TOKENS_UNMEASURED,
+    ChunkSizer,
+)
 
 
 def sizer(fixed_s: float, row_s: float) -> ChunkSizer:
@@ -78,3 +84,14 @@ def test_nothing_measured_and_nonsense() -> None:
     made.ran(64, -1.0, decodes_only=False)
     chosen = made.choose(1000, 2, link_row_s=None, others_decode=True)
     assert chosen == CHUNK_TOKENS_UNMEASURED
+
+
+def test_rows_beside_decodes_lengthen_a_step_by_little() -> None:
+    sizer = ChunkSizer()
+    assert sizer.beside() == BESIDE_TOKENS_LEAST
+    sizer.ran(4, 0.010, decodes_only=True)
+    sizer.ran(100, 0.015, decodes_only=False)  # 50 us a row, 500 us of room
+    assert sizer.beside() == 10
+    slow, free = ChunkSizer(fixed_s=0.01, row_s=0.01), ChunkSizer(fixed_s=0.01, row_s=0.0)
+    assert slow.beside() == BESIDE_TOKENS_LEAST
+    assert free.beside() == BESIDE_TOKENS_MOST

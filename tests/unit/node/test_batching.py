@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.batching import (
+    BACKGROUND_QUIET_S,
     PREFILL_TOKENS_LEAST,
     PREFILL_TOKENS_MOST,
     Batcher,
@@ -20,6 +21,7 @@ class Work:
     key: str
     tokens: int
     number: int
+    background: bool = False
 
 
 arrivals = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 12)), max_size=40)
@@ -43,7 +45,7 @@ def test_nothing_is_lost_and_sessions_keep_their_order(
             batcher.add(work)
         waiting = waiting[burst:]
         before = len(batcher)
-        batch = batcher.next_batch()
+        batch = batcher.next_batch(0.0)
         assert bool(batch) == bool(before)
         assert len(batcher) == before - len(batch)
         assert len({work.key for work in batch}) == len(batch)
@@ -55,7 +57,7 @@ def test_nothing_is_lost_and_sessions_keep_their_order(
     for key in "abcde":
         numbers = [work.number for work in done if work.key == key]
         assert numbers == sorted(numbers)
-    assert batcher.next_batch() == []
+    assert batcher.next_batch(0.0) == []
 
 
 @given(limits, st.integers(2, 40), st.integers(0, 8))
@@ -66,7 +68,7 @@ def test_a_prefill_runs_at_once_however_many_decodes_wait(
     for number in range(decodes):
         batcher.add(Work(f"decode-{number}", 1, number))
     batcher.add(Work("prefill", tokens, decodes))
-    assert any(work.key == "prefill" for work in batcher.next_batch())
+    assert any(work.key == "prefill" for work in batcher.next_batch(0.0))
 
 
 @given(limits, st.integers(1, 8))
@@ -77,7 +79,7 @@ def test_decodes_wait_for_no_prefill_and_not_for_ever(limits: BatchLimits, decod
     for number in range(decodes):
         batcher.add(Work(f"decode-{number}", 1, number))
     steps = -(-decodes // limits.decodes_max)
-    ran = [work.key for _ in range(steps) for work in batcher.next_batch()]
+    ran = [work.key for _ in range(steps) for work in batcher.next_batch(0.0)]
     assert sum(key.startswith("decode") for key in ran) == decodes
 
 
@@ -89,7 +91,7 @@ def test_a_large_prefill_is_not_overtaken_for_ever(limits: BatchLimits, tokens: 
     ran: list[str] = []
     for number in range(2):
         batcher.add(Work(f"small-{number}", 2, number + 2))
-        ran += [work.key for work in batcher.next_batch()]
+        ran += [work.key for work in batcher.next_batch(0.0)]
     assert "large" in ran
 
 
@@ -100,7 +102,7 @@ def test_dropped_work_never_runs(drawn: list[tuple[str, int]], limits: BatchLimi
         batcher.add(work)
     assert batcher.drop("a") == [work for work in works(drawn) if work.key == "a"]
     assert batcher.drop("a") == []
-    while batch := batcher.next_batch():
+    while batch := batcher.next_batch(0.0):
         assert all(work.key != "a" for work in batch)
 
 
@@ -118,7 +120,7 @@ def test_a_decode_waits_for_bounded_work(
     turns = -(-decodes // limits.decodes_max)
     waiting: dict[str, int] = {f"decode-{number}": 0 for number in range(decodes)}
     for turn in range(4 * turns):
-        batch = batcher.next_batch()
+        batch = batcher.next_batch(0.0)
         assert sum(work.tokens for work in batch) <= most
         for work in batch:
             if work.tokens == 1:
@@ -144,3 +146,21 @@ def test_any_measurement_gives_usable_limits(
 ) -> None:
     chosen = limits_of(seconds, layers, bound_s)
     assert PREFILL_TOKENS_LEAST <= chosen.prefill_tokens_max <= PREFILL_TOKENS_MOST
+
+
+def test_background_work_rides_along_and_runs_alone_only_when_it_is_quiet() -> None:
+    batcher: Batcher[Work] = Batcher(BatchLimits())
+    for number in range(4):
+        batcher.add(Work("moves", 8, number, background=True))
+    batcher.add(Work("other", 8, 4, background=True))
+    batcher.add(Work("decodes", 1, 5))
+    assert [w.key for w in batcher.next_batch(1.0)] == ["decodes", "moves"]
+    assert batcher.next_batch(1.0 + BACKGROUND_QUIET_S / 2) == []
+    assert batcher.wait_s(1.0 + BACKGROUND_QUIET_S / 2) == pytest.approx(BACKGROUND_QUIET_S / 2)
+    quiet_s = 1.0 + BACKGROUND_QUIET_S
+    assert [w.number for w in batcher.next_batch(quiet_s)] == [1]
+    assert [w.number for w in batcher.next_batch(quiet_s)] == [2]
+    batcher.add(Work("decodes", 1, 6))
+    assert [w.number for w in batcher.next_batch(quiet_s)] == [6, 3]
+    assert [w.key for w in batcher.next_batch(quiet_s + 1.0)] == ["other"]
+    assert batcher.wait_s(quiet_s) is None

@@ -16,6 +16,7 @@ class Work:
     key: str
     number: int
     tokens: int = 1
+    background: bool = False
 
 
 class Bench:

@@ -1,0 +1,270 @@
+"""What a planned move costs where every peer is a machine of its own: under a virtual clock.
+
+Six stand-in peers hold the three stages of a model with Qwen-7B's shapes (grouped-query attention:
+8 of 32 heads) twice. A session of 1,000 tokens decodes over three of them and four others over the
+other three; then a stage of the long one leaves, so that it moves in with the others. The project's
+own clients, stages, hops and link schedulers run over the in-memory network; the engine waits as
+long as an RTX 4090 would and computes nothing, and what travels has its true size
+(:mod:`bench.timed_engine`). Where ``bench.moves`` has all peers on the same cores, here nobody's
+work slows a neighbour but what its own peers and links have to do.
+
+Each cell is a link (between all peers, either way), a stage, and a way: what the new stage would
+choose itself, or KV or rows alone.
+"""
+
+import argparse
+import asyncio
+import itertools
+import random
+import statistics
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench import report
+from bench.timed_engine import TimedEngine
+from bench.wan import MBIT, QWEN_7B, RTX_4090, SPANS
+from client import Swarm, SwarmConfig
+from client.running import Generation
+from dht.directory import Directory
+from dht.identity import Identity
+from dht.memory import LinkModel, MemoryNetwork, MemoryTransport
+from dht.types import DeviceSpec, NodeRecord, NodeState
+from dht.virtual_time import run_virtual
+from node.batching import BatchLimits
+from node.stage import StageConfig, StageServer
+from node.stage_streams import StageStreams, StreamLimits
+
+SPEC = replace(QWEN_7B, name="qwen-7b-gqa", kv_bytes_per_token_layer=2 * 8 * 128 * 2)
+NETWORK = "moves"
+SESSION_TOKENS = 1000
+BEFORE = 48
+"""New tokens of the long session before a stage leaves."""
+NEIGHBOURS = 4
+"""Sessions over the other peers, one of which the long session moves to."""
+AFTER_S = 20.0
+LINKS = {"100 Mbit/s, 10 ms": (100.0, 0.010), "1 Gbit/s, 2 ms": (1000.0, 0.002)}
+WAYS = ("chosen", "copy", "replay")
+
+
+@dataclass(slots=True)
+class Peer:
+    transport: MemoryTransport
+    stage: StageServer
+    engine: TimedEngine
+    record: NodeRecord
+    directory: Directory
+    tasks: list["asyncio.Task[None]"] = field(default_factory=list)
+
+    async def keep_announced(self) -> None:
+        while True:
+            await self.directory.publish(self.record)
+            await asyncio.sleep(10)
+
+    async def leave(self) -> None:
+        """As a peer does that drains."""
+        self.engine.serving = False
+        self.record = replace(self.record, state=NodeState.DRAINING)
+        await self.directory.publish(self.record)
+        self.stage.move_outside(0, 0)
+
+
+class TwiceHeld:
+    """Every stage twice, over links of one shape."""
+
+    def __init__(self, mbit: float, delay_s: float, way: str, seed: int) -> None:
+        self._mbit, self._delay_s, self._way = mbit, delay_s, way
+        self.network = MemoryNetwork(random.Random(seed))
+        self.peers: list[Peer] = []
+
+    def _known(self, peer_id: str) -> float:
+        """What peers measured of their links; skewed where a way is prescribed."""
+        rates = {"chosen": self._mbit * MBIT, "copy": 1e15, "replay": 1.0}
+        return rates[self._way]
+
+    async def _start(self, span: tuple[int, int]) -> None:
+        transport = self.network.transport(Identity(self.network.rng.randbytes(32)))
+        limits = BatchLimits(prefill_tokens_max=256)
+        engine = TimedEngine(
+            SPEC, transport.peer_id, span, RTX_4090, kv_tokens=100_000, limits=limits
+        )
+        stage = StageServer(transport, engine, StageConfig())
+        stage.bandwidth_from = self._known
+        engine.on_results = stage.on_results
+        await StageStreams(transport, stage, StreamLimits()).start()
+        record = NodeRecord(
+            peer_id=transport.peer_id,
+            name="stand-in",
+            version="0",
+            device=DeviceSpec(kind="cuda", name="RTX 4090 (stand-in)", memory_bytes=1),
+            model=SPEC,
+            memory_bytes=1,
+            kv_tokens_min=1,
+            kv_tokens_free=100_000,
+            tokens_per_s=(100.0,) * SPEC.layers,
+            state=NodeState.SERVING,
+            start=span[0],
+            end=span[1],
+            joined_unix_s=transport.now(),
+        )
+        peer = Peer(transport, stage, engine, record, Directory(transport, NETWORK, SPEC.key))
+        peer.tasks = [asyncio.create_task(stage.run()), asyncio.create_task(peer.keep_announced())]
+        self.peers.append(peer)
+
+    async def __aenter__(self) -> "TwiceHeld":
+        for span in SPANS * 2:
+            await self._start(span)
+        link = LinkModel(
+            delay_s=self._delay_s,
+            bandwidth_bytes_per_s=self._mbit * MBIT,
+            unread_bytes_max=4 << 20,
+        )
+        for one, other in itertools.permutations(self.peers, 2):
+            self.network.set_link(one.transport.peer_id, other.transport.peer_id, link)
+        transport = self.network.transport(Identity(self.network.rng.randbytes(32)))
+        for peer in self.peers:
+            near = LinkModel(delay_s=self._delay_s)
+            self.network.set_link(transport.peer_id, peer.transport.peer_id, near)
+            self.network.set_link(peer.transport.peer_id, transport.peer_id, near)
+
+        async def open_transport() -> MemoryTransport:
+            return transport
+
+        await asyncio.sleep(0.5)
+        config = SwarmConfig(network=NETWORK, wait_s=600)
+        self.client = Swarm(model=SPEC.name, config=config, open_transport=open_transport)
+        await self.client.__aenter__()
+        return self
+
+    async def announce_room(self, kv_tokens_free: dict[str, int]) -> None:
+        """Let peers announce so little room that new sessions go elsewhere."""
+        for peer in self.peers:
+            if (free := kv_tokens_free.get(peer.transport.peer_id)) is not None:
+                peer.record = replace(peer.record, kv_tokens_free=free)
+                await peer.directory.publish(peer.record)
+        await self.client.refresh()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.__aexit__(None, None, None)
+        for peer in self.peers:
+            for task in peer.tasks:
+                task.cancel()
+            await asyncio.gather(*peer.tasks, return_exceptions=True)
+            await peer.stage.close("the benchmark ended")
+            await peer.transport.close()
+
+
+@dataclass(slots=True)
+class Stream:
+    """One answer, and when its tokens came."""
+
+    running: Generation
+    at_s: list[float] = field(default_factory=list)
+    _came: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def read(self) -> None:
+        loop = asyncio.get_running_loop()
+        async for piece in self.running:
+            self.at_s += [loop.time()] * len(piece.token_ids)
+            async with self._came:
+                self._came.notify_all()
+
+    async def reached(self, tokens: int) -> None:
+        """Wait until so many tokens are here."""
+        async with self._came:
+            await self._came.wait_for(lambda: len(self.at_s) >= tokens)
+
+    def gaps_s(self, from_s: float, until_s: float) -> list[float]:
+        """Times between neighbouring tokens of which one came in between."""
+        pairs = zip(self.at_s, self.at_s[1:], strict=False)
+        return [b - a for a, b in pairs if from_s <= b and a <= until_s]
+
+
+async def move(swarm: TwiceHeld, stage: int) -> dict[str, Any]:
+    """One long session whose stage leaves; the others go on."""
+    loop = asyncio.get_running_loop()
+
+    def begin(tokens: int) -> Stream:
+        return Stream(swarm.client.begin((1,) * tokens, max_new_tokens=600, ignore_eos=True))
+
+    long = begin(SESSION_TOKENS - BEFORE)
+    tasks = [asyncio.create_task(long.read())]
+    await asyncio.wait_for(long.reached(1), 60)
+    route = [each.peer_id for each in long.running.route]
+    await swarm.announce_room(dict.fromkeys(route, 0))
+    neighbours = [begin(64) for _ in range(NEIGHBOURS)]
+    tasks += [asyncio.create_task(each.read()) for each in neighbours]
+    await asyncio.gather(*(each.reached(BEFORE) for each in (long, *neighbours)))
+    beside = [{s.peer_id for s in each.running.route} for each in neighbours]
+    assert not any(peers & set(route) for peers in beside), "neighbours are to be elsewhere"
+    leaving = next(p for p in swarm.peers if p.transport.peer_id == route[stage])
+    began_s, struck_s = max(each.at_s[8] for each in (long, *neighbours)), loop.time()
+    await leaving.leave()
+    await leaving.stage.wait_idle(AFTER_S)
+    left_s = loop.time()
+    await asyncio.sleep(1.0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    usual_s = statistics.median(long.gaps_s(began_s, struck_s))
+    slower = [
+        statistics.fmean(each.gaps_s(struck_s, left_s))
+        / statistics.fmean(each.gaps_s(began_s, struck_s))
+        - 1.0
+        for each in neighbours
+    ]
+    return {
+        "usual_token_s": round(usual_s, 5),
+        "gap_s": round(max(long.gaps_s(struck_s, left_s + 0.5)), 5),
+        "gap_of_usual": round(max(long.gaps_s(struck_s, left_s + 0.5)) / usual_s, 2),
+        "undisturbed_longest_of_usual": round(max(long.gaps_s(began_s, struck_s)) / usual_s, 2),
+        "left_s": round(left_s - struck_s, 3),
+        "neighbours_slowdown": [round(each, 4) for each in slower],
+        "ways": {
+            name: sum(peer.stage.counters[name] for peer in swarm.peers)
+            for name in ("move_by_copy", "move_by_replay", "kv_copied", "copied_rows")
+        },
+    }
+
+
+def cell(link: str, stage: int, way: str, seed: int) -> dict[str, Any]:
+    """One cell of the table."""
+    mbit, delay_s = LINKS[link]
+
+    async def run() -> dict[str, Any]:
+        async with TwiceHeld(mbit, delay_s, way, seed) as swarm:
+            return await move(swarm, stage)
+
+    return {"link": link, "stage": stage, "way": way, **run_virtual(run(), limit_s=3600)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.moves_virtual",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    console = Console(stderr=True)
+    cells = []
+    for link, stage, way in itertools.product(LINKS, range(len(SPANS)), WAYS):
+        cells.append(cell(link, stage, way, arguments.seed))
+        console.print(cells[-1])
+    result = {
+        **report.provenance(arguments.seed),
+        "session_tokens": SESSION_TOKENS,
+        "kv_bytes_per_token": SPEC.kv_bytes_per_token_layer * SPEC.layers,
+        "cells": cells,
+    }
+    if arguments.out is not None:
+        report.write(arguments.out, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
