@@ -127,7 +127,7 @@ class Opening:
             kv_bytes_per_s=0.0 if source is None else self.bandwidth_from(source),
             rows_bytes_per_s=self.bandwidth_from(upstream),
             row_s=self._flow.sizer.row_s,
-            shared=self._table.holding > 1,
+            beside_rows=self._flow.sizer.beside() if self._table.holding > 1 else None,
             logged=open_.rows_logged,
             stages_above=open_.hop,
         ).cheapest()

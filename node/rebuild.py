@@ -16,9 +16,9 @@ UNKNOWN_BYTES_PER_S = 12.5e6
 """Of a link that nobody measured: 100 Mbit/s."""
 UNKNOWN_ROW_S = 1e-3
 """What a row takes in an engine that has not run a prompt yet."""
-SHARED_PART = 0.05
-"""Of its time that a stage has for a replay while it serves other sessions
-(:meth:`coordinator.chunking.ChunkSizer.beside`)."""
+STEP_EVERY_S = 0.05
+"""A stage that serves other sessions takes some rows of a replay along this often at least
+(:data:`node.batching.BACKGROUND_QUIET_S`)."""
 
 
 class Way(StrEnum):
@@ -42,8 +42,8 @@ class Rebuild:
     """From the stage before."""
     row_s: float | None
     """Per row of prefill in this stage's layers."""
-    shared: bool
-    """Whether this stage serves other sessions meanwhile."""
+    beside_rows: int | None
+    """Rows of a replay that ride along with a step; None where no other session is served."""
     logged: bool
     """Whether the stage before has logged the rows."""
     stages_above: int
@@ -56,8 +56,10 @@ class Rebuild:
         if way is Way.REPLAY and not self.logged:
             return float("inf")
         stages = 1 if way is Way.REPLAY else 1 + self.stages_above
-        run_s = stages * self.tokens * (UNKNOWN_ROW_S if self.row_s is None else self.row_s)
-        run_s /= SHARED_PART if self.shared else 1.0
+        row_s = UNKNOWN_ROW_S if self.row_s is None else self.row_s
+        if self.beside_rows is not None:
+            row_s = max(row_s, STEP_EVERY_S / self.beside_rows)
+        run_s = stages * self.tokens * row_s
         return max(run_s, self._link_s(self.row_bytes, self.rows_bytes_per_s))
 
     def _link_s(self, row_bytes: int, bytes_per_s: float | None) -> float:

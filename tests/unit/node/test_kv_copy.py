@@ -82,7 +82,7 @@ KNOWN = Rebuild(
     kv_bytes_per_s=1e8,
     rows_bytes_per_s=1e8,
     row_s=2e-4,
-    shared=False,
+    beside_rows=None,
     logged=True,
     stages_above=1,
 )
@@ -93,7 +93,8 @@ KNOWN = Rebuild(
     [
         ({}, Way.COPY),
         ({"kv_bytes_per_s": 1e7}, Way.REPLAY),
-        ({"kv_bytes_per_s": 5e7, "shared": True}, Way.COPY),
+        ({"kv_bytes_per_s": 1e7, "beside_rows": 10}, Way.COPY),
+        ({"kv_bytes_per_s": 1e7, "beside_rows": 60}, Way.REPLAY),
         ({"kv_bytes_per_s": 0.0}, Way.REPLAY),
         ({"kv_bytes_per_s": 0.0, "logged": False}, Way.RERUN),
         ({"row_s": 1e-5}, Way.REPLAY),
