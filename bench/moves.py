@@ -20,10 +20,12 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 
 from bench import report
@@ -99,6 +101,13 @@ def begin(client: Swarm, tokens: int, seed: int, new: int = NEW) -> Stream:
     return Stream(client.begin(prompt, max_new_tokens=new, ignore_eos=True))
 
 
+async def moved(stream: Stream, leaving: str) -> float:
+    """When the answer's route has no stage of a peer any more."""
+    while leaving in {stage.peer_id for stage in stream.running.route}:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    return time.perf_counter()
+
+
 class Moves:
     """One swarm whose peers leave and are started again."""
 
@@ -127,6 +136,24 @@ class Moves:
             await asyncio.sleep(0.01)
         return time.perf_counter()
 
+    def cpu_s(self) -> dict[tuple[str, int], float]:
+        """CPU seconds so far of every process, by what it does and its id."""
+        spent: dict[tuple[str, int], float] = {("asking", 0): time.process_time()}
+        for peer in self._local.peers:
+            try:
+                main = psutil.Process(peer.process.pid)
+                for process in (main, *main.children(recursive=True)):
+                    times = process.cpu_times()
+                    what = "daemons" if process.name() == "p2pd" else "planning"
+                    what = "peers" if process is main else what
+                    # Solvers come and go: those that ended count at the peer that started them.
+                    spent[what, process.pid] = times.user + times.system
+                    if process is main:
+                        spent["planning", -process.pid] = times.children_user
+            except psutil.NoSuchProcess:
+                continue
+        return spent
+
     async def hand_over(self, client: Swarm, number: int) -> dict[str, Any]:
         """One long session whose stage leaves, two short ones beside it that stay."""
         seed = 100 * self._seed + number
@@ -144,8 +171,12 @@ class Moves:
         route = moving.running.route
         leaving = self.peer_of(route[0 if number % 2 == 0 else -1].peer_id)
         span = SPANS[0] if number % 2 == 0 else SPANS[1]
-        struck_s = time.perf_counter()
+        struck_s, before = time.perf_counter(), self.cpu_s()
+        moved_s = asyncio.create_task(moved(moving, leaving.peer_id))
         left_s = await self.left(leaving)
+        spent: Counter[str] = Counter()
+        for (what, pid), seconds in self.cpu_s().items():
+            spent[what] += seconds - before.get((what, pid), 0.0)
         await asyncio.gather(task, *tasks)
         gaps = moving.gaps_s(0.0, struck_s)
         usual_s = statistics.median(gaps)
@@ -168,6 +199,8 @@ class Moves:
             "gap_of_usual": round(gap_s / usual_s, 2),
             "undisturbed_longest_of_usual": round(usual_max_s / usual_s, 2),
             "left_s": round(left_s - struck_s, 2),
+            "moved_s": round(await moved_s - struck_s, 2),
+            "cpu_s": {what: round(seconds, 2) for what, seconds in spent.items()},
             "differs": moving.token_ids != alone.token_ids,
             "failovers": answer.failovers,
             "neighbours_slowdown": [round(each - 1.0, 3) for each in stayed],

@@ -100,10 +100,15 @@ class Avoidance:
             elif now_s >= avoided.until_s:
                 self._peers[peer_id] = replace(avoided, until_s=now_s + TRY_S)
 
-    def worked(self, peer_ids: Iterable[str]) -> None:
-        """Peers that delivered are no longer held to their past."""
+    def worked(self, peer_ids: Iterable[str], *, had_room: bool) -> None:
+        """Peers that delivered are no longer held to their past.
+
+        That they deliver to one session says nothing of room for another, unless it is new.
+        """
         for peer_id in peer_ids:
-            self._peers.pop(peer_id, None)
+            avoided = self._peers.get(peer_id)
+            if avoided is not None and (had_room or not avoided.full):
+                del self._peers[peer_id]
 
     def room_after_s(self, peer_ids: Iterable[str], now_s: float) -> float:
         """Seconds until the first of these peers that is full expects to have room; 0: none is."""

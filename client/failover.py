@@ -43,7 +43,7 @@ from coordinator.routes import NoRoute
 from dht.messages import RefusalCode
 from dht.types import RouteStage
 
-ROOM_TRIES = 2
+ROOM_TRIES = 4
 """Routes that a request which does not wait tries before it takes the swarm as full."""
 
 

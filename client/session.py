@@ -59,7 +59,9 @@ class RouteSource(Protocol):
 
     def avoid(self, avoid: Avoid, *, urgent: bool) -> None: ...
 
-    def worked(self, route: Route) -> None: ...
+    def worked(self, route: Route, *, had_room: bool) -> None:
+        """Peers delivered tokens; ``had_room`` to an ordinary session that was new to them."""
+        ...
 
     async def look(self) -> None:
         """Read the DHT anew."""
@@ -102,6 +104,7 @@ class OwnerSession:
             SwarmError: the request itself is refused.
         """
         owner, loop = self._owner, asyncio.get_running_loop()
+        ordinary = not self._urgent
         todo = deque(owner.start(loop.time()))
         try:
             while owner.state is not OwnerState.DONE or todo:
@@ -112,7 +115,8 @@ class OwnerSession:
                 effect = todo.popleft()
                 if isinstance(effect, Deliver):
                     self._waiting.over()
-                    self._source.worked(owner.route)
+                    begins = len(effect.token_ids) == len(owner.log.token_ids)
+                    self._source.worked(owner.route, had_room=begins and ordinary)
                     yield effect.token_ids
                 elif isinstance(effect, DrawMove):
                     await self._source.look()

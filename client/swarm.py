@@ -219,9 +219,9 @@ class Swarm:
             )
         }
 
-    def worked(self, route: tuple[RouteStage, ...]) -> None:
+    def worked(self, route: tuple[RouteStage, ...], *, had_room: bool) -> None:
         """Peers that delivered are no longer held to their past."""
-        self._avoidance.worked(stage.peer_id for stage in route)
+        self._avoidance.worked((stage.peer_id for stage in route), had_room=had_room)
 
     # Answers (see client.session)
 

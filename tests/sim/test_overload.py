@@ -1,10 +1,11 @@
 """A swarm with more to do than it can: it says so at once, loses nothing and gets on."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
-from client import UnavailableError
+from client import Swarm, UnavailableError
 from dht.virtual_time import run_virtual
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, until
@@ -128,3 +129,68 @@ def test_one_client_may_call_only_a_few_sessions_urgent() -> None:
             await until(lambda: held(swarm) == 0)
 
     run_virtual(scenario(), limit_s=600)
+
+
+def test_ten_times_too_much_is_turned_away_at_once_and_costs_the_others_little() -> None:
+    """Requests that do not wait arrive at ten times the rate that could be served."""
+    new, clients, seconds, ramp_s = 30, 3, 15.0, 3.0
+    prompt = PROMPT[:10]
+
+    async def scenario() -> None:
+        async with paper_swarm() as swarm:
+            for span in ((0, 4), (4, 8)) * 2:
+                await swarm.add(*span, kv_tokens=400)
+            loop = asyncio.get_running_loop()
+
+            async def peak() -> float:
+                """Tokens per second of as many answers at once as there is room for."""
+                came = 0
+                until_s = loop.time() + 8.0
+
+                async def ask() -> None:
+                    nonlocal came
+                    async with swarm.client() as client:
+                        while loop.time() < until_s:
+                            async for piece in client.begin(prompt, max_new_tokens=new):
+                                within = until_s - 5.0 <= loop.time() < until_s
+                                came += len(piece.token_ids) if within else 0
+
+                await asyncio.gather(*(ask() for _ in range(16)))
+                return came / 5.0
+
+            peak_per_s = await peak()
+            rejected_s: list[float] = []
+            told_s: list[float] = []
+            came_s: list[float] = []
+            started_s, tasks = loop.time(), []
+
+            async def ask(client: Swarm) -> None:
+                asked_s, tokens_s = loop.time(), []
+                try:
+                    async for piece in client.begin(prompt, max_new_tokens=new):
+                        tokens_s += [loop.time() - started_s] * len(piece.token_ids)
+                except UnavailableError as error:
+                    rejected_s.append(loop.time() - asked_s)
+                    told_s.append(error.retry_after_s)
+                came_s.extend(tokens_s)
+
+            async with AsyncExitStack() as stack:
+                crowd = [
+                    await stack.enter_async_context(swarm.client(wait_s=0)) for _ in range(clients)
+                ]
+                started_s = loop.time()
+                per_s = 10 * peak_per_s / new
+                for number in range(int(per_s * seconds)):
+                    tasks.append(asyncio.create_task(ask(crowd[number % clients])))
+                    await asyncio.sleep(1 / per_s)
+                await asyncio.gather(*tasks)
+            served = sum(ramp_s <= at_s < seconds for at_s in came_s) / (seconds - ramp_s)
+            assert served >= 0.9 * peak_per_s
+            assert len(rejected_s) > 0.8 * len(tasks)
+            assert max(rejected_s) <= 0.1
+            assert all(0 < each <= 600 for each in told_s)
+            refused = sum(peer.stage.counters["refused_no_kv"] for peer in swarm.peers)
+            assert refused < 0.5 * len(rejected_s), "most are turned away without asking anyone"
+            await until(lambda: held(swarm) == 0)
+
+    run_virtual(scenario(), limit_s=3600)

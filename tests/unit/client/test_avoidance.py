@@ -43,7 +43,7 @@ def test_a_peer_that_fails_again_is_avoided_for_longer() -> None:
     avoidance.add("a", 10.0, 10.0, joined_unix_s=100.0)
     assert avoidance.avoids(record(), 29.9)
     assert not avoidance.avoids(record("b"), 0.0)
-    avoidance.worked(["a"])
+    avoidance.worked(["a"], had_room=False)
     assert not avoidance.avoids(record(), 10.0)
 
 
@@ -77,6 +77,10 @@ def test_a_full_peer_is_asked_again_when_it_said_and_by_one_request_first() -> N
     assert not avoidance.avoids(record(), 1.0, full=True)
     assert not avoidance.avoids(record(), 1.0, urgent=True)
     assert avoidance.avoids(record("b"), 1.0, urgent=True)
+    avoidance.worked(["a"], had_room=False)
+    assert avoidance.avoids(record(), 1.0), "it works, for those whom it had room for"
     avoidance.trying("a", 4.0)
     assert avoidance.avoids(record(), 4.0 + TRY_S / 2)
     assert not avoidance.avoids(record(), 4.0 + TRY_S)
+    avoidance.worked(["a"], had_room=True)
+    assert not avoidance.avoids(record(), 4.0)
