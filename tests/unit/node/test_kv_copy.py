@@ -1,14 +1,18 @@
 """Laws of copying a session's KV: what is sent when, and which way is taken."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.copied_rows import CopiedRows
 from node.kv_copy import REST_ROWS, KvCopyOut
 from node.rebuild import Rebuild, Way
-from node.stage_session import StageSession, StageState
+from node.stage_session import Chunk, StageSession, StageState
+from node.tensors import Rows
 from tests.unit.node.test_stage_session import make_open
 
 
@@ -103,3 +107,27 @@ KNOWN = Rebuild(
 )
 def test_the_cheapest_way_is_taken(changes: dict[str, object], way: Way) -> None:
     assert replace(KNOWN, **changes).cheapest() is way  # type: ignore[arg-type]
+
+
+@given(sizes=st.lists(st.integers(1, 20), max_size=12), steps=st.lists(st.integers(1, 9)))
+def test_copied_rows_come_out_in_order_one_part_at_a_time(
+    sizes: list[int], steps: list[int]
+) -> None:
+    copied, at, out = CopiedRows(), 0, 0
+    for size in sizes:
+        rows = Rows(tensor=torch.arange(at, at + size)[:, None])
+        chunk = Chunk(position=at, token_ids=None, tokens=size, sample=False)
+        copied.add(chunk, rows)
+        at += size
+    for step in itertools.chain(steps, itertools.repeat(7)):
+        taken = copied.take(step)
+        if taken is None:
+            break
+        chunk, rows = taken
+        assert copied.take(step) is None, "one part is in the engine"
+        assert chunk.position == out
+        assert 1 <= chunk.tokens <= step
+        assert rows.tensor.flatten().tolist() == list(range(out, out + chunk.tokens))
+        out += chunk.tokens
+        copied.running = False
+    assert out == at
