@@ -1,6 +1,6 @@
 """What a reader notices when volunteers vanish: real peers, lost in the middle of real answers.
 
-Six peers or more, every layer held at least twice. Each trial streams one answer, strikes while it
+Nine peers, six at least; every layer is held three times, and at least twice at every strike. Each trial streams one answer, strikes while it
 runs, and compares it token by token with the answer of the undisturbed swarm; every other trial is
 sampled. The kinds of strike:
 
@@ -13,7 +13,7 @@ sampled. The kinds of strike:
 - ``bootstrap``: SIGKILL to the peer that founded the swarm, by whose address the client came.
 
 What was killed is then started again, what was stopped goes on (SIGCONT), and the next trial waits
-until every layer is held twice. A result is written after every trial; ``--resume`` goes on with
+only until every layer is held twice: it shares the machine with a peer that starts. A result is written after every trial; ``--resume`` goes on with
 one, and ``--minutes`` ends a slice of them: ``--resume --minutes 7 --out bench/results/chaos.json``
 until it says that all are done. Gaps are between two tokens, from the strike on; beside them stands
 what a plain prefill of the same history takes. One client asks all but ``bootstrap``, for each of
@@ -79,7 +79,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--kills", type=int, default=50, help="trials of each kind")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--peers", type=int, default=6)
+    parser.add_argument("--peers", type=int, default=9)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--resume", action="store_true", help="go on with the trials in --out")
