@@ -1,8 +1,8 @@
 """What a reader notices when volunteers vanish: real peers, lost in the middle of real answers.
 
-Nine peers, six at least; every layer is held three times, and at least twice at every strike. Each trial streams one answer, strikes while it
-runs, and compares it token by token with the answer of the undisturbed swarm; every other trial is
-sampled. The kinds of strike:
+Nine peers, or ``--peers``, six at least; every layer is held at least twice at every strike. Each
+trial streams one answer, strikes while it runs, and compares it token by token with the answer of
+the undisturbed swarm; every other trial is sampled. The kinds of strike:
 
 - ``kill``: SIGKILL to a random stage of the answer's route.
 - ``stop``: SIGSTOP to it: its connections stay open, and its daemon answers for it on no stream.
@@ -13,11 +13,12 @@ sampled. The kinds of strike:
 - ``bootstrap``: SIGKILL to the peer that founded the swarm, by whose address the client came.
 
 What was killed is then started again, what was stopped goes on (SIGCONT), and the next trial waits
-only until every layer is held twice: it shares the machine with a peer that starts. A result is written after every trial; ``--resume`` goes on with
-one, and ``--minutes`` ends a slice of them: ``--resume --minutes 7 --out bench/results/chaos.json``
-until it says that all are done. Gaps are between two tokens, from the strike on; beside them stands
-what a plain prefill of the same history takes. One client asks all but ``bootstrap``, for each of
-which a new one comes by the founder's address alone.
+only until every layer is held twice: it may share the machine with a peer that starts. A result is
+written after every trial; ``--resume`` goes on with one, and ``--minutes`` ends a slice of them:
+``--resume --minutes 7 --out bench/results/chaos.json`` until it says that all are done. Gaps are
+between two tokens, from the strike on; beside them stands what a plain prefill of the same history
+takes. One client asks all but ``bootstrap``, for each of which a new one comes by the founder's
+address alone.
 """
 
 import argparse
@@ -69,6 +70,8 @@ class Trial:
     prefill_s: float
     """Time to the first token of a request whose prompt is the same history, undisturbed."""
     failovers: int
+    peers: int
+    commit: str
 
 
 def parse() -> argparse.Namespace:
@@ -92,6 +95,8 @@ class Chaos:
 
     def __init__(self, peers: int, seed: int) -> None:
         self._rng = random.Random(seed)
+        self._peers = peers
+        self._commit = str(report.provenance(seed)["commit"])
         self._gib = memory_for(MODEL) / 2**30
         self._spans: dict[str, str] = {}
         self._started_unix_s: dict[str, float] = {}
@@ -220,6 +225,8 @@ class Chaos:
             gap_s=round(gap_s, 4),
             prefill_s=round(plain.ttft_s, 4),
             failovers=failovers,
+            peers=self._peers,
+            commit=self._commit,
         )
 
     async def undisturbed(self) -> dict[bool, tuple[int, ...]]:
@@ -269,7 +276,7 @@ def summary(trials: list[Trial]) -> dict[str, Any]:
 def write(out: Path | None, arguments: argparse.Namespace, trials: list[Trial]) -> dict[str, Any]:
     """The whole result so far; also as a file where one is asked."""
     result: dict[str, Any] = report.provenance(arguments.seed)
-    result["peers"] = arguments.peers
+    result["peers"] = sorted({trial.peers for trial in trials})
     result["new_tokens"] = NEW_TOKENS
     for kind in KINDS:
         found = [trial for trial in trials if trial.kind == kind]

@@ -203,8 +203,10 @@ def chaos(result: dict[str, Any]) -> str:
             f" | {of_kind['prefill_p50_s']:.2f}, {of_kind['prefill_max_s']:.2f} s |"
         )
     return (
-        f"Strikes in the middle of answers, greedy and sampled by turns: {result['peers']} real"
-        " peers, every layer held twice; gaps are of answers whose route was struck"
+        "Strikes in the middle of answers, greedy and sampled by turns:"
+        f" {' or '.join(map(str, result['peers']))} real peers on one machine of"
+        f" {result['cores']} cores, every layer held at least twice; gaps are of answers whose"
+        " route was struck"
         " (`python -m bench.chaos`, [JSON](bench/results/chaos.json)):\n\n" + "\n".join(lines)
     )
 
