@@ -12,6 +12,7 @@ from typing import Any
 
 from bench.local_swarm import ROOT
 from bench.planner_tables import elections, flood, sizes
+from bench.results_sessions import chaos, moves, moves_apart, overload, storms
 
 RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- figures: python -m bench.results_table -->", "<!-- end of figures -->"
@@ -185,73 +186,6 @@ def engine(result: dict[str, Any]) -> str:
     )
 
 
-def chaos(result: dict[str, Any]) -> str:
-    """What is felt when volunteers vanish."""
-    lines = [
-        "| strike | trials | tokens lost, repeated | answers that differ | requests failed"
-        " | gap p50, p95, max | prefill of that history p50, max |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for kind, name in STRIKES.items():
-        if (of_kind := result.get(kind)) is None:
-            continue
-        lines.append(
-            f"| {name} | {of_kind['trials']} | {of_kind['tokens_lost']},"
-            f" {of_kind['tokens_repeated']} | {of_kind['answers_that_differ']}"
-            f" | {of_kind['requests_failed']} | {of_kind['gap_p50_s']:.2f},"
-            f" {of_kind['gap_p95_s']:.2f}, {of_kind['gap_max_s']:.2f} s"
-            f" | {of_kind['prefill_p50_s']:.2f}, {of_kind['prefill_max_s']:.2f} s |"
-        )
-    return (
-        "Strikes in the middle of answers, greedy and sampled by turns:"
-        f" {' or '.join(map(str, result['peers']))} real peers on one machine of"
-        f" {result['cores']} cores, every layer held at least twice; gaps are of answers whose"
-        " route was struck"
-        " (`python -m bench.chaos`, [JSON](bench/results/chaos.json)):\n\n" + "\n".join(lines)
-    )
-
-
-STRIKES = {
-    "kill": "SIGKILL of a stage",
-    "stop": "SIGSTOP of a stage",
-    "black_hole": "network black-hole of a stage",
-    "coordinator": "SIGKILL of the coordinator",
-    "bootstrap": "SIGKILL of the bootstrap peer",
-}
-
-
-def overload(result: dict[str, Any]) -> str:
-    """What a swarm does with too much."""
-    told, rejected = result["overload"], result["overload"]["rejected_s"]
-    again = "announced as free again" if result["kv_free_again"] else "not announced as free again"
-    return (
-        f"{result['factor']:.0f} × overload for {result['seconds']:.0f} s: goodput"
-        f" {told['tokens_per_s']:.0f} tokens/s, {result['goodput_of_peak']:.0%} of the peak;"
-        f" {told['rejected']} of {told['requests']} requests were rejected, after"
-        f" {1e3 * rejected['p50']:.0f} ms (p95 {1e3 * rejected['p95']:.0f}, at most"
-        f" {1e3 * rejected['max']:.0f}); {told['served_share_high']:.0%} of those of high priority"
-        f" were served, {told['served_share_normal']:.0%} of the others;"
-        f" {told['failed']} failed, {result['peers_ended']} peers ended, all KV was {again}"
-        " (`python -m bench.overload`, [JSON](bench/results/overload.json))."
-    )
-
-
-def moves(result: dict[str, Any]) -> str:
-    """What a planned move costs."""
-    over, drain = result["hand_over"], result["drain"]
-    slowdown = over["neighbours_slowdown_median"]
-    beside = "" if slowdown is None else f"; neighbours were slower by {slowdown:.0%} (median)"
-    return (
-        f"Planned moves: handing over a stage of a session of {result['session_tokens']} tokens is"
-        f" a gap of {over['gap_of_usual_median']:.1f} times its usual time per token (median of"
-        f" {len(result['rounds'])}; at most {over['gap_of_usual_max']:.1f}; without a move the"
-        f" longest is {over['undisturbed_longest_of_usual_median']:.1f} times){beside}; a peer with"
-        f" {drain['live_sessions']} live sessions had left {drain['memory_free_s']:.1f} s after it"
-        f" was asked to; {over['answers_that_differ'] + drain['differ']} answers differed"
-        " (`python -m bench.moves`, [JSON](bench/results/moves.json))."
-    )
-
-
 def measured_links(result: dict[str, Any]) -> str:
     """What a swarm knows of its links."""
     return (
@@ -341,7 +275,9 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "chaos": chaos,
         "elections": elections,
         "overload": overload,
+        "storm": storms,
         "moves": moves,
+        "moves_virtual": moves_apart,
         "placement": placements,
         "papers/molink": links_in_short,
     },

@@ -1,0 +1,104 @@
+"""What the README says of sessions: strikes, storms, moves, overload (``bench.results_table``)."""
+
+from typing import Any
+
+
+def chaos(result: dict[str, Any]) -> str:
+    """What is felt when volunteers vanish."""
+    lines = [
+        "| strike | trials | tokens lost, repeated | answers that differ | requests failed"
+        " | gap p50, p95, max | prefill of that history p50, max |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind, name in STRIKES.items():
+        if (of_kind := result.get(kind)) is None:
+            continue
+        lines.append(
+            f"| {name} | {of_kind['trials']} | {of_kind['tokens_lost']},"
+            f" {of_kind['tokens_repeated']} | {of_kind['answers_that_differ']}"
+            f" | {of_kind['requests_failed']} | {of_kind['gap_p50_s']:.2f},"
+            f" {of_kind['gap_p95_s']:.2f}, {of_kind['gap_max_s']:.2f} s"
+            f" | {of_kind['prefill_p50_s']:.2f}, {of_kind['prefill_max_s']:.2f} s |"
+        )
+    return (
+        "Strikes in the middle of answers, greedy and sampled by turns:"
+        f" {' or '.join(map(str, result['peers']))} real peers on one machine of"
+        f" {result['cores']} cores, every layer held at least twice; gaps are of answers whose"
+        " route was struck"
+        " (`python -m bench.chaos`, [JSON](bench/results/chaos.json)):\n\n" + "\n".join(lines)
+    )
+
+
+STRIKES = {
+    "kill": "SIGKILL of a stage",
+    "stop": "SIGSTOP of a stage",
+    "black_hole": "network black-hole of a stage",
+    "coordinator": "SIGKILL of the coordinator",
+    "bootstrap": "SIGKILL of the bootstrap peer",
+}
+
+
+def storms(result: dict[str, Any]) -> str:
+    """Whole swarms under everything at once."""
+    struck, did = sum(result["strikes"].values()), result["did"]
+    return (
+        f"Storms under a virtual clock: {result['seeds']} seeds, {struck} peers killed, frozen, cut"
+        f" off, stuck, filled up or made to leave under {result['answers']} answers;"
+        f" {did['failovers']} failovers, {did.get('move_by_copy', 0)} moves by copied KV and"
+        f" {did.get('move_by_replay', 0)} by replay; {len(result['failed_seeds'])} seeds had an"
+        f" answer that was wrong or KV that was not freed, {result['replayed']} were run twice and"
+        f" {len(result['replayed_differently'])} differed"
+        " (`python -m bench.storm`, [JSON](bench/results/storm.json))."
+    )
+
+
+def moves(result: dict[str, Any]) -> str:
+    """What a planned move costs."""
+    over, drain = result["hand_over"], result["drain"]
+    slowdown = over["neighbours_slowdown_median"]
+    beside = "" if slowdown is None else f"; neighbours were slower by {slowdown:.0%} (median)"
+    return (
+        f"Planned moves: handing over a stage of a session of {result['session_tokens']} tokens is"
+        f" a gap of {over['gap_of_usual_median']:.1f} times its usual time per token (median of"
+        f" {len(result['rounds'])}; at most {over['gap_of_usual_max']:.1f}; without a move the"
+        f" longest is {over['undisturbed_longest_of_usual_median']:.1f} times){beside}; a peer with"
+        f" {drain['live_sessions']} live sessions had left {drain['memory_free_s']:.1f} s after it"
+        f" was asked to; {over['answers_that_differ'] + drain['differ']} answers differed"
+        " (`python -m bench.moves`, [JSON](bench/results/moves.json))."
+    )
+
+
+def moves_apart(result: dict[str, Any]) -> str:
+    """The same where every peer is a machine of its own."""
+    cells = result["cells"]
+    chosen = [cell for cell in cells if cell["way"] == "chosen"]
+    copied = sum(cell["ways"]["move_by_copy"] > 0 for cell in chosen)
+    slower = max(each for cell in chosen for each in cell["neighbours_slowdown"])
+    links_ = " or ".join(dict.fromkeys(cell["link"] for cell in cells))
+    gaps = [cell["gap_of_usual"] for cell in chosen]
+    return (
+        "The same under a virtual clock, where peers share nothing but links (shapes of Qwen-7B"
+        f" with grouped-query attention, {links_}): a gap of {min(gaps):.1f} to {max(gaps):.1f}"
+        " times the usual time per token, neighbours at the new stage slower by"
+        f" {slower:.1%} at most; KV was copied in {copied} of {len(chosen)} settings, in the others"
+        " rows were replayed (`python -m bench.moves_virtual`,"
+        " [JSON](bench/results/moves_virtual.json))."
+    )
+
+
+def overload(result: dict[str, Any]) -> str:
+    """What a swarm does with too much."""
+    told, rejected = result["overload"], result["overload"]["rejected_s"]
+    again = "announced as free again" if result["kv_free_again"] else "not announced as free again"
+    return (
+        f"{result['factor']:.0f} × overload for {result['seconds']:.0f} s: goodput"
+        f" {told['tokens_per_s']:.0f} tokens/s, {result['goodput_of_peak']:.0%} of the peak;"
+        f" {told['rejected']} of {told['requests']} requests were rejected, after"
+        f" {1e3 * rejected['p50']:.0f} ms (p95 {1e3 * rejected['p95']:.0f}, at most"
+        f" {1e3 * rejected['max']:.0f}; {told['rejected_within_100_ms']:.1%} within 100),"
+        f" {told['told_when_to_come_back']:.0%} of them with when to come back;"
+        f" {told['served_share_high']:.0%} of those of high priority"
+        f" were served, {told['served_share_normal']:.0%} of the others;"
+        f" {told['failed']} failed, {result['peers_ended']} peers ended, all KV was {again}"
+        " (`python -m bench.overload`, [JSON](bench/results/overload.json))."
+    )
