@@ -1,21 +1,23 @@
 """``python -m bench.engine``: one engine with all layers beside ``transformers`` alone.
 
-All sides take turns in one process and the medians count, because the machine is shared. Decode
-is measured after a prompt of 64 tokens, per token of each stream, and stated in terms of its floor,
-too: the bytes of the weights over the memory's measured bandwidth; and in terms of its products
-alone, the same matrices in a bare loop, which no engine can beat. Prefill is one prompt of 512.
-Requests of mixed lengths run against ``transformers``' continuous batching, whole requests in and
-out.
+All sides take turns in one process, and who begins changes from round to round, because the machine
+is shared. A ratio is the median of the rounds' ratios, so that what slows both down does not count;
+its quartiles are stated with it. Decode is measured after a prompt of 64 tokens, per token of each
+stream, and stated in terms of its floor, too: the bytes of the weights over the memory's measured
+bandwidth; and in terms of its products alone, the same matrices in a bare loop, which no engine can
+beat. Prefill is one prompt of 512. Requests of mixed lengths run against ``transformers``'
+continuous batching, whole requests in and out.
 """
 
 import argparse
+import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -34,7 +36,7 @@ from node.weights import WeightStore
 
 SEED = 0
 BUNDLED = ROOT / "models" / "brook"
-SHAPES = ((512, 8), (1024, 16))
+NAMES = {"512x8": (512, 8), "1024x16": (1024, 16)}
 """Hidden width and layers."""
 STREAMS = (1, 8)
 PROMPT, PREFILL, DECODE = 64, 512, 24
@@ -45,7 +47,7 @@ PAGE_TOKENS, BATCH_TOKENS = 256, 512
 """Of continuous batching: a request of ours fits a page, and the cache holds two for each."""
 READ_BYTES = 256 << 20
 """Of the tensor whose reading measures the bandwidth."""
-ROUNDS = 5
+ROUNDS = 9
 PRODUCT_ROUNDS = 8
 GREEDY = Sampling()
 
@@ -227,25 +229,21 @@ def mixed(requests: int, vocab: int) -> list[list[int]]:
     ]
 
 
+Ran = dict[str, list[float]]
+"""Seconds of each round by side."""
+
+
 def serve_mixed(
     sides: dict[str, EngineSide | ReferenceSide], requests: int, vocab: int, rounds: int
 ) -> dict[str, Any]:
     """Tokens/s of the answers of requests of mixed lengths that all come at once."""
     prompts = mixed(requests, vocab)
-    took: dict[str, list[float]] = {name: [] for name in sides}
-    answers = {}
-    for turn in range(rounds + 1):
-        for name, side in sides.items():
-            answers[name], seconds = side.serve(prompts, REQUEST_NEW)
-            if turn:
-                took[name].append(seconds)
-    rates = {name: requests * REQUEST_NEW / median(seconds) for name, seconds in took.items()}
-    same = answers["engine"] == answers["transformers"]
-    return {"unit": "tokens_per_s", **rated(rates), "same_answers": same}
+    took, answers = alternate(sides, rounds, lambda side: side.serve(prompts, REQUEST_NEW))
+    return {**rated(took, requests * REQUEST_NEW), "same_answers": same(answers)}
 
 
 def compare(directory: Path, rounds: int) -> dict[str, Any]:
-    """Medians of both sides, in alternation."""
+    """Both sides in alternation."""
     engine = EngineSide(directory)
     sides: dict[str, EngineSide | ReferenceSide] = {
         "engine": engine,
@@ -257,51 +255,68 @@ def compare(directory: Path, rounds: int) -> dict[str, Any]:
     result["memory_bytes_per_s"] = round(bytes_per_s)
     for streams in STREAMS:
         prompts = prompts_of(streams, PROMPT, vocab)
-        seconds, answers = alternate(sides, prompts, DECODE, rounds, lambda ran: ran[2])
-        rates = {side: streams * (DECODE - 1) / s for side, s in seconds.items()}
-        same = answers["engine"] == answers["transformers"]
+
+        def decode(
+            side: EngineSide | ReferenceSide, prompts: list[list[int]] = prompts
+        ) -> tuple[list[list[int]], float]:
+            answers, _, decode_s = side.run(prompts, DECODE)
+            return answers, decode_s
+
+        took, answers = alternate(sides, rounds, decode)
+        step_s = median(took["engine"]) / (DECODE - 1)
         result[f"decode_{streams}"] = {
-            "unit": "tokens_per_s",
-            **rated(rates),
-            "times_floor": round(
-                seconds["engine"] / (DECODE - 1) * bytes_per_s / engine.weights_bytes, 2
-            ),
-            "times_products": round(
-                seconds["engine"] / (DECODE - 1) / engine.products_s(streams), 2
-            ),
-            "same_answers": same,
+            **rated(took, streams * (DECODE - 1)),
+            "times_floor": round(step_s * bytes_per_s / engine.weights_bytes, 2),
+            "times_products": round(step_s / engine.products_s(streams), 2),
+            "same_answers": same(answers),
         }
-    seconds, _ = alternate(sides, prompts_of(1, PREFILL, vocab), 1, rounds, lambda ran: ran[1])
-    rates = {side: PREFILL / s for side, s in seconds.items()}
-    result[f"prefill_{PREFILL}"] = {"unit": "tokens_per_s", **rated(rates)}
+    prompt = prompts_of(1, PREFILL, vocab)
+    took, _ = alternate(sides, rounds, lambda side: side.run(prompt, 1)[:2])
+    result[f"prefill_{PREFILL}"] = rated(took, PREFILL)
     for requests in REQUESTS:
-        result[f"mixed_{requests}"] = serve_mixed(sides, requests, vocab, rounds)
+        result[f"mixed_{requests}"] = serve_mixed(sides, requests, vocab, mixed_rounds(rounds))
     return result
+
+
+def mixed_rounds(rounds: int) -> int:
+    """Requests of mixed lengths take long, and their ratios are far from 1."""
+    return max(2, rounds // 3)
 
 
 def alternate(
     sides: dict[str, EngineSide | ReferenceSide],
-    prompts: list[list[int]],
-    new: int,
     rounds: int,
-    pick: Callable[[tuple[list[list[int]], float, float]], float],
-) -> tuple[dict[str, float], dict[str, list[list[int]]]]:
-    """Each side's median seconds and its answers; a first round of each warms up."""
-    took: dict[str, list[float]] = {name: [] for name in sides}
+    run: Callable[[EngineSide | ReferenceSide], tuple[list[list[int]], float]],
+) -> tuple[Ran, dict[str, list[list[int]]]]:
+    """Each side's seconds by round and its answers; a first round of each warms up."""
+    took: Ran = {name: [] for name in sides}
     answers: dict[str, list[list[int]]] = {}
     for turn in range(rounds + 1):
-        for name, side in sides.items():
-            ran = side.run(prompts, new)
-            answers[name] = ran[0]
+        names = list(sides) if turn % 2 else list(sides)[::-1]
+        for name in names:
+            answers[name], seconds = run(sides[name])
             if turn:
-                took[name].append(pick(ran))
-    return {name: median(seconds) for name, seconds in took.items()}, answers
+                took[name].append(seconds)
+    return took, answers
 
 
-def rated(rates: dict[str, float]) -> dict[str, float]:
-    """Both rates and the engine's in terms of the other's."""
-    ratio = rates["engine"] / rates["transformers"]
-    return {**{name: round(rate, 1) for name, rate in rates.items()}, "ratio": round(ratio, 2)}
+def same(answers: dict[str, list[list[int]]]) -> bool:
+    """Whether both sides answered the same."""
+    return answers["engine"] == answers["transformers"]
+
+
+def rated(took: Ran, tokens: int) -> dict[str, Any]:
+    """Both median rates, and the median of the rounds' ratios with its quartiles."""
+    pairs = zip(took["engine"], took["transformers"], strict=True)
+    ratios = [other_s / ours_s for ours_s, other_s in pairs]
+    low, _, high = quantiles(ratios, n=4, method="inclusive")
+    return {
+        "unit": "tokens_per_s",
+        **{name: round(tokens / median(seconds), 1) for name, seconds in took.items()},
+        "ratio": round(median(ratios), 2),
+        "ratio_quartiles": [round(low, 2), round(high, 2)],
+        "rounds": len(ratios),
+    }
 
 
 def show(model: str, result: dict[str, Any]) -> None:
@@ -314,19 +329,25 @@ def main() -> int:
     """Measure every shape and print or write the result."""
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--small", action="store_true", help="only the smaller model")
+    parser.add_argument("--model", action="append", choices=[*NAMES, BUNDLED.name], metavar="NAME",
+        help="only this one, and keep what --out says of the others; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     arguments = parser.parse_args()
     result: dict[str, Any] = {**provenance(SEED), "rounds": arguments.rounds, "models": {}}
-    for hidden, layers in SHAPES[:1] if arguments.small else SHAPES:
+    chosen = arguments.model or [*NAMES, BUNDLED.name]
+    if arguments.model and arguments.out is not None and arguments.out.is_file():
+        result["models"] = json.loads(arguments.out.read_text())["models"]
+    for name in chosen:
         with tempfile.TemporaryDirectory() as made:
-            directory = make_llama(Path(made), hidden=hidden, layers=layers, seed=SEED)
-            result["models"][f"{hidden}x{layers}"] = compare(directory, arguments.rounds)
-        show(f"{hidden}x{layers}", result)
-    result["models"][BUNDLED.name] = compare(BUNDLED, arguments.rounds)
-    show(BUNDLED.name, result)
-    if arguments.out is not None:
-        write(arguments.out, result)
+            directory = BUNDLED
+            if name in NAMES:
+                hidden, layers = NAMES[name]
+                directory = make_llama(Path(made), hidden=hidden, layers=layers, seed=SEED)
+            result["models"][name] = compare(directory, arguments.rounds)
+        show(name, result)
+        if arguments.out is not None:
+            write(arguments.out, result)
     return 0
 
 

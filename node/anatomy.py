@@ -18,12 +18,10 @@ from torch import nn
 from node.attention import KvShapeFound, set_looking
 from node.kv_cache import LookingCache
 from node.layer_arguments import Arguments, Hidden, Positions, Tracer, Untraceable, same
+from node.layer_traits import FAILURES, LayerTraits, on_meta, ran_without_numbers, traits_of
 from node.skeleton import Answer, Heard, PartCall, Skeleton
 
 TOKENS = 3
-
-FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
-"""What a model's code raises when it is used in a way that it was not written for."""
 
 
 class Unservable(Exception):
@@ -40,6 +38,8 @@ class Source:
     """Which dimension of each output tensor counts the tokens."""
     by_length: bool
     """Whether what it makes depends on how long the context is, not only on the position."""
+    recordable: bool = False
+    """Whether it does the same operations whatever the positions are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,8 @@ class Anatomy:
     """Arguments of each layer where ``packed``."""
     kv_shapes: tuple[tuple[int, int, int], ...] = ()
     """``(kv_heads, key width, value width)`` of each layer."""
+    traits: tuple[LayerTraits, ...] = ()
+    """Of each layer where ``packed``."""
 
     @property
     def by_length(self) -> bool:
@@ -184,6 +186,7 @@ class _Study:
             sources=sources,
             calls=calls,
             kv_shapes=tuple(self._kv_shape(index) for index in range(len(self._layers))),
+            traits=self._traits() if self._packed else (),
         )
 
     def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -273,7 +276,11 @@ class _Study:
             for a, b, dim in zip(three, far, dims, strict=True)
         )
         return Source(
-            name=call.name, arguments=arguments, token_dims=tuple(dims), by_length=by_length
+            name=call.name,
+            arguments=arguments,
+            token_dims=tuple(dims),
+            by_length=by_length,
+            recordable=ran_without_numbers(module, *call.positional, **call.named),
         )
 
     def _check_traced(self, sources: Sequence[Source], calls: Sequence[Arguments]) -> None:
@@ -349,6 +356,12 @@ class _Study:
             flowing = calls[name].output
         return self._first.logits is not None and torch.equal(self._first.logits, flowing)
 
+    def _traits(self) -> tuple[LayerTraits, ...]:
+        return tuple(
+            traits_of(layer, call.hidden, *call.positional, **call.named)
+            for layer, call in zip(self._layers, self._first.layers, strict=True)
+        )
+
     def _kv_shape(self, index: int) -> tuple[int, int, int]:
         """What a layer writes per token; found on the meta device, where it costs nothing."""
         layer = copy.deepcopy(self._layers[index]).to("meta")
@@ -358,8 +371,8 @@ class _Study:
             with torch.inference_mode():
                 layer(
                     call.hidden.to("meta"),
-                    *_on_meta(call.positional),
-                    **_on_meta(call.named),
+                    *on_meta(call.positional),
+                    **on_meta(call.named),
                 )
         except KvShapeFound as found:
             if found.layer != index:
@@ -372,13 +385,3 @@ class _Study:
 
 def _origins(arguments: Arguments) -> list[Any]:
     return [*arguments.positional, *(origin for _, origin in arguments.named)]
-
-
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    if isinstance(value, tuple):
-        return tuple(_on_meta(part) for part in value)
-    if isinstance(value, dict):
-        return {key: _on_meta(part) for key, part in value.items()}
-    return value

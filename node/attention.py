@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from node.decode_rows import DecodeRows, attend_rows, scripted
 from node.mask_rules import CAUSAL, MaskRule, describe
 
 ATTENTION_NAME = "anabranch_paged"
@@ -24,10 +25,15 @@ WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPool:
-    """KV of one layer: ``[pages × page_tokens, kv_heads, width]`` each."""
+    """KV of one layer: ``[pages × page_tokens + 1, kv_heads, width]`` each."""
 
     keys: torch.Tensor
     values: torch.Tensor
+
+    @property
+    def scrap_row(self) -> int:
+        """The last row, which belongs to no page: rows that only pad a step write here."""
+        return int(self.keys.shape[0]) - 1
 
     def write(self, slots: torch.Tensor | slice, key: torch.Tensor, value: torch.Tensor) -> None:
         """Put ``[tokens, kv_heads, width]`` of new keys and values in their rows."""
@@ -81,6 +87,8 @@ class Step:
     write_slots: torch.Tensor | slice
     """Pool rows of the step's new tokens, ``[tokens]``; a slice where they are consecutive."""
     segments: list[Segment]
+    decode: DecodeRows | None = None
+    """Set where every segment is one row; ``write_slots`` is a tensor then."""
     calls: int = 0
     """How often attention was called."""
 
@@ -97,6 +105,7 @@ class KvShapeFound(Exception):
 class _Running(threading.local):
     step: Step | None = None
     looking: bool = False
+    passing: bool = False
 
 
 _running = _Running()
@@ -110,6 +119,11 @@ def set_step(step: Step | None) -> None:
 def set_looking(looking: bool) -> None:
     """While set, attention raises :class:`KvShapeFound` instead of computing."""
     _running.looking = looking
+
+
+def set_passing(passing: bool) -> None:
+    """While set, attention gives a tensor of the right shape and computes nothing."""
+    _running.passing = passing
 
 
 def paged_attention(
@@ -138,11 +152,22 @@ def paged_attention(
     if _running.looking:
         _refuse_unknown(module, rule, is_causal, others)
         raise KvShapeFound(module.layer_idx, key.shape[1], key.shape[-1], value.shape[-1])
+    if _running.passing:
+        return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1]), None
     step = _running.step
     if step is None:
         raise RuntimeError("paged attention was called outside a step")
     step.calls += 1
     pool = step.pools[module.layer_idx]
+    if step.decode is not None and rule.predicate is None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        rows = (pool.keys, pool.values, step.write_slots, step.decode.spans, step.decode.table)
+        # Scripted code may compile itself while it runs, which a CUDA graph could not hold.
+        attend = scripted() if query.device.type == "cpu" else attend_rows
+        attended: torch.Tensor = attend(
+            query, key, value, *rows, s_aux, rule.window, float(scale), float(softcap or 0.0)
+        )
+        return attended, None
     pool.write(step.write_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     if softcap is None and s_aux is None:
         parts = [_attend(query, pool, segment, rule, scaling) for segment in step.segments]

@@ -5,23 +5,22 @@ Synchronous and used from one thread (:mod:`node.worker`), except :meth:`Engine.
 """
 
 import gc
-import itertools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from dht.errors import UserError
 from dht.types import ModelSpec, PlannerNode, fits, stage_bytes
-from node.attention import LayerPool, Segment, Step
+from node.attention import LayerPool
 from node.kv_accounts import Reservation
 from node.kv_pool import KvPool
 from node.kv_transfer import KvBytes, KvRows
 from node.model import LoadedRange, ModelLayout, kv_shape
-from node.step_results import results_of
-from node.step_rows import StepRows, joined
+from node.step_rows import StepRows
+from node.step_run import StepRun
 from node.weights import Progress, WeightStore
 from node.work import WorkBounds, WorkItem, WorkResult, refusal
 
@@ -75,6 +74,7 @@ class Engine:
         self._range = LoadedRange(self.layout, self.device)
         self._pools: dict[int, LayerPool] = {}
         self._kv = self._kv_pool(0)
+        self._steps = self._step_run()
 
     def _count_layers(self) -> int:
         """How many layers fit somewhere in the model; UserError when not even one does."""
@@ -130,8 +130,8 @@ class Engine:
         self._kv = self._kv_pool(0)  # only now: it holds the pools that there are
         self.bytes_loaded = self._range.set(start, end, progress, made_up=made_up)
         self._pools = {index: self._pool(pages, index) for index in range(start, end)}
-        for index in range(start, end):
-            self._warm_up(index)
+        self._steps = self._step_run()
+        self._steps.warm_up()
         self._kv = self._kv_pool(pages)
         self.held = (start, end)
         return self.bytes_loaded
@@ -141,6 +141,7 @@ class Engine:
         self.held, self._pools = (0, 0), {}
         self._kv = self._kv_pool(0)  # only now: it holds the pools that there are
         self._range.clear()
+        self._steps = self._step_run()
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -156,35 +157,22 @@ class Engine:
         """Tokens of KV that there would be room for beside layers ``[start, end)``."""
         return self._pages_beside(start, end) * self.config.page_tokens
 
-    def _warm_up(self, index: int) -> None:
-        """One row through one layer; UserError when its attention cannot be computed here."""
-        segment = Segment(first=0, last=1, context_tokens=1, slots=slice(0, 1))
-        step = Step(pools=self._pools, write_slots=slice(0, 1), segments=[segment])
-        row = torch.zeros(1, self._width, dtype=self.layout.dtype, device=self.device)
-        position = torch.zeros(1, dtype=torch.long, device=self.device)
-        where = self.config.store.directory
-        try:
-            with torch.inference_mode():
-                out = self._through(index, index + 1, step, row, position)
-        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-            raise UserError(f"{where} cannot be served yet: {error}") from error
-        if step.calls != 1 or out.shape != row.shape:
-            raise UserError(
-                f"{where} cannot be served yet: its layers do not call attention through"
-                " transformers' interface"
-            )
+    def _step_run(self) -> StepRun:
+        return StepRun(self._range, self.layout, self.spec, self._pools, self.config.page_tokens)
 
     def _kv_pool(self, pages: int) -> KvPool:
         root = self.spec.fingerprint.encode()
         return KvPool(self._pools, pages, self.config.page_tokens, root)
 
     def _pool(self, pages: int, layer: int) -> LayerPool:
-        rows = pages * self.config.page_tokens
+        rows = pages * self.config.page_tokens + 1
         kv_heads, key_width, value_width = kv_shape(self.layout, layer)
 
         def empty(width: int) -> torch.Tensor:
             shape = (rows, kv_heads, width)
-            return torch.empty(shape, dtype=self.layout.dtype, device=self.device)
+            made = torch.empty(shape, dtype=self.layout.dtype, device=self.device)
+            made[-1] = 0
+            return made
 
         return LayerPool(keys=empty(key_width), values=empty(value_width))
 
@@ -280,7 +268,7 @@ class Engine:
         Running an item again writes the same KV to the same rows.
         """
         try:
-            return self._run(rows)
+            return self._steps.run(rows)
         except Exception as error:  # whatever one session's rows raise is theirs alone
             if len(rows) > 1:
                 half = len(rows) // 2
@@ -290,105 +278,3 @@ class Engine:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             told = f"layers [{item.start}, {item.end}) failed: {reason}"
             return [WorkResult(item=item, error=told)]
-
-    def _run(self, rows: list[StepRows]) -> list[WorkResult]:
-        """Pack the rows, run each layer over those that need it, split the results.
-
-        Rows are ordered by the layers they need, so that those active in a layer are few slices.
-        """
-        ordered = sorted(rows, key=lambda row: (row.item.start, row.item.end))
-        at = 0
-        for row in ordered:
-            row.first, row.last = at, at + row.item.tokens
-            at = row.last
-        hidden = self._embed(ordered)
-        positions = joined([self._positions(row) for row in ordered])
-        written = [self._slots(row) for row in ordered]
-        slots = written[0] if len(written) == 1 else joined([self._rows_of(w) for w in written])
-        cuts = sorted({r.item.start for r in ordered} | {r.item.end for r in ordered})
-        for start, end in itertools.pairwise(cuts):
-            active = [r for r in ordered if r.item.start <= start < r.item.end]
-            if active:
-                hidden = self._run_layers(start, end, active, at, hidden, positions, slots)
-        return results_of(rows, hidden, self._range, self.spec)
-
-    def _embed(self, rows: list[StepRows]) -> torch.Tensor:
-        """Hidden states going in, ``[tokens, hidden]``."""
-        entering = [row.item for row in rows if row.item.token_ids is not None]
-        embedded: Iterator[torch.Tensor] = iter(())
-        if entering and self._range.embed is not None:
-            token_ids = [item.token_ids for item in entering if item.token_ids is not None]
-            hidden = self._range.enter(token_ids, [item.position for item in entering])
-            if len(entering) == len(rows):
-                return hidden
-            embedded = iter(torch.split(hidden, [item.tokens for item in entering]))
-        parts = [
-            next(embedded)
-            if row.item.hidden is None
-            else row.item.hidden.to(self.device, self.layout.dtype)
-            for row in rows
-        ]
-        return joined(parts)
-
-    def _positions(self, row: StepRows) -> torch.Tensor:
-        at = row.item.position
-        return torch.arange(at, at + row.item.tokens, device=self.device)
-
-    def _rows_of(self, slots: torch.Tensor | slice) -> torch.Tensor:
-        if isinstance(slots, slice):
-            return torch.arange(slots.start, slots.stop, device=self.device)
-        return slots
-
-    def _slots(self, row: StepRows) -> torch.Tensor | slice:
-        """Pool rows of the item's new tokens; sets the row's segment."""
-        page_tokens = self.config.page_tokens
-        pages = row.reservation.pages
-        context = row.item.position + row.item.tokens
-        slots: torch.Tensor | slice
-        whole: torch.Tensor | slice
-        if row.reservation.run:
-            base = pages[0] * page_tokens
-            whole = slice(base, base + context)
-            slots = slice(base + row.item.position, base + context)
-        else:
-            whole = self._kv.slots(row.reservation, context).to(self.device)
-            slots = whole[row.item.position :]
-        row.segment = Segment(
-            first=0,
-            last=0,
-            context_tokens=context,
-            slots=whole,
-            tokens_max=row.reservation.tokens,
-        )
-        return slots
-
-    def _run_layers(
-        self,
-        start: int,
-        end: int,
-        active: list[StepRows],
-        total: int,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor | slice,
-    ) -> torch.Tensor:
-        """Layers ``[start, end)`` over the active rows; the others pass unchanged."""
-        at = 0
-        for row in active:
-            row.segment.first, row.segment.last = at, at + row.last - row.first
-            at = row.segment.last
-        segments = [row.segment for row in active]
-        if at == total:
-            step = Step(pools=self._pools, write_slots=slots, segments=segments)
-            return self._through(start, end, step, hidden, positions)
-        chosen = joined([self._rows_of(slice(row.first, row.last)) for row in active])
-        step = Step(pools=self._pools, write_slots=self._rows_of(slots)[chosen], segments=segments)
-        merged = hidden.clone()
-        merged[chosen] = self._through(start, end, step, hidden[chosen], positions[chosen])
-        return merged
-
-    def _through(
-        self, start: int, end: int, step: Step, hidden: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
-        """``hidden`` of shape ``[tokens, hidden]`` behind layers ``[start, end)``."""
-        return self._range.run(start, end, step, hidden, positions)

@@ -11,22 +11,32 @@ from typing import Any
 import torch
 from torch import nn
 
-from node.anatomy import Anatomy, Source
+from node.anatomy import Anatomy
 from node.attention import Segment, Step, set_step
+from node.decode_graphs import Capture, DecodeGraphs, recordable
 from node.kv_cache import PoolCache
+from node.memory_layout import favour_few_rows
+from node.shared_products import share_products
 from node.skeleton import Skeleton
+from node.traced import TracedLayers
 
 
 class Flow:
     """Runs rows of hidden states, ``[tokens, hidden]``, through parts of one model."""
 
-    def __init__(self, anatomy: Anatomy, skeleton: Skeleton) -> None:
-        """``skeleton`` is on the device of the parts."""
+    def __init__(
+        self, anatomy: Anatomy, skeleton: Skeleton, capture: Capture | None = None
+    ) -> None:
+        """``skeleton`` is on the device of the parts; ``capture`` makes graphs of decode steps."""
         self._anatomy = anatomy
         self._skeleton = skeleton
         self._embed_width = int(skeleton.parts[anatomy.before[0]].get_parameter("weight").shape[-1])
         self._sources = [skeleton.module(source.name) for source in anatomy.sources]
         self._parts: dict[str, nn.Module] = {}
+        self.traced = TracedLayers(anatomy, self._sources)
+        """Layers as they run in decode steps; empty where none is recorded."""
+        self._layers: dict[int, nn.Module] = {}
+        self.graphs = None if capture is None else DecodeGraphs(self._as_they_are, capture)
 
     def hold(self, parts: dict[str, nn.Module]) -> None:
         """Use exactly these parts beside the layers, by their names in the model."""
@@ -35,6 +45,24 @@ class Flow:
         for name, part in parts.items():
             self._skeleton.put(name, part)
         self._parts = dict(parts)
+
+    def prepared(
+        self, index: int, layer: nn.Module, dtype: torch.dtype, device: torch.device
+    ) -> nn.Module:
+        """A layer as it runs: fewer products, in a better layout, recorded on a CPU."""
+        if self._anatomy.packed:
+            share_products(layer, self._anatomy.traits[index].siblings)
+        layer = favour_few_rows(layer)
+        if device.type == "cpu":
+            self.traced.add(index, layer, dtype)
+        return layer
+
+    def keep(self, layers: Sequence[int]) -> None:
+        """Forget what was made of all layers but these, and all graphs."""
+        self._layers = {}
+        self.traced.keep(layers)
+        if self.graphs is not None:
+            self.graphs.clear()
 
     def enter(
         self, token_ids: Sequence[Sequence[int]], starts: Sequence[int], device: torch.device
@@ -96,30 +124,49 @@ class Flow:
         """``hidden`` behind layers ``[start, end)``; ``positions`` is ``[tokens]``."""
         if not self._anatomy.packed:
             return self._session_by_session(layers, start, end, step, hidden, positions)
+        self._layers = layers
+        if self.graphs is not None and recordable(self._anatomy, start, end):
+            replayed = self.graphs.run(start, end, step, hidden, positions)
+            if replayed is not None:
+                return replayed
+        packed, position_ids = hidden[None], positions[None]
+
+        def make(source: int) -> Any:
+            return self._made(source, packed, position_ids, step.segments)
+
+        done = self.traced.run(start, end, step, packed, position_ids, make)
+        if done is not None:
+            return done[0]
+        return self._as_they_are(start, end, step, hidden, positions)
+
+    def _as_they_are(
+        self, start: int, end: int, step: Step, hidden: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Layers as modules, one after the other."""
         packed, position_ids = hidden[None], positions[None]
         set_step(step)
         try:
             outputs = [
-                self._made(source, module, packed, position_ids, step.segments)
-                for source, module in zip(self._anatomy.sources, self._sources, strict=True)
+                self._made(source, packed, position_ids, step.segments)
+                for source in range(len(self._sources))
             ]
             for index in range(start, end):
                 call = self._anatomy.calls[index]
                 positional, named = call.resolve(packed, position_ids, outputs)
-                packed = _hidden(layers[index](packed, *positional, **named))
+                packed = _hidden(self._layers[index](packed, *positional, **named))
         finally:
             set_step(None)
         return packed[0]
 
     def _made(
         self,
-        source: Source,
-        module: nn.Module,
+        at: int,
         hidden: torch.Tensor,
         positions: torch.Tensor,
         segments: list[Segment],
     ) -> Any:
         """What a weightless module makes of the positions of all rows."""
+        source, module = self._anatomy.sources[at], self._sources[at]
         if not source.by_length:
             positional, named = source.arguments.resolve(hidden, positions, ())
             return module(*positional, **named)

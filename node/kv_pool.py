@@ -19,6 +19,12 @@ from node.kv_transfer import KvBytes, KvRows
 ENDED = "this session holds no KV here"
 
 
+def pool_rows(pages: Sequence[int], tokens: int, page_tokens: int) -> torch.Tensor:
+    """Pool rows of the first ``tokens`` tokens that ``pages`` hold, int64, on the CPU."""
+    used = torch.tensor(pages[: -(-tokens // page_tokens)])
+    return (used[:, None] * page_tokens + torch.arange(page_tokens)).flatten()[:tokens]
+
+
 class KvPool:
     """``pages`` pages of ``page_tokens`` tokens in each of ``pools``, which are by layer."""
 
@@ -83,9 +89,7 @@ class KvPool:
 
     def slots(self, reservation: Reservation, tokens: int) -> torch.Tensor:
         """Pool rows of a session's first ``tokens`` tokens, on the CPU."""
-        size = self._page_tokens
-        used = torch.tensor(reservation.pages[: -(-tokens // size)])
-        return (used[:, None] * size + torch.arange(size)).flatten()[:tokens]
+        return pool_rows(reservation.pages, tokens, self._page_tokens)
 
     def take(self, session: str, position: int, tokens: int) -> KvRows:
         """See :meth:`node.engine.Engine.export_kv`."""

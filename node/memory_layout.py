@@ -2,6 +2,9 @@
 
 import functools
 import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,8 +14,6 @@ logger = logging.getLogger(__name__)
 PACKED_ROWS = 32
 """Rows that oneDNN is told to expect. It packs for one row otherwise, which is no packing at all;
 what it packs for several serves any number (``bench/linear_layouts.py``)."""
-ROWS_LEAST = 4
-"""Fewer rows are repeated: the kernel for four is faster than those for one and two."""
 NUMBERS_LEAST = 200_000
 """In a matrix: what packing saves on smaller ones is less than what calling oneDNN costs."""
 TRIAL_ERROR_MAX = 1e-4
@@ -37,14 +38,33 @@ class PackedLinear(nn.Module):
         self.register_buffer("bias", None if linear.bias is None else linear.bias.data)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        flat = rows.reshape(-1, self.in_features)
-        count = flat.shape[0]
-        if 0 < count < ROWS_LEAST:
-            flat = torch.cat([flat] * -(-ROWS_LEAST // count))
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            flat, self.weight, self.bias, "none", [], ""
-        )
-        return out[:count].view(*rows.shape[:-1], self.out_features)
+        out: torch.Tensor = _scripted()(rows, self.weight, self.bias, self.in_features)
+        return out
+
+
+def packed_product(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, in_features: int
+) -> torch.Tensor:
+    """``rows`` of any shape by a packed matrix; written so that TorchScript takes it."""
+    flat = rows.reshape(-1, in_features)
+    count = flat.size(0)
+    if 0 < count < 4:  # the kernel for four rows is faster than those for one and two
+        flat = flat.repeat((4 + count - 1) // count, 1)
+    out = torch.ops.mkldnn._linear_pointwise(flat, weight, bias, "none", [], "")
+    return out.narrow(0, 0, count).view(rows.size()[:-1] + [out.size(1)])  # noqa: RUF005 - TorchScript has no stars
+
+
+@functools.cache
+def _scripted() -> Callable[..., Any]:
+    """:func:`packed_product` in one call, where torch can do that."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            made: Callable[..., Any] = torch.jit.script(packed_product)
+    except (RuntimeError, AttributeError, OSError) as error:
+        logger.warning("products stay in Python: %s", str(error).splitlines()[0])
+        return packed_product
+    return made
 
 
 def favour_few_rows(module: nn.Module) -> nn.Module:

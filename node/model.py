@@ -19,6 +19,7 @@ from node.anatomy import FAILURES, Anatomy, Unservable, study
 from node.attention import ATTENTION_NAME, Step, register
 from node.blueprint import build, context_tokens, kept_float32, layers_name, ties
 from node.checkpoint_names import CheckpointNames
+from node.decode_graphs import capture_cuda
 from node.flow import Flow
 from node.memory_layout import favour_few_rows
 from node.quantize import held_bytes, quantize_linears
@@ -186,7 +187,18 @@ class LoadedRange:
         self.parts: dict[str, nn.Module] = {}
         """Modules with weights beside the layers, by their names in the model."""
         self._made_up = False
-        self._flow = Flow(layout.anatomy, layout.skeleton().to(device))
+        capture = capture_cuda if device.type == "cuda" else None
+        self._flow = Flow(layout.anatomy, layout.skeleton().to(device), capture)
+
+    @property
+    def device(self) -> torch.device:
+        """Where parts are filled."""
+        return self._device
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether decode steps are captured, which have to come with tables."""
+        return self._flow.graphs is not None
 
     @property
     def embed(self) -> nn.Module | None:
@@ -238,6 +250,7 @@ class LoadedRange:
             self.layers, self.parts = {}, {}
         self._made_up = made_up
         self.layers = {i: layer for i, layer in self.layers.items() if start <= i < end}
+        self._flow.keep(list(self.layers))
         shared = self._tied_weight()
         beside = self._beside(start, end)
         self.parts = {path: part for path, part in self.parts.items() if path in beside}
@@ -250,7 +263,9 @@ class LoadedRange:
             module = self._fill(part, tensors)
             if self._layout.quantize is not None and part.layer is not None:
                 module = quantize_linears(module, self._layout.quantize)
-            elif not self._layout.tied or part.layer is not None:
+            elif part.layer is not None:
+                module = self._flow.prepared(part.layer, module, self._layout.dtype, self._device)
+            elif not self._layout.tied:
                 module = favour_few_rows(module)
             if part.layer is not None:
                 self.layers[part.layer] = module
@@ -263,6 +278,7 @@ class LoadedRange:
     def clear(self) -> None:
         """Hold nothing; the memory is free as soon as nobody uses the parts any more."""
         self.layers, self.parts, self._made_up = {}, {}, False
+        self._flow.keep([])
         self._flow.hold({})
 
     def _beside(self, start: int, end: int) -> list[str]:

@@ -113,12 +113,15 @@ def _sorted(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
     return scores[order], ids[order]
 
 
-def draw_rows(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+def draw_rows(
+    logits: torch.Tensor, draws: Sequence[Draw], greedy: Sequence[int] | None = None
+) -> list[int]:
     """One token per row of ``[rows, vocab]``; plain greedy rows share one argmax on the device.
 
-    Temperature 0 is greedy, ties going to the smallest id.
+    Temperature 0 is greedy, ties going to the smallest id. ``greedy`` are the likeliest tokens
+    where they are known already. Rows that are drawn otherwise come to the CPU in one transfer.
     """
-    token_ids: list[int] = torch.argmax(logits, dim=-1).tolist()
+    token_ids = torch.argmax(logits, dim=-1).tolist() if greedy is None else list(greedy)
     special = [
         row
         for row, draw in enumerate(draws)
@@ -130,10 +133,10 @@ def draw_rows(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     chosen = [draws[row] for row in special]
     if any(draw.is_adjusted for draw in chosen):
         scores = adjust(scores, chosen)
-    greedy: list[int] = torch.argmax(scores, dim=-1).tolist()
+    scores = scores.to("cpu")
     for at, (row, draw) in enumerate(zip(special, chosen, strict=True)):
         if draw.sampling.temperature == 0.0:
-            token_ids[row] = greedy[at]
+            token_ids[row] = int(torch.argmax(scores[at]))
         else:
             token_ids[row] = pick(scores[at], draw.sampling, draw.position)
     return token_ids

@@ -21,11 +21,19 @@ def results_of(
     An item with rows that are not finite gets an error instead. Sampling and scoring happen only
     where ``loaded`` has the model's head.
     """
-    sampled = _sampled([row for row in rows if row.item.sampling is not None], hidden, loaded)
-    finite = torch.isfinite(hidden).all(dim=-1).tolist()
+    drawn = [row for row in rows if row.item.sampling is not None and loaded.head is not None]
+    finite = torch.isfinite(hidden).all(dim=-1)
+    logits, greedy = hidden, finite.new_zeros(0, dtype=torch.long)
+    if drawn:
+        last = torch.tensor([row.last - 1 for row in drawn], device=hidden.device)
+        logits = loaded.leave(hidden[last])
+        greedy = torch.argmax(logits, dim=-1)
+    # What has to be known here of a step comes from the device at once.
+    known: list[int] = torch.cat([finite.to(torch.long), greedy]).tolist()
+    sampled = _sampled(drawn, logits, known[len(finite) :]) if drawn else {}
     results = []
     for row in rows:
-        if not all(finite[row.first : row.last]):
+        if not all(known[row.first : row.last]):
             span = f"[{row.item.start}, {row.item.end})"
             told = f"layers {span} made hidden states that are not finite"
             results.append(WorkResult(item=row.item, error=told))
@@ -44,13 +52,12 @@ def results_of(
 
 
 def _sampled(
-    rows: Sequence[StepRows], hidden: torch.Tensor, loaded: LoadedRange
+    rows: Sequence[StepRows], logits: torch.Tensor, greedy: Sequence[int]
 ) -> dict[int, tuple[int, bytes]]:
-    """By item: the token behind its last row, and that token's packed score where asked."""
-    if not rows or loaded.head is None:
-        return {}
-    last = torch.tensor([row.last - 1 for row in rows], device=hidden.device)
-    logits = loaded.leave(hidden[last])
+    """By item: the token behind its last row, and that token's packed score where asked.
+
+    ``greedy`` are the likeliest tokens of ``logits``, ``[rows, vocab]``.
+    """
     draws = [
         Draw(
             sampling=row.item.sampling,
@@ -60,7 +67,7 @@ def _sampled(
         for row in rows
         if row.item.sampling is not None
     ]
-    token_ids = draw_rows(logits, draws)
+    token_ids = draw_rows(logits, draws, greedy)
     scores = [b""] * len(rows)
     for top in {draw.sampling.logprobs for draw in draws} - {None}:
         asked = [at for at, draw in enumerate(draws) if draw.sampling.logprobs == top]

@@ -109,14 +109,14 @@ def test_what_raises_takes_nobody_with_it(
     names = [f"good-{n}" for n in range(sessions)]
     for name in ("bad", *names):
         assert engine.reserve(name, 64) is None
-    run: Any = engine._run
+    run: Any = engine._steps.run
 
     def breaks(rows: list[Any]) -> Any:
         if any(row.item.session == "bad" for row in rows):
             raise RuntimeError("a kernel broke")
         return run(rows)
 
-    monkeypatch.setattr(engine, "_run", breaks)
+    monkeypatch.setattr(engine._steps, "run", breaks)
     items = [whole("bad", 0, IDS), *(whole(name, 0, IDS[: 3 + n]) for n, name in enumerate(names))]
     bad, *good = engine.step(items)
     assert bad.error == f"layers [0, {LAYERS}) failed: a kernel broke"

@@ -12,6 +12,7 @@ from bench.random_model import make_llama
 from dht.messages import Sampling
 from node.engine import Engine, EngineConfig, KvRows, WorkItem
 from node.kv_transfer import KvBytes, pack
+from node.step_rows import StepRows
 from node.weights import WeightStore
 
 LAYERS, VOCAB, WIDTH = 3, 61, 64
@@ -135,8 +136,13 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_changes(directory: Path) -
 def test_sessions_that_begin_the_same_share_pages_and_answer_the_same(directory: Path) -> None:
     engine, alone = engine_of(directory, share_prefixes=True), engine_of(directory)
     counted: list[int] = []
-    head = engine._embed
-    engine._embed = lambda rows: counted.append(sum(r.item.tokens for r in rows)) or head(rows)  # type: ignore[assignment,func-returns-value,method-assign]
+    embed = engine._steps._embed
+
+    def counting(rows: list[StepRows]) -> torch.Tensor:
+        counted.append(sum(row.item.tokens for row in rows))
+        return embed(rows)
+
+    engine._steps._embed = counting  # type: ignore[method-assign]
     prompts = {
         "a": PROMPT,
         "b": PROMPT,

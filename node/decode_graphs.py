@@ -1,0 +1,192 @@
+"""Decode steps as CUDA graphs, one for each size of step, so that a step is one launch.
+
+A graph replays on the tensors with which it was captured. A step is therefore padded to a bucket
+of rows and a bucket of context, and staged into the buffers of that bucket; rows that pad it write
+to a row of the pool that belongs to nobody, and what comes out of them is dropped. Capturing itself
+is a function that is passed in: everything else runs, and is tested, without CUDA. Has not been run
+on a GPU yet.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from node.anatomy import Anatomy
+from node.attention import LayerPool, Step
+from node.decode_rows import DecodeRows
+
+logger = logging.getLogger(__name__)
+
+ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+COLUMNS_LEAST = 128
+"""Of context; buckets double from here, so that at most half of what is read is padding."""
+GRAPHS_MAX = 64
+"""Kept at a time, those used last; each holds its buffers and its intermediate results."""
+WARM_UPS = 3
+"""Runs before a capture, in which libraries choose their kernels and allocate workspaces."""
+
+Run = Callable[[int, int, Step, Tensor, Tensor], Tensor]
+"""(start, end, step, hidden ``[rows, hidden]``, positions ``[rows]``) → ``[rows, hidden]``."""
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""Captures what a function does to tensors; what it returns does that again."""
+
+
+def row_bucket(rows: int) -> int | None:
+    """The smallest bucket that holds so many rows; None behind the largest."""
+    return next((size for size in ROW_BUCKETS if size >= rows), None)
+
+
+def column_bucket(columns: int) -> int:
+    """The smallest bucket that holds a context of so many tokens."""
+    size = COLUMNS_LEAST
+    while size < columns:
+        size *= 2
+    return size
+
+
+def recordable(anatomy: Anatomy, start: int, end: int) -> bool:
+    """Whether layers ``[start, end)`` and what makes their arguments can be captured at all."""
+    return anatomy.packed and (
+        all(traits.recordable for traits in anatomy.traits[start:end])
+        and all(source.recordable and not source.by_length for source in anatomy.sources)
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Buffers:
+    """What a graph reads and writes, at fixed addresses."""
+
+    hidden: Tensor
+    positions: Tensor
+    slots: Tensor
+    spans: Tensor
+    table: Tensor
+    scrap_row: int
+    out: Tensor | None = field(default=None)
+
+    @classmethod
+    def of(cls, rows: int, columns: int, like: Tensor, scrap_row: int) -> "Buffers":
+        """For steps of so many rows of the width, dtype and device of ``like``."""
+
+        def full(value: int, *shape: int) -> Tensor:
+            return torch.full(shape, value, dtype=torch.long, device=like.device)
+
+        return cls(
+            hidden=like.new_zeros(rows, like.shape[-1]),
+            positions=full(0, rows),
+            slots=full(scrap_row, rows),
+            spans=full(1, rows, 2),
+            table=full(scrap_row, rows, columns),
+            scrap_row=scrap_row,
+        )
+
+    def stage(self, hidden: Tensor, positions: Tensor, slots: Tensor, rows: DecodeRows) -> None:
+        """Put a step's rows first and let the others write where nobody reads."""
+        count, columns = rows.table.shape
+        self.hidden[:count] = hidden
+        self.hidden[count:] = 0
+        self.positions[:count] = positions
+        self.positions[count:] = 0
+        self.slots[:count] = slots
+        self.slots[count:] = self.scrap_row
+        self.spans[:count] = rows.spans
+        self.spans[count:] = 1
+        # Behind a row's end stands its last token: masked, but a number in any case.
+        self.table[:count, :columns] = rows.table
+        self.table[:count, columns:] = rows.table[:, -1:]
+        self.table[count:] = self.scrap_row
+
+
+@dataclass(slots=True, kw_only=True)
+class _Graph:
+    buffers: Buffers
+    replay: Callable[[], None]
+
+
+class DecodeGraphs:
+    """Graphs of the layers that are held, made when a step of their size first comes."""
+
+    def __init__(self, run: Run, capture: Capture) -> None:
+        """``run`` runs layers without a graph; see :data:`Capture`."""
+        self._run = run
+        self._capture = capture
+        self._graphs: OrderedDict[tuple[int, int, int, int], _Graph] = OrderedDict()
+        self._failed: set[tuple[int, int]] = set()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def clear(self) -> None:
+        """Forget all graphs: the layers or the pools are others from now on."""
+        self._graphs.clear()
+        self._failed.clear()
+
+    def run(
+        self, start: int, end: int, step: Step, hidden: Tensor, positions: Tensor
+    ) -> Tensor | None:
+        """``[rows, hidden]`` behind layers ``[start, end)``; None where no graph can do it."""
+        rows = step.decode
+        if rows is None or not rows.table.numel() or (start, end) in self._failed:
+            return None
+        assert isinstance(step.write_slots, Tensor)  # noqa: S101 - so it is in decode steps
+        count, columns = rows.table.shape
+        size = row_bucket(count)
+        if size is None:
+            return None
+        key = (start, end, size, column_bucket(columns))
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._made(key, step.pools, hidden)
+            if graph is None:
+                return None
+        self._graphs.move_to_end(key)
+        graph.buffers.stage(hidden, positions, step.write_slots, rows)
+        graph.replay()
+        step.calls += end - start
+        assert graph.buffers.out is not None  # noqa: S101 - the capture made it
+        return graph.buffers.out[:count].clone()  # the next replay writes there
+
+    def _made(
+        self, key: tuple[int, int, int, int], pools: dict[int, LayerPool], like: Tensor
+    ) -> _Graph | None:
+        start, end, size, columns = key
+        buffers = Buffers.of(size, columns, like, pools[start].scrap_row)
+        step = Step(
+            pools=pools,
+            write_slots=buffers.slots,
+            segments=[],
+            decode=DecodeRows(spans=buffers.spans, table=buffers.table),
+        )
+
+        def body() -> None:
+            buffers.out = self._run(start, end, step, buffers.hidden, buffers.positions)
+
+        try:
+            replay = self._capture(body)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            told = str(error).strip().splitlines() or [repr(error)]
+            logger.warning("layers [%d, %d) run without graphs: %s", start, end, told[0])
+            self._failed.add((start, end))
+            return None
+        while len(self._graphs) >= GRAPHS_MAX:
+            self._graphs.popitem(last=False)
+        self._graphs[key] = graph = _Graph(buffers=buffers, replay=replay)
+        return graph
+
+
+def capture_cuda(body: Callable[[], None]) -> Callable[[], None]:
+    """``body`` as a CUDA graph on the current device."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(WARM_UPS):
+            body()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        body()
+    return graph.replay  # type: ignore[no-any-return]

@@ -1,0 +1,189 @@
+"""One step: rows of many sessions packed, run through the layers that each needs, and split."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from dht.errors import UserError
+from dht.types import ModelSpec
+from node.attention import LayerPool, Segment, Step
+from node.decode_rows import decode_rows
+from node.kv_accounts import Reservation
+from node.kv_pool import pool_rows
+from node.model import LoadedRange, ModelLayout
+from node.step_results import results_of
+from node.step_rows import StepRows, joined
+from node.work import WorkResult
+
+ALONE = slice(0, 1)
+
+
+class StepRun:
+    """Runs steps over the layers that ``loaded`` holds, with their KV in ``pools``."""
+
+    def __init__(
+        self,
+        loaded: LoadedRange,
+        layout: ModelLayout,
+        spec: ModelSpec,
+        pools: dict[int, LayerPool],
+        page_tokens: int,
+    ) -> None:
+        self._loaded = loaded
+        self._layout = layout
+        self._pools = pools
+        self._page_tokens = page_tokens
+        self._spec = spec
+        self._kv_bytes = layout.dtype.itemsize * max(
+            kv_heads * (key_width + value_width)
+            for kv_heads, key_width, value_width in layout.anatomy.kv_shapes
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where layers and pools are."""
+        return self._loaded.device
+
+    def warm_up(self) -> None:
+        """One row through every layer; UserError when its attention cannot be computed here."""
+        where = self._layout.store.directory
+        row = torch.zeros(1, self._layout.anatomy.width, dtype=self._layout.dtype)
+        row, position = row.to(self.device), torch.zeros(1, dtype=torch.long, device=self.device)
+        for index in self._pools:
+            segment = Segment(first=0, last=1, context_tokens=1, slots=ALONE)
+            step = Step(pools=self._pools, write_slots=ALONE, segments=[segment])
+            try:
+                with torch.inference_mode():
+                    out = self._loaded.run(index, index + 1, step, row, position)
+            except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+                raise UserError(f"{where} cannot be served yet: {error}") from error
+            if step.calls != 1 or out.shape != row.shape:
+                raise UserError(
+                    f"{where} cannot be served yet: its layers do not call attention through"
+                    " transformers' interface"
+                )
+
+    def run(self, rows: list[StepRows]) -> list[WorkResult]:
+        """Pack the rows, run each layer over those that need it, split the results.
+
+        Rows are ordered by the layers they need, so that those active in a layer are few slices.
+        """
+        ordered = sorted(rows, key=lambda row: (row.item.start, row.item.end))
+        at = 0
+        for row in ordered:
+            row.first, row.last = at, at + row.item.tokens
+            at = row.last
+            row.segment = self._segment(row)
+        hidden = self._embed(ordered)
+        positions = self._positions(ordered)
+        slots = self._slots(ordered)
+        cuts = sorted({r.item.start for r in ordered} | {r.item.end for r in ordered})
+        for start, end in itertools.pairwise(cuts):
+            active = [r for r in ordered if r.item.start <= start < r.item.end]
+            if active:
+                hidden = self._run_layers(start, end, active, at, hidden, positions, slots)
+        return results_of(rows, hidden, self._loaded, self._spec)
+
+    def _embed(self, rows: list[StepRows]) -> torch.Tensor:
+        """Hidden states going in, ``[tokens, hidden]``."""
+        entering = [row.item for row in rows if row.item.token_ids is not None]
+        embedded: Iterator[torch.Tensor] = iter(())
+        if entering and self._loaded.embed is not None:
+            token_ids = [item.token_ids for item in entering if item.token_ids is not None]
+            hidden = self._loaded.enter(token_ids, [item.position for item in entering])
+            if len(entering) == len(rows):
+                return hidden
+            embedded = iter(torch.split(hidden, [item.tokens for item in entering]))
+        parts = [next(embedded) if row.item.hidden is None else row.item.hidden for row in rows]
+        if not entering:  # one transfer for all
+            return joined(parts).to(self.device, self._layout.dtype)
+        return joined([part.to(self.device, self._layout.dtype) for part in parts])
+
+    def _positions(self, rows: Sequence[StepRows]) -> torch.Tensor:
+        """``[tokens]``: where in its session each row stands."""
+        items = [row.item for row in rows]
+        if all(item.tokens == 1 for item in items):
+            return torch.tensor([item.position for item in items], device=self.device)
+        spans = [torch.arange(item.position, item.position + item.tokens) for item in items]
+        return joined(spans).to(self.device)
+
+    def _pool_row(self, reservation: Reservation, position: int) -> int:
+        page, offset = divmod(position, self._page_tokens)
+        return reservation.pages[page] * self._page_tokens + offset
+
+    def _slots(self, rows: Sequence[StepRows]) -> torch.Tensor | slice:
+        """Pool rows of the step's new tokens."""
+        if all(row.item.tokens == 1 for row in rows):
+            found = [self._pool_row(row.reservation, row.item.position) for row in rows]
+            return torch.tensor(found, device=self.device)
+        written: list[torch.Tensor | slice] = []
+        for row in rows:
+            whole, position = row.segment.slots, row.item.position
+            if isinstance(whole, slice):
+                written.append(slice(whole.start + position, whole.stop))
+            else:
+                written.append(whole[position:].to(self.device))
+        return written[0] if len(rows) == 1 else joined([self._rows_of(w) for w in written])
+
+    def _segment(self, row: StepRows) -> Segment:
+        context = row.item.position + row.item.tokens
+        pages, size = row.reservation.pages, self._page_tokens
+        whole: torch.Tensor | slice
+        if row.reservation.run:
+            whole = slice(pages[0] * size, pages[0] * size + context)
+        else:
+            whole = pool_rows(pages, context, size)
+            if row.item.tokens > 1 or not self._loaded.has_graphs:  # a table needs it here
+                whole = whole.to(self.device)
+        return Segment(
+            first=0,
+            last=0,
+            context_tokens=context,
+            slots=whole,
+            tokens_max=row.reservation.tokens,
+        )
+
+    def _rows_of(self, slots: torch.Tensor | slice) -> torch.Tensor:
+        if isinstance(slots, slice):
+            return torch.arange(slots.start, slots.stop, device=self.device)
+        return slots
+
+    def _run_layers(
+        self,
+        start: int,
+        end: int,
+        active: list[StepRows],
+        total: int,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor | slice,
+    ) -> torch.Tensor:
+        """Layers ``[start, end)`` over the active rows; the others pass unchanged."""
+        at = 0
+        for row in active:
+            row.segment.first, row.segment.last = at, at + row.last - row.first
+            at = row.segment.last
+        segments = [row.segment for row in active]
+        if at == total:
+            step = self._step(segments, slots)
+            return self._loaded.run(start, end, step, hidden, positions)
+        chosen = joined([self._rows_of(slice(row.first, row.last)) for row in active])
+        step = self._step(segments, self._rows_of(slots)[chosen])
+        merged = hidden.clone()
+        rows = self._loaded.run(start, end, step, hidden[chosen], positions[chosen])
+        merged[chosen] = rows
+        return merged
+
+    def _step(self, segments: list[Segment], slots: torch.Tensor | slice) -> Step:
+        step = Step(pools=self._pools, write_slots=slots, segments=segments)
+        if self._layout.anatomy.packed and all(segment.rows == 1 for segment in segments):
+            step.decode = decode_rows(
+                segments,
+                self._kv_bytes,
+                self._page_tokens,
+                self.device,
+                tables_only=self._loaded.has_graphs,
+            )
+            step.write_slots = self._rows_of(slots)
+        return step
