@@ -158,6 +158,13 @@ def links_in_short(result: dict[str, Any]) -> str:
     )
 
 
+def _spread(one: dict[str, Any]) -> str:
+    if "ratio_quartiles" not in one:
+        return ""
+    low, high = one["ratio_quartiles"]
+    return f" ({low:.2f} to {high:.2f})"
+
+
 def engine(result: dict[str, Any]) -> str:
     """One engine beside transformers."""
     lines = [
@@ -175,13 +182,15 @@ def engine(result: dict[str, Any]) -> str:
             )
             lines.append(
                 f"| {model} | {name.replace('_', ' ')} | {one['engine']:.0f}"
-                f" | {one['transformers']:.0f} | {one['ratio']:.2f} | {floor} | {products} |"
+                f" | {one['transformers']:.0f} | {one['ratio']:.2f}{_spread(one)} | {floor}"
+                f" | {products} |"
             )
     return (
         "One engine with all layers beside `transformers` in the same process: `generate` for one"
         " and for eight streams and for a prompt of 512, continuous batching for requests of mixed"
-        " lengths; the floor is the weights' bytes over the measured memory bandwidth, the products"
-        " are the same matrices in a bare loop"
+        " lengths; ratios are medians of rounds that alternate, with their quartiles; the floor is"
+        " the weights' bytes over the measured memory bandwidth, the products are the same matrices"
+        " in a bare loop"
         " (`python -m bench.engine`, [JSON](bench/results/engine.json)):\n\n" + "\n".join(lines)
     )
 

@@ -22,15 +22,21 @@ def results_of(
     where ``loaded`` has the model's head.
     """
     drawn = [row for row in rows if row.item.sampling is not None and loaded.head is not None]
-    finite = torch.isfinite(hidden).all(dim=-1)
-    logits, greedy = hidden, finite.new_zeros(0, dtype=torch.long)
+    logits, greedy = hidden, torch.empty(0, dtype=torch.long, device=hidden.device)
     if drawn:
         last = torch.tensor([row.last - 1 for row in drawn], device=hidden.device)
         logits = loaded.leave(hidden[last])
         greedy = torch.argmax(logits, dim=-1)
-    # What has to be known here of a step comes from the device at once.
-    known: list[int] = torch.cat([finite.to(torch.long), greedy]).tolist()
-    sampled = _sampled(drawn, logits, known[len(finite) :]) if drawn else {}
+    # What is needed here of a step comes from the device at once: rows for the next stage, or
+    # tokens together with whether they were made of numbers.
+    leaving = hidden
+    if any(row.item.end < spec.layers for row in rows):
+        leaving = hidden.to("cpu")
+    finite = torch.isfinite(leaving).all(dim=-1).to(torch.long)
+    if drawn:
+        finite = torch.cat([finite.to(greedy.device), greedy])
+    known: list[int] = finite.tolist()
+    sampled = _sampled(drawn, logits, known[len(hidden) :]) if drawn else {}
     results = []
     for row in rows:
         if not all(known[row.first : row.last]):
@@ -42,7 +48,7 @@ def results_of(
         results.append(
             WorkResult(
                 item=row.item,
-                hidden=hidden[row.first : row.last] if row.item.end < spec.layers else None,
+                hidden=leaving[row.first : row.last] if row.item.end < spec.layers else None,
                 token_id=token_id,
                 score=score,
                 prompt_scores=_prompt_scores(row, hidden, loaded, spec.vocab),
