@@ -159,9 +159,7 @@ def links_in_short(result: dict[str, Any]) -> str:
 
 
 def _spread(one: dict[str, Any]) -> str:
-    if "ratio_quartiles" not in one:
-        return ""
-    low, high = one["ratio_quartiles"]
+    low, high = one.get("ratio_quartiles", (one["ratio"], one["ratio"]))
     return f" ({low:.2f} to {high:.2f})"
 
 

@@ -161,6 +161,7 @@ def paged_attention(
     pool = step.pools[module.layer_idx]
     if step.decode is not None and rule.predicate is None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        assert isinstance(step.write_slots, torch.Tensor)  # noqa: S101 - so it is in such steps
         rows = (pool.keys, pool.values, step.write_slots, step.decode.spans, step.decode.table)
         # Scripted code may compile itself while it runs, which a CUDA graph could not hold.
         attend = scripted() if query.device.type == "cpu" else attend_rows

@@ -180,7 +180,7 @@ class DecodeGraphs:
 
 def capture_cuda(body: Callable[[], None]) -> Callable[[], None]:
     """``body`` as a CUDA graph on the current device."""
-    aside = torch.cuda.Stream()
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         for _ in range(WARM_UPS):
@@ -189,4 +189,4 @@ def capture_cuda(body: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         body()
-    return graph.replay  # type: ignore[no-any-return]
+    return graph.replay

@@ -94,11 +94,11 @@ def _listener(name: str, given: dict[str, list[torch.Tensor]]) -> Any:
     return listen
 
 
-class _Changed(TorchDispatchMode):
+class _Changed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the storages that operations write to."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.storages: set[int] = set()
         self._kept: list[torch.Tensor] = []
 

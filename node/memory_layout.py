@@ -50,8 +50,10 @@ def packed_product(
     count = flat.size(0)
     if 0 < count < 4:  # the kernel for four rows is faster than those for one and two
         flat = flat.repeat((4 + count - 1) // count, 1)
-    out = torch.ops.mkldnn._linear_pointwise(flat, weight, bias, "none", [], "")
-    return out.narrow(0, 0, count).view(rows.size()[:-1] + [out.size(1)])  # noqa: RUF005 - TorchScript has no stars
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(flat, weight, bias, "none", [], "")
+    shape = list(rows.size())
+    shape[-1] = out.size(1)
+    return out.narrow(0, 0, count).view(shape)
 
 
 @functools.cache

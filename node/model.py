@@ -15,12 +15,13 @@ from torch import nn
 
 from dht.errors import UserError
 from dht.types import ModelSpec
-from node.anatomy import FAILURES, Anatomy, Unservable, study
+from node.anatomy import Anatomy, Unservable, study
 from node.attention import ATTENTION_NAME, Step, register
 from node.blueprint import build, context_tokens, kept_float32, layers_name, ties
 from node.checkpoint_names import CheckpointNames
 from node.decode_graphs import capture_cuda
 from node.flow import Flow
+from node.layer_traits import FAILURES
 from node.memory_layout import favour_few_rows
 from node.quantize import held_bytes, quantize_linears
 from node.skeleton import Skeleton

@@ -271,9 +271,11 @@ def _recorded(function: Recorded, example: tuple[Tensor, ...]) -> Recorded:
     """``function`` as TorchScript; raises where it would hold a number of the example fast."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        made: Recorded = torch.jit.trace(function, example, check_trace=False)
+        made: Recorded = torch.jit.trace(  # type: ignore[no-untyped-call]
+            function, example, check_trace=False
+        )
     for warning in caught:
-        if issubclass(warning.category, torch.jit.TracerWarning):
+        if warning.category.__name__ == "TracerWarning":
             raise RuntimeError(str(warning.message).splitlines()[0])
     return made
 
