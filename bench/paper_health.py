@@ -154,6 +154,14 @@ def observed(
         }
         for ago in reversed(range(160))
     ]
+    served = [
+        {
+            "start_unix_s": NOW_S // 3600 * 3600 - 3600 * ago,
+            "answers": 210.0 + 150 * math.sin(ago / 3.8),
+            "tokens": 52_000.0 + 38_000 * math.sin(ago / 3.8) + 900 * (ago % 7),
+        }
+        for ago in reversed(range(160))
+    ]
     made = plan(records)
     epochs = [
         {
@@ -175,6 +183,7 @@ def observed(
         plan=made,
         probes=probes(reason),
         history=hours,
+        served=served,
         route=tuple(route) if end == LAYERS else (),
         epochs=epochs,
     )

@@ -145,6 +145,10 @@ class NodeRecord:
     joined_unix_s: Seconds = 0.0
     moved_unix_s: Seconds = 0.0
     """When it last gave up layers for others; 0 when it never did."""
+    answers: Count = 0
+    """Answers that it ended as they should, as their last stage, since it joined."""
+    answer_tokens: Count = 0
+    """Tokens that it sampled as the last stage since it joined."""
     loads_beside: bool = False
     """Whether it serves its old layers while it loads others, where its memory holds both."""
     light: bool = False

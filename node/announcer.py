@@ -61,6 +61,8 @@ class Announcer:
             self._record,
             kv_tokens_free=self._engine.kv_tokens_free,
             sessions=self._stage.sessions,
+            answers=self._stage.counters["finished"],
+            answer_tokens=self._stage.counters["sampled"],
             addresses=self._transport.addresses[:8],
         )
         try:

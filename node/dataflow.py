@@ -356,6 +356,7 @@ class Dataflow:
     def _take_sampled(self, live: Live, token_id: int, score: bytes, outbox: Outbox) -> None:
         session = live.session
         position = session.add_sampled(token_id, score)
+        self._counters["sampled"] += 1
         if session.finish_reason is None:
             open_ = session.open
             if session.ring_peer is None:

@@ -9,7 +9,13 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from client.health.drawing import coverage_drawing, flow_drawing, history_drawing, sparkline
+from client.health.drawing import (
+    coverage_drawing,
+    flow_drawing,
+    history_drawing,
+    served_drawing,
+    sparkline,
+)
 from client.health.history import HOURS_SHOWN
 from client.health.state import Json
 
@@ -121,6 +127,7 @@ class Page:
             flow=flow_drawing(state["plan"], names),
             spark=sparkline(state["probes"]["series"]),
             chart=history_drawing(state["probes"]["hours"], state["generated_unix_s"], HOURS_SHOWN),
+            served=served_drawing(state["served"]["hours"], state["generated_unix_s"], HOURS_SHOWN),
             at=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(state["generated_unix_s"])),
         )
 
@@ -168,6 +175,9 @@ def metrics_text(state: Json) -> bytes:
     gauges: dict[str, Gauge] = {}
     gauge("swarm_healthy", "1 where the swarm is healthy.", state["swarm"]["healthy"])
     gauge("swarm_peers_serving", "Peers that serve and are believed.", state["swarm"]["serving"])
+    for name in ("answers", "tokens"):
+        total = sum(hour[name] for hour in state["served"]["hours"])
+        gauge(f"swarm_{name}_week", f"Served {name} of the last week, as peers count.", total)
     gauge("swarm_replica_depth", "Holders of the layer with fewest.", layers["replica_depth"])
     gauge("swarm_layers_lost", "Layers that nobody holds.", len(layers["lost"]))
     for flag in ("ghost", "lying"):

@@ -175,25 +175,52 @@ def sparkline(series: list[Json]) -> Json:
 
 def history_drawing(hours: Sequence[Mapping[str, float]], now_unix_s: float, span: int) -> Json:
     """Bars of requests per hour, answered below and failed on top, over the last ``span`` hours."""
-    most = max((each["requests"] for each in hours), default=0.0)
+    bars = [
+        (
+            each["start_unix_s"],
+            each["answered"],
+            each["requests"] - each["answered"],
+            f"{each['answered']:.0f} of {each['requests']:.0f} answered,"
+            f" {each['tokens']:.0f} tokens",
+        )
+        for each in hours
+    ]
+    total = {key: sum(each[key] for each in hours) for key in ("requests", "answered", "tokens")}
+    return {**_chart(bars, now_unix_s, span), **total}
+
+
+def served_drawing(hours: Sequence[Mapping[str, float]], now_unix_s: float, span: int) -> Json:
+    """Bars of the swarm's tokens per hour over the last ``span`` hours."""
+    bars = [
+        (
+            each["start_unix_s"],
+            each["tokens"],
+            0.0,
+            f"{each['tokens']:.0f} tokens, {each['answers']:.0f} answers",
+        )
+        for each in hours
+    ]
+    total = {key: sum(each[key] for each in hours) for key in ("answers", "tokens")}
+    return {**_chart(bars, now_unix_s, span), **total}
+
+
+def _chart(bars: Sequence[tuple[float, float, float, str]], now_unix_s: float, span: int) -> Json:
+    """Bars of (hour's start, good, bad, words), the tallest as high as the chart."""
+    most = max((good + bad for _, good, bad, _ in bars), default=0.0)
     step = WIDTH / span
-    bars = []
-    for each in hours:
-        at = span - 1 - (now_unix_s // 3600 - each["start_unix_s"] // 3600)
+    drawn = []
+    for start_unix_s, good, bad, text in bars:
+        at = span - 1 - (now_unix_s // 3600 - start_unix_s // 3600)
         if not 0 <= at < span or most <= 0:
             continue
-        good = CHART_HEIGHT * each["answered"] / most
-        bad = CHART_HEIGHT * (each["requests"] - each["answered"]) / most
-        bars.append(
+        drawn.append(
             {
                 "x": step * at,
                 "width": max(1.0, step - 1),
-                "good": good,
-                "bad": bad,
+                "good": CHART_HEIGHT * good / most,
+                "bad": CHART_HEIGHT * bad / most,
                 "hours_ago": span - 1 - at,
-                "text": f"{each['answered']:.0f} of {each['requests']:.0f} answered,"
-                f" {each['tokens']:.0f} tokens",
+                "text": text,
             }
         )
-    total = {key: sum(each[key] for each in hours) for key in ("requests", "answered", "tokens")}
-    return {"bars": bars, "most": most, "height": CHART_HEIGHT, "days": span // 24, **total}
+    return {"bars": drawn, "most": most, "height": CHART_HEIGHT, "days": span // 24}

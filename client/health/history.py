@@ -1,10 +1,11 @@
-"""The page's probes in SQLite: kept over restarts, for 90 days."""
+"""The page's probes and what the swarm served in SQLite: kept over restarts, for 90 days."""
 
 import asyncio
 import sqlite3
 from pathlib import Path
 from typing import Any
 
+from client.health.served import Served
 from client.health.state import EPOCHS_SHOWN_MAX, PROBES_S, Probe
 from dht.errors import UserError
 from dht.types import Plan
@@ -31,6 +32,10 @@ class History:
                 " created_unix_s REAL NOT NULL, seen_unix_s REAL NOT NULL,"
                 " PRIMARY KEY (epoch, created_unix_s))"
             )
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS served (start_unix_s INTEGER PRIMARY KEY,"
+                " answers INTEGER NOT NULL, tokens INTEGER NOT NULL)"
+            )
             self._db.commit()
         except sqlite3.Error as error:
             raise UserError(f"--data {path} cannot be used: {error}") from None
@@ -45,6 +50,34 @@ class History:
         with self._db:
             self._db.execute("INSERT INTO probes VALUES (?, ?, ?, ?, ?)", row)
             self._db.execute("DELETE FROM probes WHERE at_unix_s < ?", (row[0] - KEPT_S,))
+
+    async def add_served(self, served: Served, now_unix_s: float) -> None:
+        """Add what the swarm served to this hour's sums; forget those of over 90 days ago."""
+        async with self._lock:
+            await asyncio.to_thread(self._add_served, served, now_unix_s)
+
+    def _add_served(self, served: Served, now_unix_s: float) -> None:
+        row = (int(now_unix_s // 3600 * 3600), served.answers, served.tokens)
+        with self._db:
+            self._db.execute("DELETE FROM served WHERE start_unix_s < ?", (now_unix_s - KEPT_S,))
+            self._db.execute(
+                "INSERT INTO served VALUES (?, ?, ?) ON CONFLICT (start_unix_s) DO UPDATE SET"
+                " answers = answers + excluded.answers, tokens = tokens + excluded.tokens",
+                row,
+            )
+
+    async def served(self, now_unix_s: float) -> tuple[dict[str, float], ...]:
+        """Answers and tokens of the whole swarm for each hour of the last week."""
+        async with self._lock:
+            return await asyncio.to_thread(self._served, now_unix_s - HOURS_SHOWN * 3600)
+
+    def _served(self, since_unix_s: float) -> tuple[dict[str, float], ...]:
+        rows = self._db.execute(
+            "SELECT start_unix_s, answers, tokens FROM served WHERE start_unix_s >= ? ORDER BY 1",
+            (since_unix_s,),
+        )
+        names = ("start_unix_s", "answers", "tokens")
+        return tuple(dict(zip(names, row, strict=True)) for row in rows)
 
     async def add_plan(self, plan: Plan, now_unix_s: float) -> None:
         """Keep that ``plan`` was seen, once; forget those of more than 90 days ago."""

@@ -11,6 +11,7 @@ from client.events import (
 )
 from client.generation import GenerationOptions
 from client.health.history import History
+from client.health.served import ServedTally
 from client.health.state import Json, Observed, Probe, SeenPeer, build_state
 from client.swarm import Swarm
 from dht import wire
@@ -77,6 +78,7 @@ class Prober:
         self._links: dict[str, LinksRecord] = {}
         self._leases: dict[str, LeaseRecord] = {}
         self._route: tuple[RouteStage, ...] = ()
+        self._tally = ServedTally()
         self.last: Probe | None = None
         self.state: Json = build_state(
             Observed(model_name=swarm.model_name, now_unix_s=transport.now())
@@ -114,6 +116,7 @@ class Prober:
                 plan=plan,
                 probes=await self._history.recent(now_unix_s),
                 history=await self._history.hours(now_unix_s),
+                served=await self._history.served(now_unix_s),
                 route=self._route,
                 epochs=await self._history.plans(),
             )
@@ -137,6 +140,8 @@ class Prober:
             for peer_id, seen in self._peers.items()
             if now_unix_s - seen.seen_unix_s <= GONE_S
         }
+        await self._history.add_served(self._tally.look(nodes.values(), now_unix_s), now_unix_s)
+        self._tally.forget(self._peers)
 
     def _seen(self, peer_id: str, record: NodeRecord, now_unix_s: float) -> SeenPeer:
         before = self._peers.get(peer_id)

@@ -86,6 +86,8 @@ class Observed:
     """Of the last hour, oldest first."""
     history: Sequence[Mapping[str, float]] = field(default_factory=tuple)
     """Probes and tokens per hour, oldest first."""
+    served: Sequence[Mapping[str, float]] = field(default_factory=tuple)
+    """Answers and tokens of the whole swarm per hour, oldest first."""
     route: tuple[RouteStage, ...] = ()
     """Of the page's last answered request."""
     epochs: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
@@ -125,6 +127,7 @@ def build_state(seen: Observed) -> Json:
         "peers": peers,
         "links": links,
         "probes": probes,
+        "served": {"hours": [dict(each) for each in seen.served]},
         "trace": trace_json(seen.route, records, links),
         "help": _help(spec, peers, counts),
     }

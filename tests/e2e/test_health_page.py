@@ -37,10 +37,12 @@ def test_the_page_measures_a_real_swarm_itself(tmp_path: Path) -> None:
         while True:
             with urllib.request.urlopen(url + "api/v1/state") as response:  # noqa: S310
                 state = json.load(response)
-            if state["swarm"]["healthy"] or time.monotonic() > until_s:
+            served = sum(hour["tokens"] for hour in state["served"]["hours"])
+            if (state["swarm"]["healthy"] and served >= 8) or time.monotonic() > until_s:
                 break
             time.sleep(0.2)
         assert state["swarm"]["healthy"], state["swarm"]
+        assert served >= 8, "the peers count the page's own requests"
         assert state["probes"]["ttft_p50_s"] > 0
         assert [peer["flags"] for peer in state["peers"]] == [[], []]
         assert all(peer["rtt_s"] > 0 for peer in state["peers"])

@@ -1,0 +1,89 @@
+"""What the swarm served: sums since each peer joined become what came between two looks."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from bench.paper_health import NOW_S, record
+from client.health.app import Page
+from client.health.drawing import served_drawing
+from client.health.history import KEPT_S, History
+from client.health.served import TOKENS_PER_S_MAX, Served, ServedTally
+from client.health.state import Observed, build_state
+
+OLD = replace(record(0, 0, 32), answers=40, answer_tokens=9000, joined_unix_s=NOW_S - 7200)
+NEW = replace(record(1, 0, 32), answers=1, answer_tokens=25, joined_unix_s=NOW_S + 10)
+
+
+def test_only_what_came_between_two_looks_counts() -> None:
+    tally = ServedTally()
+    assert tally.look([OLD], NOW_S) == Served()
+    more = replace(OLD, answers=42, answer_tokens=9100)
+    assert tally.look([more, NEW], NOW_S + 30) == Served(answers=3, tokens=125)
+    assert tally.look([more, NEW], NOW_S + 60) == Served()
+
+
+def test_a_peer_that_starts_again_counts_from_nothing() -> None:
+    tally = ServedTally()
+    tally.look([OLD], NOW_S)
+    again = replace(OLD, answers=2, answer_tokens=60, joined_unix_s=NOW_S + 20)
+    assert tally.look([again], NOW_S + 30) == Served(answers=2, tokens=60)
+
+
+def test_a_peer_seen_late_brings_no_past() -> None:
+    tally = ServedTally()
+    tally.look([], NOW_S)
+    assert tally.look([OLD], NOW_S + 30) == Served()
+    assert tally.look([replace(OLD, answer_tokens=9001)], NOW_S + 60) == Served(tokens=1)
+
+
+def test_sums_that_fall_or_leap_are_bounded() -> None:
+    tally = ServedTally()
+    tally.look([OLD], NOW_S)
+    assert tally.look([replace(OLD, answers=0, answer_tokens=0)], NOW_S + 30) == Served()
+    leap = replace(OLD, answers=1 << 40, answer_tokens=1 << 40)
+    most = int(TOKENS_PER_S_MAX * 30)
+    assert tally.look([leap], NOW_S + 60) == Served(answers=most, tokens=most)
+
+
+def test_what_was_forgotten_is_new() -> None:
+    tally = ServedTally()
+    tally.look([OLD], NOW_S)
+    tally.forget([])
+    assert tally.look([replace(OLD, answer_tokens=9500)], NOW_S + 30) == Served()
+
+
+def test_hours_add_up_over_a_restart_and_are_trimmed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for at_s in (NOW_S - KEPT_S - 7200, NOW_S, NOW_S + 1):
+            history = History(tmp_path / "health.sqlite")
+            await history.add_served(Served(answers=1, tokens=50), at_s)
+            history.close()
+        history = History(tmp_path / "health.sqlite")
+        hour = {"start_unix_s": NOW_S // 3600 * 3600, "answers": 2, "tokens": 100}
+        assert await history.served(NOW_S + 2) == (hour,)
+        assert len(await history.served(NOW_S - KEPT_S)) == 1
+        history.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_page_says_whose_count_it_is() -> None:
+    hours = [{"start_unix_s": NOW_S // 3600 * 3600, "answers": 3, "tokens": 1234}]
+    state = build_state(Observed(model_name="m", now_unix_s=NOW_S, served=hours))
+    page = Page(lambda: state).render(state)
+    assert "1234 tokens in 3 answers, as the peers count them" in page
+    nothing = build_state(Observed(model_name="m", now_unix_s=NOW_S))
+    assert "None since this page began to look." in Page(lambda: nothing).render(nothing)
+
+
+def test_the_tallest_hour_fills_the_chart() -> None:
+    start_s = NOW_S // 3600 * 3600
+    hours = [
+        {"start_unix_s": start_s - 3600, "answers": 1, "tokens": 50},
+        {"start_unix_s": start_s, "answers": 1, "tokens": 200},
+    ]
+    drawn = served_drawing(hours, NOW_S, 24)
+    assert [bar["good"] / drawn["height"] for bar in drawn["bars"]] == [0.25, 1.0]
+    assert [bar["hours_ago"] for bar in drawn["bars"]] == [1, 0]
+    assert drawn["tokens"] == 250
