@@ -22,6 +22,8 @@ class Machine:
     """``cpu`` or ``cuda:N``."""
     free_bytes: int
     lend_bytes: int
+    driver_name: str = ""
+    """What NVIDIA's driver calls the GPU; empty for others."""
 
 
 def machine_of(gpu: int | None, memory_gib: float | None) -> Machine:
@@ -42,12 +44,7 @@ def machine_of(gpu: int | None, memory_gib: float | None) -> Machine:
                 f"--memory asks for {memory_gib} GiB, but {machine.device.name} has"
                 f" {machine.free_bytes / (1 << 30):.1f} GiB free"
             )
-    return Machine(
-        device=machine.device,
-        torch_device=machine.torch_device,
-        free_bytes=machine.free_bytes,
-        lend_bytes=lend_bytes,
-    )
+    return replace(machine, lend_bytes=lend_bytes)
 
 
 def at_most(machine: Machine, max_vram_gib: float | None) -> Machine:
@@ -83,4 +80,11 @@ def _gpu(index: int) -> Machine:
     free_bytes, total_bytes = torch.cuda.mem_get_info(index)
     name = torch.cuda.get_device_name(index)
     device = DeviceSpec(kind="cuda", name=name[:128], memory_bytes=total_bytes)
-    return Machine(device=device, torch_device=f"cuda:{index}", free_bytes=free_bytes, lend_bytes=0)
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return Machine(
+        device=device,
+        torch_device=f"cuda:{index}",
+        free_bytes=free_bytes,
+        lend_bytes=0,
+        driver_name="" if uuid is None or torch.version.hip else f"GPU-{uuid}",
+    )

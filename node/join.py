@@ -61,23 +61,25 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     transport = await _connect(arguments, identity, reporter)
     try:
         from node.hardware import at_most, machine_of
+        from node.nvidia import held_to
 
         machine = at_most(machine_of(arguments.gpu, arguments.memory), arguments.max_vram)
         reporter.say(
             f"{machine.device.name}: {gibibytes(machine.free_bytes)} free,"
             f" {gibibytes(machine.lend_bytes)} lent"
         )
-        engine = await _open_engine(arguments, store, machine, reporter)
-        try:
-            metered = MeteredTransport(transport, traffic.sent, traffic.received)
-            if arguments.test:
-                await rehearse(metered, arguments.network, engine, machine, reporter)
-                return EXIT_DONE
-            await _serve(arguments, metered, traffic, engine, machine, reporter)
-        finally:
-            traffic.save()
-            store.stop()
-            engine.close()
+        with held_to(machine.driver_name, arguments.power_limit):
+            engine = await _open_engine(arguments, store, machine, reporter)
+            try:
+                metered = MeteredTransport(transport, traffic.sent, traffic.received)
+                if arguments.test:
+                    await rehearse(metered, arguments.network, engine, machine, reporter)
+                    return EXIT_DONE
+                await _serve(arguments, metered, traffic, engine, machine, reporter)
+            finally:
+                traffic.save()
+                store.stop()
+                engine.close()
     finally:
         await transport.close()
     reporter.event("left")
@@ -246,9 +248,8 @@ async def _serve(
         machine=MachineWatch(use, gpu=arguments.gpu is not None),
     )
     path = arguments.identity.expanduser().with_suffix(".contribution.json")
-    cuda = machine.device.kind == "cuda"
     finished = partial(stage.counters.__getitem__, "finished")
-    peer.watch = Watch(peer.figures, finished, reporter, path, sensing=cuda)
+    peer.watch = Watch(peer.figures, finished, reporter, path, gpu=machine.driver_name)
     with on_interrupt(peer.leave):
         await peer.run()
 

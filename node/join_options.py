@@ -55,8 +55,8 @@ def join_parser() -> Parser:
         usage="%(prog)s --model M [--initial-peers ADDR] [options]",
         description="Lend this machine to a swarm that serves one large language model. Without"
         " --initial-peers it founds a swarm. Ctrl-C leaves cleanly, a second one at once.",
-        epilog="example: python -m node.join --model models/brook --cpu --initial-peers /ip4/…"
-        " | exit codes: 0 left cleanly, 2 your mistake, 3 the swarm cannot be joined now",
+        epilog="example: python -m node.join --model models/brook --cpu | exits: 0 left, 2 mistake,"
+        " 3 no swarm",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
         allow_abbrev=False,
     )
@@ -71,6 +71,7 @@ def join_parser() -> Parser:
         "--memory", type=float, metavar="GIB", help="lend so much (85%% of what is free; CPU: 50%%)"
     )
     add("--max-vram", type=float, metavar="GIB", help="lend at most so much of the GPU's memory")
+    add("--power-limit", type=float, metavar="W", help="hold the GPU to so many watts meanwhile")
     add("--initial-peers", nargs="+", default=[], metavar="A", help="addresses of peers")
     add_transport(parser)
     add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
@@ -133,6 +134,8 @@ def _check(arguments: argparse.Namespace) -> None:
             f"the model's name has {len(arguments.model_name)} characters; give one of 1 to"
             f" {MODEL_NAME_MAX} with --model-name"
         )
+    if arguments.power_limit is not None and arguments.cpu:
+        raise UserError("--power-limit is for a GPU; with --cpu there is none")
     if not 0 <= arguments.port <= 65535:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     if arguments.threads is not None and arguments.threads < 1:

@@ -1,20 +1,18 @@
 """Looks at a serving peer every second or so, and shows and keeps what it gave."""
 
 import asyncio
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from node.contribution import load, save
 from node.live_view import Figures, panel, sentence
+from node.nvidia import sensors
 from node.report import Reporter
 
 LOOK_S = 2.0
 SAVE_S = 60.0
 SENSORS_S = 10.0
-SENSORS_TIMEOUT_S = 5.0
 
 
 class Watch:
@@ -26,16 +24,17 @@ class Watch:
         finished: Callable[[], int],
         reporter: Reporter,
         path: Path,
-        sensing: bool,
+        gpu: str,
     ) -> None:
         """``look`` gives a moment without what the watch itself knows; ``finished`` the sessions
-        that ended as they should since the start; ``sensing`` asks the GPU's driver too."""
+        that ended as they should since the start; ``gpu`` is what its
+        driver calls it, empty where there is none to ask."""
         self._look = look
         self._finished = finished
         self._reporter = reporter
         self._path = path
         self._before = load(path)
-        self._sensing = sensing
+        self._gpu = gpu
         self._serving_s = 0.0
         self._sensors: tuple[float | None, float | None] = (None, None)
 
@@ -50,9 +49,9 @@ class Watch:
             while True:
                 await asyncio.sleep(LOOK_S)
                 now_s = loop.time()
-                if self._sensing and now_s - sensed_s >= SENSORS_S:
+                if self._gpu and now_s - sensed_s >= SENSORS_S:
                     sensed_s = now_s
-                    self._sensors = await asyncio.to_thread(sensors)
+                    self._sensors = await asyncio.to_thread(sensors, self._gpu)
                 figures = self._look()
                 passed_s = max(1e-3, now_s - last_s)
                 self._serving_s += passed_s if figures.start < figures.end else 0.0
@@ -75,34 +74,3 @@ class Watch:
             self._reporter.hide()
             figures = self._look()
             save(self._path, self._before.plus(figures.tokens, self._finished(), self._serving_s))
-
-
-def sensors() -> tuple[float | None, float | None]:
-    """The first NVIDIA GPU's temperature in °C and power in W; None where the driver is silent."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return None, None
-    query = ["--query-gpu=temperature.gpu,power.draw", "--format=csv,noheader,nounits", "--id=0"]
-    try:
-        told = subprocess.run(
-            [command, *query],
-            capture_output=True,
-            text=True,
-            timeout=SENSORS_TIMEOUT_S,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None, None
-    return parse_sensors(told)
-
-
-def parse_sensors(line: str) -> tuple[float | None, float | None]:
-    """``61, 143.20`` as numbers; what is no number (``[N/A]``) is None."""
-    values: list[float | None] = []
-    for part in line.strip().split(","):
-        try:
-            values.append(float(part))
-        except ValueError:
-            values.append(None)
-    first, second, *_ = [*values, None, None]
-    return first, second

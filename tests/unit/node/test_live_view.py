@@ -14,7 +14,6 @@ from node.join_file import as_flags
 from node.join_options import join_parser
 from node.live_view import Figures, clock, panel, sentence
 from node.report import Reporter
-from node.watch import parse_sensors
 
 FIGURES = Figures(
     state=NodeState.SERVING,
@@ -90,12 +89,6 @@ def test_contribution_is_kept_and_a_damaged_file_is_none(tmp_path: Path) -> None
         path.write_text(text)
         assert load(path) == Contribution()
     save(tmp_path / "missing" / "x.json", Contribution())  # reported, not raised
-
-
-def test_sensors_that_are_silent_are_none() -> None:
-    assert parse_sensors("61, 143.20\n") == (61.0, 143.2)
-    assert parse_sensors("61, [N/A]") == (61.0, None)
-    assert parse_sensors("") == (None, None)
 
 
 def test_a_configuration_file_has_the_flags_names_and_flags_go_before() -> None:
