@@ -25,269 +25,34 @@ trace beside the truth.
 
 import argparse
 import asyncio
-import csv
 import itertools
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.local_swarm import ROOT
 from bench.report import provenance, write
-from bench.timed_engine import GpuTimes, TimedEngine
-from client import Swarm, SwarmConfig
-from coordinator.suspicion import WatchConfig
-from dht.directory import Directory
-from dht.identity import Identity
-from dht.memory import LinkModel, MemoryNetwork, MemoryTransport
-from dht.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
-from dht.virtual_time import run_virtual
-from node.batching import BatchLimits
-from node.hops import HopConfig
-from node.stage import StageConfig, StageServer
-from node.stage_streams import StageStreams, StreamLimits
-
-MBIT = 125_000.0
-TRACE = ROOT / "bench" / "data" / "azure" / "conversations_2023.csv"
-NETWORK = "wan"
-WHOLE_PROMPT = 1 << 12
-
-QWEN_7B = ModelSpec(
-    name="qwen-7b-shapes",
-    fingerprint="stand-in",
-    layers=32,
-    layer_bytes=1,
-    embed_bytes=1,
-    head_bytes=1,
-    kv_bytes_per_token_layer=1,
-    activation_bytes=4096 * 2,
-    context_tokens=8192,
-    vocab=1000,
+from bench.stand_in import (
+    MBIT,
+    RTX_4090,
+    SPANS,
+    Request,
+    Served,
+    Setting,
+    StandInSwarm,
+    ask,
+    floor,
+    requests,
+    serve,
+    summary,
 )
-SPANS = ((0, 11), (11, 22), (22, 32))
-RTX_4090 = GpuTimes(step_s=5e-3, decode_s=2e-5, prefill_s=4.7e-5)
-"""A third of 15 GB of fp16 weights at 1 TB/s; a third of 14 GFLOP a token at 100 TFLOP/s."""
-KV_TOKENS = 100_000
-PATIENT = WatchConfig(least_s=600.0, most_s=600.0)
-"""Under ``fifo`` a ping waits behind whole prompts: nobody is given up for it here."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One cell of the table."""
-
-    policy: str
-    requests_per_s: float = 0.3
-    mbit: float = 100.0
-    delay_s: float = 0.03
-    decodes_max: int = 256
-    gpu_step_s: float = 5e-3
-    seconds: float = 300.0
-    seed: int = 1
-
-    @property
-    def chunk_tokens(self) -> int | None:
-        return None if self.policy.startswith("anabranch") else WHOLE_PROMPT
-
-    @property
-    def limits(self) -> BatchLimits:
-        return BatchLimits(
-            decodes_max=self.decodes_max, prefill_tokens_max=max(256, self.chunk_tokens or 0)
-        )
-
-    @property
-    def times(self) -> GpuTimes:
-        return replace(RTX_4090, step_s=self.gpu_step_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    at_s: float
-    prompt_tokens: int
-    new_tokens: int
-
-
-def requests(setting: Setting) -> list[Request]:
-    """Poisson arrivals; lengths drawn from the trace (4 ≤ input ≤ 2048, 4 ≤ output ≤ 1024)."""
-    with TRACE.open() as file:
-        rows = [(int(r["input_tokens"]), int(r["output_tokens"])) for r in csv.DictReader(file)]
-    lengths = [(i, o) for i, o in rows if 4 <= i <= 2048 and 4 <= o <= 1024]
-    rng = random.Random(setting.seed)
-    found, at_s = [], 0.0
-    while (at_s := at_s + rng.expovariate(setting.requests_per_s)) < setting.seconds:
-        prompt, new = rng.choice(lengths)
-        found.append(Request(at_s=at_s, prompt_tokens=prompt, new_tokens=new))
-    return found
-
-
-@dataclass(slots=True, kw_only=True)
-class StandInPeer:
-    transport: MemoryTransport
-    stage: StageServer
-    engine: TimedEngine
-    tasks: list["asyncio.Task[None]"]
-
-
-async def _peer(network: MemoryNetwork, span: tuple[int, int], setting: Setting) -> StandInPeer:
-    transport = network.transport(Identity(network.rng.randbytes(32)))
-    engine = TimedEngine(
-        QWEN_7B, transport.peer_id, span, setting.times, kv_tokens=KV_TOKENS, limits=setting.limits
-    )
-    config = StageConfig(
-        chunk_tokens=setting.chunk_tokens,
-        idle_s=600.0,
-        int8="prefill" if setting.policy.endswith("+int8") else "off",
-        hops=HopConfig(link_policy=setting.policy.split("+")[0], watch=PATIENT),
-    )
-    stage = StageServer(transport, engine, config)
-    engine.on_results = stage.on_results
-    await StageStreams(transport, stage, StreamLimits()).start()
-    directory = Directory(transport, NETWORK, QWEN_7B.key)
-
-    async def announce() -> None:
-        while True:
-            await directory.publish(
-                NodeRecord(
-                    peer_id=transport.peer_id,
-                    name="stand-in",
-                    version="0",
-                    device=DeviceSpec(kind="cuda", name="RTX 4090 (stand-in)", memory_bytes=1),
-                    model=QWEN_7B,
-                    memory_bytes=1,
-                    kv_tokens_min=1,
-                    tokens_per_s=(100.0,) * QWEN_7B.layers,
-                    state=NodeState.SERVING,
-                    start=span[0],
-                    end=span[1],
-                    joined_unix_s=transport.now(),
-                )
-            )
-            await asyncio.sleep(15)
-
-    tasks = [asyncio.create_task(stage.run()), asyncio.create_task(announce())]
-    await asyncio.sleep(0.1)
-    return StandInPeer(transport=transport, stage=stage, engine=engine, tasks=tasks)
-
-
-class StandInSwarm:
-    """Three stages over links of one shape, and a client close to all of them."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.network = MemoryNetwork(random.Random(setting.seed))
-        self.peers: list[StandInPeer] = []
-
-    async def __aenter__(self) -> "StandInSwarm":
-        for span in SPANS:
-            self.peers.append(await _peer(self.network, span, self.setting))
-        self.shape(self.setting.mbit)
-        transport = self.network.transport(Identity(self.network.rng.randbytes(32)))
-
-        async def open_transport() -> MemoryTransport:
-            return transport
-
-        self.client = Swarm(
-            model=QWEN_7B.name,
-            config=SwarmConfig(network=NETWORK, wait_s=600),
-            open_transport=open_transport,
-        )
-        await self.client.__aenter__()
-        return self
-
-    def shape(self, mbit: float) -> None:
-        """Give every link between stages this bandwidth."""
-        link = LinkModel(
-            delay_s=self.setting.delay_s,
-            bandwidth_bytes_per_s=mbit * MBIT,
-            unread_bytes_max=4 << 20,  # what the p2p daemon takes before a writer waits
-        )
-        for one, other in itertools.permutations(self.peers, 2):
-            self.network.set_link(one.transport.peer_id, other.transport.peer_id, link)
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.client.__aexit__(None, None, None)
-        for peer in self.peers:
-            for task in peer.tasks:
-                task.cancel()
-            await asyncio.gather(*peer.tasks, return_exceptions=True)
-            await peer.stage.close("the benchmark ended")
-            await peer.transport.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    request: Request
-    started_s: float
-    ttft_s: float
-    tpot_s: float
-    latency_s: float
-
-
-async def _ask(swarm: StandInSwarm, request: Request) -> Served:
-    loop = asyncio.get_running_loop()
-    await asyncio.sleep(request.at_s)
-    started_s = loop.time()
-    answer = await swarm.client.generate(
-        (1,) * request.prompt_tokens, max_new_tokens=request.new_tokens, ignore_eos=True
-    )
-    assert len(answer.token_ids) == request.new_tokens
-    assert answer.failovers == 0, "a stage was lost in a benchmark of links"
-    return Served(
-        request=request,
-        started_s=started_s,
-        ttft_s=answer.ttft_s,
-        tpot_s=answer.tpot_s,
-        latency_s=loop.time() - started_s,
-    )
-
-
-def serve(setting: Setting) -> list[Served]:
-    """Serve the setting's requests; all of them end."""
-
-    async def run() -> list[Served]:
-        async with StandInSwarm(setting) as swarm:
-            return list(await asyncio.gather(*(_ask(swarm, r) for r in requests(setting))))
-
-    return run_virtual(run(), limit_s=100_000)
-
-
-def floor(setting: Setting) -> dict[str, float]:
-    """What physics leaves: a lone request's mean TTFT and TPOT without any waiting, in seconds."""
-    served = requests(setting)
-    rate = setting.mbit * MBIT
-    row_s = QWEN_7B.activation_bytes / rate
-    # A prompt crosses two links one after the other, a row behind the other at best.
-    ttft = [
-        2 * setting.delay_s
-        + r.prompt_tokens * max(row_s, RTX_4090.prefill_s)
-        + row_s
-        + 3 * RTX_4090.step_s
-        for r in served
-    ]
-    tpot_s = 3 * setting.delay_s + 3 * RTX_4090.step_s + 2 * row_s
-    return {"ttft_s": statistics.fmean(ttft), "tpot_s": tpot_s}
-
-
-def summary(served: Sequence[Served]) -> dict[str, float]:
-    """Mean and 95th percentile of what people wait for, in seconds."""
-
-    def of(name: str, values: list[float]) -> Iterator[tuple[str, float]]:
-        yield f"{name}_mean_s", statistics.fmean(values)
-        yield f"{name}_p95_s", statistics.quantiles(values, n=20)[-1]
-
-    return {
-        "requests": len(served),
-        **dict(of("ttft", [s.ttft_s for s in served])),
-        **dict(of("tpot", [s.tpot_s for s in served if s.request.new_tokens > 1])),
-        **dict(of("latency", [s.latency_s for s in served])),
-    }
-
+from dht.virtual_time import run_virtual
 
 REQUESTS = 30
 """Per cell, on average; the same ones for every policy."""
@@ -390,7 +155,7 @@ def change() -> dict[str, Any]:
                     await asyncio.sleep(0.5)
 
             varying = asyncio.create_task(vary())
-            served = list(await asyncio.gather(*(_ask(swarm, r) for r in requests(setting))))
+            served = list(await asyncio.gather(*(ask(swarm.client, r) for r in requests(setting))))
             varying.cancel()
         return served, trace
 
@@ -447,7 +212,7 @@ def _together(setting: Setting) -> dict[str, float]:
             ]
             loop = asyncio.get_running_loop()
             start_s = loop.time()
-            served = await asyncio.gather(*(_ask(swarm, each) for each in asked))
+            served = await asyncio.gather(*(ask(swarm.client, each) for each in asked))
             tokens = sum(each.request.new_tokens for each in served)
             return {
                 "tokens_per_s": tokens / (loop.time() - start_s),

@@ -7,25 +7,32 @@ from typing import Any
 
 from bench import wan
 from bench.papers.jobs import Job, Recipe, Row
+from bench.stand_in import Setting, floor, serve, summary
 
-SOURCES = ("bench/wan.py", "bench/timed_engine.py", "bench/papers/links.py", "bench/data/azure")
+SOURCES = (
+    "bench/wan.py",
+    "bench/stand_in.py",
+    "bench/timed_engine.py",
+    "bench/papers/links.py",
+    "bench/data/azure",
+)
 ROOMS = ("node", "client", "coordinator", "dht")
 
 
 def cell(**arguments: Any) -> Row:
     """One cell of the tables."""
-    setting = wan.Setting(**arguments)
+    setting = Setting(**arguments)
     started_s = time.process_time()
-    served = wan.summary(wan.serve(setting))
+    served = summary(serve(setting))
     return {
         **asdict(setting),
-        "floor": wan.floor(setting),
+        "floor": floor(setting),
         **served,
         "took_cpu_s": time.process_time() - started_s,
     }
 
 
-def _cells(settings: Sequence[wan.Setting]) -> Sequence[Job]:
+def _cells(settings: Sequence[Setting]) -> Sequence[Job]:
     return [
         Job(
             key=f"{s.policy}, {s.requests_per_s:g}/s, {s.mbit:g} Mbit/s, {s.delay_s * 1e3:g} ms",
@@ -37,7 +44,7 @@ def _cells(settings: Sequence[wan.Setting]) -> Sequence[Job]:
     ]
 
 
-def _usual(setting: wan.Setting) -> bool:
+def _usual(setting: Setting) -> bool:
     return (setting.mbit, setting.delay_s) == (100.0, 0.03)
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from bench.stand_in import Setting, StandInSwarm
 from bench.timed_engine import GpuTimes
-from bench.wan import Setting, StandInSwarm
 from dht.virtual_time import run_virtual
 
 pytestmark = pytest.mark.sim

@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.wan import POLICIES, Setting, floor, requests, serve
+from bench.stand_in import Setting, floor, requests, serve
+from bench.wan import POLICIES
 
 
 @pytest.mark.parametrize("policy", POLICIES)

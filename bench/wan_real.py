@@ -1,0 +1,192 @@
+"""The same stages on real networks: processes in namespaces, over links as slow as MoLink's.
+
+    sudo python -m bench.wan_real [--policies fifo anabranch …] [--out bench/results/wan_real.json]
+
+Where :mod:`bench.wan` runs under a virtual clock, here each stage is a process in a namespace of
+its own with its own p2p daemon, and packets cross links of a set rate and delay
+(:mod:`bench.wan_lab`). The engine is the same stand-in (:mod:`bench.timed_engine`), as are the
+requests, so what differs between the two is the network and the transport alone. Policies are run
+one after the other and added to the file of ``--out``.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.local_swarm import ROOT
+from bench.report import provenance, write
+from bench.stand_in import (
+    SPANS,
+    Request,
+    Served,
+    Setting,
+    ask,
+    client_of,
+    floor,
+    requests,
+    serve,
+    stand_in_peer,
+    summary,
+)
+from bench.wan import POLICIES, print_cells
+from bench.wan_lab import Shape, WanLab, why_not
+from dht.command_line import loop_factory
+from dht.hivemind_transport import HivemindTransport, TransportConfig
+from dht.identity import Identity
+from dht.transport import Transport
+
+NEAR = Shape(mbit=1000, delay_ms=0.1)
+"""The client's links to all stages."""
+CLIENT = len(SPANS)
+END_S = 900.0
+"""After which a cell that has not ended is given up."""
+
+
+async def _transport(host: str, peers: tuple[str, ...]) -> HivemindTransport:
+    return await HivemindTransport.create(
+        TransportConfig(identity=Identity.generate(), host=host, initial_peers=peers)
+    )
+
+
+async def run_stage(number: int, setting: Setting, host: str, peers: tuple[str, ...]) -> None:
+    """Print this stage's address and serve until stdin closes."""
+    transport = await _transport(host, peers)
+    await stand_in_peer(transport, SPANS[number], setting)
+    print(transport.addresses[0], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await transport.close()
+
+
+async def run_client(setting: Setting, host: str, peers: tuple[str, ...]) -> list[Served]:
+    """Ask the setting's requests at their times."""
+
+    async def open_transport() -> Transport:
+        return await _transport(host, peers)
+
+    async with client_of(open_transport) as client:
+        # The first answer opens the links between the stages; it is not counted.
+        await ask(client, Request(at_s=0.0, prompt_tokens=16, new_tokens=4))
+        return list(await asyncio.gather(*(ask(client, each) for each in requests(setting))))
+
+
+@contextmanager
+def stages(lab: WanLab, setting: Setting) -> Iterator[list[str]]:
+    """The three stages, each on its host; yields their addresses."""
+    running: list[subprocess.Popen[str]] = []
+    addresses: list[str] = []
+    try:
+        for number in range(len(SPANS)):
+            command = _command(setting, lab.address(number), addresses, stage=number)
+            process = subprocess.Popen(
+                lab.command(number, command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+            running.append(process)
+            assert process.stdout is not None
+            if not (address := process.stdout.readline().strip()):
+                raise SystemExit(f"error: stage {number} did not start")
+            addresses.append(address)
+        yield addresses
+    finally:
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in running:
+            process.wait(20)
+
+
+def _command(
+    setting: Setting, host: str, peers: list[str], *, stage: int | None = None
+) -> list[str]:
+    job = {"setting": asdict(setting), "host": host, "peers": peers, "stage": stage}
+    return [sys.executable, "-m", "bench.wan_real", "--job", json.dumps(job)]
+
+
+def measure(setting: Setting) -> dict[str, Any]:
+    """One row: what people waited for, beside the same under the virtual clock and the floor."""
+    with WanLab(len(SPANS) + 1, NEAR) as lab:
+        link = Shape(mbit=setting.mbit, delay_ms=setting.delay_s * 1e3)
+        for one in range(len(SPANS)):
+            for other in range(len(SPANS)):
+                if one != other:
+                    lab.shape(one, other, link)
+        with stages(lab, setting) as addresses:
+            done = subprocess.run(
+                lab.command(CLIENT, _command(setting, lab.address(CLIENT), addresses)),
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=END_S,
+            )
+    if done.returncode != 0:
+        raise SystemExit(f"error: the client failed: {done.stderr[-2000:]}")
+    told = [
+        Served(**{**each, "request": Request(**each["request"])})
+        for each in json.loads(done.stdout)
+    ]
+    return {
+        "policy": setting.policy,
+        "requests_per_s": setting.requests_per_s,
+        "mbit": setting.mbit,
+        "delay_ms": setting.delay_s * 1e3,
+        **summary(told),
+        "virtual_clock": summary(serve(setting)),
+        "floor": floor(setting),
+        "provenance": provenance(seed=setting.seed),
+    }
+
+
+def _run_job(text: str) -> None:
+    job = json.loads(text)
+    setting, peers = Setting(**job["setting"]), tuple(job["peers"])
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        if job["stage"] is not None:
+            runner.run(run_stage(job["stage"], setting, job["host"], peers))
+        else:
+            served = runner.run(run_client(setting, job["host"], peers))
+            print(json.dumps([asdict(each) for each in served]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.wan_real", description="MoLink's setting on real networks; as root."
+    )
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--seconds", type=float, default=100.0, help="of arrivals (100)")
+    parser.add_argument("--out", type=Path, help="add the rows to this JSON file")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.job:
+        _run_job(arguments.job)
+        return
+    if (reason := why_not()) is not None:
+        raise SystemExit(f"error: {reason}")
+    rows: dict[str, Any] = {}
+    if arguments.out and arguments.out.exists():
+        rows = {row["policy"]: row for row in json.loads(arguments.out.read_text())["rows"]}
+    for policy in arguments.policies:
+        rows[policy] = measure(Setting(policy=policy, seconds=arguments.seconds))
+        print_cells([rows[policy]])
+        if arguments.out:
+            found = [rows[name] for name in POLICIES if name in rows]
+            write(arguments.out, {"what": WHAT, "rows": found})
+
+
+WHAT = (
+    "real processes, p2p daemons and TCP in network namespaces; the engine is a stand-in that"
+    " waits as long as an RTX 4090 would and sends activations of the true size"
+)
+
+if __name__ == "__main__":
+    main()
