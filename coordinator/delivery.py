@@ -3,7 +3,13 @@
 Bandwidth is the greatest delivery rate of about ten round trips, the base round trip the least of
 ten seconds (the model of BBR: Cardwell et al., ACM Queue 2016). A sample that was taken while the
 sender had nothing more to send says only that the link carries at least so much: it may raise the
-estimate and never lowers it. Pure: time is an argument, in microseconds.
+estimate and never lowers it.
+
+Where the reader looks away now and then (a busy machine, Wi-Fi), acknowledgements come in bunches,
+and a window of bandwidth × base round trip would leave the link idle in between: the rate falls,
+the window with it, and so on. What came in a bunch beyond the estimated rate is therefore allowed
+in flight on top (BBR's ``extra_acked``: Cardwell et al., IETF 105, 2019). Pure: time is an
+argument, in microseconds.
 """
 
 from collections import deque
@@ -19,6 +25,12 @@ STARTUP_GROWTH = 1.25
 """While a round still raises the rate by so much, the link's limit was not reached yet."""
 STARTUP_ROUNDS = 3
 """So many rounds without that growth end the start-up."""
+BUNCH_ROUNDS = 10
+"""A bunch of acknowledgements counts for so many round trips of data…"""
+BUNCH_US_MAX = 100_000
+"""…for what the link carries in so long at most…"""
+BUNCH_BYTES_MAX = 2 << 20
+"""…and for so much, which bounds what waits at a reader on a fast link."""
 RTT_INITIAL_US = 100_000
 KNOWN_US = 300_000
 """Of saturation, after which the estimate is worth telling others."""
@@ -62,6 +74,10 @@ class DeliveryEstimator:
         self._round_ends_bytes = 0
         self._full_rate = 0.0
         self._flat_rounds = 0
+        self._rounds = 0
+        self._bunch_since_us = 0
+        self._bunch_bytes = 0
+        self._bunches: deque[tuple[int, float]] = deque()  # (round, bytes), bytes falling
         self.sent_bytes = 0
         self.delivered_bytes = 0
         self.rtt_us = 0
@@ -81,6 +97,12 @@ class DeliveryEstimator:
     def base_rtt_us(self) -> int:
         """The least round trip of the last ten seconds; an assumed one before the first."""
         return RTT_INITIAL_US if self._base_us is None else self._base_us
+
+    @property
+    def bunch_bytes(self) -> int:
+        """How far acknowledgements lately ran ahead of the rate: to be allowed in flight, too."""
+        most = self.bandwidth_bytes_per_s * BUNCH_US_MAX / 1e6
+        return int(min(self._bunches[0][1], most, BUNCH_BYTES_MAX)) if self._bunches else 0
 
     @property
     def known(self) -> bool:
@@ -124,6 +146,7 @@ class DeliveryEstimator:
         newest: _Sent | None = None
         while self._flight and self._flight[0].end_bytes <= total_bytes:
             newest = self._flight.popleft()
+        self._take_bunch(total_bytes - self.delivered_bytes, now_us)
         self.delivered_bytes = total_bytes
         if newest is None:
             return
@@ -165,6 +188,18 @@ class DeliveryEstimator:
         self._probe_emptied = False
         self._probe_best_us = None
 
+    def _take_bunch(self, acked_bytes: int, now_us: int) -> None:
+        due = self.bandwidth_bytes_per_s * (now_us - self._bunch_since_us) / 1e6
+        if self._bunch_bytes <= due:  # what runs ahead is counted from when nothing did
+            self._bunch_since_us, self._bunch_bytes, due = now_us, 0, 0.0
+        self._bunch_bytes += acked_bytes
+        ahead = self._bunch_bytes - due
+        while self._bunches and self._bunches[-1][1] <= ahead:
+            self._bunches.pop()
+        self._bunches.append((self._rounds, ahead))
+        while self._rounds - self._bunches[0][0] > BUNCH_ROUNDS:
+            self._bunches.popleft()
+
     def _take_rate(self, rate: float, *, limited: bool) -> None:
         if limited and rate < self.bandwidth_bytes_per_s:
             return
@@ -178,6 +213,7 @@ class DeliveryEstimator:
     def _next_round(self) -> None:
         """A round trip's worth of data was delivered."""
         self._round_ends_bytes = self.sent_bytes
+        self._rounds += 1
         if not self.starting:
             return
         if self.bandwidth_bytes_per_s >= STARTUP_GROWTH * self._full_rate:

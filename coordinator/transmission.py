@@ -152,7 +152,7 @@ class LinkScheduler:
         gain = WINDOW_GAIN_STARTING if delivery.starting else WINDOW_GAIN
         round_bytes = delivery.bandwidth_bytes_per_s * delivery.base_rtt_us / 1e6
         # A frame is acknowledged only when it was read whole, so one more must be on its way.
-        return max(int(gain * round_bytes) + self.frame_bytes, least)
+        return max(int(gain * round_bytes) + delivery.bunch_bytes + self.frame_bytes, least)
 
     @property
     def slow_in_flight_bytes(self) -> int:

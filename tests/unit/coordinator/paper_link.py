@@ -15,6 +15,8 @@ class PaperLink:
     rate: Callable[[int], float]
     """Bytes/s at a time."""
     delay_us: int
+    wakes_us: Callable[[int], int] = lambda arrived_us: arrived_us
+    """When a reader that is busy with other things reads what arrived at a time."""
     now_us: int = 0
     free_us: int = 0
     events: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
@@ -41,7 +43,8 @@ class PaperLink:
             self.left.append((self.now_us, piece))
             start = max(self.now_us, self.free_us)
             self.free_us = start + int(piece.size_bytes / self.rate(start) * 1e6) + 1
-            self.at(self.free_us + self.delay_us, lambda piece=piece: self.read(piece))
+            read_us = self.wakes_us(self.free_us + self.delay_us)
+            self.at(read_us, lambda piece=piece: self.read(piece))
 
     def read(self, piece: Slice) -> None:
         self.read_bytes += piece.size_bytes

@@ -1,5 +1,9 @@
 """The estimate follows the link: its rate, its delay and their changes."""
 
+import bisect
+import random
+from collections.abc import Callable
+
 import pytest
 
 from coordinator.delivery import CreditError, DeliveryEstimator
@@ -44,6 +48,35 @@ def test_follows_a_fall_and_a_rise_within_ten_round_trips() -> None:
     assert link.scheduler.delivery.bandwidth_bytes_per_s == pytest.approx(20 * MBIT, rel=0.15)
     busy(link, 6_000_000 + 14 * 60_000 * 2)
     assert link.scheduler.delivery.bandwidth_bytes_per_s == pytest.approx(100 * MBIT, rel=0.15)
+
+
+def naps(seed: int, nap_ms: tuple[int, int]) -> Callable[[int], int]:
+    """A reader that reads all that is there, then looks away for a random time."""
+    rng = random.Random(seed)
+    looks_us = [0]
+
+    def wakes_us(arrived_us: int) -> int:
+        while looks_us[-1] < arrived_us:
+            looks_us.append(looks_us[-1] + rng.randint(*nap_ms) * 1000)
+        return looks_us[bisect.bisect_left(looks_us, arrived_us)]
+
+    return wakes_us
+
+
+@pytest.mark.parametrize("nap_ms", [(1, 60), (20, 120)])
+@pytest.mark.parametrize(("mbit", "delay_ms"), [(10, 30), (100, 30), (100, 1), (300, 5)])
+def test_a_reader_that_looks_away_does_not_talk_the_link_small(
+    nap_ms: tuple[int, int], mbit: int, delay_ms: int
+) -> None:
+    """Its least round trip is the link's, its usual one is not: Wi-Fi, or a busy machine."""
+    link = PaperLink(
+        LinkScheduler(), lambda _: mbit * MBIT, delay_ms * 1000, wakes_us=naps(1, nap_ms)
+    )
+    busy(link, 5_000_000)
+    read_before = link.read_bytes
+    busy(link, 10_000_000)
+    assert (link.read_bytes - read_before) / 5 >= 0.6 * mbit * MBIT
+    assert link.scheduler.delivery.bandwidth_bytes_per_s <= 1.3 * mbit * MBIT
 
 
 def test_a_sender_with_little_to_send_does_not_lower_the_estimate() -> None:

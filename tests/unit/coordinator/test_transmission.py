@@ -230,7 +230,7 @@ def test_an_unknown_policy_and_an_empty_message_are_refused() -> None:
 
 def test_a_receiver_that_is_behind_holds_prefill_back_and_not_decodes() -> None:
     scheduler = LinkScheduler()
-    scheduler.offer(Traffic.PREFILL, 1 << 24)
+    scheduler.offer(Traffic.PREFILL, 1 << 26)
     sent = 0
     while (piece := scheduler.next_slice(0)) is not None:
         sent += piece.size_bytes
