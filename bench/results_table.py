@@ -130,6 +130,28 @@ def links(result: dict[str, Any]) -> str:
     )
 
 
+def real_links(result: dict[str, Any]) -> str:
+    """The same policies between real processes."""
+    lines = [
+        "| policy | requests | TTFT mean, p95 | TPOT mean, p95 | under the virtual clock | floor |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['policy']} | {row['requests']}"
+        f" | {row['ttft_mean_s']:.2f}, {row['ttft_p95_s']:.2f} s"
+        f" | {1e3 * row['tpot_mean_s']:.0f}, {1e3 * row['tpot_p95_s']:.0f} ms"
+        f" | {row['virtual_clock']['ttft_mean_s']:.2f} s,"
+        f" {1e3 * row['virtual_clock']['tpot_mean_s']:.0f} ms"
+        f" | {row['floor']['ttft_s']:.2f} s, {1e3 * row['floor']['tpot_s']:.0f} ms |"
+        for row in result["rows"]
+    ]
+    return (
+        "MoLink's setting once more, 0.3 requests/s over 100 Mbit/s and 30 ms, now with"
+        f" {result['what']} (`python -m bench.wan_real`,"
+        " [JSON](bench/results/wan_real.json)):\n\n" + "\n".join(lines)
+    )
+
+
 def links_in_short(result: dict[str, Any]) -> str:
     """One cell of the table above: MoLink's own, in a sentence."""
     cells = {
@@ -291,6 +313,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "docs/measurements.md": {
         "engine": engine,
         "papers/molink": links,
+        "wan_real": real_links,
         "wan_groups": groups,
         "int8": int8,
         "links": measured_links,
@@ -303,6 +326,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
 TITLES = {
     "engine": "## The engine\n\n",
     "papers/molink": "## Links, on paper\n\n",
+    "wan_real": "## Links, between real processes\n\n",
     "wan_groups": "## Micro-batches\n\n",
     "int8": "## Rows of 8 bits\n\n",
     "links": "## What a swarm knows of its links\n\n",
