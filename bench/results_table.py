@@ -244,6 +244,22 @@ def hop(result: dict[str, Any]) -> str:
     )
 
 
+def light_hop(result: dict[str, Any]) -> str:
+    """What a hop costs between light peers and others."""
+    medians = result["medians"]
+    pairs = [pair for pair in medians if pair != "tcp"]
+    heads = " | ".join(pair.replace("_to_", " → ") for pair in pairs)
+    lines = [f"| | TCP | {heads} |", "|---" * (len(pairs) + 2) + "|"]
+    for name, (title, unit) in HOP.items():
+        cells = " | ".join(f"{medians[pair][name]:.3g} {unit}" for pair in ("tcp", *pairs))
+        lines.append(f"| {title} | {cells} |")
+    return (
+        "The same with light peers (py-libp2p, no daemon); who sends → who receives"
+        " (`python -m bench.light_transport`, [JSON](bench/results/light_transport.json)):\n\n"
+        + "\n".join(lines)
+    )
+
+
 HOP = {
     "round_trip_4_kib_ms": ("round trip of 4 KiB", "ms"),
     "round_trip_16_kib_ms": ("round trip of 16 KiB", "ms"),
@@ -318,6 +334,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "int8": int8,
         "links": measured_links,
         "transport": hop,
+        "light_transport": light_hop,
         "placement_sizes": sizes,
         "dht_flood": flood,
     },
@@ -331,6 +348,7 @@ TITLES = {
     "int8": "## Rows of 8 bits\n\n",
     "links": "## What a swarm knows of its links\n\n",
     "transport": "## A hop\n\n",
+    "light_transport": "## A hop without the daemon\n\n",
     "placement_sizes": "## Planning more and more peers\n\n",
     "dht_flood": "## A flood of records\n\n",
 }

@@ -102,6 +102,9 @@ def test_light_peers_say_so_and_do_not_coordinate(mixed: LocalSwarm) -> None:
     expected = {peer.peer_id: peer.name.startswith("light") for peer in mixed.peers}
     assert asyncio.run(look()) == expected
     for peer in mixed.peers:
+        assert peer.wait_for("reach", 60)["reach"] == "direct", (
+            "light and full dial each other back"
+        )
         elected = peer.find("coordinator")
         assert elected is not None
         assert not expected[str(elected["peer_id"])]
