@@ -57,6 +57,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peak-seconds", type=float, default=20.0, help="of each closed loop")
     parser.add_argument("--memory", type=float, default=0.6, help="per peer, of the whole model's")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--note", default="", help="what else the machine did; into the result")
     return parser.parse_args()
 
 
@@ -185,6 +186,7 @@ def main() -> int:
         "tokens": arguments.tokens,
         "processes": arguments.processes,
         "peers": len(SPANS),
+        "note": arguments.note,
     }
     with (
         tempfile.TemporaryDirectory(prefix="anabranch-bench-") as scratch,

@@ -89,6 +89,8 @@ def moves_apart(result: dict[str, Any]) -> str:
 def overload(result: dict[str, Any]) -> str:
     """What a swarm does with too much."""
     told, rejected = result["overload"], result["overload"]["rejected_s"]
+    late = told["begun_late_s"]
+    note = f"; {result['note']}" if result["note"] else ""
     again = "announced as free again" if result["kv_free_again"] else "not announced as free again"
     return (
         f"{result['factor']:.0f} × overload for {result['seconds']:.0f} s: goodput"
@@ -99,6 +101,8 @@ def overload(result: dict[str, Any]) -> str:
         f" {told['told_when_to_come_back']:.0%} of them with when to come back;"
         f" {told['served_share_high']:.0%} of those of high priority"
         f" were served, {told['served_share_normal']:.0%} of the others;"
-        f" {told['failed']} failed, {result['peers_ended']} peers ended, all KV was {again}"
+        f" {told['failed']} failed, {result['peers_ended']} peers ended, all KV was {again}."
+        f" Requests were begun {1e3 * late['p50']:.0f} ms late (p95 {1e3 * late['p95']:.0f})"
+        f"{note}"
         " (`python -m bench.overload`, [JSON](bench/results/overload.json))."
     )
