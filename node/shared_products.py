@@ -6,22 +6,20 @@ import torch
 from torch import nn
 
 
-class SharedProduct:
+class SharedProduct(nn.Module):
     """The matrices of several linear modules as one; who asks first multiplies for all."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         """``linears`` have the same inputs, dtype and device, and all or none have a bias."""
-        biases = [linear.bias for linear in linears]
-        first = linears[0]
+        super().__init__()
+        biased = linears[0].bias is not None
         self._sizes = [linear.out_features for linear in linears]
-        whole = nn.Linear(
-            1, 1, bias=first.bias is not None, device="meta", dtype=first.weight.dtype
-        )
-        whole.in_features, whole.out_features = first.in_features, sum(self._sizes)
+        whole = nn.Linear(linears[0].in_features, sum(self._sizes), bias=biased, device="meta")
         weight = torch.cat([linear.weight.data for linear in linears])
         whole.weight = nn.Parameter(weight, requires_grad=False)
-        if first.bias is not None:
-            whole.bias = nn.Parameter(torch.cat([b.data for b in biases]), requires_grad=False)
+        if biased:
+            bias = torch.cat([linear.bias.data for linear in linears])
+            whole.bias = nn.Parameter(bias, requires_grad=False)
         self.linear: nn.Module = whole
         self._given: torch.Tensor | None = None
         self._made: dict[int, torch.Tensor] = {}
@@ -47,7 +45,7 @@ class ProductPart(nn.Module):
         self.__dict__["shared"] = shared
         self._index = index
         if index == 0:
-            self.whole = shared.linear  # so that whoever walks the modules meets it once
+            self.product = shared  # so that whoever walks the modules meets it once
 
     @property
     def weight(self) -> torch.Tensor:

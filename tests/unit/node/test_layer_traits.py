@@ -1,5 +1,6 @@
 """What a run without numbers shows of a layer, and what products are shared because of it."""
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 from torch import nn
 
 from bench.tiny_families import make
+from node import memory_layout
 from node.layer_traits import LayerTraits, ran_without_numbers, traits_of
+from node.memory_layout import PackedLinear, favour_few_rows
 from node.model import ModelLayout
 from node.shared_products import ProductPart, share_products
 from node.weights import WeightStore
@@ -71,6 +74,21 @@ def test_a_shared_product_gives_each_its_own_and_keeps_nothing(bias: bool) -> No
         torch.testing.assert_close(shared.b(ROWS), plain.b(ROWS))
         torch.testing.assert_close(shared.a(other), plain.a(other))
         torch.testing.assert_close(shared.b(other), plain.b(other))
+
+
+def test_a_shared_product_can_be_packed_and_is_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_layout, "NUMBERS_LEAST", 1)
+    plain, shared = Projections(), Projections()
+    share_products(shared, [("a", "b")])
+    separate = weakref.ref(shared.get_parameter("a.product.linear.weight"))
+    favour_few_rows(shared)
+    assert isinstance(shared.a, ProductPart)
+    packed = shared.a.__dict__["shared"].linear
+    assert isinstance(packed, PackedLinear)
+    assert [module is packed for module in shared.modules()].count(True) == 1
+    assert separate() is None
+    with torch.inference_mode():
+        torch.testing.assert_close(shared(ROWS), plain(ROWS), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

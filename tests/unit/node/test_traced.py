@@ -10,7 +10,7 @@ import torch
 
 from bench.tiny_families import make
 from dht.messages import Sampling
-from node import traced
+from node import memory_layout, traced
 from node.engine import Engine, EngineConfig, WorkItem
 from node.weights import WeightStore
 
@@ -70,6 +70,14 @@ def test_what_does_not_look_at_numbers_is_recorded_and_answers_the_same(
     plain = engine_of(tmp_path)
     assert len(plain._range._flow.traced) == 0
     assert answers(engine, PROMPTS, 6) == answers(plain, PROMPTS, 6)
+
+
+def test_packed_layers_share_one_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_layout, "NUMBERS_LEAST", 1)
+    make(tmp_path, "llama")
+    recordings = engine_of(tmp_path)._range._flow.traced
+    assert len(recordings) == LAYERS
+    assert len(recordings._programs) == 1
 
 
 def test_decode_steps_run_what_was_recorded(
