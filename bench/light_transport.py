@@ -157,7 +157,8 @@ def main() -> None:
     result = compare(arguments.light_python)
     show(result)
     if arguments.out:
-        write(arguments.out, {**result, "provenance": provenance(seed=0)})
+        made = {**provenance(seed=0), "command": "python -m bench.light_transport"}
+        write(arguments.out, {**result, "provenance": made})
 
 
 if __name__ == "__main__":
