@@ -219,7 +219,7 @@ def _by_flow(
 ) -> list[Placement]:
     """More flow: by the exact program for few peers, else by moves from what has the most."""
     if len(problem.nodes) <= EXACT_PEERS_MAX and _spans_max(problem) <= EXACT_SPANS_MAX:
-        left_s = time_limit_s * max(0.1, 1 - spent() if spent else 1.0)
+        left_s = SEARCH_SHARE * time_limit_s * max(0.1, 1 - spent() if spent else 1.0)
         exact = milp.solve(problem, time_limit_s=left_s, seed=seed, hint=best.assignments)
         return [] if exact is None else [score(problem, exact, "cp-sat")]
     most = max(found, key=lambda placement: placement.flow_tokens_per_s)

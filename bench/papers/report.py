@@ -52,6 +52,8 @@ NOTES = """## What differs from the papers, and what is left out
 - Tokens return through the clients' host in all runs, as in Helix; a real ring closes directly.
 - The link scheduler's start-up and credits are not in the closed form; frame by frame (links
   `anabranch`) the difference was under 5% where both were run (tests).
+- Sections name the commits of their lines: where they differ, so do plans (`ours` is the newest one
+  recorded then) and chunks (256 tokens before `a548162`).
 - Llumnix's local scheduler runs urgent requests first and leaves others' steps out; here priority
   is only in the line and in the headroom, as in the real stages.
 """
