@@ -180,11 +180,6 @@ def links_in_short(result: dict[str, Any]) -> str:
     )
 
 
-def _spread(one: dict[str, Any]) -> str:
-    low, high = one.get("ratio_quartiles", (one["ratio"], one["ratio"]))
-    return f" ({low:.2f} to {high:.2f})"
-
-
 def engine(result: dict[str, Any]) -> str:
     """One engine beside transformers."""
     lines = [
@@ -196,15 +191,17 @@ def engine(result: dict[str, Any]) -> str:
         for name, one in figures.items():
             if not isinstance(one, dict):
                 continue
-            floor, products = (
-                f"{one[what]:.1f}" if what in one else "–"
-                for what in ("times_floor", "times_products")
-            )
+            times = (one.get("times_floor"), one.get("times_products"))
+            floor, products = ("–" if each is None else f"{each:.1f}" for each in times)
+            low, high = one.get("ratio_quartiles", (one["ratio"], one["ratio"]))
             lines.append(
                 f"| {model} | {name.replace('_', ' ')} | {one['engine']:.0f}"
-                f" | {one['transformers']:.0f} | {one['ratio']:.2f}{_spread(one)} | {floor}"
-                f" | {products} |"
+                f" | {one['transformers']:.0f} | {one['ratio']:.2f} ({low:.2f} to {high:.2f})"
+                f" | {floor} | {products} |"
             )
+    if "seconds" in result:
+        told = f"The same by {result['seconds']}, while others used the machine"
+        return f"{told} (`{result['command']}`):\n\n" + "\n".join(lines)
     return (
         "One engine with all layers beside `transformers` in the same process: `generate` for one"
         " and for eight streams and for a prompt of 512, continuous batching for requests of mixed"
@@ -328,6 +325,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     },
     "docs/measurements.md": {
         "engine": engine,
+        "engine_processor": engine,
         "papers/molink": links,
         "wan_real": real_links,
         "wan_groups": groups,
