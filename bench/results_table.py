@@ -193,19 +193,24 @@ def engine(result: dict[str, Any]) -> str:
                 continue
             times = (one.get("times_floor"), one.get("times_products"))
             floor, products = ("–" if each is None else f"{each:.1f}" for each in times)
-            low, high = one.get("ratio_quartiles", (one["ratio"], one["ratio"]))
+            spread = (
+                "".join(f" ({low} to {high})" for low, high in [one["ratio_quartiles"]])
+                if "ratio_quartiles" in one
+                else ""
+            )
             lines.append(
                 f"| {model} | {name.replace('_', ' ')} | {one['engine']:.0f}"
-                f" | {one['transformers']:.0f} | {one['ratio']:.2f} ({low:.2f} to {high:.2f})"
+                f" | {one['transformers']:.0f} | {one['ratio']:.2f}{spread}"
                 f" | {floor} | {products} |"
             )
     if "seconds" in result:
-        told = f"The same by {result['seconds']}, while others used the machine"
+        told = f"By {result['seconds']}, while others used the machine"
         return f"{told} (`{result['command']}`):\n\n" + "\n".join(lines)
     return (
         "One engine with all layers beside `transformers` in the same process: `generate` for one"
         " and for eight streams and for a prompt of 512, continuous batching for requests of mixed"
-        " lengths; ratios are medians of rounds that alternate, with their quartiles; the floor is"
+        " lengths; ratios are medians of rounds that alternate, with their quartiles where they are"
+        f" known; the engine as of {result['commit']}; the floor is"
         " the weights' bytes over the measured memory bandwidth, the products are the same matrices"
         " in a bare loop"
         " (`python -m bench.engine`, [JSON](bench/results/engine.json)):\n\n" + "\n".join(lines)
