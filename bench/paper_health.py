@@ -21,6 +21,7 @@ from dht.types import (
     NodeState,
     Plan,
     PlanEpoch,
+    Reach,
     RouteStage,
 )
 
@@ -58,6 +59,7 @@ def record(number: int, start: int, end: int, name: str | None = None) -> NodeRe
         end=end,
         addresses=("/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW",),
         joined_unix_s=NOW_S - 7200 - 3000 * number,
+        reach=Reach.DIRECT,
     )
 
 
@@ -213,7 +215,7 @@ def layer_lost() -> Json:
 def ghost() -> Json:
     """One of two holders of layers 24 to 31 announces them and answers no ping."""
     records = _spread(NAMES, SPANS)
-    relayed = replace(records[6], addresses=("/ip4/203.0.113.7/tcp/1/p2p/12D3/p2p-circuit",))
+    relayed = replace(records[6], reach=Reach.RELAYED)
     return build_state(observed([*records[:6], relayed], ghosts=frozenset({records[5].peer_id})))
 
 
