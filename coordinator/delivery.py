@@ -196,7 +196,8 @@ class DeliveryEstimator:
         ahead = self._bunch_bytes - due
         while self._bunches and self._bunches[-1][1] <= ahead:
             self._bunches.pop()
-        self._bunches.append((self._rounds, ahead))
+        if not self._bunches or self._bunches[-1][0] < self._rounds:  # one a round: bounded
+            self._bunches.append((self._rounds, ahead))
         while self._rounds - self._bunches[0][0] > BUNCH_ROUNDS:
             self._bunches.popleft()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.delivery import CreditError, DeliveryEstimator
+from coordinator.delivery import BUNCH_ROUNDS, CreditError, DeliveryEstimator
 from coordinator.transmission import LinkScheduler, Traffic
 from tests.unit.coordinator.paper_link import PaperLink
 
@@ -88,6 +88,16 @@ def test_a_sender_with_little_to_send_does_not_lower_the_estimate() -> None:
         link.offer(Traffic.DECODE, 8192)
         link.run(link.now_us + 50_000)
     assert link.scheduler.delivery.bandwidth_bytes_per_s >= 0.9 * known
+
+
+def test_acknowledgements_of_nothing_are_not_remembered() -> None:
+    delivery = DeliveryEstimator()
+    delivery.sent(4096, 0, limited=False)
+    delivery.acknowledged(4096, 10_000_000)
+    delivery.sent(4096, 10_000_000, limited=False)
+    for step in range(5000):
+        delivery.acknowledged(4096 + min(4095, step), 10_000_001 + step)
+    assert len(delivery._bunches) <= BUNCH_ROUNDS + 1
 
 
 def test_credits_that_cannot_be_are_refused() -> None:

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.placement import best_placement, score
 from coordinator.problem import problem_of
-from coordinator.service import service_from_rates
-from dht.types import Problem
+from coordinator.service import announced_service, service_from_rates
+from dht.types import Assignment, Problem
 from tests.unit.coordinator.problems import model, node, record, steady
 
 MEASURED = ((1, 0.010), (4, 0.012), (16, 0.020))
@@ -44,3 +45,23 @@ def test_times_reach_the_planner_with_the_record() -> None:
     problem = problem_of(announced.model, {"a": announced}, {})
     assert problem.nodes[0].decode_layer_s == MEASURED
     assert problem.nodes[0].prompt_layer_s == ((8, 0.1),)
+
+
+def test_a_peer_that_serves_nothing_at_its_own_word_draws_no_layers() -> None:
+    """It announces great rates and 20 s for a layer: an estimate of nothing is not "none made"."""
+    honest = tuple(node(f"h{n}", steady(800.0, 8)) for n in range(4))
+    liar = replace(node("liar", steady(8000.0, 8)), decode_layer_s=((1, 20.0),))
+    alone = Problem(model=model(8), nodes=honest)
+    beside = Problem(model=model(8), nodes=(*honest, liar))
+    found = best_placement(beside, time_limit_s=2, seed=0, service=announced_service(beside))
+    without = best_placement(alone, time_limit_s=2, seed=0, service=announced_service(alone))
+    assert found.estimate_tokens_per_s >= 0.9 * without.estimate_tokens_per_s > 1
+
+
+def test_an_estimate_of_nothing_does_not_fall_back_on_the_flow() -> None:
+    slow = replace(node("a", steady(8000.0, 8)), decode_layer_s=((1, 20.0),))
+    problem = Problem(model=model(8), nodes=(slow,))
+    all_layers = (Assignment(peer_id="a", start=0, end=8),)
+    scored = score(problem, all_layers, "test", service=announced_service(problem))
+    assert scored.flow_tokens_per_s > 100
+    assert scored.value < 1
