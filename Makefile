@@ -38,6 +38,7 @@ bench: $(READY)  ## speed of local swarms beside one process; writes bench/resul
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "error: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "Setting up $(VENV): about 2 GB of packages, some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -c 'import tomllib; \

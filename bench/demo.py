@@ -39,7 +39,9 @@ async def ask(
 ) -> tuple[Plan | None, dict[str, str], Answer, float]:
     """Connect one client and stream an answer; the plan and the peers' names come with it."""
     async with Swarm.connect(
-        addresses, model=str(arguments.model), on_status=lambda text: console.print(f"[dim]{text}")
+        addresses,
+        model=str(arguments.model),
+        on_status=lambda text: console.print(f"\n[dim]({text})[/dim]"),
     ) as swarm:
         await swarm.generate("Hello", max_new_tokens=2)  # the first request opens connections
         await swarm.refresh()
@@ -127,8 +129,13 @@ def keep(console: Console, swarm: LocalSwarm, model: Path) -> None:
         soft_wrap=True,
         highlight=False,
     )
+    left: set[str] = set()
     try:
-        while all(peer.process.poll() is None for peer in swarm.peers):
+        while len(left) < len(swarm.peers):
+            for peer in swarm.peers:
+                if peer.name not in left and peer.process.poll() is not None:
+                    left.add(peer.name)
+                    console.print(f"{peer.name} has ended; the others go on.")
             time.sleep(0.5)
     except KeyboardInterrupt:
         console.print("\nEnding the swarm …")

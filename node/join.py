@@ -7,6 +7,7 @@ Ctrl-C leaves cleanly: live sessions finish first; a second Ctrl-C leaves at onc
 import argparse
 import asyncio
 import os
+import shlex
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from dht.command_line import EXIT_DONE, on_interrupt, run_command
 from dht.errors import NetworkError, UserError
 from dht.types import Assignment, ModelSpec, NodeRecord, NodeState, model_key
-from node.join_options import parse, use_of
+from node.join_options import DEFAULT_NETWORK, parse, use_of
 from node.report import Reporter, gibibytes
 
 if TYPE_CHECKING:
@@ -126,18 +127,34 @@ async def _connect(
             raise UserError(str(error)) from error
     reporter.event("listening", peer_id=transport.peer_id, addresses=list(transport.addresses))
     reporter.say(f"This peer is {transport.peer_id}")
-    if not arguments.initial_peers and not arguments.test:
-        reporter.say("Others join with:")
-        reporter.say(
-            f"  python -m node.join --model {arguments.model} --initial-peers"
-            f" {transport.addresses[0]}"
-        )
-        reporter.say("Anyone asks with:")
-        reporter.say(
-            f"  python -m client.generate --model {arguments.model} --prompt 'One morning'"
-            f" --initial-peers {transport.addresses[0]}"
-        )
+    if not arguments.test:
+        _say_how_to_join(arguments, transport.addresses[0], reporter)
     return transport
+
+
+def _interpreter() -> str:
+    """This process's, as it is called from here."""
+    try:
+        path = os.path.relpath(sys.executable)
+    except ValueError:  # on another drive
+        return sys.executable
+    return sys.executable if path.startswith(os.pardir) else path
+
+
+def _say_how_to_join(arguments: argparse.Namespace, address: str, reporter: Reporter) -> None:
+    """Commands to hand out, which run where they are pasted with this peer's interpreter."""
+    if arguments.initial_peers:
+        reporter.say(f"Others may name it in --initial-peers, too: {address}")
+        return
+    python = shlex.quote(_interpreter())
+    swarm = f"--initial-peers {address}"
+    if arguments.network != DEFAULT_NETWORK:
+        swarm += f" --network {shlex.quote(arguments.network)}"
+    model = shlex.quote(str(arguments.model))
+    reporter.say("Others join with (on this machine with an --identity FILE of their own):")
+    reporter.say(f"  {python} -m node.join --model {model} {swarm}")
+    reporter.say("Anyone asks with:")
+    reporter.say(f"  {python} -m client.generate --model {model} --prompt 'One morning' {swarm}")
 
 
 async def _open_engine(

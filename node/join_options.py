@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from node.owner_use import UseConfig
 
 DEFAULT_IDENTITY = Path("~/.anabranch/identity.key")
+DEFAULT_NETWORK = "anabranch"
 NAME_MAX = 64
 MODEL_NAME_MAX = 128
 
@@ -91,7 +92,7 @@ def join_parser() -> Parser:
     add(
         "--calm", type=float, default=60.0, metavar="S", help="come back after S quiet seconds (60)"
     )
-    add("--network", default="anabranch", metavar="NAME", help="name of the network")
+    add("--network", default=DEFAULT_NETWORK, metavar="NAME", help="name of the network")
     dtypes = ("float32", "bfloat16", "float16")
     add(
         "--dtype",
