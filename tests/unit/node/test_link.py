@@ -120,7 +120,9 @@ async def test_prefill_waits_for_credit_that_the_reader_holds_back() -> None:
     sender, reader = LinkSender(near, LinkScheduler()), LinkReader(far)
     run = asyncio.create_task(sender.run())
     sender.send(*rows("long-prompt", 0, 40_000))
-    for _ in range(64):  # read all there is, and give no credit for it
+    for _ in range(2000):  # read all there is, and give no credit for it
+        for _ in range(4):  # the sender goes on writing
+            await asyncio.sleep(0)
         if reader.total_bytes >= sender.scheduler.delivery.sent_bytes:
             break
         await reader.read()
