@@ -46,8 +46,12 @@ class HelperLimits:
     stores_per_s: float = 2.0
     stores_burst: float = 32.0
     searches_per_s: float = 50.0
-    """In the DHT, for all peers together; beyond it they get what is known here."""
+    """In the DHT, for all peers together; beyond it they are told that this one is busy."""
     searches_burst: float = 200.0
+    peer_searches_per_s: float = 5.0
+    """In the DHT, for each peer: a tenth of what there is for all, so that none uses it up."""
+    peer_searches_burst: float = 20.0
+    """Four kinds of records of five models."""
     fresh_s: float = 0.5
     """What was read so lately is not read again for the next who asks."""
 
@@ -81,6 +85,9 @@ class RecordHelper:
         self._bytes = Rates(per_s=limits.bytes_per_s, burst=limits.bytes_burst)
         self._stores = Rates(per_s=limits.stores_per_s, burst=limits.stores_burst)
         self._searches = Rates(per_s=limits.searches_per_s, burst=limits.searches_burst)
+        self._peer_searches = Rates(
+            per_s=limits.peer_searches_per_s, burst=limits.peer_searches_burst
+        )
         self._streams: Counter[str] = Counter()
         self._read_s: dict[str, float] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
@@ -118,7 +125,9 @@ class RecordHelper:
             case RecordsRequest(key=key, known=known):
                 if not self._bytes.take(peer_id, 1, now_s):
                     return self._busy()
-                found = await self._find(key, known, now_s)
+                found = await self._find(peer_id, key, known, now_s)
+                if found is None:
+                    return self._busy()
                 size_bytes = sum(map(len, found.records))
                 self._bytes.charge(peer_id, size_bytes, now_s)
                 return found
@@ -133,10 +142,14 @@ class RecordHelper:
         self.counters["refused"] += 1
         return RecordsBusy(retry_after_s=1.0)
 
-    async def _find(self, key: str, known: bytes, now_s: float) -> RecordsFound:
+    async def _find(
+        self, peer_id: str, key: str, known: bytes, now_s: float
+    ) -> RecordsFound | None:
+        """The records under ``key``; None where the DHT was not read, so that others are asked."""
         kind_of(key)  # raises RecordError for what is no key, which ends the stream
         self.counters["reads"] += 1
-        await self._read(key, now_s)
+        if not await self._read(peer_id, key, now_s):
+            return None
         left_out = {known[at : at + KNOWN_BYTES] for at in range(0, len(known), KNOWN_BYTES)}
         given: list[bytes] = []
         size_bytes, more = 0, False
@@ -151,15 +164,20 @@ class RecordHelper:
             given.append(data)
         return RecordsFound(records=tuple(given), more=more, unix_s=self._records.now())
 
-    async def _read(self, key: str, now_s: float) -> None:
-        """Read ``key`` in the DHT, unless that was done just now; those who ask at once share."""
+    async def _read(self, peer_id: str, key: str, now_s: float) -> bool:
+        """Read ``key`` in the DHT, unless that was done just now; those who ask at once share.
+
+        Whether it was read: what is known here without that may be nothing where there is much.
+        """
         if now_s - self._read_s.get(key, -1e9) < self._fresh_s:
-            return
+            return True
         reading = self._reading.get(key)
         if reading is None:
-            if not self._searches.take("", 1, now_s):
+            # The peer's own share first: what is beyond it takes nothing from the others.
+            allowed = self._peer_searches.take(peer_id, 1, now_s)
+            if not allowed or not self._searches.take("", 1, now_s):
                 self.counters["searches_spared"] += 1
-                return
+                return False
             reading = asyncio.create_task(self._records.find_signed(key))
             self._reading[key] = reading
             reading.add_done_callback(lambda done: self._have_read(key, done))
@@ -167,7 +185,9 @@ class RecordHelper:
             # Shielded: who goes away must not end it for the others.
             await asyncio.shield(reading)
         except NetworkError:
-            return  # what is known here is better than nothing
+            self.counters["searches_failed"] += 1
+            return False
+        return True
 
     def _have_read(self, key: str, done: "asyncio.Task[None]") -> None:
         del self._reading[key]

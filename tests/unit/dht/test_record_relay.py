@@ -11,6 +11,7 @@ from dht.errors import NetworkError
 from dht.identity import Identity
 from dht.memory import MemoryNetwork, MemoryTransport
 from dht.messages import RecordsFound, RecordsRequest, RecordStore, RecordStored, SignedRecord
+from dht.rates import Rates
 from dht.record_client import RecordClient
 from dht.record_helper import ANSWER_BYTES_MAX, HelperLimits, RecordHelper
 from dht.records import RecordError, RecordGuard, sign_record
@@ -29,6 +30,7 @@ class Shelf:
         self._values = values
         self._guard = RecordGuard()
         self.searches = 0
+        self.broken = False
 
     def now(self) -> float:
         return self._network.now()
@@ -36,6 +38,8 @@ class Shelf:
     async def find_signed(self, key: str) -> None:
         self.searches += 1
         await asyncio.sleep(0.02)
+        if self.broken:
+            raise NetworkError("the DHT does not answer")
         for data in self._values.get(key, {}).values():
             try:
                 self._guard.admit(data, key=key, now_unix_s=self.now())
@@ -255,10 +259,70 @@ def test_searches_for_ever_new_keys_are_bounded_for_all_together() -> None:
         limits = HelperLimits(searches_per_s=0.0, searches_burst=5.0)
         world = World(helpers=1, limits=limits)
         await world.start()
-        for number in range(20):
+        for number in range(5):
             assert await world.client.get(f"net/model{number}/links") == {}
+        for number in range(5, 20):
+            with pytest.raises(NetworkError, match="busy"):
+                await world.client.get(f"net/model{number}/links")
         assert world.shelves[0].searches == 5
         assert world.helpers[0].counters["searches_spared"] == 15
+
+    within(body)
+
+
+def test_one_peer_s_searches_leave_the_others_theirs() -> None:
+    async def body() -> None:
+        world = World(helpers=1)
+        await world.start()
+        world.put(ALICE, b"one")
+        refused = 0
+        for number in range(150):
+            try:
+                await world.client.get(f"net/model{number}/links")
+            except NetworkError:
+                refused += 1
+        assert refused >= 100
+        other = world.asker(world.network.transport(), world.full)
+        assert await other.get(KEY) == {ALICE.peer_id: b"one"}
+        # What somebody else has had read costs no search.
+        assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+
+    within(body)
+
+
+@pytest.mark.parametrize("why", ["broken", "spared"])
+def test_helpers_that_cannot_search_are_busy_and_others_are_asked(why: str) -> None:
+    async def body() -> None:
+        world = World(helpers=3)
+        await world.start()
+        world.put(ALICE, b"one")
+
+        def cripple(number: int) -> None:
+            if why == "broken":
+                world.shelves[number].broken = True
+            else:
+                world.helpers[number]._searches = Rates(per_s=0.0, burst=0.0)
+
+        cripple(0)
+        cripple(1)
+        assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+        cripple(2)
+        await asyncio.sleep(1)  # beyond what was read just now
+        newcomer = world.asker(world.network.transport(), world.full)
+        with pytest.raises(NetworkError, match="busy"):
+            await newcomer.get(KEY)
+
+    within(body)
+
+
+def test_what_was_read_just_now_is_given_though_no_search_is_left() -> None:
+    async def body() -> None:
+        world = World(helpers=1, limits=HelperLimits(searches_per_s=0.0, searches_burst=1.0))
+        await world.start()
+        world.put(ALICE, b"one")
+        for _ in range(3):
+            assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+        assert world.shelves[0].searches == 1
 
     within(body)
 
