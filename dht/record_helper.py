@@ -33,6 +33,8 @@ REQUEST_BYTES_MAX = 64 << 10
 STREAMS_PER_PEER_MAX = 4
 STREAMS_MAX = 512
 SILENCE_LIMIT_S = 180.0
+SEND_LIMIT_S = 10.0
+"""For one answer to be taken; who reads more slowly loses the stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,8 @@ class RecordHelper:
             per_s=limits.peer_searches_per_s, burst=limits.peer_searches_burst
         )
         self._streams: Counter[str] = Counter()
+        self._idle: dict[Stream, None] = {}
+        """Those that wait for a request, the longest-waiting first."""
         self._read_s: dict[str, float] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
         self.counters: Counter[str] = Counter()
@@ -96,22 +100,43 @@ class RecordHelper:
     async def serve(self, stream: Stream) -> None:
         """One light peer's requests, one after the other, until it goes."""
         peer_id = stream.remote_peer_id
-        if self._streams[peer_id] >= STREAMS_PER_PEER_MAX or self._streams.total() >= STREAMS_MAX:
+        full = self._streams.total() >= STREAMS_MAX
+        if self._streams[peer_id] >= STREAMS_PER_PEER_MAX or (full and not self._idle):
             self.counters["streams_refused"] += 1
             return
         self._streams[peer_id] += 1
         try:
-            while True:
-                try:
-                    async with asyncio.timeout(SILENCE_LIMIT_S):
-                        frame = await wire.read_frame(stream, limit_bytes=REQUEST_BYTES_MAX)
-                except TimeoutError:
-                    return
-                await wire.send_frame(stream, await self._answer(peer_id, frame.message))
+            if full:
+                longest_idle = next(iter(self._idle))
+                del self._idle[longest_idle]
+                self.counters["streams_displaced"] += 1
+                await longest_idle.close()  # which ends its task
+            while await self._serve_one(peer_id, stream):
+                pass
         finally:
             self._streams[peer_id] -= 1
             if not self._streams[peer_id]:
                 del self._streams[peer_id]
+
+    async def _serve_one(self, peer_id: str, stream: Stream) -> bool:
+        """Answer the next request; False when none comes or its answer is not taken in time."""
+        self._idle[stream] = None
+        try:
+            async with asyncio.timeout(SILENCE_LIMIT_S):
+                frame = await wire.read_frame(stream, limit_bytes=REQUEST_BYTES_MAX)
+        except TimeoutError:
+            return False
+        finally:
+            self._idle.pop(stream, None)
+        answer = await self._answer(peer_id, frame.message)
+        try:
+            async with asyncio.timeout(SEND_LIMIT_S):
+                await wire.send_frame(stream, answer)
+        except TimeoutError:
+            self.counters["streams_stuck"] += 1
+            await stream.close()
+            return False
+        return True
 
     async def _answer(
         self, peer_id: str, message: object

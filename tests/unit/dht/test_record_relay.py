@@ -10,10 +10,25 @@ from dht import wire
 from dht.errors import NetworkError
 from dht.identity import Identity
 from dht.memory import MemoryNetwork, MemoryTransport
-from dht.messages import RecordsFound, RecordsRequest, RecordStore, RecordStored, SignedRecord
+from dht.messages import (
+    Ping,
+    Pong,
+    RecordsFound,
+    RecordsRequest,
+    RecordStore,
+    RecordStored,
+    SignedRecord,
+)
 from dht.rates import Rates
 from dht.record_client import RecordClient
-from dht.record_helper import ANSWER_BYTES_MAX, HelperLimits, RecordHelper
+from dht.record_helper import (
+    ANSWER_BYTES_MAX,
+    SEND_LIMIT_S,
+    STREAMS_MAX,
+    STREAMS_PER_PEER_MAX,
+    HelperLimits,
+    RecordHelper,
+)
 from dht.records import RecordError, RecordGuard, sign_record
 from dht.transport import RECORDS_PROTOCOL, Stream
 from dht.virtual_time import run_virtual
@@ -357,6 +372,75 @@ def test_streams_of_one_peer_are_bounded_and_silent_ones_end() -> None:
         assert not world.helpers[0]._streams
 
     within(body, limit_s=1000)
+
+
+class DeafStream:
+    """Of a peer that asks and never reads."""
+
+    remote_host = ""
+
+    def __init__(self, remote_peer_id: str) -> None:
+        self.remote_peer_id = remote_peer_id
+        self.closed = False
+        self._unread = wire.encode_frame(Ping(nonce=1))
+
+    async def read_exactly(self, count: int) -> bytes:
+        data, self._unread = self._unread[:count], self._unread[count:]
+        return data
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    async def drain(self) -> None:
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def test_who_never_reads_loses_the_stream() -> None:
+    async def body() -> None:
+        helper = World(helpers=1).helpers[0]
+        deaf = [DeafStream(str(number)) for number in range(STREAMS_MAX)]
+        tasks = [asyncio.create_task(helper.serve(stream)) for stream in deaf]
+        await asyncio.sleep(1)
+        assert helper._streams.total() == STREAMS_MAX
+        await helper.serve(DeafStream("one more"))  # nobody is idle who could give way
+        assert helper.counters["streams_refused"] == 1
+        await asyncio.sleep(SEND_LIMIT_S)
+        assert all(task.done() for task in tasks)
+        assert all(stream.closed for stream in deaf)
+        assert helper.counters["streams_stuck"] == STREAMS_MAX
+        assert not helper._streams
+
+    within(body)
+
+
+def test_where_all_streams_are_taken_the_longest_idle_one_gives_way() -> None:
+    async def body() -> None:
+        world = World(helpers=1)
+        await world.start()
+        world.put(ALICE, b"one")
+        full, helper = world.full[0].peer_id, world.helpers[0]
+        streams = []
+        for _ in range(STREAMS_MAX // STREAMS_PER_PEER_MAX):
+            peer = world.network.transport()
+            streams += [
+                await peer.open_stream(full, RECORDS_PROTOCOL) for _ in range(STREAMS_PER_PEER_MAX)
+            ]
+        await asyncio.sleep(1)
+        await wire.send_frame(streams[0], Ping(nonce=1))
+        assert (await wire.read_frame(streams[0])).message == Pong(nonce=1)
+        assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+        assert helper.counters["streams_displaced"] == 1
+        assert helper._streams.total() == STREAMS_MAX
+        with pytest.raises(NetworkError):
+            await streams[1].read_exactly(1)
+        for stream in (streams[0], streams[2], streams[-1]):
+            await wire.send_frame(stream, Ping(nonce=2))
+            assert (await wire.read_frame(stream)).message == Pong(nonce=2)
+
+    within(body)
 
 
 def test_greeting_says_what_is_wrong_with_each() -> None:
