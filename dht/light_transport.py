@@ -34,9 +34,9 @@ class LightTransport:
         self._host: Any = None
         self._closed = False
         self._ended = asyncio.Event()
-        given = split_all(config.initial_peers)
-        given.pop(config.identity.peer_id, None)
-        self._records = RecordClient(self._open_dialled, self.now, given, SystemRandom())
+        self._given = split_all(config.initial_peers)
+        self._given.pop(config.identity.peer_id, None)
+        self._records = RecordClient(self._open_helper, self.now, self._given, SystemRandom())
 
     @classmethod
     async def create(cls, config: TransportConfig) -> "LightTransport":
@@ -89,7 +89,7 @@ class LightTransport:
     async def open_stream(
         self, peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()
     ) -> Stream:
-        return await self._open_dialled(peer_id, protocol, addresses)
+        return await self._open_dialled(peer_id, protocol, dialled_of(peer_id, addresses))
 
     async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
         self._check_alive()
@@ -136,14 +136,16 @@ class LightTransport:
             return
         self._handlers.start(handler, stream)
 
-    async def _open_dialled(
-        self, peer_id: str, protocol: str, addresses: tuple[str, ...]
-    ) -> Stream:
-        """As the interface says; addresses may also be without the peer id at their end."""
+    async def _open_helper(self, peer_id: str, protocol: str, addresses: tuple[str, ...]) -> Stream:
+        """Dial where the owner said; those whom others told of, where checked addresses say."""
+        dialled = self._given.get(peer_id) or dialled_of(peer_id, addresses)
+        return await self._open_dialled(peer_id, protocol, dialled)
+
+    async def _open_dialled(self, peer_id: str, protocol: str, dialled: tuple[str, ...]) -> Stream:
+        """As the interface says, at addresses that are checked and lack the peer id."""
         self._check_alive()
         if peer_id == self.peer_id:
             return self._open_to_self(protocol)
-        dialled = tuple(a for a in addresses if "/p2p/" not in a) or dialled_of(peer_id, addresses)
         try:
             async with asyncio.timeout(OPEN_LIMIT_S):
                 stream: Stream = await self._host.open(peer_id, protocol, dialled)
