@@ -156,7 +156,10 @@ class KvMover:
         body: bytes | memoryview,
         reply: Callable[[object], None],
     ) -> None:
-        """A piece of KV from the stage that leaves; what is not the next one is dropped."""
+        """A piece of KV from the stage that leaves; what is not the next one is dropped.
+
+        Pieces wait for the engine's steps: their sizes are compared before any is kept.
+        """
         live = self._table.find(pages.session, pages.epoch)
         if live is None or live.session.open.copy_from != peer_id:
             self._counters["stale_kv"] += 1
@@ -167,8 +170,23 @@ class KvMover:
                 live, f"KV in {pages.dtype}, {self._engine.wire_dtype} is held here", reply
             )
             return
+        row_bytes = self._engine.kv_row_bytes(session.stage.start, session.stage.end)
+        # A row is that of the largest layer: KV of smaller ones fills less.
+        if len(body) > pages.tokens * row_bytes:
+            self._refuse(
+                live, f"{len(body)} bytes came as KV of {pages.tokens} tokens, too many", reply
+            )
+            return
+        ahead = session.next_position - session.done_position
         if not session.take_kv(pages.position, pages.tokens):
             self._counters["stale_kv"] += 1
+            return
+        ahead_bytes = (ahead + pages.tokens) * row_bytes
+        most = max(self._config.copy_bytes_max, self._config.copy_piece_bytes, row_bytes)
+        if ahead_bytes > most:
+            self._refuse(
+                live, f"KV came {ahead_bytes} bytes ahead of what is written, over {most}", reply
+            )
             return
         live.touch()
         task = asyncio.create_task(self._import(live, pages, bytes(body), reply))
@@ -190,7 +208,6 @@ class KvMover:
         if not self._table.is_current(session):
             return
         if refused is not None:
-            self._counters["kv_refused"] += 1
             self._refuse(live, refused, reply)
             return
         session.done_position = pages.position + pages.tokens
@@ -199,6 +216,7 @@ class KvMover:
 
     def _refuse(self, live: Live, reason: str, reply: Callable[[object], None]) -> None:
         """This copy comes to nothing: both sides are told, and what was reserved is freed."""
+        self._counters["kv_refused"] += 1
         open_ = live.session.open
         at = live.session.done_position
         reply(KvTaken(session=open_.session, epoch=open_.epoch, position=at, refused=reason[:512]))
