@@ -19,6 +19,9 @@ from node.session_table import Live, SessionTable
 from node.stage_config import StageConfig, StageEngine
 from node.stage_session import StageSession, StageState
 
+COPY_S_MAX = 120.0
+"""A copy that has not caught up with its session after so long is given up, however it gets on."""
+
 
 @dataclass(slots=True, kw_only=True)
 class _Outgoing:
@@ -101,12 +104,16 @@ class KvMover:
         self, order: KvCopy, session: StageSession, outgoing: _Outgoing
     ) -> str | None:
         plan = outgoing.plan
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + COPY_S_MAX
         while outgoing.refused is None:
             if not self._table.is_current(session) or session.state is not StageState.ACTIVE:
                 return "the session does not run here any more"
             if plan.is_warm(session.done_position):
                 self._counters["kv_copied"] += plan.taken
                 return None
+            if loop.time() >= ends_s:
+                return f"the copy has not caught up within {COPY_S_MAX:.0f} s"
             piece = plan.next(session.done_position)
             if piece is None:
                 outgoing.changed.clear()
@@ -131,14 +138,16 @@ class KvMover:
         return outgoing.refused
 
     def told(self, peer_id: str, told: KvTaken) -> None:
-        """The new stage says how far it has got."""
+        """The new stage says how far it has got; to say the same again is to stand still."""
         outgoing = self._outgoing.get((told.session, told.epoch))
+        before = 0 if outgoing is None else outgoing.plan.taken
         if outgoing is None or outgoing.to != peer_id or not outgoing.plan.took(told.position):
             self._counters["stale_replies"] += 1
             return
         if told.refused:
             outgoing.refused = told.refused
-        outgoing.changed.set()
+        if told.refused or outgoing.plan.taken > before:
+            outgoing.changed.set()
 
     def lost(self, peer_id: str, reason: str) -> None:
         """The way to a new stage was lost."""

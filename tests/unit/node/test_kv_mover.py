@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from dht.channel import FrameSender
-from dht.kv_messages import KvPages, KvTaken
+from dht.kv_messages import KvCopy, KvPages, KvTaken
 from dht.messages import RefusalCode, SessionRefused
 from dht.virtual_time import run_virtual
 from node.activation_log import ActivationLog
 from node.hops import HopTable
-from node.kv_mover import KvMover
+from node.kv_mover import COPY_S_MAX, KvMover
 from node.session_table import Live, SessionTable
 from node.stage_config import StageConfig, StageEngine
 from node.stage_session import StageSession, StageState
@@ -95,6 +95,25 @@ class Side:
         )
         self.mover.take("p9", pages, memoryview(bytes(size)), self.hop.messages.append)
 
+    async def copy_out(self, *, every_s: float, grows: bool) -> tuple[str | None, float]:
+        """Copy to a stage that answers every ``every_s``: what became of it, and after how long."""
+        loop, open_ = asyncio.get_running_loop(), self.session.open
+        order = KvCopy(session=open_.session, epoch=open_.epoch + 1, to="p9")
+
+        async def answer() -> None:
+            position = 0
+            while True:
+                await asyncio.sleep(every_s)
+                position += grows
+                taken = KvTaken(session=order.session, epoch=order.epoch, position=position)
+                self.mover.told("p9", taken)
+
+        answering, began_s = asyncio.create_task(answer()), loop.time()
+        became = await self.mover.send(order, open_.client)
+        answering.cancel()
+        assert not self.mover.uses("p9")
+        return became, loop.time() - began_s
+
     def assert_refused(self, reason: str) -> None:
         """Both sides were told, and the session is gone."""
         (up,) = self.upstream.messages
@@ -159,5 +178,39 @@ def test_one_piece_over_the_window_is_refused() -> None:
         side = Side(importing=True)
         side.take(0, 9, 9 * ROW_BYTES)
         side.assert_refused("ahead of what is written")
+
+    run(scenario())
+
+
+def test_who_says_the_same_again_takes_no_kv() -> None:
+    async def scenario() -> None:
+        side = Side(importing=False)
+        side.session.done_position = 100
+        became, took_s = await side.copy_out(every_s=0.5, grows=False)
+        assert became == "no KV was taken for 5 s"
+        assert took_s == pytest.approx(5, abs=0.1)
+
+    run(scenario())
+
+
+def test_a_copy_that_crawls_is_given_up() -> None:
+    async def scenario() -> None:
+        side = Side(importing=False)
+        side.session.done_position = 100
+        became, took_s = await side.copy_out(every_s=4.0, grows=True)
+        assert became == "the copy has not caught up within 120 s"
+        assert COPY_S_MAX <= took_s <= COPY_S_MAX + CONFIG.copy_stalled_s
+
+    run(scenario())
+
+
+def test_a_copy_that_catches_up_is_warm() -> None:
+    async def scenario() -> None:
+        side = Side(importing=False)
+        side.session.done_position = 100
+        became, took_s = await side.copy_out(every_s=1.0, grows=True)
+        assert became is None
+        assert took_s == pytest.approx(96, abs=1)
+        assert side.counters["kv_copied"] == 96
 
     run(scenario())
