@@ -6,6 +6,7 @@ engine that is stuck, is as good as a broken connection, because a stopped proce
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +28,12 @@ from dht.messages import (
 from dht.transport import HOP_PROTOCOL, Stream, Transport
 from node.link import LinkSender
 from node.traffic import Traffic as Lent
+
+logger = logging.getLogger(__name__)
+
+UNREACHABLE = "cannot be reached"
+"""All that anyone is told of a hop that did not open. Clients name peers and their addresses: what
+was found at one (a closed port, another protocol, nothing) is for this peer's log alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +107,8 @@ class Hop:
                     self.peer_id, HOP_PROTOCOL, addresses=addresses
                 )
         except (NetworkError, TimeoutError) as error:
-            return f"cannot be reached: {str(error) or 'no answer'}"
+            logger.info("%s cannot be reached: %s", self.peer_id, str(error) or "no answer")
+            return UNREACHABLE
         loop = asyncio.get_running_loop()
         sender = LinkSender(
             stream,

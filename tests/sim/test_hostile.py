@@ -272,3 +272,52 @@ def test_one_client_cannot_take_every_place() -> None:
             assert answer.token_ids == answer_of(PROMPT, 5)
 
     run_virtual(scenario(), limit_s=300)
+
+
+def target_of(swarm: PaperSwarm, found: str) -> str:
+    """A peer that no hop opens to, for the reason ``found``."""
+    target = swarm.network.transport()
+    if found == "gone":
+        swarm.network.kill(target.peer_id)
+    elif found == "silent":
+        swarm.network.freeze(target.peer_id)
+    return target.peer_id
+
+
+FOUND = ("gone", "silent", "another protocol")
+
+
+@pytest.mark.parametrize("found", FOUND)
+def test_an_open_does_not_tell_what_was_found_at_an_address(found: str) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4)) as swarm:
+            evil = swarm.network.transport()
+            target = target_of(swarm, found)
+            open_ = open_for(swarm, evil.peer_id)
+            route = (*open_.route, RouteStage(peer_id=target, start=4, end=LAYERS))
+            stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+            await wire.send_frame(stream, replace(open_, route=route, addresses=((), ())))
+            reply = (await wire.read_frame(stream)).message
+            assert isinstance(reply, SessionRefused)
+            assert (reply.peer_id, reply.reason) == (target, "cannot be reached")
+
+    run_virtual(scenario(), limit_s=300)
+
+
+@pytest.mark.parametrize("found", FOUND)
+def test_a_copy_does_not_tell_what_was_found_at_an_address(found: str) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, LAYERS)) as swarm:
+            evil = swarm.network.transport()
+            target = target_of(swarm, found)
+            open_ = open_for(swarm, evil.peer_id)
+            first = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+            await wire.send_frame(first, open_)
+            assert isinstance((await wire.read_frame(first)).message, SessionAccepted)
+            asked = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+            await wire.send_frame(asked, KvCopy(session=open_.session, epoch=1, to=target))
+            reply = (await wire.read_frame(asked)).message
+            assert isinstance(reply, SessionRefused)
+            assert reply.reason == "the new stage was lost: cannot be reached"
+
+    run_virtual(scenario(), limit_s=300)
