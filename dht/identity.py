@@ -151,7 +151,8 @@ def _take_lock(file: Path) -> IO[bytes] | None:
     except BlockingIOError:
         lock.close()
         raise UserError(
-            f"identity file {file} is in use by another process; stop it, or give another with --identity"
+            f"identity file {file} is in use by another process; stop it, or give another with"
+            " --identity"
         ) from None
     except BaseException:
         lock.close()
