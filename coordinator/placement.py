@@ -81,7 +81,8 @@ class Placement:
 
 
 SERVES_NOTHING = 1e-9
-"""An estimate of nothing, in tokens/s: 0 says that nobody estimated, and then the flow counts."""
+"""What a token of flow is worth in a plan that serves nothing by the estimate: such plans rank
+below all that serve, and by flow among themselves. 0 would say that nobody estimated."""
 
 HEURISTICS: dict[str, Callable[[Problem], tuple[Assignment, ...] | None]] = {
     "keep": heuristics.keep,
@@ -311,7 +312,9 @@ def score(
         flow_tokens_per_s=solution.flow_tokens_per_s,
         planner=planner,
         edges=solution.edges,
-        estimate_tokens_per_s=max(served.tokens_per_s, SERVES_NOTHING) if served else 0.0,
+        estimate_tokens_per_s=(
+            served.tokens_per_s or SERVES_NOTHING * solution.flow_tokens_per_s if served else 0.0
+        ),
         latency_s=served.token_time_s if served else mean_latency_s(problem, solution),
         moved_layers=sum(milp.fetched(held.get(a.peer_id), a.start, a.end) for a in assignments),
         lone_layers=sum(1 for count in holders if count == 1),
