@@ -80,10 +80,6 @@ class Placement:
         return self.estimate_tokens_per_s or self.flow_tokens_per_s
 
 
-SERVES_NOTHING = 1e-9
-"""What a token of flow is worth in a plan that serves nothing by the estimate: such plans rank
-below all that serve, and by flow among themselves. 0 would say that nobody estimated."""
-
 HEURISTICS: dict[str, Callable[[Problem], tuple[Assignment, ...] | None]] = {
     "keep": heuristics.keep,
     "chain": heuristics.chain,
@@ -312,9 +308,7 @@ def score(
         flow_tokens_per_s=solution.flow_tokens_per_s,
         planner=planner,
         edges=solution.edges,
-        estimate_tokens_per_s=(
-            served.tokens_per_s or SERVES_NOTHING * solution.flow_tokens_per_s if served else 0.0
-        ),
+        estimate_tokens_per_s=served.tokens_per_s if served else 0.0,
         latency_s=served.token_time_s if served else mean_latency_s(problem, solution),
         moved_layers=sum(milp.fetched(held.get(a.peer_id), a.start, a.end) for a in assignments),
         lone_layers=sum(1 for count in holders if count == 1),

@@ -100,6 +100,9 @@ PROMPT_TOKEN = 0.25
 """A prompt's token costs so much of a decoded one: a prompt reads the weights once."""
 UNLIMITED_LAYER_TOKENS = 1e15
 STRETCH_MAX = 1e6
+SLOW_MAX = 1000.0
+"""A row alone takes so many times as long as one of the fullest batch, at most: whoever announces
+great rates and endless times would draw layers by the one and stop all plans by the other."""
 
 
 def service_from_rates(problem: Problem, workload: Workload | None = None) -> Service:
@@ -135,8 +138,8 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> Machine:
     )
     typical_prompt = Curve(tokens=(0.0, 1.0), seconds=(0.0, PROMPT_TOKEN * token_s))
     return Machine(
-        decode=_announced(node.decode_layer_s, token_s) or typical,
-        prompt=_announced(node.prompt_layer_s, 0.0) or typical_prompt,
+        decode=_announced(node.decode_layer_s, token_s, SLOW_MAX * token_s) or typical,
+        prompt=_announced(node.prompt_layer_s, 0.0, SLOW_MAX * token_s) or typical_prompt,
         kv_layer_tokens=tuple(
             max(0.0, node.memory_bytes - j * model.layer_bytes - ends) / each
             if each
@@ -150,14 +153,14 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> Machine:
     )
 
 
-def _announced(times: LayerTimes, row_least_s: float) -> Curve | None:
-    """Announced times as a curve, no row faster than ``row_least_s``; None where there is none.
+def _announced(times: LayerTimes, row_least_s: float, row_most_s: float) -> Curve | None:
+    """Announced times as a curve, each row within these bounds; None where there is none.
 
     Beyond what was measured a layer takes in proportion to its rows.
     """
     rows = [count for count, _ in times]
     if not times or any(a >= b for a, b in pairwise(rows)):
         return None
-    seconds = [max(took_s, count * row_least_s) for count, took_s in times]
+    seconds = [min(max(took_s, count * row_least_s), count * row_most_s) for count, took_s in times]
     seconds = list(accumulate(seconds, max))
     return Curve(tokens=(*map(float, rows), 2.0 * rows[-1]), seconds=(*seconds, 2.0 * seconds[-1]))

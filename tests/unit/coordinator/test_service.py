@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.placement import best_placement, score
+from coordinator.placement import best_placement
 from coordinator.problem import problem_of
-from coordinator.service import announced_service, service_from_rates
-from dht.types import Assignment, Problem
+from coordinator.service import SLOW_MAX, announced_service, service_from_rates
+from dht.types import Problem
 from tests.unit.coordinator.problems import model, node, record, steady
 
 MEASURED = ((1, 0.010), (4, 0.012), (16, 0.020))
@@ -58,10 +58,6 @@ def test_a_peer_that_serves_nothing_at_its_own_word_draws_no_layers() -> None:
     assert found.estimate_tokens_per_s >= 0.9 * without.estimate_tokens_per_s > 1
 
 
-def test_an_estimate_of_nothing_does_not_fall_back_on_the_flow() -> None:
-    slow = replace(node("a", steady(8000.0, 8)), decode_layer_s=((1, 20.0),))
-    problem = Problem(model=model(8), nodes=(slow,))
-    all_layers = (Assignment(peer_id="a", start=0, end=8),)
-    scored = score(problem, all_layers, "test", service=announced_service(problem))
-    assert scored.flow_tokens_per_s > 100
-    assert scored.value < 1
+def test_announced_times_are_bounded_by_the_rates() -> None:
+    made = machine(decode_layer_s=((1, 1e9), (16, 1e9)))
+    assert made.decode.at(1) == pytest.approx(0.001 * SLOW_MAX)
