@@ -25,8 +25,8 @@ from typing import Any
 from rich.console import Console
 
 from bench import report
+from bench.stand_in import MBIT, QWEN_7B, RTX_4090, SPANS
 from bench.timed_engine import TimedEngine
-from bench.wan import MBIT, QWEN_7B, RTX_4090, SPANS
 from client import Swarm, SwarmConfig
 from client.running import Generation
 from dht.directory import Directory
