@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,11 @@ import psutil
 from rich.console import Console
 
 from bench import report
+from bench.answer_times import Stream
 from bench.local import model_of
 from bench.local_swarm import LocalPeer, LocalSwarm
 from bench.reference import memory_for
 from client import Swarm
-from client.running import Generation
 
 SPANS = ("0:4", "4:8", "0:4", "4:8")
 SESSION_TOKENS = 1000
@@ -55,39 +54,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
-
-
-@dataclass(slots=True)
-class Stream:
-    """One answer and when its tokens came."""
-
-    running: Generation
-    at_s: list[float] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    _came: asyncio.Condition = field(default_factory=asyncio.Condition)
-
-    async def read(self) -> None:
-        """Take all of it."""
-        async for piece in self.running:
-            self.at_s += [time.perf_counter()] * len(piece.token_ids)
-            self.token_ids += piece.token_ids
-            async with self._came:
-                self._came.notify_all()
-
-    async def reached(self, tokens: int) -> None:
-        """Wait until so many tokens are here."""
-        async with self._came:
-            await self._came.wait_for(lambda: len(self.at_s) >= tokens)
-
-    def gaps_s(self, from_s: float, until_s: float) -> list[float]:
-        """Times between neighbouring tokens whose later one came in between."""
-        pairs = zip(self.at_s, self.at_s[1:], strict=False)
-        return [b - a for a, b in pairs if from_s <= b and a <= until_s]
-
-    def per_token_s(self, from_s: float, until_s: float) -> float:
-        """Mean time per token in a stretch; NaN-free: 0 where no token came."""
-        gaps = self.gaps_s(from_s, until_s)
-        return statistics.fmean(gaps) if gaps else 0.0
 
 
 def prompt_of(tokens: int, seed: int) -> list[int]:

@@ -18,28 +18,32 @@ import itertools
 import random
 import statistics
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from bench import report
-from bench.stand_in import MBIT, QWEN_7B, RTX_4090, SPANS
-from bench.timed_engine import TimedEngine
-from client import Swarm, SwarmConfig
-from client.running import Generation
-from dht.directory import Directory
+from bench.answer_times import Stream
+from bench.stand_in import (
+    MBIT,
+    QWEN_7B,
+    RTX_4090,
+    SPANS,
+    StandInPeer,
+    client_of,
+    join_peers,
+    serving,
+)
 from dht.identity import Identity
 from dht.memory import LinkModel, MemoryNetwork, MemoryTransport
-from dht.types import DeviceSpec, NodeRecord, NodeState
+from dht.types import NodeState
 from dht.virtual_time import run_virtual
 from node.batching import BatchLimits
-from node.stage import StageConfig, StageServer
-from node.stage_streams import StageStreams, StreamLimits
+from node.stage import StageConfig
 
 SPEC = replace(QWEN_7B, name="qwen-7b-gqa", kv_bytes_per_token_layer=2 * 8 * 128 * 2)
-NETWORK = "moves"
 SESSION_TOKENS = 1000
 BEFORE = 48
 """New tokens of the long session before a stage leaves."""
@@ -50,26 +54,12 @@ LINKS = {"100 Mbit/s, 10 ms": (100.0, 0.010), "1 Gbit/s, 2 ms": (1000.0, 0.002)}
 WAYS = ("chosen", "copy", "replay")
 
 
-@dataclass(slots=True)
-class Peer:
-    transport: MemoryTransport
-    stage: StageServer
-    engine: TimedEngine
-    record: NodeRecord
-    directory: Directory
-    tasks: list["asyncio.Task[None]"] = field(default_factory=list)
-
-    async def keep_announced(self) -> None:
-        while True:
-            await self.directory.publish(self.record)
-            await asyncio.sleep(10)
-
-    async def leave(self) -> None:
-        """As a peer does that drains."""
-        self.engine.serving = False
-        self.record = replace(self.record, state=NodeState.DRAINING)
-        await self.directory.publish(self.record)
-        self.stage.move_outside(0, 0)
+async def leave(peer: StandInPeer) -> None:
+    """As a peer does that drains."""
+    peer.engine.serving = False
+    peer.record = replace(peer.record, state=NodeState.DRAINING)
+    await peer.directory.publish(peer.record)
+    peer.stage.move_outside(0, 0)
 
 
 class TwiceHeld:
@@ -78,7 +68,7 @@ class TwiceHeld:
     def __init__(self, mbit: float, delay_s: float, way: str, seed: int) -> None:
         self._mbit, self._delay_s, self._way = mbit, delay_s, way
         self.network = MemoryNetwork(random.Random(seed))
-        self.peers: list[Peer] = []
+        self.peers: list[StandInPeer] = []
 
     def _known(self, peer_id: str) -> float:
         """What peers measured of their links; skewed where a way is prescribed."""
@@ -88,42 +78,14 @@ class TwiceHeld:
     async def _start(self, span: tuple[int, int]) -> None:
         transport = self.network.transport(Identity(self.network.rng.randbytes(32)))
         limits = BatchLimits(prefill_tokens_max=256)
-        engine = TimedEngine(
-            SPEC, transport.peer_id, span, RTX_4090, kv_tokens=100_000, limits=limits
-        )
-        stage = StageServer(transport, engine, StageConfig())
-        stage.bandwidth_from = self._known
-        engine.on_results = stage.on_results
-        await StageStreams(transport, stage, StreamLimits()).start()
-        record = NodeRecord(
-            peer_id=transport.peer_id,
-            name="stand-in",
-            version="0",
-            device=DeviceSpec(kind="cuda", name="RTX 4090 (stand-in)", memory_bytes=1),
-            model=SPEC,
-            memory_bytes=1,
-            kv_tokens_min=1,
-            kv_tokens_free=100_000,
-            tokens_per_s=(100.0,) * SPEC.layers,
-            state=NodeState.SERVING,
-            start=span[0],
-            end=span[1],
-            joined_unix_s=transport.now(),
-        )
-        peer = Peer(transport, stage, engine, record, Directory(transport, NETWORK, SPEC.key))
-        peer.tasks = [asyncio.create_task(stage.run()), asyncio.create_task(peer.keep_announced())]
+        peer = await serving(transport, span, SPEC, RTX_4090, limits, StageConfig())
+        peer.stage.bandwidth_from = self._known
         self.peers.append(peer)
 
     async def __aenter__(self) -> "TwiceHeld":
         for span in SPANS * 2:
             await self._start(span)
-        link = LinkModel(
-            delay_s=self._delay_s,
-            bandwidth_bytes_per_s=self._mbit * MBIT,
-            unread_bytes_max=4 << 20,
-        )
-        for one, other in itertools.permutations(self.peers, 2):
-            self.network.set_link(one.transport.peer_id, other.transport.peer_id, link)
+        join_peers(self.network, self.peers, self._mbit, self._delay_s)
         transport = self.network.transport(Identity(self.network.rng.randbytes(32)))
         for peer in self.peers:
             near = LinkModel(delay_s=self._delay_s)
@@ -134,8 +96,7 @@ class TwiceHeld:
             return transport
 
         await asyncio.sleep(0.5)
-        config = SwarmConfig(network=NETWORK, wait_s=600)
-        self.client = Swarm(model=SPEC.name, config=config, open_transport=open_transport)
+        self.client = client_of(open_transport, SPEC)
         await self.client.__aenter__()
         return self
 
@@ -150,37 +111,7 @@ class TwiceHeld:
     async def __aexit__(self, *_: object) -> None:
         await self.client.__aexit__(None, None, None)
         for peer in self.peers:
-            for task in peer.tasks:
-                task.cancel()
-            await asyncio.gather(*peer.tasks, return_exceptions=True)
-            await peer.stage.close("the benchmark ended")
-            await peer.transport.close()
-
-
-@dataclass(slots=True)
-class Stream:
-    """One answer, and when its tokens came."""
-
-    running: Generation
-    at_s: list[float] = field(default_factory=list)
-    _came: asyncio.Condition = field(default_factory=asyncio.Condition)
-
-    async def read(self) -> None:
-        loop = asyncio.get_running_loop()
-        async for piece in self.running:
-            self.at_s += [loop.time()] * len(piece.token_ids)
-            async with self._came:
-                self._came.notify_all()
-
-    async def reached(self, tokens: int) -> None:
-        """Wait until so many tokens are here."""
-        async with self._came:
-            await self._came.wait_for(lambda: len(self.at_s) >= tokens)
-
-    def gaps_s(self, from_s: float, until_s: float) -> list[float]:
-        """Times between neighbouring tokens of which one came in between."""
-        pairs = zip(self.at_s, self.at_s[1:], strict=False)
-        return [b - a for a, b in pairs if from_s <= b and a <= until_s]
+            await peer.close()
 
 
 async def move(swarm: TwiceHeld, stage: int) -> dict[str, Any]:
@@ -188,7 +119,8 @@ async def move(swarm: TwiceHeld, stage: int) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
 
     def begin(tokens: int) -> Stream:
-        return Stream(swarm.client.begin((1,) * tokens, max_new_tokens=600, ignore_eos=True))
+        running = swarm.client.begin((1,) * tokens, max_new_tokens=600, ignore_eos=True)
+        return Stream(running, clock=loop.time)
 
     long = begin(SESSION_TOKENS - BEFORE)
     tasks = [asyncio.create_task(long.read())]
@@ -202,7 +134,7 @@ async def move(swarm: TwiceHeld, stage: int) -> dict[str, Any]:
     assert not any(peers & set(route) for peers in beside), "neighbours are to be elsewhere"
     leaving = next(p for p in swarm.peers if p.transport.peer_id == route[stage])
     began_s, struck_s = max(each.at_s[8] for each in (long, *neighbours)), loop.time()
-    await leaving.leave()
+    await leave(leaving)
     await leaving.stage.wait_idle(AFTER_S)
     left_s = loop.time()
     await asyncio.sleep(1.0)

@@ -12,7 +12,7 @@ import itertools
 import random
 import statistics
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from bench.local_swarm import ROOT
 from bench.timed_engine import GpuTimes, TimedEngine
@@ -50,6 +50,7 @@ SPANS = ((0, 11), (11, 22), (22, 32))
 RTX_4090 = GpuTimes(step_s=5e-3, decode_s=2e-5, prefill_s=4.7e-5)
 """A third of 15 GB of fp16 weights at 1 TB/s; a third of 14 GFLOP a token at 100 TFLOP/s."""
 KV_TOKENS = 100_000
+ANNOUNCE_S = 10.0
 PATIENT = WatchConfig(least_s=600.0, most_s=600.0)
 """Under ``fifo`` a ping waits behind whole prompts: nobody is given up for it here."""
 
@@ -109,59 +110,100 @@ class StandInPeer:
     transport: Transport
     stage: StageServer
     engine: TimedEngine
-    tasks: list["asyncio.Task[None]"]
+    record: NodeRecord
+    directory: Directory
+    tasks: list["asyncio.Task[None]"] = field(default_factory=list)
+
+    async def keep_announced(self) -> None:
+        """Tell others of ``record`` every so often."""
+        while True:
+            await self.directory.publish(self.record)
+            await asyncio.sleep(ANNOUNCE_S)
+
+    async def close(self) -> None:
+        """End what was started."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.stage.close("the benchmark ended")
+        await self.transport.close()
+
+
+async def serving(
+    transport: Transport,
+    span: tuple[int, int],
+    spec: ModelSpec,
+    times: GpuTimes,
+    limits: BatchLimits,
+    config: StageConfig,
+) -> StandInPeer:
+    """Serve layers ``span`` of ``spec`` on ``transport`` with an engine that only waits."""
+    engine = TimedEngine(spec, transport.peer_id, span, times, kv_tokens=KV_TOKENS, limits=limits)
+    stage = StageServer(transport, engine, config)
+    engine.on_results = stage.on_results
+    await StageStreams(transport, stage, StreamLimits()).start()
+    peer = StandInPeer(
+        transport=transport,
+        stage=stage,
+        engine=engine,
+        record=NodeRecord(
+            peer_id=transport.peer_id,
+            name="stand-in",
+            version="0",
+            device=DeviceSpec(kind="cuda", name="RTX 4090 (stand-in)", memory_bytes=1),
+            model=spec,
+            memory_bytes=1,
+            kv_tokens_min=1,
+            kv_tokens_free=KV_TOKENS,
+            tokens_per_s=(100.0,) * spec.layers,
+            state=NodeState.SERVING,
+            start=span[0],
+            end=span[1],
+            joined_unix_s=transport.now(),
+        ),
+        directory=Directory(transport, NETWORK, spec.key),
+    )
+    peer.tasks = [asyncio.create_task(stage.run()), asyncio.create_task(peer.keep_announced())]
+    return peer
 
 
 async def stand_in_peer(
     transport: Transport, span: tuple[int, int], setting: Setting
 ) -> StandInPeer:
-    """Serve layers ``span`` on ``transport`` with an engine that only waits."""
-    engine = TimedEngine(
-        QWEN_7B, transport.peer_id, span, setting.times, kv_tokens=KV_TOKENS, limits=setting.limits
-    )
+    """Serve layers ``span`` on ``transport`` as the setting says."""
     config = StageConfig(
         chunk_tokens=setting.chunk_tokens,
         idle_s=600.0,
         int8="prefill" if setting.policy.endswith("+int8") else "off",
         hops=HopConfig(link_policy=setting.policy.split("+")[0], watch=PATIENT),
     )
-    stage = StageServer(transport, engine, config)
-    engine.on_results = stage.on_results
-    await StageStreams(transport, stage, StreamLimits()).start()
-    directory = Directory(transport, NETWORK, QWEN_7B.key)
-
-    async def announce() -> None:
-        while True:
-            await directory.publish(
-                NodeRecord(
-                    peer_id=transport.peer_id,
-                    name="stand-in",
-                    version="0",
-                    device=DeviceSpec(kind="cuda", name="RTX 4090 (stand-in)", memory_bytes=1),
-                    model=QWEN_7B,
-                    memory_bytes=1,
-                    kv_tokens_min=1,
-                    tokens_per_s=(100.0,) * QWEN_7B.layers,
-                    state=NodeState.SERVING,
-                    start=span[0],
-                    end=span[1],
-                    joined_unix_s=transport.now(),
-                )
-            )
-            await asyncio.sleep(15)
-
-    tasks = [asyncio.create_task(stage.run()), asyncio.create_task(announce())]
+    peer = await serving(transport, span, QWEN_7B, setting.times, setting.limits, config)
     await asyncio.sleep(0.1)
-    return StandInPeer(transport=transport, stage=stage, engine=engine, tasks=tasks)
+    return peer
 
 
-def client_of(open_transport: Callable[[], Awaitable[Transport]]) -> Swarm:
+def client_of(
+    open_transport: Callable[[], Awaitable[Transport]], spec: ModelSpec = QWEN_7B
+) -> Swarm:
     """Who asks; it waits for as long as it takes."""
     return Swarm(
-        model=QWEN_7B.name,
+        model=spec.name,
         config=SwarmConfig(network=NETWORK, wait_s=600),
         open_transport=open_transport,
     )
+
+
+def join_peers(
+    network: MemoryNetwork, peers: Sequence[StandInPeer], mbit: float, delay_s: float
+) -> None:
+    """Give every link between the peers this bandwidth and delay."""
+    link = LinkModel(
+        delay_s=delay_s,
+        bandwidth_bytes_per_s=mbit * MBIT,
+        unread_bytes_max=4 << 20,  # what the p2p daemon takes before a writer waits
+    )
+    for one, other in itertools.permutations(peers, 2):
+        network.set_link(one.transport.peer_id, other.transport.peer_id, link)
 
 
 class StandInSwarm:
@@ -189,22 +231,12 @@ class StandInSwarm:
 
     def shape(self, mbit: float) -> None:
         """Give every link between stages this bandwidth."""
-        link = LinkModel(
-            delay_s=self.setting.delay_s,
-            bandwidth_bytes_per_s=mbit * MBIT,
-            unread_bytes_max=4 << 20,  # what the p2p daemon takes before a writer waits
-        )
-        for one, other in itertools.permutations(self.peers, 2):
-            self.network.set_link(one.transport.peer_id, other.transport.peer_id, link)
+        join_peers(self.network, self.peers, mbit, self.setting.delay_s)
 
     async def __aexit__(self, *_: object) -> None:
         await self.client.__aexit__(None, None, None)
         for peer in self.peers:
-            for task in peer.tasks:
-                task.cancel()
-            await asyncio.gather(*peer.tasks, return_exceptions=True)
-            await peer.stage.close("the benchmark ended")
-            await peer.transport.close()
+            await peer.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
