@@ -48,8 +48,9 @@ def shapes(seed: int) -> dict[tuple[int, int], Shape]:
 async def read(addresses: list[str], peers: int) -> list[dict[str, Any]]:
     """All links that the DHT knows, once every peer has announced one from each other."""
     from dht.directory import Directory
-    from dht.hivemind_transport import HivemindTransport, TransportConfig
+    from dht.hivemind_transport import HivemindTransport
     from dht.identity import Identity
+    from dht.transport_config import TransportConfig
     from dht.types import model_key
 
     config = TransportConfig(

@@ -97,8 +97,9 @@ async def serve(kind: str) -> None:
         print(port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
         return
-    from dht.hivemind_transport import HivemindTransport, TransportConfig
+    from dht.hivemind_transport import HivemindTransport
     from dht.identity import Identity
+    from dht.transport_config import TransportConfig
 
     config = TransportConfig(identity=Identity.generate(), host="127.0.0.1")
     transport = await HivemindTransport.create(config)
@@ -122,8 +123,9 @@ async def connected(kind: str, address: str) -> AsyncIterator[Stream]:
         yield stream
         await stream.close()
         return
-    from dht.hivemind_transport import HivemindTransport, TransportConfig
+    from dht.hivemind_transport import HivemindTransport
     from dht.identity import Identity
+    from dht.transport_config import TransportConfig
 
     config = TransportConfig(
         identity=Identity.generate(), host="127.0.0.1", initial_peers=(address,)

@@ -14,9 +14,10 @@ from coordinator.plan_store import PlanStore
 from coordinator.review import ReviewConfig
 from coordinator.reviewer import Reviewer
 from dht.directory import Directory, RecordKind, record_key
-from dht.hivemind_transport import HivemindTransport, TransportConfig
+from dht.hivemind_transport import HivemindTransport
 from dht.identity import Identity
 from dht.records import sign_record
+from dht.transport_config import TransportConfig
 from dht.types import PlanEpoch
 from tests.unit.coordinator.conftest import Make
 

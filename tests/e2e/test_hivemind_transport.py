@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from dht.errors import NetworkError, PeerError, UserError
-from dht.hivemind_transport import HivemindTransport, TransportConfig
+from dht.hivemind_transport import HivemindTransport
 from dht.identity import Identity
 from dht.records import sign_record
 from dht.transport import Stream
+from dht.transport_config import TransportConfig
 
 pytestmark = pytest.mark.e2e
 KEY = "test/model/nodes"
@@ -417,7 +418,8 @@ def test_a_dead_daemon_is_a_network_error() -> None:
 
 CHILD = """
 import asyncio, json, sys
-from dht.hivemind_transport import HivemindTransport, TransportConfig
+from dht.hivemind_transport import HivemindTransport
+from dht.transport_config import TransportConfig
 from dht.identity import Identity
 
 async def main():

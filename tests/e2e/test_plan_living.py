@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from dht.directory import Directory
-from dht.hivemind_transport import HivemindTransport, TransportConfig
+from dht.hivemind_transport import HivemindTransport
 from dht.identity import Identity
+from dht.transport_config import TransportConfig
 from tests.unit.coordinator.conftest import make_record
 
 pytestmark = pytest.mark.e2e
