@@ -1,9 +1,13 @@
 """Multiaddresses as text: which peer, and where it is dialled. Pure, for every transport."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from dht.errors import UserError
 from dht.identity import is_peer_id
 from dht.types import ADDRESSES_MAX
 
+Where = TypeVar("Where")
 _HOSTS = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
 _LOOKS_LIKE = "it looks like /ip4/1.2.3.4/tcp/31337/p2p/12D3KooW…"
 
@@ -33,18 +37,25 @@ def checked_tcp(address: str) -> str:
     return address
 
 
-def split_all(addresses: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Where to dial each peer; raises UserError for an address that is none."""
-    peers: dict[str, tuple[str, ...]] = {}
+def by_peer(
+    addresses: tuple[str, ...], parse: Callable[[str], tuple[str, Where]]
+) -> dict[str, tuple[Where, ...]]:
+    """Where to dial each peer, as ``parse`` reads one address; UserError where it cannot."""
+    peers: dict[str, tuple[Where, ...]] = {}
     for address in addresses:
         try:
-            peer_id, dialled = split(address)
+            peer_id, where = parse(address)
         except ValueError as error:
             raise UserError(
                 f"{address!r} is no address of a peer: {error}; {_LOOKS_LIKE}"
             ) from error
-        peers[peer_id] = (*peers.get(peer_id, ()), dialled)
+        peers[peer_id] = (*peers.get(peer_id, ()), where)
     return peers
+
+
+def split_all(addresses: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Where to dial each peer over TCP; raises UserError for an address that is none."""
+    return by_peer(addresses, split)
 
 
 def dialled_of(peer_id: str, addresses: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from dht.libp2p import (
 from dht.messages import SignedRecord
 from dht.record_helper import RecordHelper
 from dht.records import RecordSigner
-from dht.streams import StreamHandlers, stream_pair
+from dht.streams import StreamHandlers
 from dht.transport import RECORDS_PROTOCOL, Stream, StreamHandler
 from dht.transport_config import CONNECT_LIMIT_S, TransportConfig
 
@@ -134,7 +134,7 @@ class HivemindTransport:
         """
         self._check_alive()
         if peer_id == self.peer_id:
-            return self._open_to_self(protocol)
+            return self._handlers.open_to_self(peer_id, protocol)
         try:
             async with asyncio.timeout(OPEN_LIMIT_S):
                 return await self._open(peer_id, protocol, addresses)
@@ -247,7 +247,7 @@ class HivemindTransport:
         if not config.client_mode:
             self._addresses = ranked([str(a) for a in await self._p2p.get_visible_maddrs()])
 
-    async def _join(self, peers: dict[str, list[bytes]]) -> None:
+    async def _join(self, peers: dict[str, tuple[bytes, ...]]) -> None:
         """Reach at least one of ``peers`` and learn of their neighbours."""
         others = [item for item in peers.items() if item[0] != self.peer_id]
         if not others:
@@ -264,7 +264,7 @@ class HivemindTransport:
             async with asyncio.timeout(3.0):
                 await self._node.find_nearest_nodes([self._node.node_id])
 
-    async def _greet(self, peer_id: str, dialed: list[bytes]) -> None:
+    async def _greet(self, peer_id: str, dialed: Sequence[bytes]) -> None:
         from hivemind.dht.protocol import ValidationError
         from hivemind.p2p import PeerID
 
@@ -279,7 +279,7 @@ class HivemindTransport:
         if answer is None:
             raise NetworkError(f"peer {peer_id} is there but is no member of a swarm")
 
-    async def _keep_joined(self, peers: dict[str, list[bytes]]) -> None:
+    async def _keep_joined(self, peers: dict[str, tuple[bytes, ...]]) -> None:
         """Greet again the initial peers that were lost, so that a swarm cut in two heals."""
         from hivemind.p2p import PeerID
 
@@ -294,14 +294,6 @@ class HivemindTransport:
                         await self._greet(peer_id, dialed)
                 except (NetworkError, TimeoutError) as error:
                     _log.debug("initial peer %s is still away: %s", peer_id, error)
-
-    def _open_to_self(self, protocol: str) -> Stream:
-        handler = self._handlers.by_protocol.get(protocol)
-        if handler is None:
-            raise NetworkError(f"this peer does not serve {protocol}")
-        near, far = stream_pair(self.peer_id, self.peer_id)
-        self._handlers.start(handler, far)
-        return near
 
     async def _open(self, peer_id: str, protocol: str, addresses: tuple[str, ...]) -> Stream:
         failure: NetworkError | None = None
@@ -334,7 +326,7 @@ class HivemindTransport:
         )
         return LibP2PStream(peer_id, reader, writer)
 
-    async def _connect(self, peer_id: str, dialed: list[bytes]) -> None:
+    async def _connect(self, peer_id: str, dialed: Sequence[bytes]) -> None:
         from hivemind.proto import p2pd_pb2
 
         request = p2pd_pb2.Request(

@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dht.errors import NetworkError, UserError
+from dht.addresses import by_peer
+from dht.errors import NetworkError
 from dht.types import ADDRESSES_MAX
 
 _CLOSE_LIMIT_S = 1.0
@@ -130,19 +131,9 @@ def raw_id(peer_id: str) -> bytes:
     return raw
 
 
-def parse_peers(addresses: tuple[str, ...]) -> dict[str, list[bytes]]:
+def parse_peers(addresses: tuple[str, ...]) -> dict[str, tuple[bytes, ...]]:
     """Where to dial each peer, from full multiaddresses; UserError for those that are none."""
-    peers: dict[str, list[bytes]] = {}
-    for address in addresses:
-        try:
-            peer_id, dialed = _parse(address)
-        except ValueError as error:
-            raise UserError(
-                f"{address!r} is no address of a peer: {error};"
-                " it looks like /ip4/1.2.3.4/tcp/31337/p2p/12D3KooW…"
-            ) from error
-        peers.setdefault(peer_id, []).append(dialed)
-    return peers
+    return by_peer(addresses, _parse)
 
 
 def parse_known(addresses: tuple[str, ...]) -> list[bytes]:

@@ -15,7 +15,7 @@ from dht.addresses import checked_tcp, dialled_of, ranked, split_all
 from dht.errors import NetworkError, UserError
 from dht.record_client import RecordClient
 from dht.records import RecordSigner
-from dht.streams import StreamHandlers, stream_pair
+from dht.streams import StreamHandlers
 from dht.transport import Stream, StreamHandler
 from dht.transport_config import CONNECT_LIMIT_S, TransportConfig
 
@@ -145,7 +145,7 @@ class LightTransport:
         """As the interface says, at addresses that are checked and lack the peer id."""
         self._check_alive()
         if peer_id == self.peer_id:
-            return self._open_to_self(protocol)
+            return self._handlers.open_to_self(peer_id, protocol)
         try:
             async with asyncio.timeout(OPEN_LIMIT_S):
                 stream: Stream = await self._host.open(peer_id, protocol, dialled)
@@ -156,14 +156,6 @@ class LightTransport:
         except NetworkError as error:
             raise NetworkError(f"cannot open a stream to peer {peer_id}: {error}") from error
         return stream
-
-    def _open_to_self(self, protocol: str) -> Stream:
-        handler = self._handlers.by_protocol.get(protocol)
-        if handler is None:
-            raise NetworkError(f"this peer does not serve {protocol}")
-        near, far = stream_pair(self.peer_id, self.peer_id)
-        self._handlers.start(handler, far)
-        return near
 
     def _check_alive(self) -> None:
         if self._closed:

@@ -16,7 +16,7 @@ from dht.errors import NetworkError
 from dht.identity import Identity
 from dht.messages import SignedRecord
 from dht.records import RecordError, RecordGuard, RecordSigner
-from dht.streams import PIPE_BYTES_MAX, Pipe, PipeStream, StreamHandlers, stream_pair
+from dht.streams import PIPE_BYTES_MAX, Pipe, PipeStream, StreamHandlers
 from dht.transport import Stream, StreamHandler
 
 EPOCH_UNIX_S = 1.7e9
@@ -315,12 +315,7 @@ class MemoryTransport:
         self._check_open()
         if peer_id != self.peer_id:
             return await self._network._open(self.peer_id, peer_id, protocol)
-        handler = self.handlers.by_protocol.get(protocol)
-        if handler is None:
-            raise NetworkError(f"this peer does not serve {protocol}")
-        near, far = stream_pair(self.peer_id, self.peer_id)
-        self.handlers.start(handler, far)
-        return near
+        return self.handlers.open_to_self(peer_id, protocol)
 
     async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
         self._check_open()

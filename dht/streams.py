@@ -201,6 +201,15 @@ class StreamHandlers:
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order, so that runs replay
         self._streams: Counter[str] = Counter()
 
+    def open_to_self(self, peer_id: str, protocol: str) -> Stream:
+        """A stream of this peer to itself, within the process."""
+        handler = self.by_protocol.get(protocol)
+        if handler is None:
+            raise NetworkError(f"this peer does not serve {protocol}")
+        near, far = stream_pair(peer_id, peer_id)
+        self.start(handler, far)
+        return near
+
     def start(self, handler: StreamHandler, stream: Stream) -> None:
         """Handle ``stream`` in a new task."""
         self.adopt(self.run(handler, stream))
