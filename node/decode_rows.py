@@ -24,6 +24,11 @@ COPIED_BYTES_MAX = 4 << 20
 """Of the keys that a step's table may copy in each layer on a CPU: what stays in its caches."""
 PADDED_SHARE_MAX = 2.0
 """How many times the contexts together a table may be."""
+PADDING_BYTES_MAX = 64 << 20
+"""Of keys and values that a table may copy in a layer however much of it is padding: less than the
+launches of a loop over sessions take, on an accelerator."""
+TABLE_BYTES_MAX = 1 << 30
+"""Of keys and values that a table may copy in a layer at all: they need memory beside the pool."""
 
 
 class Context(Protocol):
@@ -59,18 +64,21 @@ def decode_rows(
 ) -> DecodeRows | None:
     """How to read the contexts of a decode step; None where neither way is worth it.
 
-    ``kv_bytes_per_token`` are those of one layer's keys and values. With ``tables_only`` it is
-    always by a table: a loop over sessions would launch more kernels than a step may wait for.
+    ``kv_bytes_per_token`` are those of one layer's keys and values. With ``tables_only`` it is by a
+    table or not at all: graphs are captured with tables, and a loop over sessions is for steps that
+    a table would pad too much, as one long context beside many short ones.
     """
     lengths = [context.context_tokens for context in contexts]
     columns, rows = max(lengths), len(lengths)
     starts = [c.slots.start if isinstance(c.slots, slice) else -1 for c in contexts]
     runs = min(starts) >= 0
     fits = rows * columns <= PADDED_SHARE_MAX * sum(lengths)
+    copied_bytes = rows * columns * kv_bytes_per_token
     if tables_only:
-        by_table = True
+        by_table = copied_bytes <= (TABLE_BYTES_MAX if fits else PADDING_BYTES_MAX)
+        if not by_table:
+            return None
     elif runs:  # reading a run copies nothing, but each costs a call
-        copied_bytes = rows * columns * kv_bytes_per_token
         by_table = rows > 1 and fits and copied_bytes <= COPIED_BYTES_MAX
     elif fits:
         by_table = True

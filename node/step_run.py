@@ -186,4 +186,8 @@ class StepRun:
                 tables_only=self._loaded.has_graphs,
             )
             step.write_slots = self._rows_of(slots)
+            if step.decode is None:
+                for segment in segments:
+                    if isinstance(segment.slots, torch.Tensor):
+                        segment.slots = segment.slots.to(self.device)
         return step

@@ -89,6 +89,7 @@ def test_every_way_gives_the_same(
     rows = decode_rows(contexts, 64, PAGE, torch.device("cpu"), tables_only=tables_only)
     if rows is None:
         assert scattered
+        assert not tables_only
         assert len(lengths) * max(lengths) > module.PADDED_SHARE_MAX * sum(lengths)
         return
     torch.manual_seed(sum(lengths))
@@ -121,3 +122,22 @@ def test_runs_are_copied_only_where_that_is_cheap(
     rows = decode_rows(contexts, kv_bytes, PAGE, torch.device("cpu"), tables_only=False)
     assert rows is not None
     assert bool(rows.table.numel()) is table
+
+
+@pytest.mark.parametrize(
+    ("lengths", "mib_per_token", "table"),
+    [
+        ([9], 1, True),
+        ([90, 90], 5, True),
+        ([90, 90], 6, False),  # more than may be copied at all
+        ([40, 1, 1], 0.5, True),
+        ([90, 1, 1], 0.5, False),  # mostly padding, and much of it
+    ],
+)
+def test_tables_for_graphs_are_bounded(
+    lengths: list[int], mib_per_token: float, table: bool
+) -> None:
+    contexts, _ = contexts_of(lengths, True, 0)
+    kv_bytes = int(mib_per_token * 2**20)
+    rows = decode_rows(contexts, kv_bytes, PAGE, torch.device("cpu"), tables_only=True)
+    assert (rows is not None) is table
