@@ -6,7 +6,6 @@ publishes it.
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -127,16 +126,10 @@ class Coordinator:
         self._solving: asyncio.Task[None] | None = None
         self._considered: frozenset[str] = frozenset()
         self._retry_s = 0.0
-        self._pokes: list[asyncio.Event] = []
         self._idle: dict[str, float] = {}
         self._weighed_s = -math.inf
         self._poor = False
         plans.witness = self._liveness.answers
-
-    def poke(self) -> None:
-        """Look now rather than at the next poll."""
-        for poked in self._pokes:
-            poked.set()
 
     async def run(self) -> None:
         """Poll until cancelled; a failed look at the DHT is logged and tried again."""
@@ -153,17 +146,12 @@ class Coordinator:
             await self._liveness.close()
 
     async def _again(self, look: Callable[[], Awaitable[None]]) -> None:
-        poked = asyncio.Event()
-        self._pokes.append(poked)
         while True:
-            poked.clear()
             try:
                 await look()
             except NetworkError as error:
                 logger.info("cannot read or write the DHT: %s", error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.poll_s):
-                    await poked.wait()
+            await asyncio.sleep(self._config.poll_s)
 
     @property
     def leads(self) -> bool:

@@ -82,11 +82,6 @@ class Directory:
         """All living plan heads by the peer that published them."""
         return await self._read(RecordKind.PLAN)
 
-    async def newest_plan_head(self) -> PlanHead | None:
-        """The plan head with the largest epoch, if any."""
-        heads = (await self.plan_heads()).values()
-        return max(heads, key=lambda head: head.epoch, default=None)
-
     async def _read(self, kind: RecordKind) -> dict[str, Any]:
         expected = RECORD_TYPES[kind]
         found: dict[str, Any] = {}

@@ -132,10 +132,6 @@ class ModelLayout:
             return torch.float32
         return self.dtype
 
-    def layer_names(self, index: int) -> list[str]:
-        """Checkpoint names that one layer needs."""
-        return self.names.sources(self.part_parameters(f"{self.layers_name}.{index}"))
-
 
 def kv_shape(layout: ModelLayout, layer: int) -> tuple[int, int, int]:
     """``(kv_heads, key width, value width)`` of what a layer writes for each token."""
