@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.drawn_flow import Shares, drawn, separate, topological
-from coordinator.flow import bandwidth_bytes_per_s
+from coordinator.flow import bandwidth_bytes_per_s, round_trips_s
 from coordinator.service import Machine, Service, Workload
 from dht.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
@@ -49,6 +49,35 @@ class _Visit:
     share: float = 0.0
     layers: float = 0.0
     inbound: list[tuple[str, float, float]] = field(default_factory=list)
+    prompt_s: float = 0.0
+    """A step with a prompt of mean length and nothing else."""
+    alone_s: float = 0.0
+    """A step with one decode."""
+
+    def settle(self, load: Workload) -> None:
+        """Work out what does not depend on the rate, once ``share`` and ``layers`` are known."""
+        machine = self.machine
+        self.layers /= max(self.share, 1e-12)
+        run = self.layers * self.stretch
+        self.prompt_s = run * machine.prompt.at(load.input_tokens) + machine.step_overhead_s
+        self.alone_s = run * machine.decode.at(1.0) + machine.step_overhead_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Wire:
+    """A link on the flow, with what does not depend on the rate. Times in seconds."""
+
+    flow: float
+    bandwidth_bytes_per_s: float
+    delay_s: float
+    each_s: float
+    """For a token."""
+    long_s: float
+    """For a prompt of mean length."""
+    slow_s: float
+    """For the prompt that a token is behind: the long ones are met more often."""
+    extra_s: float
+    """At both ends, for each token."""
 
 
 NOTHING = Estimate(tokens_per_s=0.0, token_time_s=0.0, prompt_time_s=0.0, requests=0.0)
@@ -98,7 +127,8 @@ def _estimate_part(
     """The largest rate at which what is in flight fits, by bisection."""
     network = _Network(problem, held, part, service)
     low, high = 0.0, network.ceiling()
-    best, limit = network.at(high * 1e-6), ""
+    best: _State | None = None
+    limit = ""
     for _ in range(2 * ROUNDS):
         rate = (low + high) / 2
         tried = network.at(rate)
@@ -108,6 +138,7 @@ def _estimate_part(
             high, limit = rate, tried.limit
         if high - low < PRECISION * high:
             break
+    best = best or network.at(network.ceiling() * 1e-6)
     return Estimate(
         tokens_per_s=low,
         token_time_s=best.token_s,
@@ -140,9 +171,11 @@ class _Network:
         machines = service.machines
         self.order = topological(kept, held)
         bandwidth = bandwidth_bytes_per_s(problem)
-        rtts = {(link.source, link.target): link.rtt_s for link in problem.links}
+        rtts = round_trips_s(problem)
         self.visits: dict[str, _Visit] = {}
-        self.links: dict[tuple[str, str], tuple[float, float, float]] = {}
+        self.links: dict[tuple[str, str], _Wire] = {}
+        load = service.workload
+        self._spread = 1 + (load.input_deviation / load.input_tokens) ** 2
         share = {SOURCE: 1.0}
         for name in (SOURCE, *self.order):
             for head, part in kept.get(name, {}).items():
@@ -168,15 +201,31 @@ class _Network:
                 visit.layers += flow * (held[head].end - begin)
                 visit.inbound.append((tail, part, flow))
                 if tail != SOURCE:
-                    self.links[tail, head] = (
-                        flow,
-                        bandwidth(tail, head),
-                        rtts.get((tail, head), problem.default_rtt_s) / 2,
+                    delay_s = rtts.get((tail, head), problem.default_rtt_s) / 2
+                    self.links[tail, head] = self._wire(
+                        (tail, head), flow, bandwidth(tail, head), delay_s
                     )
         for visit in self.visits.values():
-            visit.layers /= max(visit.share, 1e-12)
+            visit.settle(load)
         self._kept = kept
         self._closing_s = self._closing(rtts, service.hub_delay_s)
+
+    def _wire(
+        self, pair: tuple[str, str], flow: float, bandwidth_bytes_per_s: float, delay_s: float
+    ) -> _Wire:
+        load, activation_bytes = self._workload, self._problem.model.activation_bytes
+        each_s = activation_bytes / bandwidth_bytes_per_s if bandwidth_bytes_per_s > 0 else 0.0
+        long_s = each_s * load.input_tokens
+        return _Wire(
+            flow=flow,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+            delay_s=delay_s,
+            each_s=each_s,
+            long_s=long_s,
+            slow_s=long_s * self._spread,
+            extra_s=activation_bytes
+            * sum(self.visits[name].machine.overhead_s_per_byte for name in pair),
+        )
 
     def _closing(self, rtts: Mapping[tuple[str, str], float], hub: Mapping[str, float]) -> float:
         """Seconds from the last stage back to the first, averaged over both."""
@@ -224,7 +273,7 @@ class _Network:
                     return _State(fits=False, limit=f"{tail} to {name}")
                 hops[tail, name], caught = hop
                 carried += flow * caught / visit.share
-            step = _step(visit, rate * visit.share, prompts * visit.share, carried, load)
+            step = self._step(visit, rate * visit.share, prompts * visit.share, carried)
             if step is None:
                 return _State(fits=False, limit=name)
             steps[name], behind[name] = step
@@ -250,24 +299,19 @@ class _Network:
         And the share of tokens that arrive behind a prompt, of which ``carried`` came so. None
         where the link cannot carry the rate.
         """
-        flow, bandwidth, delay_s = self.links[pair]
-        if bandwidth <= 0:
+        link, load = self.links[pair], self._workload
+        if link.bandwidth_bytes_per_s <= 0:
             return None
-        load = self._workload
-        decodes, prompts = rate * flow, rate * flow / load.output_tokens
-        each = self._problem.model.activation_bytes / bandwidth
-        long = each * load.input_tokens
-        slow = long * (1 + (load.input_deviation / load.input_tokens) ** 2)
+        each, long, slow, extra = link.each_s, link.long_s, link.slow_s, link.extra_s
+        decodes = rate * link.flow
+        prompts = decodes / load.output_tokens
         busy = decodes * each + prompts * long
         if busy >= 1:
             return None
         newly = (1 - carried) * prompts * long
         queue = decodes * each * each / (2 * (1 - busy))
-        extra = self._problem.model.activation_bytes * sum(
-            self.visits[name].machine.overhead_s_per_byte for name in pair
-        )
-        token = carried * slow + newly * slow / 2 + queue + each + delay_s + extra
-        prompt = prompts * long * slow / (2 * (1 - busy)) + long + delay_s
+        token = carried * slow + newly * slow / 2 + queue + each + link.delay_s + extra
+        prompt = prompts * long * slow / (2 * (1 - busy)) + long + link.delay_s
         return (token, prompt + extra * load.input_tokens), carried + newly
 
     def _sums(
@@ -280,66 +324,66 @@ class _Network:
         ends = [0.0, 0.0]
         for name in self.order:
             visit, mine = self.visits[name], steps[name]
-            sums = [0.0, 0.0]
+            token = prompt = 0.0
             for tail, _, flow in visit.inbound:
-                hop = hops.get((tail, name), (0.0, 0.0))
-                for index in (0, 1):
-                    sums[index] += flow * (up[tail][index] + hop[index])
-            up[name] = (
-                sums[0] / max(visit.share, 1e-12) + mine[0],
-                sums[1] / max(visit.share, 1e-12) + mine[1],
-            )
+                before, hop = up[tail], hops.get((tail, name), (0.0, 0.0))
+                token += flow * (before[0] + hop[0])
+                prompt += flow * (before[1] + hop[1])
+            share = max(visit.share, 1e-12)
+            token, prompt = token / share + mine[0], prompt / share + mine[1]
+            up[name] = token, prompt
             ending = visit.share * self._kept.get(name, {}).get(SINK, 0.0)
-            ends[0] += ending * up[name][0]
-            ends[1] += ending * up[name][1]
+            ends[0] += ending * token
+            ends[1] += ending * prompt
         up[SINK] = (ends[0], ends[1])
         down: dict[str, tuple[float, float]] = {}
         for name in reversed(self.order):
-            rest = [0.0, 0.0]
+            token = prompt = 0.0
             for head, part in self._kept.get(name, {}).items():
                 if head == SINK:
                     continue
-                for index in (0, 1):
-                    rest[index] += part * (
-                        hops[name, head][index] + steps[head][index] + down[head][index]
-                    )
-            down[name] = (rest[0], rest[1])
+                hop, step, after = hops[name, head], steps[head], down[head]
+                token += part * (hop[0] + step[0] + after[0])
+                prompt += part * (hop[1] + step[1] + after[1])
+            down[name] = token, prompt
         return up, down
 
+    def _step(
+        self, visit: _Visit, decodes: float, prompts: float, carried: float
+    ) -> tuple[tuple[float, float], float] | None:
+        """Seconds of (a token, a prompt) at a peer; the share of tokens that leave behind a prompt.
 
-def _step(
-    visit: _Visit, decodes: float, prompts: float, carried: float, load: Workload
-) -> tuple[tuple[float, float], float] | None:
-    """Seconds of (a token, a prompt) at a peer, and the share of tokens that leave behind a prompt.
-
-    A peer runs whatever waits as one batch, then looks again; between steps it idles only while
-    nothing arrives. A step with a prompt in it is long, and a token that is caught behind one stays
-    behind it at every next peer that both come to: ``carried`` is the share of tokens that arrive
-    so. None where the peer cannot keep up.
-    """
-    machine, layers = visit.machine, visit.layers * visit.stretch
-    spread = 1 + (load.input_deviation / load.input_tokens) ** 2
-    prompt_s = layers * machine.prompt.at(load.input_tokens) + machine.step_overhead_s
-    caught = carried
-    plain = layers * machine.decode.at(1.0) + machine.step_overhead_s
-    laden = prompt_s
-    busy = 0.0
-    for _ in range(ROUNDS):
-        before = plain + laden
-        free = decodes * (1 - caught)
-        idle = math.exp(-min(50.0, free * plain)) / max(free, 1e-9)
-        plain = layers * machine.decode.at(max(1.0, free * (plain + idle)))
-        plain += machine.step_overhead_s
-        laden = prompt_s + layers * machine.decode.at(max(1.0, load.output_tokens * caught))
-        busy = prompts * laden
-        if busy >= 1 or plain > 100.0:
-            return None
-        caught = carried + (1 - carried) * min(1.0, max(0.0, busy - prompts * plain))
-        if abs(plain + laden - before) < PRECISION * before:
-            break
-    slow = laden * spread
-    residual = plain / 2 * min(1.0, free * plain)
-    newly = caught - carried
-    token = (1 - caught) * (residual + plain) + carried * slow + newly * (slow / 2 + plain)
-    prompt = residual + laden + busy * slow / (2 * (1 - busy))
-    return (token, prompt), caught
+        A peer runs whatever waits as one batch, then looks again; between steps it idles only while
+        nothing arrives. A step with a prompt in it is long, and a token that is caught behind one
+        stays behind it at every next peer that both come to: ``carried`` is the share of tokens
+        that arrive so. None where the peer cannot keep up.
+        """
+        # The search spends most of its time here: comparisons rather than calls of min and max.
+        layers, decode_s = visit.layers * visit.stretch, visit.machine.decode.at
+        overhead_s, answer_tokens = visit.machine.step_overhead_s, self._workload.output_tokens
+        prompt_s, plain = visit.prompt_s, visit.alone_s
+        caught, laden, busy = carried, prompt_s, 0.0
+        for _ in range(ROUNDS):
+            before = plain + laden
+            free = decodes * (1 - caught)
+            during = free * plain
+            idle = math.exp(-during if during < 50.0 else -50.0) / (free if free > 1e-9 else 1e-9)
+            batch = free * (plain + idle)
+            plain = layers * decode_s(batch if batch > 1.0 else 1.0) + overhead_s
+            batch = answer_tokens * caught
+            laden = prompt_s + layers * decode_s(batch if batch > 1.0 else 1.0)
+            busy = prompts * laden
+            if busy >= 1 or plain > 100.0:
+                return None
+            newly = busy - prompts * plain
+            caught = carried
+            if newly > 0.0:
+                caught += (1 - carried) * (newly if newly < 1.0 else 1.0)
+            if abs(plain + laden - before) < PRECISION * before:
+                break
+        slow = laden * self._spread
+        residual = plain / 2 * min(1.0, free * plain)
+        newly = caught - carried
+        token = (1 - caught) * (residual + plain) + carried * slow + newly * (slow / 2 + plain)
+        prompt = residual + laden + busy * slow / (2 * (1 - busy))
+        return (token, prompt), caught

@@ -37,23 +37,35 @@ def follows(before: Assignment, after: Assignment) -> bool:
     return before.peer_id != after.peer_id and after.start <= before.end < after.end
 
 
-_last_measured: tuple[tuple[Link, ...], dict[tuple[str, str], float]] = ((), {})
-"""The links asked for last, compared by identity, with the least bandwidth of every pair."""
+_Measured = tuple[tuple[Link, ...], dict[tuple[str, str], float], dict[tuple[str, str], float]]
+_last_measured: _Measured = ((), {}, {})
+"""The links asked for last, compared by identity, with the least bandwidth and the last round trip
+of every pair."""
+
+
+def _measured(links: tuple[Link, ...]) -> _Measured:
+    global _last_measured  # noqa: PLW0603  (a cache: a search asks thousands of times)
+    if _last_measured[0] is not links:
+        bandwidths: dict[tuple[str, str], float] = {}
+        for link in links:
+            pair = link.source, link.target
+            known = bandwidths.get(pair, link.bandwidth_bytes_per_s)
+            bandwidths[pair] = min(known, link.bandwidth_bytes_per_s)
+        round_trips = {(link.source, link.target): link.rtt_s for link in links}
+        _last_measured = links, bandwidths, round_trips
+    return _last_measured
 
 
 def bandwidth_bytes_per_s(problem: Problem) -> Callable[[str, str], float]:
     """A function from a directed pair of peers to their link's bandwidth; the least measured."""
-    global _last_measured  # noqa: PLW0603  (a cache: a search asks thousands of times)
-    links, measured = _last_measured
-    if links is not problem.links:
-        measured = {}
-        for link in problem.links:
-            pair = link.source, link.target
-            known = measured.get(pair, link.bandwidth_bytes_per_s)
-            measured[pair] = min(known, link.bandwidth_bytes_per_s)
-        _last_measured = problem.links, measured
+    measured = _measured(problem.links)[1]
     default = problem.default_bandwidth_bytes_per_s
     return lambda source, target: measured.get((source, target), default)
+
+
+def round_trips_s(problem: Problem) -> Mapping[tuple[str, str], float]:
+    """The measured round trips between directed pairs of peers, in seconds."""
+    return _measured(problem.links)[2]
 
 
 def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacities:
@@ -209,19 +221,21 @@ def upper_bound(problem: Problem) -> float:
     """
     layers = problem.model.layers
     profiles = [node.tokens_per_s[:layers] for node in problem.nodes]
+    sorts = tuple(dict.fromkeys(profiles))
+    which = [sorts.index(rates) for rates in profiles]  # many peers are of a few sorts
+
+    def most(flow: float) -> float:
+        best = [
+            max((j * min(rate, flow) for j, rate in enumerate(rates, start=1)), default=0.0)
+            for rates in sorts
+        ]
+        return sum(best[index] for index in which)
 
     def reached(flow: float) -> bool:
-        best = (
-            max((j * min(rate, flow) for j, rate in enumerate(rates, start=1)), default=0.0)
-            for rates in profiles
-        )
-        return sum(best) >= layers * flow * (1 - BOUND_SLACK)
+        return most(flow) >= layers * flow * (1 - BOUND_SLACK)
 
-    loose = (
-        max((j * rate for j, rate in enumerate(rates, start=1)), default=0.0) for rates in profiles
-    )
     entrances = len(profiles) * problem.client_bandwidth_bytes_per_s / max(1, problem.token_bytes)
-    low, high = 0.0, min(sum(loose) / layers, entrances)
+    low, high = 0.0, min(most(math.inf) / layers, entrances)
     if reached(high):
         return high
     # min(T, F) / F falls with F, so what is reached is reached for every smaller F.
@@ -233,11 +247,7 @@ def upper_bound(problem: Problem) -> float:
 
 def ring_latency_s(problem: Problem, peers: Sequence[str]) -> float:
     """Time that one token spends on links in a closed ring over ``peers``, in seconds."""
-    return _ring_s(_rtts(problem), problem.default_rtt_s, peers)
-
-
-def _rtts(problem: Problem) -> dict[tuple[str, str], float]:
-    return {(link.source, link.target): link.rtt_s for link in problem.links}
+    return _ring_s(round_trips_s(problem), problem.default_rtt_s, peers)
 
 
 def _ring_s(
@@ -288,7 +298,7 @@ def flow_parts(edges: Iterable[FlowEdge]) -> tuple[frozenset[str], ...]:
 
 def mean_latency_s(problem: Problem, solution: FlowSolution) -> float:
     """What a token's turn of the ring costs on links, averaged over the flow, in seconds."""
-    rtts = _rtts(problem)
+    rtts = round_trips_s(problem)
     routes = paths(solution.edges)
     total = sum(carried for _, carried in routes)
     if total <= 0:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from coordinator.heuristics import coverage
 from coordinator.kinds import regions
-from dht.types import PlannerNode, Problem
+from dht.types import Link, PlannerNode, Problem
 
 CELL_PEERS = 24
 """Peers of a cell, unless they cannot hold the model: about what one program solves in seconds."""
@@ -36,7 +36,7 @@ def cells(problem: Problem) -> tuple[Problem, ...]:
             found[index % len(found)].append(node)
     elif current:
         found.append(current)
-    return tuple(_part(problem, nodes) for nodes in found)
+    return _parts(problem, found)
 
 
 def _near_first(problem: Problem) -> Iterator[PlannerNode]:
@@ -89,10 +89,18 @@ def _roomy(problem: Problem, nodes: Sequence[PlannerNode]) -> bool:
     return held >= CELL_SLACK * model.layers and _covers(problem, nodes)
 
 
-def _part(problem: Problem, nodes: Sequence[PlannerNode]) -> Problem:
-    names = {node.peer_id for node in nodes}
-    links = tuple(k for k in problem.links if k.source in names and k.target in names)
-    return replace(problem, nodes=tuple(nodes), links=links)
+def _parts(problem: Problem, found: Sequence[Sequence[PlannerNode]]) -> tuple[Problem, ...]:
+    """A problem for each of these sets of peers, with the links inside it."""
+    cell_of = {node.peer_id: index for index, nodes in enumerate(found) for node in nodes}
+    links: list[list[Link]] = [[] for _ in found]
+    for link in problem.links:
+        index = cell_of.get(link.source)
+        if index is not None and cell_of.get(link.target) == index:
+            links[index].append(link)
+    return tuple(
+        replace(problem, nodes=tuple(nodes), links=tuple(inside))
+        for nodes, inside in zip(found, links, strict=True)
+    )
 
 
 def share_of_time(spent: Callable[[], float] | None, left: int) -> Callable[[], float] | None:

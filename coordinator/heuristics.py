@@ -64,6 +64,19 @@ def span_max(problem: Problem, node: PlannerNode, start: int) -> int:
     return min(left - 1, _layers_max(problem, node, embed))
 
 
+def spans_max(problem: Problem, node: PlannerNode) -> list[int]:
+    """:func:`span_max` for every layer."""
+    model = node.own_model or problem.model
+    room, to_end = (_layers_max(problem, node, extra) for extra in (0, model.head_bytes))
+    return [
+        span_max(problem, node, 0),
+        *(
+            left if to_end >= left else min(left - 1, room)
+            for left in range(model.layers - 1, 0, -1)
+        ),
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
     """Whether the peers can hold every layer at all. Exact.
@@ -262,13 +275,18 @@ def _worst_served(
     problem: Problem, node: PlannerNode, served: Sequence[float]
 ) -> Assignment | None:
     spans = [
-        (min(served[at : at + count]), sum(served[at : at + count]) / count, -count, at)
-        for at in range(problem.model.layers)
-        if (count := span_max(problem, node, at)) > 0
+        (min(served[at : at + count]), count, at)
+        for at, count in enumerate(spans_max(problem, node))
+        if count > 0
     ]
     if not spans:
         return None
-    least, _, negative, at = min(spans)
+    least = min(each for each, _, _ in spans)
+    _, negative, at = min(
+        (sum(served[at : at + count]) / count, -count, at)
+        for each, count, at in spans
+        if each == least
+    )
     now = node.current
     if (
         now is not None

@@ -50,12 +50,13 @@ class Curve:
 
     def at(self, tokens: float) -> float:
         """Seconds for ``tokens`` (extended along the last piece)."""
-        if len(self.tokens) == 1:
-            return self.seconds[0]
-        right = min(max(bisect_right(self.tokens, tokens), 1), len(self.tokens) - 1)
-        x0, x1 = self.tokens[right - 1], self.tokens[right]
-        y0, y1 = self.seconds[right - 1], self.seconds[right]
-        return max(0.0, y0 + (y1 - y0) * (tokens - x0) / (x1 - x0))
+        xs, ys = self.tokens, self.seconds
+        if len(xs) == 1:
+            return ys[0]
+        right = bisect_right(xs, tokens, 1, len(xs) - 1)
+        x0, y0 = xs[right - 1], ys[right - 1]
+        found = y0 + (ys[right] - y0) * (tokens - x0) / (xs[right] - x0)
+        return found if found > 0.0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coordinator import milp
 from coordinator.check import check_plan, uncovered
-from coordinator.heuristics import chain, coverage, greedy, span_max
+from coordinator.heuristics import chain, coverage, greedy, span_max, spans_max
 from coordinator.placement import (
     HEURISTICS,
     NoPlacementError,
@@ -62,6 +62,13 @@ def test_coverage_is_exact_and_the_chain_finds_it(make, seed, peers, layers):
         nodes=tuple(replace(n, memory_bytes=n.memory_bytes // 2) for n in problem.nodes),
     )
     possible = can_cover(problem)
+    for node in problem.nodes:
+        most = [
+            max(n for n in range(layers - at + 1) if not n or fits(problem.model, node, at, at + n))
+            for at in range(layers)
+        ]
+        assert [span_max(problem, node, at) for at in range(layers)] == most
+        assert spans_max(problem, node) == most
     assert (coverage(problem).layers == layers) == possible
     assert (why_uncoverable(problem) is None) == possible
     spans = chain(problem)
