@@ -331,8 +331,8 @@ class Attempt:
                 if message.finish_reason is not None:
                     # Stale if these tokens did complete the answer: the owner is done by then.
                     self._lose(self._peer(stage), "ended the answer early")
-            case SessionLeaving(peer_id=peer_id):
-                self._post(Leaving(epoch=message.epoch, peer_id=peer_id))
+            case SessionLeaving(peer_id=peer_id, to=to):
+                self._post(Leaving(epoch=message.epoch, peer_id=peer_id, to=to))
             case SessionWarm() if stage == 0:
                 self._post(Warmed(epoch=message.epoch))
             case SessionRefused() as refused if stage == 0 and self._is_warm:

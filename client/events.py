@@ -78,6 +78,8 @@ class Leaving:
 
     epoch: int
     peer_id: str
+    to: str = ""
+    """It does not leave: it asks for relief by this freer holder of its layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,10 +175,14 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawMove:
-    """Find a route without ``leaving`` and answer with :class:`MoveDrawn`; the answer goes on."""
+    """Find a route without ``leaving`` and answer with :class:`MoveDrawn`; the answer goes on.
+
+    With ``to``, none but that peer may take its place, for the very same layers.
+    """
 
     mend: Route
     leaving: str
+    to: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,9 @@ from dht.types import RouteStage
 ROOM_TRIES = 4
 """Routes that a request which does not wait tries before it takes the swarm as full."""
 
+RELIEF_EVERY_S = 30.0
+"""A stage's wish for relief is heard so seldom: each move costs something, and stages may lie."""
+
 
 class OwnerState(StrEnum):
     DRAWING = "drawing"
@@ -64,6 +67,8 @@ class Move:
     """A planned move in the making, while the present epoch serves on."""
 
     leaving: str
+    to: str = ""
+    """The freer peer that should take over; empty where ``leaving`` does leave."""
     epoch: int = 0
     """Of the copies; 0 while a route is being drawn."""
     route: Route = ()
@@ -95,6 +100,8 @@ class Owner:
     moves: int = 0
     """Stages that were moved as planned."""
     move: Move | None = None
+    relieved_s: float = float("-inf")
+    """When a stage's wish for relief was last heard."""
     move_s: float = 20.0
     """How long the new stages of a move may take to catch up."""
     copies: bool = True
@@ -128,8 +135,8 @@ class Owner:
                 return [*self._drop_move(), *self._lost(lost)]
             case (OwnerState.RUNNING, Arrived() as arrived):
                 return self._arrived(arrived, now_s)
-            case (OwnerState.RUNNING, Leaving(epoch=self.epoch, peer_id=peer_id)):
-                return self._leaving(peer_id, now_s)
+            case (OwnerState.RUNNING, Leaving(epoch=self.epoch) as leaving):
+                return self._leaving(leaving, now_s)
             case (OwnerState.RUNNING, MoveDrawn(route=route)) if self.move is not None:
                 return self._move_drawn(route, self.move, now_s)
             case (OwnerState.RUNNING, (Accepted() | Refused() | Lost() | Warmed()) as told) if (
@@ -220,30 +227,44 @@ class Owner:
 
     # Planned moves
 
-    def _leaving(self, peer_id: str, now_s: float) -> list[Effect]:
-        """A stage will leave: look for another, unless that is under way."""
+    def _leaving(self, leaving: Leaving, now_s: float) -> list[Effect]:
+        """A stage will leave, or asks for relief: look for another, unless that is under way."""
+        peer_id, to = leaving.peer_id, leaving.to
         if peer_id not in {stage.peer_id for stage in self.route}:
             return []
+        dropped: list[Effect] = []
         if self.move is not None:
             if self.move.epoch and now_s > self.move.until_s:
                 return self._drop_move()
-            return []
+            if to or not self.move.to or self.move.leaving == peer_id:
+                return []
+            dropped = self._drop_move()  # who leaves goes before who would have it easier
+        if to:
+            if now_s < self.relieved_s + RELIEF_EVERY_S or self._scores_prompt:
+                return []
+            self.relieved_s = now_s
+            self.move = Move(leaving=peer_id, to=to)
+            return [DrawMove(mend=self.accepted, leaving=peer_id, to=to)]
         self.move = Move(leaving=peer_id)
         avoid = Avoid(peer_id=peer_id, code=RefusalCode.DRAINING, reason="leaves")
-        return [avoid, DrawMove(mend=self.accepted, leaving=peer_id)]
+        return [*dropped, avoid, DrawMove(mend=self.accepted, leaving=peer_id)]
+
+    @property
+    def _scores_prompt(self) -> bool:
+        """Whether a new last stage would have to run the whole prompt again."""
+        return self.log.request.sampling.prompt_logprobs is not None
 
     def _move_drawn(self, route: Route | NoRoute, move: Move, now_s: float) -> list[Effect]:
         if isinstance(route, NoRoute) or move.leaving in {stage.peer_id for stage in route}:
             self.move = None  # the stage asks again while it has not left
             return []
         new = [at for at, stage in enumerate(route) if stage not in self.accepted]
-        if self.log.request.sampling.prompt_logprobs is not None or new != list(
-            range(new[0], new[-1] + 1)
-        ):
+        if self._scores_prompt or new != list(range(new[0], new[-1] + 1)):
             return self._commit(route)
         self.spent_epoch = max(self.epoch, self.spent_epoch) + 1
         self.move = Move(
             leaving=move.leaving,
+            to=move.to,
             epoch=self.spent_epoch,
             route=route,
             until_s=now_s + self.move_s,
@@ -282,6 +303,8 @@ class Owner:
                 if code == RefusalCode.NO_COPY:
                     self.copies = False
                     return self._drop_move()  # the stage asks again while it has not left
+                if peer_id in serving and move.to:
+                    return self._drop_move()  # relief is not worth a replay
                 if peer_id in serving:
                     # One that serves on cannot help, as its log is too short: replay in one go.
                     return [*self._drop_move(), *self._commit(move.route)]

@@ -55,6 +55,10 @@ class RouteSource(Protocol):
         """
         ...
 
+    def swap(self, mend: Route, leaving: str, to: str, kv_tokens: int) -> Route | NoRoute:
+        """``mend`` with ``to`` in the place of ``leaving``, where that one has room to spare."""
+        ...
+
     def addresses_of(self, peer_id: str) -> tuple[str, ...]: ...
 
     def avoid(self, avoid: Avoid, *, urgent: bool) -> None: ...
@@ -120,13 +124,7 @@ class OwnerSession:
                     yield effect.token_ids
                 elif isinstance(effect, DrawMove):
                     await self._source.look()
-                    drawn = self._source.draw(
-                        effect.mend,
-                        frozenset({effect.leaving}),
-                        self._kv_tokens,
-                        urgent=self._urgent,
-                    )
-                    todo += owner.step(MoveDrawn(route=drawn), loop.time())
+                    todo += owner.step(MoveDrawn(route=self._draw_move(effect)), loop.time())
                 elif isinstance(effect, Draw):
                     todo += owner.step(Drawn(route=await self._draw(effect)), loop.time())
                 else:
@@ -154,6 +152,12 @@ class OwnerSession:
             await asyncio.sleep(draw.after_s)
             await self._source.look()
         return self._source.draw(draw.mend, draw.lost, self._kv_tokens, urgent=self._urgent)
+
+    def _draw_move(self, move: DrawMove) -> Route | NoRoute:
+        if move.to:
+            return self._source.swap(move.mend, move.leaving, move.to, self._kv_tokens)
+        lost = frozenset({move.leaving})
+        return self._source.draw(move.mend, lost, self._kv_tokens, urgent=self._urgent)
 
     @property
     def _kv_tokens(self) -> int:

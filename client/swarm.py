@@ -30,6 +30,7 @@ from client.progress import Progress, StatusCallback, Waiting
 from client.running import Generation
 from client.session import OwnerSession
 from client.text import Tokenizer, stop_token_ids
+from coordinator.balance import swapped
 from coordinator.plan_store import PlanStore
 from coordinator.routes import NoRoute, Router, replacement, route_from_records
 from dht.connecting import connect
@@ -282,6 +283,18 @@ class Swarm:
         if not isinstance(route, NoRoute):
             self._avoidance.trying((stage.peer_id for stage in route), now_s)
         return route
+
+    def swap(self, mend: Route, leaving: str, to: str, kv_tokens: int) -> Route | NoRoute:
+        """``mend`` with ``to`` in the place of ``leaving`` (``RouteSource``).
+
+        That another stage proposes ``to`` is not enough: it must serve these layers, with room, and
+        not have failed lately.
+        """
+        spec = self.spec
+        record = None if spec is None else self._usable(spec).get(to)
+        if record is None or record.kv_tokens_free - record.kv_tokens_wanted < kv_tokens:
+            return NoRoute(reason="that peer has no room to spare")
+        return swapped(mend, leaving, record)
 
     def route(self) -> Route | NoRoute:
         """A route as a short request would get it now."""

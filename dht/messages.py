@@ -223,11 +223,16 @@ class SessionFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLeaving:
-    """Travels up the route to the client: ``peer_id`` will leave, move its stage elsewhere."""
+    """Travels up the route to the client: ``peer_id`` asks to have its stage moved elsewhere.
+
+    It will leave; or, where it names a holder of the same layers that is freer, serves on and would
+    have that one take over.
+    """
 
     session: SessionId
     epoch: RouteEpoch
     peer_id: PeerId
+    to: Annotated[str, Meta(max_length=64)] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,6 +140,9 @@ class NodeRecord:
     epoch: PlanEpoch = NO_EPOCH
     """The highest plan epoch this peer adopted."""
     kv_tokens_free: Count = 0
+    kv_tokens_wanted: Count = 0
+    """KV that it would like to have free: headroom while it serves sessions of high priority, and
+    the demand of one that it just refused. Its freeness follows (:mod:`coordinator.balance`)."""
     sessions: Count = 0
     addresses: Annotated[tuple[Address, ...], Meta(max_length=ADDRESSES_MAX)] = ()
     joined_unix_s: Seconds = 0.0

@@ -62,6 +62,19 @@ class TurnedAway:
         return max(1, len(self.since_s) // 2)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """KV that was asked here and refused. Who was refused comes back, so there is no line: the
+    newest stands for its head, whose demand counts as used (Llumnix §4.4.1)."""
+
+    tokens: int = 0
+    at_s: float = float("-inf")
+
+    def wanted(self, now_s: float) -> int:
+        """Tokens that are still wanted."""
+        return self.tokens if now_s - self.at_s <= CROWD_S else 0
+
+
 def headroom(capacity: int) -> int:
     """How much of ``capacity``, in tokens of KV or in sessions, ordinary sessions leave free."""
     return int(capacity * HEADROOM_SHARE)

@@ -60,6 +60,7 @@ class Announcer:
         self._record = replace(
             self._record,
             kv_tokens_free=self._engine.kv_tokens_free,
+            kv_tokens_wanted=self._stage.wanted_tokens,
             sessions=self._stage.sessions,
             answers=self._stage.counters["finished"],
             answer_tokens=self._stage.counters["sampled"],

@@ -22,7 +22,14 @@ from dht.messages import (
     SessionRefused,
     SessionWarm,
 )
-from node.admission import TurnedAway, headroom, queue_is_long, retry_after_s, takes_headroom
+from node.admission import (
+    Demand,
+    TurnedAway,
+    headroom,
+    queue_is_long,
+    retry_after_s,
+    takes_headroom,
+)
 from node.dataflow import Dataflow, row_bytes_of
 from node.hops import HopReply, HopTable
 from node.open_checks import refusal_of
@@ -58,6 +65,8 @@ class Opening:
         self._flow = flow
         self._counters = counters
         self._turned_away = TurnedAway()
+        self.demand = Demand()
+        """What was refused last."""
         self.bandwidth_from: Callable[[str], float | None] = lambda peer_id: None
         """Measured bandwidth of the link from a peer to this one, in bytes/s."""
 
@@ -71,6 +80,9 @@ class Opening:
         if not isinstance(live, Live):
             code, reason = live
             self._counters[f"refused_{code}"] += 1
+            if code == RefusalCode.NO_KV:
+                now_s = asyncio.get_running_loop().time()
+                self.demand = Demand(tokens=_kv_tokens(open_), at_s=now_s)
             wait_s = self._retry_after_s(open_) if code in BUSY else 0.0
             upstream.send(_refused(open_, self._me, code, reason, wait_s))
             return
@@ -177,7 +189,13 @@ class Opening:
         if no_kv is not None:
             return RefusalCode.NO_KV, no_kv
         now_s = asyncio.get_running_loop().time()
-        live = Live(session=session, upstream=upstream, touched_s=now_s, opened_s=now_s)
+        live = Live(
+            session=session,
+            upstream=upstream,
+            touched_s=now_s,
+            opened_s=now_s,
+            moved_here=open_.answered > 0,
+        )
         self._table.add(live)
         return live
 

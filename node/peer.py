@@ -22,6 +22,7 @@ from dht.types import (
     Reach,
 )
 from node.announcer import Announcer
+from node.balancer import Balancer
 from node.link_keeper import LinkKeeper, LinkKeeperConfig
 from node.live_view import Figures
 from node.owner_use import ComeBack, OwnerUse, Seen, StepAside, UseConfig
@@ -122,6 +123,7 @@ class Peer:
         )
         self._links = LinkKeeper(transport, directory, stage, config.links)
         stage.bandwidth_from = self._links.bandwidth_from
+        self._balancer = Balancer(directory, stage, lambda: self._announcer.record)
         self._reach = ReachKeeper(transport, directory, self._note_reach)
         self.watch: Watch | None = None
         """Shows the owner how it goes, where there is one."""
@@ -147,6 +149,7 @@ class Peer:
             self._coordinator.run,
             self._announcer.run,
             self._links.run,
+            self._balancer.run,
             self._reach.run,
             self._keep_within_month,
             self._follower.follow,

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from coordinator.balance import Movable
 from dht.channel import FrameSender
 from dht.messages import Priority, SessionFailed, SessionLeaving, SessionOpen
 from node.activation_log import ActivationLog
@@ -38,6 +39,8 @@ class Live:
     """When it last made progress, was opened, or lost a neighbour."""
     opened_s: float = 0.0
     """When its KV was reserved."""
+    moved_here: bool = False
+    """It came with an answer begun elsewhere."""
     backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
     """Rows (position, bytes) that wait for the next link, oldest first."""
     warming: Warming | None = None
@@ -61,10 +64,10 @@ class Live:
         """Note progress."""
         self.touched_s = asyncio.get_running_loop().time()
 
-    def tell_leaving(self, peer_id: str) -> None:
-        """Ask the owner to move this stage elsewhere."""
+    def tell_leaving(self, peer_id: str, to: str = "") -> None:
+        """Ask the owner to move this stage elsewhere; ``to`` a freer peer where this one stays."""
         open_ = self.session.open
-        leaving = SessionLeaving(session=open_.session, epoch=open_.epoch, peer_id=peer_id)
+        leaving = SessionLeaving(session=open_.session, epoch=open_.epoch, peer_id=peer_id, to=to)
         self.upstream.send(leaving)
         if self.attached is not None:
             self.attached.send(leaving)
@@ -127,6 +130,31 @@ class SessionTable:
             and live.session.holds_kv
             for live in self._live.values()
         )
+
+    @property
+    def serves_urgent(self) -> bool:
+        """Whether a session of high priority holds KV here."""
+        return any(
+            live.session.open.priority is Priority.HIGH and live.session.holds_kv
+            for live in self._live.values()
+        )
+
+    def movable(self, now_s: float) -> list[Movable]:
+        """Sessions that decode here, and no stage of which moves now."""
+        return [
+            Movable(
+                session=live.session.key,
+                start=live.session.stage.start,
+                end=live.session.stage.end,
+                route=frozenset(stage.peer_id for stage in live.session.open.route),
+                kv_tokens=live.session.kv_tokens,
+                ran_tokens=live.session.done_position,
+                moved_s=now_s - live.opened_s if live.moved_here else float("inf"),
+                urgent=live.session.open.priority is Priority.HIGH,
+            )
+            for live in self._live.values()
+            if live.session.decodes and live.warming is None
+        ]
 
     def get(self, session: str) -> Live | None:
         """The session, whatever its epoch."""

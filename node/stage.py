@@ -7,8 +7,9 @@ the order of frames. Opening is in :mod:`node.opening`, rows and tokens in :mod:
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from coordinator.balance import Load, Movable
 from dht.channel import FrameSender
 from dht.kv_messages import KvTaken
 from dht.messages import (
@@ -20,6 +21,7 @@ from dht.messages import (
 )
 from dht.transport import Transport
 from node.activation_log import ActivationLog
+from node.admission import headroom
 from node.dataflow import Dataflow, row_bytes_of
 from node.hops import HopReply, HopTable
 from node.kv_mover import KvMover
@@ -47,6 +49,7 @@ class StageServer:
         self._me = transport.peer_id
         self._config = config
         self._keep: tuple[int, int] | None = None
+        self._relief: dict[str, str] = {}
         self.counters: Counter[str] = Counter()
         self._hops = HopTable(transport, config.hops, self, self.traffic)
         log = ActivationLog(row_bytes_of(engine), config.log_bytes_max)
@@ -179,12 +182,56 @@ class StageServer:
         """Serve on: no session need move."""
         self._keep = None
 
+    def relieve(self, moves: Mapping[str, str]) -> None:
+        """Ask the owners of these sessions, and of no others, to move them to the peers named.
+
+        They are asked again until they have, or until the next call.
+        """
+        fresh = {key: to for key, to in moves.items() if self._relief.get(key) != to}
+        self._relief = dict(moves)
+        for key, to in fresh.items():
+            if (live := self._table.get(key)) is not None:
+                live.tell_leaving(self._me, to)
+
     def _tell_leaving(self) -> None:
-        if self._keep is None:
-            return
         for live in self._table:
-            if live.session.state is StageState.ACTIVE and not self._within(live, self._keep):
+            if live.session.state is not StageState.ACTIVE:
+                continue
+            if self._keep is not None and not self._within(live, self._keep):
                 live.tell_leaving(self._me)
+            elif (to := self._relief.get(live.session.key)) is not None:
+                live.tell_leaving(self._me, to)
+
+    # How full it is
+
+    @property
+    def wanted_tokens(self) -> int:
+        """KV that should be free: headroom for urgent sessions here, and who was just refused."""
+        capacity = self._engine.kv_tokens_free + self._table.kv_tokens
+        demand = self._opening.demand.wanted(asyncio.get_running_loop().time())
+        kept = headroom(capacity) if self._table.serves_urgent else 0
+        return kept + (demand if kept + demand <= capacity else 0)
+
+    @property
+    def load(self) -> Load:
+        """What the peer's freeness follows from; no layers while its sessions are to leave."""
+        view = self._engine.view
+        serving = view.serving and self._keep is None
+        return Load(
+            start=view.start if serving else 0,
+            end=view.end if serving else 0,
+            free_tokens=self._engine.kv_tokens_free,
+            wanted_tokens=self.wanted_tokens,
+            sessions=self._table.holding,
+        )
+
+    def movable(self) -> list[Movable]:
+        """Sessions that could move elsewhere while they decode."""
+        return self._table.movable(asyncio.get_running_loop().time())
+
+    def holding(self) -> set[str]:
+        """Sessions that hold KV here, by name."""
+        return {live.session.key for live in self._table if live.session.holds_kv}
 
     async def close(self, reason: str) -> None:
         """Fail what is left, telling clients and neighbours why, and end all hops."""

@@ -142,6 +142,12 @@ class StageSession:
         return self.open.warm_until is not None
 
     @property
+    def decodes(self) -> bool:
+        """Whether it serves, and is past its prompt."""
+        past = self.done_position >= self.open.prompt_tokens
+        return self.state is StageState.ACTIVE and not self.is_warming and past
+
+    @property
     def sends_rows(self) -> bool:
         """Whether the next stage gets this one's rows."""
         until = self.open.warm_until

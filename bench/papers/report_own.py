@@ -123,9 +123,9 @@ def llumnix(recipe: Recipe) -> list[str]:
         " tenth of them urgent, run until all are answered. `turns` is this project's own"
         " dispatch; stages promise KV for whole sessions and keep a tenth for urgent ones, as"
         " the real ones do. **`freest` and moves for balance are Llumnix's rules on the"
-        " project's routes; the real peers do not have them yet.** Drains, losses and the"
-        " mending of a route are the real rules. Moved gap: the token that waited longest for"
-        " a move or a repair.",
+        " project's routes; the real peers move stages by the same measure, and draw by turns.**"
+        " Drains, losses and the mending of a route are the real rules. Moved gap: the token that"
+        " waited longest for a move or a repair.",
         "",
         "| | requests/s | moves | prompt s, mean / P50 / P99 | urgent prompt s, mean / P99 | token"
         " s, mean / P99 | moved gap s, P50 / max | KV peak |",

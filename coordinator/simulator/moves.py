@@ -6,8 +6,9 @@ switched, and the few rows since go along with that token. A drained peer hands 
 this way. After a loss, the stage is rebuilt first and the session waits.
 
 Moves for balance are Llumnix's rule (OSDI'24, §4.4) carried over to routes: from the least free to
-the freest while that evens them out, and to make room for a request that fits nowhere. **The real
-peers do not have this rule yet**; they move sessions for drains and losses only.
+the freest while that evens them out, and to make room for a request that fits nowhere. The real
+peers have the same measure and the same test (:mod:`coordinator.balance`), but one stage at a time
+moves there, each peer decides for itself, and a larger gap is needed.
 """
 
 from collections import deque
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from coordinator.balance import evens_out
 from coordinator.simulator.engine import Engine, Stage
 from coordinator.simulator.parts import Piece, Session
 from coordinator.simulator.pipelines import Pipelines
@@ -224,7 +226,7 @@ class Moving(Arrivals):
             if (
                 set(session.stages) <= set(full)
                 and pipes.fits(free, need)
-                and pipes.freeness(free, 1, need) >= pipes.freeness(full, -1, -need)
+                and evens_out(pipes.freeness(full, -1, -need), pipes.freeness(free, 1, need))
             ):
                 self.begin(session, free)
                 return

@@ -8,6 +8,7 @@ most room per session; the real clients do not do this.
 
 from collections.abc import Collection, Sequence
 
+from coordinator.balance import freeness
 from coordinator.flow import paths
 from coordinator.routes import NoRoute, Wheel, replacement
 from coordinator.simulator.engine import Stage
@@ -72,7 +73,7 @@ class Pipelines:
     def freeness(self, stages: Sequence[Stage], sessions: int = 0, tokens: int = 0) -> float:
         """Room per session at the tightest stage, in tokens, with so many more there."""
         return min(
-            (self.room[name] / (end - start) - tokens) / max(1, self.count[name] + sessions)
+            freeness(self.room[name] / (end - start) - tokens, self.count[name] + sessions)
             if name not in self.leaving
             else float("-inf")
             for name, start, end in stages

@@ -19,6 +19,7 @@ from client import Swarm, SwarmConfig
 from dht.directory import Directory
 from dht.memory import MemoryNetwork, MemoryTransport
 from dht.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
+from node.balancer import Balancer
 from node.hops import HopConfig
 from node.open_checks import StageView
 from node.stage import StageConfig, StageServer
@@ -177,25 +178,28 @@ class PaperPeer:
     def peer_id(self) -> str:
         return self.transport.peer_id
 
-    async def announce(self) -> None:
+    def record(self) -> NodeRecord:
         start, end = self.engine.span
-        await self.directory.publish(
-            NodeRecord(
-                peer_id=self.peer_id,
-                name="paper",
-                version="0",
-                device=DeviceSpec(kind="cpu", name="paper", memory_bytes=1),
-                model=SPEC,
-                memory_bytes=1,
-                kv_tokens_min=1,
-                kv_tokens_free=self.engine.kv_free,
-                tokens_per_s=(100.0,) * LAYERS,
-                state=NodeState.SERVING if self.engine.serving else NodeState.DRAINING,
-                start=start,
-                end=end,
-                joined_unix_s=self.joined_unix_s,
-            )
+        return NodeRecord(
+            peer_id=self.peer_id,
+            name="paper",
+            version="0",
+            device=DeviceSpec(kind="cpu", name="paper", memory_bytes=1),
+            model=SPEC,
+            memory_bytes=1,
+            kv_tokens_min=1,
+            kv_tokens_free=self.engine.kv_free,
+            kv_tokens_wanted=self.stage.wanted_tokens,
+            sessions=self.stage.sessions,
+            tokens_per_s=(100.0,) * LAYERS,
+            state=NodeState.SERVING if self.engine.serving else NodeState.DRAINING,
+            start=start,
+            end=end,
+            joined_unix_s=self.joined_unix_s,
         )
+
+    async def announce(self) -> None:
+        await self.directory.publish(self.record())
 
     async def keep_announced(self) -> None:
         while True:
@@ -242,6 +246,12 @@ class PaperSwarm:
         await peer.announce()
         self.peers.append(peer)
         return peer
+
+    def balance(self) -> None:
+        """Let peers ask for relief by freer ones, as real peers do."""
+        for peer in self.peers:
+            balancer = Balancer(peer.directory, peer.stage, peer.record)
+            peer.tasks.append(asyncio.create_task(balancer.run()))
 
     def kill(self, peer: PaperPeer) -> None:
         """End a peer as a crash does: its streams break."""

@@ -4,6 +4,9 @@ A model of the peers stands behind it: what each effect reserves, and what frees
 any order: late, repeated, of old epochs, of crashed peers, and from planned moves in every state.
 """
 
+from collections.abc import Set
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +35,7 @@ from client.events import (
     Warm,
     Warmed,
 )
-from client.failover import Owner, OwnerState
+from client.failover import RELIEF_EVERY_S, Owner, OwnerState
 from coordinator.routes import NoRoute
 from dht.messages import RefusalCode, Sampling
 from dht.types import RouteStage
@@ -73,7 +76,13 @@ class World:
             for peer, start, end in zip(peers, cuts, cuts[1:], strict=False)
         )
 
-    def mend(self, old: Route, lost: frozenset[str]) -> Route | NoRoute:
+    def swap(self, old: Route, leaving: str, to: str) -> Route | NoRoute:
+        """One peer in the place of another, unless it is dead or on the route."""
+        if to in self.dead or to in {stage.peer_id for stage in old}:
+            return NoRoute(reason="it cannot")
+        return tuple(replace(s, peer_id=to) if s.peer_id == leaving else s for s in old)
+
+    def mend(self, old: Route, lost: Set[str]) -> Route | NoRoute:
         """Keeps survivors, as the real one does; sometimes nothing can be had."""
         if self.data.draw(st.integers(0, 9)) == 0:
             return NoRoute(reason="nobody")
@@ -100,8 +109,8 @@ class World:
                     self.now_s += after_s
                     route = self.mend(old, lost) if old else self.route(lost)
                     todo += self.owner.step(Drawn(route=route), self.now_s)
-                case DrawMove(mend=old, leaving=leaving):
-                    route = self.mend(old, frozenset({leaving}))
+                case DrawMove(mend=old, leaving=leaving, to=to):
+                    route = self.swap(old, leaving, to) if to else self.mend(old, {leaving})
                     todo += self.owner.step(MoveDrawn(route=route), self.now_s)
                 case Open(epoch=epoch, route=route):
                     assert epoch == self.log.epoch
@@ -185,7 +194,9 @@ class World:
                     self.holds.pop(peer, None)
                 return Lost(epoch=at, peer_id=peer, reason="r")
             case "leave":
-                return Leaving(epoch=at, peer_id=peer)
+                to = draw(st.sampled_from(PEERS)) if draw(st.booleans()) else ""
+                self.now_s += RELIEF_EVERY_S if to and draw(st.booleans()) else 0.0
+                return Leaving(epoch=at, peer_id=peer, to=to)
             case "warm":
                 return Warmed(epoch=at)
             case _:
