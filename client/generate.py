@@ -13,8 +13,7 @@ from dataclasses import asdict, fields
 from client.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
 from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
 from dht.command_line import EXIT_DONE, Parser, add_transport, run_command
-from dht.errors import NetworkError, UserError
-from dht.hub import HubUnreachableError
+from dht.errors import UserError
 from dht.messages import Priority
 
 
@@ -168,13 +167,7 @@ async def main(arguments: argparse.Namespace) -> int:
         ),
         on_status=lambda text: print(text, file=sys.stderr, flush=True),
     )
-    try:
-        await swarm.__aenter__()
-    except HubUnreachableError:
-        raise
-    except NetworkError as error:
-        raise UserError(str(error)) from error
-    try:
+    async with swarm:
         running = swarm.begin(prompt, options)
         async for piece in running:
             if not arguments.json:
@@ -182,8 +175,6 @@ async def main(arguments: argparse.Namespace) -> int:
                 sys.stdout.write(text)
                 sys.stdout.flush()
         answer = running.answer()
-    finally:
-        await swarm.__aexit__(None, None, None)
     if arguments.json:
         print(as_json(answer))
     else:

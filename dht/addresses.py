@@ -1,15 +1,26 @@
 """Multiaddresses as text: which peer, and where it is dialled. Pure, for every transport."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from dht.errors import UserError
+from dht.errors import NetworkError, UserError
 from dht.identity import is_peer_id
 from dht.types import ADDRESSES_MAX
 
 Where = TypeVar("Where")
 _HOSTS = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
 _LOOKS_LIKE = "it looks like /ip4/1.2.3.4/tcp/31337/p2p/12D3KooW…"
+
+
+def unanswered(initial_peers: Sequence[str], reasons: Sequence[str]) -> NetworkError:
+    """That none of the addresses that the caller gave answers, in the words of every command."""
+    # libp2p's daemon says the same three times before it says why.
+    why = [reason.rpartition("all dials failed")[2].strip(" *\n") or reason for reason in reasons]
+    where = ", ".join(initial_peers)
+    return NetworkError(
+        f"nobody answers at {where} ({'; '.join(why)}): is that peer running, and is this the"
+        " address that it printed last?"
+    )
 
 
 def split(address: str) -> tuple[str, str]:

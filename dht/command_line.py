@@ -1,7 +1,8 @@
 """What all commands share: one plain line per mistake, exit codes, interrupts.
 
-Exit codes: 0 done; 1 a fault of this software; 2 the caller's mistake; 3 the swarm cannot serve
-this now; 130 interrupted.
+Exit codes, the same for all commands (docs/ask.md): 0 done; 1 a fault of this software; 2 the
+caller's mistake, where the same command cannot work later; 3 the swarm or the hub cannot be reached
+or cannot serve this now, where it can; 130 interrupted.
 """
 
 import argparse

@@ -17,7 +17,7 @@ class PeerError(AnabranchError):
 
 
 class NetworkError(AnabranchError):
-    """A peer cannot be reached, or a connection to it ended or stayed silent."""
+    """A peer cannot be reached, or a connection ended or stayed silent: exit code 3."""
 
 
 class SwarmError(AnabranchError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dht import lean_hivemind
-from dht.addresses import host_of, ranked
+from dht.addresses import host_of, ranked, unanswered
 from dht.daemon import DaemonConfig, P2pDaemon
 from dht.errors import NetworkError, UserError
 from dht.libp2p import (
@@ -71,8 +71,10 @@ class HivemindTransport:
                 await self._join(peers)
         except TimeoutError:
             await self.close()
-            where = ", ".join(config.initial_peers) or "the p2p daemon"
-            raise NetworkError(f"no answer from {where} within {limit_s:.0f} s") from None
+            waited = f"no answer within {limit_s:.0f} s"
+            if not config.initial_peers:
+                raise NetworkError(f"the p2p daemon: {waited}") from None
+            raise unanswered(config.initial_peers, [waited]) from None
         except BaseException:
             await self.close()
             raise
@@ -257,9 +259,7 @@ class HivemindTransport:
         )
         errors = [result for result in results if isinstance(result, BaseException)]
         if len(errors) == len(others):
-            reasons = "; ".join(str(error) for error in errors)
-            where = ", ".join(self._config.initial_peers)
-            raise NetworkError(f"nobody answers at {where} ({reasons})")
+            raise unanswered(self._config.initial_peers, [str(error) for error in errors])
         with suppress(TimeoutError):
             async with asyncio.timeout(3.0):
                 await self._node.find_nearest_nodes([self._node.node_id])

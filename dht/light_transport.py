@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from random import SystemRandom
 from typing import Any
 
-from dht.addresses import checked_tcp, dialled_of, ranked, split_all
+from dht.addresses import checked_tcp, dialled_of, ranked, split_all, unanswered
 from dht.errors import NetworkError, UserError
 from dht.record_client import RecordClient
 from dht.records import RecordSigner
@@ -55,11 +55,14 @@ class LightTransport:
         try:
             async with asyncio.timeout(limit_s):
                 await self._start(limit_s)
-                await self._records.greet()
+                try:
+                    await self._records.greet()
+                except NetworkError as error:
+                    raise unanswered(config.initial_peers, [str(error)]) from None
         except TimeoutError:
             await self.close()
-            where = ", ".join(config.initial_peers)
-            raise NetworkError(f"no answer from {where} within {limit_s:.0f} s") from None
+            waited = f"no answer within {limit_s:.0f} s"
+            raise unanswered(config.initial_peers, [waited]) from None
         except BaseException:
             await self.close()
             raise

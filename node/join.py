@@ -113,18 +113,15 @@ async def _connect(
 
     where = "Joining the swarm" if arguments.initial_peers else "Founding a swarm"
     with reporter.phase(where):
-        try:
-            transport = await connect(
-                TransportConfig(
-                    identity=identity,
-                    kind=arguments.transport,
-                    host_addresses=(f"/ip4/{arguments.host}/tcp/{arguments.port}",),
-                    initial_peers=tuple(arguments.initial_peers),
-                    client_mode=arguments.test and bool(arguments.initial_peers),
-                )
+        transport = await connect(
+            TransportConfig(
+                identity=identity,
+                kind=arguments.transport,
+                host_addresses=(f"/ip4/{arguments.host}/tcp/{arguments.port}",),
+                initial_peers=tuple(arguments.initial_peers),
+                client_mode=arguments.test and bool(arguments.initial_peers),
             )
-        except NetworkError as error:
-            raise UserError(str(error)) from error
+        )
     reporter.event("listening", peer_id=transport.peer_id, addresses=list(transport.addresses))
     reporter.say(f"This peer is {transport.peer_id}")
     if not arguments.test:

@@ -11,7 +11,7 @@ from client.chat_template import ChatTemplate
 from client.gateway.requests import Defaults
 from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
 from dht.command_line import EXIT_DONE, Parser, add_transport, on_interrupt, run_command
-from dht.errors import NetworkError, UserError
+from dht.errors import UserError
 
 KEYS_VARIABLE = "ANABRANCH_API_KEYS"
 
@@ -115,11 +115,7 @@ async def main(arguments: argparse.Namespace) -> int:
         ),
         on_status=_say,
     )
-    try:
-        await swarm.__aenter__()
-    except NetworkError as error:
-        raise UserError(str(error)) from error
-    try:
+    async with swarm:
         template, defaults = _text_side(swarm.text_directory)
         metrics = Metrics(swarm.model_name)
         answers = Answers(
@@ -147,8 +143,6 @@ async def main(arguments: argparse.Namespace) -> int:
                 for task in (ending, again):
                     task.cancel()
                 await asyncio.gather(ending, again, return_exceptions=True)
-    finally:
-        await swarm.__aexit__(None, None, None)
     return EXIT_DONE
 
 

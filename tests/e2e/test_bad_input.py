@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,8 +29,8 @@ def run(module: str, *arguments: str, limit_s: float = 60) -> subprocess.Complet
     )
 
 
-def assert_plain(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert done.returncode == 2, done.stderr
+def assert_plain(done: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:
+    assert done.returncode == code, done.stderr
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert "Traceback" not in done.stderr
@@ -74,10 +75,22 @@ def test_an_address_that_is_no_multiaddr(tmp_path: Path, address: str) -> None:
     assert_plain(run("client.generate", *ask), address)
 
 
-def test_an_address_where_nobody_answers(tmp_path: Path) -> None:
-    assert_plain(join(tmp_path, MODEL, "--cpu", "--initial-peers", DEAD), "127.0.0.1/tcp/9")
-    ask = ("--model", str(MODEL), "--prompt", "x", "--initial-peers", DEAD)
-    assert_plain(run("client.generate", *ask), "127.0.0.1/tcp/9")
+def test_all_commands_say_alike_that_nobody_answers(tmp_path: Path) -> None:
+    """Code 3, for the swarm may come back: a supervisor starts such a peer again."""
+    swarm = ("--model", str(MODEL), "--initial-peers", DEAD)
+    every = (
+        ("node.join", "--cpu", "--identity", str(tmp_path / "id.key"), "--host", "127.0.0.1"),
+        ("client.generate", "--prompt", "x"),
+        ("client.chat",),
+        ("client.gateway", "--port", "0"),
+        ("client.health", "--port", "0"),
+        ("coordinator.plan",),
+    )
+    with ThreadPoolExecutor(len(every)) as pool:
+        ended = list(pool.map(lambda command: run(*command, *swarm), every))
+    for done in ended:
+        assert_plain(done, f"nobody answers at {DEAD}", code=3)
+    assert len({done.stderr.splitlines()[-1] for done in ended}) == 1
 
 
 def test_a_gpu_that_does_not_exist(tmp_path: Path) -> None:
