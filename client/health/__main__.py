@@ -80,7 +80,7 @@ async def main(arguments: argparse.Namespace) -> int:
         limit_s = STALE_ROUNDS * arguments.every + STALE_S
         page = Page(
             lambda: aged(prober.state, transport.now(), limit_s),
-            refresh_s=max(5, round(arguments.every)),
+            refresh_s=10,
         )
         runner = web.AppRunner(page.app, access_log=None, keepalive_timeout=15.0)
         await runner.setup()

@@ -31,6 +31,8 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 MATRIX_PEERS_MAX = 10
+STATES = {"silent": "not answering", "unknown": "not asked yet"}
+"""What the page calls a peer's state, where that is not the state's own name."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -119,8 +121,13 @@ class Page:
     def render(self, state: Json) -> str:
         """The page as HTML."""
         names = {peer["id"]: peer["name"] for peer in state["peers"]}
+        verdict = state["swarm"]["verdict"]
         return self._template.render(
             state=state,
+            version=_version(state),
+            verdict=verdict.capitalize(),
+            kind=verdict.replace(" ", "-"),
+            states=STATES,
             refresh_s=self._refresh_s,
             matrix=_matrix(state),
             coverage=coverage_drawing(state["layers"]),
@@ -137,7 +144,10 @@ class Page:
         if self._shown is None or self._shown[0] != id(state):
             self._shown = (id(state), self.render(state))
             self._kept = state
-        return web.Response(text=self._shown[1], content_type="text/html")
+        response = web.Response(text=self._shown[1], content_type="text/html")
+        response.etag = _version(state)
+        response.enable_compression()
+        return response
 
     async def _api(self, request: web.Request) -> web.Response:
         return _json(self._state())
@@ -194,6 +204,11 @@ def metrics_text(state: Json) -> bytes:
         flow = state["plan"]["flow_tokens_per_s"]
         gauge("plan_flow_tokens_per_second", "The plan's flow.", flow)
     return generate_latest(registry)
+
+
+def _version(state: Json) -> str:
+    """Another one for each page that says something else; its ETag, which a look asks for."""
+    return f"{state['generated_unix_s']}-{state['swarm']['verdict'].replace(' ', '-')}"
 
 
 def _json(value: Json, status: int = 200) -> web.Response:

@@ -15,7 +15,8 @@ BOXES_DRAWN_MAX = 24
 COLUMNS_DRAWN_MAX = 32
 ROWS_DRAWN_MAX = 24
 BUSY, FULL = 0.6, 0.9
-"""Shares of a capacity from which an edge or a peer is drawn as busy, as full."""
+"""Shares of a capacity from which a plan's edge or peer is drawn as busy, as full. Full is no
+fault: a plan of maximum flow fills its bottleneck, whether anybody asks now or not."""
 CHART_HEIGHT = 110
 
 

@@ -1,24 +1,23 @@
-"""The page's own look at the swarm: records, pings to every peer, one short answer now and then."""
+"""The page's own look at the swarm: records, who answers, one short answer now and then."""
 
 import asyncio
 import logging
+import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from client.errors import UnavailableError, layers_text
-from client.events import (
-    Avoid,
-)
+from client.events import Avoid
 from client.generation import GenerationOptions
 from client.health.history import History
+from client.health.pulse import Pulse, PulseConfig
 from client.health.served import ServedTally
 from client.health.state import Json, Observed, Probe, SeenPeer, build_state
 from client.swarm import Swarm
-from dht import wire
 from dht.directory import Directory
 from dht.errors import NetworkError, PeerError, SwarmError, UserError
-from dht.messages import Ping, Pong, RefusalCode
-from dht.transport import PROBE_PROTOCOL, Transport
+from dht.messages import RefusalCode
+from dht.transport import Transport
 from dht.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage
 
 logger = logging.getLogger(__name__)
@@ -26,7 +25,6 @@ logger = logging.getLogger(__name__)
 GONE_S = 600.0
 """A peer that left is shown for so long."""
 REFUSALS_MAX = 16
-PINGS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +32,12 @@ class ProberConfig:
     """Times in seconds."""
 
     every_s: float = 30.0
-    ping_s: float = 5.0
-    """For a peer to answer one ping, opening the stream included."""
+    """Between the page's own requests."""
+    look_s: float = 10.0
+    """Between looks at the DHT, each with a new state."""
+    calm_s: float = 0.5
+    """Between two new states at least, however much changes."""
+    pulse: PulseConfig = field(default_factory=PulseConfig)
     answer_s: float = 20.0
     prompt_ids: tuple[int, ...] = (1, 2, 3, 4)
     new_tokens: int = 8
@@ -59,7 +61,8 @@ class WatchedSwarm(Swarm):
 
 
 class Prober:
-    """Looks at the swarm every ``every_s`` and keeps the newest state."""
+    """Asks every ``every_s``, looks more often, and keeps the newest state; a peer that falls
+    silent or answers again is in it at once."""
 
     def __init__(
         self,
@@ -79,27 +82,46 @@ class Prober:
         self._leases: dict[str, LeaseRecord] = {}
         self._route: tuple[RouteStage, ...] = ()
         self._tally = ServedTally()
-        self.last: Probe | None = None
+        self._changed = asyncio.Event()
+        self._pulse = Pulse(transport, self._changed.set, config.pulse)
         self.state: Json = build_state(
             Observed(model_name=swarm.model_name, now_unix_s=transport.now())
         )
 
     async def run(self) -> None:
-        """Rounds until cancelled. A round that fails is logged; the next one comes."""
+        """Until cancelled. What fails is logged; the next time comes."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._requests(), name="health requests")
+                group.create_task(self._states(), name="health states")
+        finally:
+            await self._pulse.close()
+
+    async def _requests(self) -> None:
         while True:
             try:
-                await self.round()
+                await self._history.add(await self._ask())
             except Exception:
-                logger.exception("a round of the health page failed")
+                logger.exception("a request of the health page failed")
+            self._changed.set()
             await asyncio.sleep(self._config.every_s)
 
-    async def round(self) -> None:
-        """One look, one request and one ping to each peer; then a new state."""
-        await self._look()
-        probe, _ = await asyncio.gather(self._ask(), self._ping_all())
-        self.last = probe
-        await self._history.add(probe)
-        await self.show()
+    async def _states(self) -> None:
+        loop = asyncio.get_running_loop()
+        looked_s = -math.inf
+        while True:
+            try:
+                if loop.time() - looked_s >= self._config.look_s:
+                    looked_s = loop.time()
+                    await self._look()
+                await self.show()
+            except Exception:
+                logger.exception("a state of the health page failed")
+            await asyncio.sleep(self._config.calm_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(looked_s + self._config.look_s):
+                    await self._changed.wait()
+            self._changed.clear()
 
     async def show(self) -> None:
         """Build the state from what is known now."""
@@ -110,7 +132,7 @@ class Prober:
             Observed(
                 model_name=self._swarm.model_name,
                 now_unix_s=now_unix_s,
-                peers=tuple(self._peers[key] for key in sorted(self._peers)),
+                peers=tuple(self._with_beat(key) for key in sorted(self._peers)),
                 links=tuple(self._links.values()),
                 leases=tuple(self._leases.values()),
                 plan=plan,
@@ -120,6 +142,15 @@ class Prober:
                 route=self._route,
                 epochs=await self._history.plans(),
             )
+        )
+
+    def _with_beat(self, peer_id: str) -> SeenPeer:
+        beat = self._pulse.beat(peer_id)
+        return replace(
+            self._peers[peer_id],
+            answered_unix_s=beat.answered_unix_s,
+            rtt_s=beat.rtt_s,
+            misses=beat.misses,
         )
 
     async def _look(self) -> None:
@@ -140,6 +171,7 @@ class Prober:
             for peer_id, seen in self._peers.items()
             if now_unix_s - seen.seen_unix_s <= GONE_S
         }
+        self._pulse.watch({key: seen.record.addresses for key, seen in self._peers.items()})
         await self._history.add_served(self._tally.look(nodes.values(), now_unix_s), now_unix_s)
         self._tally.forget(self._peers)
 
@@ -184,37 +216,3 @@ class Prober:
             if (seen := self._peers.get(peer_id)) is not None:
                 times = (*seen.refused_unix_s, now_unix_s)[-REFUSALS_MAX:]
                 self._peers[peer_id] = replace(seen, refused_unix_s=times)
-
-    async def _ping_all(self) -> None:
-        room = asyncio.Semaphore(PINGS_AT_ONCE)
-
-        async def ping(peer_id: str, addresses: tuple[str, ...]) -> None:
-            async with room:
-                rtt_s = await self._ping(peer_id, addresses)
-            seen = self._peers[peer_id]
-            if rtt_s is None:
-                self._peers[peer_id] = replace(seen, misses=seen.misses + 1)
-            else:
-                self._peers[peer_id] = replace(seen, misses=0, rtt_s=rtt_s)
-
-        async with asyncio.TaskGroup() as group:
-            for peer_id, seen in self._peers.items():
-                group.create_task(ping(peer_id, seen.record.addresses))
-
-    async def _ping(self, peer_id: str, addresses: tuple[str, ...]) -> float | None:
-        """One round trip in seconds, or None without a right answer in time."""
-        loop = asyncio.get_running_loop()
-        with suppress(NetworkError, PeerError, TimeoutError):
-            async with asyncio.timeout(self._config.ping_s):
-                stream = await self._transport.open_stream(
-                    peer_id, PROBE_PROTOCOL, addresses=addresses
-                )
-                try:
-                    started_s = loop.time()
-                    await wire.send_frame(stream, Ping(nonce=1))
-                    reply = (await wire.read_frame(stream, limit_bytes=1 << 10)).message
-                    if reply == Pong(nonce=1):
-                        return loop.time() - started_s
-                finally:
-                    await stream.close()
-        return None

@@ -28,8 +28,10 @@ from dht.types import (
 Json = dict[str, Any]
 RECORD_S = 60.0
 """A record not seen for so long counts for nothing."""
-GHOST_MISSES = 2
-"""Pings in a row without an answer that make a ghost: one may be lost."""
+SILENT_MISSES = 2
+"""Pings in a row without an answer after which a peer does not answer: one may be lost."""
+ANSWER_S = 30.0
+"""An answer that is older says nothing of now."""
 LIES_MIN = 2
 """Refusals of announced layers that make a liar: one may be a record that lags."""
 LIES_S = 600.0
@@ -38,6 +40,8 @@ LAG_S = 60.0
 PROBES_S = 3600.0
 PEERS_SHOWN_MAX = 1000
 EPOCHS_SHOWN_MAX = 10
+NAMED_MAX = 4
+"""Peers named in a sentence."""
 NARROW = 0.8
 """Layers whose peers together can do less than this share of the median are called narrow."""
 
@@ -48,10 +52,13 @@ class SeenPeer:
 
     record: NodeRecord
     seen_unix_s: float
+    """When the page last read the record; it outlives its author by up to a minute."""
+    answered_unix_s: float | None = None
+    """When the peer last answered a ping of the page's own."""
     rtt_s: float | None = None
-    """Of the page's last ping that was answered."""
+    """Of that ping."""
     misses: int = 0
-    """Pings in a row that were not."""
+    """Pings in a row that were not answered."""
     refused_unix_s: tuple[float, ...] = ()
     """When it refused the page layers that its record announced."""
 
@@ -112,6 +119,7 @@ def build_state(seen: Observed) -> Json:
         "swarm": {
             "model": clean_name(spec.name if spec else seen.model_name),
             "healthy": not reasons,
+            "verdict": _verdict(reasons, probes),
             "reasons": reasons,
             "sentence": _sentence(reasons, peers, counts, probes),
             "peers": len(peers),
@@ -136,15 +144,19 @@ def build_state(seen: Observed) -> Json:
 def aged(state: Json, now_unix_s: float, limit_s: float) -> Json:
     """``state`` itself while it is younger than ``limit_s``; one that says how old it is after.
 
-    A page whose measurements stopped must not go on calling anything healthy.
+    A page whose measurements stopped must not go on calling anything healthy. A state is as old
+    as its last request, which is from before where the history was kept over a restart.
     """
-    age_s = now_unix_s - state["generated_unix_s"]
+    last = state["probes"]["last"]
+    measured_unix_s = state["generated_unix_s"] if last is None else last["at_unix_s"]
+    age_s = now_unix_s - min(measured_unix_s, state["generated_unix_s"])
     if age_s <= limit_s:
         return state
     reason = f"nothing was measured for {age_s:.0f} s: what is shown is that old"
     swarm = {
         **state["swarm"],
         "healthy": False,
+        "verdict": "not known",
         "reasons": [reason, *state["swarm"]["reasons"]],
         "sentence": f"Not known: {reason}",
     }
@@ -164,7 +176,8 @@ def _alive(peer: SeenPeer, now_unix_s: float) -> bool:
 def _peer(peer: SeenPeer, spec: ModelSpec | None, now_unix_s: float) -> Json:
     record = peer.record
     alive, serving = _alive(peer, now_unix_s), record.state is NodeState.SERVING
-    ghost = alive and serving and peer.misses >= GHOST_MISSES
+    state = _state(peer, now_unix_s)
+    ghost = serving and state == "silent"
     settled_s = max(record.joined_unix_s, record.moved_unix_s) + LAG_S
     lies = [s for s in peer.refused_unix_s if s >= max(settled_s, now_unix_s - LIES_S)]
     same = spec is not None and record.model.fingerprint == spec.fingerprint
@@ -180,17 +193,37 @@ def _peer(peer: SeenPeer, spec: ModelSpec | None, now_unix_s: float) -> Json:
         "memory_bytes": record.memory_bytes,
         "start": record.start,
         "end": record.end,
-        "state": record.state.value if alive else "gone",
+        "state": state,
         "tokens_per_s": speed,
         "sessions": record.sessions,
         "via": reached(record),
         "version": clean_name(record.version),
         "uptime_s": max(0.0, now_unix_s - record.joined_unix_s) if record.joined_unix_s else 0.0,
         "last_seen_s": max(0.0, now_unix_s - peer.seen_unix_s),
+        "answered_s": _answered_s(peer, now_unix_s),
         "rtt_s": peer.rtt_s,
         "flags": flags,
-        "counts": alive and serving and same and not flags and held > 0,
+        "counts": state == "serving" and same and not flags and held > 0,
     }
+
+
+def _answered_s(peer: SeenPeer, now_unix_s: float) -> float | None:
+    """How long ago it answered the page; None: never."""
+    if peer.answered_unix_s is None:
+        return None
+    return max(0.0, now_unix_s - peer.answered_unix_s)
+
+
+def _state(peer: SeenPeer, now_unix_s: float) -> str:
+    """What the peer announces, as far as it answers: a record alone is no sign of life."""
+    answered_s = _answered_s(peer, now_unix_s)
+    silent = peer.misses >= SILENT_MISSES or (answered_s is not None and answered_s > ANSWER_S)
+    leaving = peer.record.state is NodeState.DRAINING
+    if not _alive(peer, now_unix_s) or (silent and leaving):
+        return "gone"
+    if silent:
+        return "silent"
+    return "unknown" if answered_s is None else peer.record.state.value
 
 
 def _depths(peers: list[Json], spec: ModelSpec | None) -> list[int]:
@@ -212,32 +245,41 @@ def _ranges(depths: list[int], depth: int) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
+def _verdict(reasons: list[str], probes: Json) -> str:
+    if not reasons:
+        return "healthy"
+    return "not known" if probes["last"] is None else "not healthy"
+
+
 def _reasons(seen: Observed, peers: list[Json], depths: list[int], probes: Json) -> list[str]:
+    last = probes["last"]
+    if last is None:
+        return ["the page has only begun to look"]
     if not any(peer["state"] != "gone" for peer in peers):
         return ["nobody announces this model"]
     reasons = []
     if missing := _ranges(depths, 0):
-        ghosts = any("ghost" in peer["flags"] for peer in peers)
-        beside = "; peers that announce them do not answer" if ghosts else ""
+        ghosts = [peer["name"] for peer in peers if "ghost" in peer["flags"]][:NAMED_MAX]
+        beside = f"; not answering: {', '.join(ghosts)}" if ghosts else ""
         verb = "is" if sum(end - start for start, end in missing) == 1 else "are"
         reasons.append(f"{layers_text(missing)} {verb} held by nobody that answers{beside}")
-    last = probes["last"]
-    if last is not None and not last["ok"]:
+    if not last["ok"]:
         reasons.append(f"the page's last request failed: {last['reason']}")
-    elif last is None:
-        reasons.append("the page's first request is not answered yet")
     return reasons
 
 
 def _sentence(reasons: list[str], peers: list[Json], depths: list[int], probes: Json) -> str:
     if reasons:
-        return f"Not healthy: {'; '.join(reasons)}."
+        return f"{_verdict(reasons, probes).capitalize()}: {'; '.join(reasons)}."
     serving = sum(peer["counts"] for peer in peers)
     ttft = probes["ttft_p50_s"]
     speed = f", and the first token comes after {ttft:.2f} s" if ttft is not None else ""
+    silent = sum(peer["state"] == "silent" for peer in peers)
+    verb = "does" if silent == 1 else "do"
+    beside = f" {silent} more {verb} not answer." if silent else ""
     return (
         f"Healthy: every layer has {min(depths)} or more of {serving}"
-        f" {'peer' if serving == 1 else 'peers'}{speed}."
+        f" {'peer' if serving == 1 else 'peers'}{speed}.{beside}"
     )
 
 

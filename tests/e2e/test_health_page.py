@@ -7,53 +7,103 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.local_swarm import ROOT
+from bench.local_swarm import ROOT, LocalSwarm, end_group
 from tests.e2e.conftest import start_swarm
 
 pytestmark = pytest.mark.e2e
+WAIT_S = 90.0
+
+
+@contextmanager
+def health_page(swarm: LocalSwarm, *more: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A page for the swarm: its URL and its process."""
+    command = [sys.executable, "-m", "client.health", "--port", "0", *more]
+    process = subprocess.Popen(
+        [*command, "--initial-peers", *swarm.addresses],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        yield next(word for word in line.split() if word.startswith("http://")), process
+    finally:
+        end_group(process.pid)
+        process.wait()
+
+
+def read(url: str) -> str:
+    with urllib.request.urlopen(url) as response:  # noqa: S310
+        return str(response.read().decode())
+
+
+def wait_for(url: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first state of which that is so; the last one seen where none is in time."""
+    until_s = time.monotonic() + WAIT_S
+    while True:
+        state: dict[str, Any] = json.loads(read(url + "api/v1/state"))
+        if is_so(state) or time.monotonic() > until_s:
+            return state
+        time.sleep(0.1)
+
+
+def served(state: dict[str, Any]) -> float:
+    return sum(hour["tokens"] for hour in state["served"]["hours"])
 
 
 def test_the_page_measures_a_real_swarm_itself(tmp_path: Path) -> None:
     swarm = start_swarm((0.62, 0.5))
-    command = [sys.executable, "-m", "client.health", "--port", "0", "--every", "1"]
-    process = None
+    more = ("--every", "1", "--data", str(tmp_path / "h.sqlite"))
     try:
-        process = subprocess.Popen(
-            [*command, "--data", str(tmp_path / "h.sqlite"), "--initial-peers", *swarm.addresses],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        url = next(word for word in line.split() if word.startswith("http://"))
-        until_s = time.monotonic() + 90
-        while True:
-            with urllib.request.urlopen(url + "api/v1/state") as response:  # noqa: S310
-                state = json.load(response)
-            served = sum(hour["tokens"] for hour in state["served"]["hours"])
-            if (state["swarm"]["healthy"] and served >= 8) or time.monotonic() > until_s:
-                break
-            time.sleep(0.2)
-        assert state["swarm"]["healthy"], state["swarm"]
-        assert served >= 8, "the peers count the page's own requests"
-        assert state["probes"]["ttft_p50_s"] > 0
-        assert [peer["flags"] for peer in state["peers"]] == [[], []]
-        assert all(peer["rtt_s"] > 0 for peer in state["peers"])
-        with urllib.request.urlopen(url) as response:  # noqa: S310
-            page = response.read().decode()
-        assert "Healthy: every layer has" in page
-        assert "127.0.0.1" not in page + json.dumps(state)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        with health_page(swarm, *more) as (url, process):
+            state = wait_for(url, lambda seen: seen["swarm"]["healthy"] and served(seen) >= 8)
+            assert state["swarm"]["healthy"], state["swarm"]
+            assert served(state) >= 8, "the peers count the page's own requests"
+            assert state["probes"]["ttft_p50_s"] > 0
+            assert [peer["flags"] for peer in state["peers"]] == [[], []]
+            assert all(peer["rtt_s"] > 0 for peer in state["peers"])
+            page = read(url)
+            assert "Healthy: every layer has" in page
+            assert "127.0.0.1" not in page + json.dumps(state)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
     finally:
-        if process is not None and process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        swarm.stop()
+
+
+def test_a_killed_peer_is_said_not_to_answer_long_before_its_record_is_gone() -> None:
+    swarm = start_swarm((0.62, 0.5))
+    try:
+        with health_page(swarm) as (url, _):
+            state = wait_for(url, lambda seen: bool(seen["swarm"]["healthy"]))
+            assert {peer["state"] for peer in state["peers"]} == {"serving"}, state["swarm"]
+            killed = swarm.peers[1]
+            peer_id = killed.peer_id
+            killed.kill()
+            killed_s = time.monotonic()
+
+            def of_killed(seen: dict[str, Any]) -> dict[str, Any]:
+                return next(dict(each) for each in seen["peers"] if each["id"] == peer_id)
+
+            state = wait_for(url, lambda seen: of_killed(seen)["state"] != "serving")
+            print(f"silent on the page {time.monotonic() - killed_s:.1f} s after SIGKILL")
+            shown = of_killed(state)
+            # Its record is still there: had it expired, the state would be another one.
+            assert (shown["state"], shown["flags"], shown["counts"]) == ("silent", ["ghost"], False)
+            assert not state["swarm"]["healthy"]
+            assert f"not answering: {shown['name']}" in state["swarm"]["sentence"]
+            page = read(url)
+            assert "<h1>Not healthy</h1>" in page
+            assert page.count("not answering <span") == 1
+    finally:
         swarm.stop()

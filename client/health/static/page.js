@@ -1,18 +1,53 @@
 "use strict";
-// The server renders; this looks for a newer state and takes the newer page's middle.
+// The server renders; this asks for a newer page and takes the parts of it that differ.
+const LOOK_MS = 3000, ANSWER_MS = 10000;
 let shown = document.documentElement.dataset.state;
+
+function take(fresh) {
+  const before = [...document.querySelector("main").children];
+  const after = [...fresh.querySelector("main").children];
+  if (before.length !== after.length) {
+    document.querySelector("main").replaceWith(fresh.querySelector("main"));
+    return;
+  }
+  before.forEach((part, at) => {
+    // What a reader opened or scrolled stays as it is.
+    const opened = [...part.querySelectorAll("details")].map((each) => each.open);
+    [...after[at].querySelectorAll("details")].forEach((each, n) => { each.open = Boolean(opened[n]); });
+    if (part.outerHTML === after[at].outerHTML) return;
+    const scrolled = [...part.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+    part.replaceWith(after[at]);
+    [...after[at].querySelectorAll(".scroll")].forEach((each, n) => { each.scrollLeft = scrolled[n] || 0; });
+  });
+}
+
+function lost() {
+  const verdict = document.querySelector(".verdict");
+  verdict.className = "verdict not-known";
+  verdict.querySelector("h1").textContent = document.title = "Not known";
+  verdict.querySelector("p").textContent =
+    "The server of this page does not answer; what is below is as old as it says.";
+  document.body.classList.add("stale");
+  shown = "";
+}
+
 async function look() {
   try {
-    const state = await (await fetch("/api/v1/state")).json();
-    if (String(state.generated_unix_s) === shown) return;
-    const text = await (await fetch("/")).text();
-    const page = new DOMParser().parseFromString(text, "text/html");
-    document.querySelector("main").replaceWith(page.querySelector("main"));
-    document.title = page.title;
-    shown = page.documentElement.dataset.state;
-    document.body.classList.remove("stale");
+    const signal = AbortSignal.timeout(ANSWER_MS);
+    const head = await fetch("/", { method: "HEAD", signal });
+    if (!head.ok) throw new Error(head.status);
+    // A proxy that compresses marks the tag as weak.
+    if ((head.headers.get("ETag") || "").replace(/^W\//, "") !== `"${shown}"`) {
+      const page = new DOMParser().parseFromString(
+        await (await fetch("/", { signal })).text(), "text/html");
+      take(page);
+      document.title = page.title;
+      shown = page.documentElement.dataset.state;
+      document.body.classList.remove("stale");
+    }
   } catch (error) {
-    document.body.classList.add("stale");
+    lost();
   }
+  setTimeout(look, LOOK_MS);
 }
-setInterval(look, 5000);
+setTimeout(look, LOOK_MS);

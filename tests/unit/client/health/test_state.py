@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from bench import paper_health
+from client.health import app
 from client.health.app import CSP, Page, metrics_text
 from client.health.clean import clean_name
-from client.health.drawing import flow_drawing
+from client.health.drawing import flow_drawing, use_kind
 from client.health.history import KEPT_S, History
 from client.health.state import Json, Observed, Probe, SeenPeer, aged, build_state
 from dht.types import (
@@ -73,9 +75,10 @@ def peer(number: int, start: int, end: int, **named: object) -> SeenPeer:
         addresses=("/ip4/203.0.113.7/tcp/31337/p2p/12D3",),
         joined_unix_s=NOW_S - 7200,
     )
-    seen = {name: named.pop(name) for name in ("misses", "refused_unix_s") if name in named}
-    seen_s = named.pop("seen_unix_s", NOW_S)
-    return SeenPeer(record=replace(record, **named), seen_unix_s=seen_s, rtt_s=0.02, **seen)  # type: ignore[arg-type]
+    of_page = ("misses", "refused_unix_s", "seen_unix_s", "answered_unix_s")
+    seen: dict[str, object] = {"seen_unix_s": NOW_S, "answered_unix_s": NOW_S - 2}
+    seen |= {name: named.pop(name) for name in of_page if name in named}
+    return SeenPeer(record=replace(record, **named), rtt_s=0.02, **seen)  # type: ignore[arg-type]
 
 
 def state_of(*peers: SeenPeer, probe: str = "", plan: Plan | None = None) -> Json:
@@ -114,8 +117,45 @@ def test_a_ghost_does_not_count_but_one_lost_ping_is_none() -> None:
     state = state_of(peer(0, 0, 4), peer(1, 4, 8, misses=2))
     assert state["peers"][1]["flags"] == ["ghost"]
     assert state["layers"]["lost"] == [4, 5, 6, 7]
-    assert "do not answer" in state["swarm"]["sentence"]
+    assert "not answering: peer 1" in state["swarm"]["sentence"]
     assert state_of(peer(0, 0, 4), peer(1, 4, 8, misses=1))["swarm"]["healthy"]
+
+
+def test_a_record_alone_is_no_sign_of_life() -> None:
+    def of(**named: object) -> tuple[str, bool]:
+        (shown,) = state_of(peer(0, 0, 8, **named))["peers"]
+        return shown["state"], shown["counts"]
+
+    draining = NodeState.DRAINING
+    assert of() == ("serving", True)
+    assert of(misses=1) == ("serving", True), "one ping may be lost"
+    assert of(misses=2) == ("silent", False)
+    assert of(answered_unix_s=NOW_S - 31) == ("silent", False), "the page's pings hang"
+    assert of(answered_unix_s=None) == ("unknown", False)
+    assert of(answered_unix_s=None, misses=2) == ("silent", False)
+    assert of(state=draining) == ("draining", False)
+    assert of(state=draining, misses=2) == ("gone", False), "it said that it leaves"
+    state = state_of(peer(0, 0, 8), peer(1, 0, 8, misses=2, answered_unix_s=NOW_S - 9))
+    assert state["swarm"]["sentence"].endswith(" 1 more does not answer.")
+    assert [each["answered_s"] for each in state["peers"]] == [2.0, 9.0]
+    page = Page(lambda: {}).render(state)
+    assert "not answering" in page
+    assert "9 s ago" in page
+
+
+def test_before_the_first_request_nothing_is_claimed() -> None:
+    state = build_state(Observed(model_name="brook", now_unix_s=NOW_S, peers=(peer(0, 0, 8),)))
+    assert not state["swarm"]["healthy"]
+    assert state["swarm"]["sentence"] == "Not known: the page has only begun to look."
+    page = Page(lambda: {}).render(state)
+    assert "<h1>Not known</h1>" in page
+
+
+def test_a_plans_bottleneck_is_not_drawn_as_a_fault() -> None:
+    assert use_kind(1.0) == "full", "a plan of maximum flow fills something"
+    css = (Path(app.__file__).parent / "static" / "page.css").read_text("utf-8")
+    for rule in re.findall(r"[^{}]*\.full[^{}]*\{[^}]*\}", css):
+        assert "--bad" not in rule, "red is for what is wrong"
 
 
 def test_a_peer_that_refuses_what_it_announces_lies() -> None:
@@ -296,6 +336,9 @@ def test_a_state_that_nobody_renewed_is_not_called_healthy() -> None:
     state = build_state(Observed(model_name="brook", now_unix_s=NOW_S))
     state["swarm"].update(healthy=True, reasons=[], sentence="Healthy")
     assert aged(state, NOW_S + 100, 120.0) is state
+    renewed = {**state, "generated_unix_s": NOW_S + 300}
+    renewed["probes"] = {**state["probes"], "last": {"at_unix_s": NOW_S, "ok": True, "reason": ""}}
+    assert aged(renewed, NOW_S + 300, 120.0)["swarm"]["verdict"] == "not known", "requests stopped"
     old = aged(state, NOW_S + 300, 120.0)
     assert not old["swarm"]["healthy"]
     assert old["swarm"]["reasons"] == ["nothing was measured for 300 s: what is shown is that old"]
