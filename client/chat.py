@@ -23,9 +23,10 @@ from dht.errors import NetworkError, SwarmError, UserError
 HISTORY = Path("~/.anabranch/chat_history")
 HISTORY_LINES_MAX = 1000
 HELP = (
-    "/reset forgets the conversation, /system TEXT sets instructions, /exit or Ctrl-D leaves;"
-    " Ctrl-C stops an answer."
+    "/reset forgets the conversation, /system TEXT sets instructions (without TEXT: none),"
+    " /exit or Ctrl-D leaves; Ctrl-C stops an answer."
 )
+PLAIN = "This model has no chat template: it goes on writing your text"
 
 
 def parse() -> argparse.Namespace:
@@ -72,27 +73,42 @@ class Chat:
             self._stopping = True
             self._answering.cancel()
         else:
-            print("\n(Ctrl-D or /exit leaves)", file=sys.stderr, flush=True)
+            _note("\n(Ctrl-D or /exit leaves)")
 
     async def run(self) -> None:
         """Lines until the end of input."""
         if self._template is None:
-            print("This model has no chat template: it goes on writing your text.", file=sys.stderr)
+            unused = ", and --system is not used" if self._system else ""
+            _note(f"{PLAIN}{unused}.")
+        if sys.stdin.isatty():
+            _note(HELP)
         while (line := await _read_line()) is not None:
             match line.strip().partition(" "):
                 case ("", _, _):
                     continue
                 case ("/exit" | "/quit", _, _):
                     return
-                case ("/reset", _, _):
-                    self._conversation = Conversation().with_system(self._system)
-                case ("/system", _, text):
-                    self._system = text.strip()
-                    self._conversation = self._conversation.with_system(self._system)
-                case (command, _, _) if command.startswith("/"):
-                    print(HELP, file=sys.stderr)
+                case (command, _, text) if command.startswith("/"):
+                    _note(f"({self._command(command, text.strip())})")
                 case _:
                     await self._turn(line)
+
+    def _command(self, command: str, text: str) -> str:
+        """Do what a line with a slash says; returns what was done, in words."""
+        if command == "/help":
+            return HELP
+        if command == "/reset":
+            turns = sum(turn.role == "user" for turn in self._conversation.turns)
+            self._conversation = Conversation().with_system(self._system)
+            kept = "; the instructions stay" if self._system else ""
+            return f"forgot {turns} {'message' if turns == 1 else 'messages'} of yours{kept}"
+        if command != "/system":
+            return f"there is no command {command[:40]}; {HELP}"
+        if text and self._template is None:
+            return f"{PLAIN}, and takes no instructions"
+        self._system = text
+        self._conversation = self._conversation.with_system(text)
+        return "instructions set, from the next answer on" if text else "there are no instructions"
 
     async def _turn(self, line: str) -> None:
         before = self._conversation
@@ -105,10 +121,10 @@ class Chat:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            print("\n(stopped)", file=sys.stderr, flush=True)
+            _note("\n(stopped)")
         except (UserError, SwarmError, NetworkError) as error:
             self._conversation = before
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+            _note(f"error: {' '.join(str(error).split())}")
         finally:
             self._answering = None
 
@@ -118,7 +134,7 @@ class Chat:
         room = spec.context_tokens - (self._options.max_new_tokens or NEW_TOKENS_DEFAULT)
         prompt, left_out = fitted(self._conversation, self._encode, room)
         if left_out:
-            print(f"(the oldest {left_out} turns no longer fit and are left out)", file=sys.stderr)
+            _note(f"(the oldest {left_out} turns no longer fit and are left out)")
         running = self._swarm.begin(prompt, self._options)
         shown: list[str] = []
         try:
@@ -133,13 +149,17 @@ class Chat:
             self._conversation = self._conversation.said("assistant", "".join(shown))
         sys.stdout.write("\n")
         sys.stdout.flush()
-        print(figures(running.answer()), file=sys.stderr, flush=True)
+        _note(figures(running.answer()))
 
     def _encode(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         if self._template is None:
             return self._tokenizer.encode(Conversation(turns=tuple(turns)).plain_text())
         text = self._template.render([turn.as_message() for turn in turns])
         return self._tokenizer.encode(text, special_tokens=False)
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 async def _read_line() -> str | None:
@@ -184,7 +204,7 @@ async def main(arguments: argparse.Namespace) -> int:
         arguments.initial_peers,
         model=arguments.model,
         config=SwarmConfig(network=arguments.network, transport=arguments.transport),
-        on_status=lambda text: print(f"({text})", file=sys.stderr, flush=True),
+        on_status=lambda text: _note(f"({text})"),
     )
     async with swarm:
         chat = Chat(swarm, options, arguments.system)

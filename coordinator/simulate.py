@@ -48,6 +48,7 @@ EXAMPLE = """example, Helix's 24 peers with our planner's placement, then with a
   python -m coordinator.plan single24.json --model 70b --json > plan.json
   python -m coordinator.simulate single24.json --model 70b --placement plan.json --plot pictures
 """
+NOTHING = "–"
 Layer = Annotated[int, Meta(ge=0, le=LAYERS_MAX)]
 
 
@@ -197,6 +198,20 @@ def as_json(report: SimulationReport) -> dict[str, object]:
     return plain
 
 
+def duration(seconds: float) -> str:
+    """``2.1 s``, ``138 ms``, ``0.2 ms``, ``40 µs``."""
+    for size_s, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= size_s:
+            value = seconds / size_s
+            return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+    return f"{seconds * 1e6:.0f} µs" if seconds > 0 else "0"
+
+
+def share(value: float) -> str:
+    """``57%``; a dash where nothing happened, which is not the same as very little."""
+    return NOTHING if value <= 0 else "<1%" if value < 0.01 else f"{value:.0%}"
+
+
 def print_tables(report: SimulationReport) -> None:
     """The report for people."""
     from rich.console import Console
@@ -205,16 +220,18 @@ def print_tables(report: SimulationReport) -> None:
     console = Console()
     console.print(
         f"[bold]{report.decode_tokens_per_s:.1f}[/bold] tokens/s decoded,"
-        f" {report.prompt_tokens_per_s:.1f} prompt tokens/s, {report.sessions_live:.0f} sessions"
+        f" {report.prompt_tokens_per_s:.1f} prompt tokens/s, {report.sessions_live:.1f} sessions"
         f" open on average, {report.sessions_done} done, {report.rejected} rejected",
         highlight=False,
     )
-    times = Table(title="seconds")
+    if not report.prompt.count:
+        console.print(f"No prompt ended in the {report.measured_s:g} s measured (--duration).")
+    times = Table(title="time to the prompt's end, and from token to token")
     for heading in ("", "mean", *(f"P{percent}" for percent in report.prompt.percentiles_s)):
-        times.add_column(heading, justify="right")
+        times.add_column(heading, justify="right", no_wrap=True)
     for name, what in (("prompt", report.prompt), ("next token", report.decode)):
         values = [what.mean_s, *what.percentiles_s.values()]
-        times.add_row(name, *(f"{value:.3f}" for value in values))
+        times.add_row(name, *(duration(value) if what.count else NOTHING for value in values))
     console.print(times)
     peers = Table(title="peers")
     for heading in ("peer", "layers", "busy", "KV peak", "tokens/step"):
@@ -223,18 +240,19 @@ def print_tables(report: SimulationReport) -> None:
         peers.add_row(
             name,
             str(use.layers),
-            f"{use.busy:.0%}",
-            f"{use.kv_peak:.0%}",
-            f"{use.tokens_per_step:.1f}",
+            share(use.busy),
+            share(use.kv_peak),
+            f"{use.tokens_per_step:.1f}" if use.tokens_per_step else NOTHING,
         )
     console.print(peers)
-    links = Table(title="links that waited the most")
-    for heading in ("link", "pieces", "busy", "waited ms"):
+    if not report.links:
+        return
+    links = Table(title="mean waits on links")
+    for heading in ("link", "pieces", "busy", "waited"):
         links.add_column(heading, justify="right")
     for (a, b), link in sorted(report.links.items(), key=lambda item: -item[1].waited_s)[:8]:
-        links.add_row(
-            f"{a} → {b}", str(link.pieces), f"{link.busy:.0%}", f"{link.waited_s * 1e3:.1f}"
-        )
+        waited = duration(link.waited_s) if link.pieces else NOTHING
+        links.add_row(f"{a} → {b}", str(link.pieces), share(link.busy), waited)
     console.print(links)
 
 

@@ -110,7 +110,7 @@ def test_a_chat_answers_and_ctrl_c_stops_the_answer_alone(small: LocalSwarm) -> 
         process.stdin.flush()
         assert process.stdout.read(1), "text comes as it is made"
         process.send_signal(signal.SIGINT)
-        process.stdin.write("/nonsense\n/reset\nRain\n")
+        process.stdin.write("/nonsense\n/system Be brief\n/system\n/reset\nRain\n")
         out, err = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
@@ -118,6 +118,8 @@ def test_a_chat_answers_and_ctrl_c_stops_the_answer_alone(small: LocalSwarm) -> 
             process.wait()
     assert process.returncode == 0, err
     assert err.count("(stopped)") == 1, err
-    assert "/reset forgets" in err
+    for said in ("no command /nonsense", "takes no instructions", "there are no instructions"):
+        assert err.count(said) == 1, err
+    assert "(forgot 1 message of yours)" in err
     assert err.count("180 tokens after a prompt of") == 1, "the second answer came whole"
     assert len(out) > 180

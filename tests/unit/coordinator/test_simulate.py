@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.simulate import main, parse
+from coordinator.simulate import duration, main, parse, share
 
 CLUSTER = {
     "schema": "anabranch-cluster/1",
@@ -81,6 +81,26 @@ def test_tables_for_people(cluster: Path, capsys: pytest.CaptureFixture[str]) ->
     assert code == 0
     assert "tokens/s decoded" in out
     assert "next token" in out
+    assert " ms" in out
+
+
+def test_where_nothing_happened_the_tables_say_nothing(
+    cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quiet = ("--mode", "online", "--rate", 1, "--warm-up", 0, "--duration", 2)
+    code, out, _ = run(capsys, cluster, *quiet, "--placement", "chain")
+    assert code == 0
+    assert "No prompt ended in the 2 s measured" in out
+    assert "0.000" not in out
+    assert "waits on links" not in out
+    (row,) = (line for line in out.splitlines() if "next token" in line)
+    assert row.count("–") == 7
+
+
+def test_times_and_shares_have_fitting_units() -> None:
+    times = [duration(s) for s in (0.0, 4e-5, 2e-4, 0.0512, 0.138, 2.14, 75)]
+    assert times == ["0", "40 µs", "200 µs", "51 ms", "138 ms", "2.1 s", "75 s"]
+    assert [share(v) for v in (0.0, 0.003, 0.5, 1.0)] == ["–", "<1%", "50%", "100%"]
 
 
 @pytest.mark.parametrize(
