@@ -15,9 +15,9 @@ from client.chat_template import ChatTemplate
 from client.conversation import Conversation, Turn, fitted
 from client.generate import add_generation, figures, options_of
 from client.generation import NEW_TOKENS_DEFAULT, GenerationOptions
-from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
+from client.swarm import Swarm, SwarmConfig
 from client.text import Tokenizer
-from dht.command_line import EXIT_DONE, Parser, add_transport, on_interrupt, run_command
+from dht.command_line import EXIT_DONE, Parser, add_swarm, on_interrupt, run_command
 from dht.errors import NetworkError, SwarmError, UserError
 
 HISTORY = Path("~/.anabranch/chat_history")
@@ -37,15 +37,17 @@ def parse() -> argparse.Namespace:
         description="Talk with a swarm's model. Ctrl-C stops the answer, Ctrl-D leaves.",
         epilog="example: python -m client.chat --initial-peers /ip4/… --model models/brook"
         " | exit codes: 0 left, 2 your mistake, 3 the swarm cannot be reached",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
     )
     add = parser.add_argument
-    add("--initial-peers", nargs="+", required=True, metavar="ADDR", help="addresses of peers")
-    add("--model", required=True, metavar="M", help="its directory or hub id (for its tokenizer)")
+    add_swarm(parser)
+    add(
+        "--model",
+        required=True,
+        metavar="M",
+        help="its directory or hub id org/name[@revision], for its tokenizer",
+    )
     add("--system", default="", metavar="TEXT", help="instructions that stand before everything")
     add("--no-history", action="store_true", help=f"do not keep what you type ({HISTORY})")
-    add("--network", default=DEFAULT_NETWORK, metavar="NAME", help="name of the network")
-    add_transport(parser)
     add_generation(parser)
     return parser.parse_args()
 

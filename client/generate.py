@@ -11,8 +11,8 @@ import sys
 from dataclasses import asdict, fields
 
 from client.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
-from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
-from dht.command_line import EXIT_DONE, Parser, add_transport, run_command
+from client.swarm import Swarm, SwarmConfig
+from dht.command_line import EXIT_DONE, MODEL_HELP, Parser, add_swarm, run_command
 from dht.errors import UserError
 from dht.messages import Priority
 
@@ -26,18 +26,9 @@ def parse() -> argparse.Namespace:
         epilog="example: python -m client.generate --initial-peers /ip4/… --model models/brook"
         ' --prompt "One morning" --temperature 0.8 --seed 1 | exit codes: 0 done, 2 your mistake,'
         " 3 the swarm cannot serve this now, 130 interrupted",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
     )
-    parser.add_argument(
-        "--initial-peers",
-        nargs="+",
-        required=True,
-        metavar="ADDR",
-        help="addresses of peers, as node.join prints them",
-    )
-    parser.add_argument(
-        "--model", required=True, metavar="M", help="its directory, hub id, or name in the swarm"
-    )
+    add_swarm(parser)
+    parser.add_argument("--model", required=True, metavar="M", help=MODEL_HELP)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue; - reads it from stdin")
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids instead of text")
@@ -49,10 +40,6 @@ def parse() -> argparse.Namespace:
         metavar="S",
         help="seconds to wait for missing layers (60)",
     )
-    parser.add_argument(
-        "--network", default=DEFAULT_NETWORK, metavar="NAME", help="name of the network"
-    )
-    add_transport(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser.parse_args()
 
@@ -77,7 +64,7 @@ def add_generation(parser: argparse.ArgumentParser) -> None:
         "--priority",
         choices=tuple(Priority),
         default=argparse.SUPPRESS,
-        help="high may use the room that full peers keep free (default: normal)",
+        help="high may use room that full peers keep free (normal)",
     )
     for name, type_, metavar, text in numbers:
         parser.add_argument(

@@ -34,7 +34,7 @@ from coordinator.balance import swapped
 from coordinator.plan_store import PlanStore
 from coordinator.routes import NoRoute, Router, replacement, route_from_records
 from dht.connecting import connect
-from dht.directory import Directory
+from dht.directory import DEFAULT_NETWORK, Directory
 from dht.errors import NetworkError, UserError
 from dht.hub import HubId, fetch_text_files
 from dht.messages import RefusalCode
@@ -44,7 +44,6 @@ from dht.types import ModelSpec, NodeRecord, NodeState, Plan, RouteStage, model_
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_NETWORK = "anabranch"
 BUSY_MOST_S = 8.0
 """A peer without room is asked again after so long at the latest, whatever it expects."""
 LOOK_S = 0.25

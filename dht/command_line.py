@@ -14,9 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 from dht.connecting import chosen
+from dht.directory import DEFAULT_NETWORK
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.transport_config import TransportKind
 
@@ -24,24 +26,45 @@ EXIT_DONE = 0
 EXIT_USER = 2
 EXIT_SWARM = 3
 EXIT_INTERRUPTED = 130
+MODEL_HELP = "its directory, hub id org/name[@revision], or name in the swarm"
+"""What a consumer's ``--model`` takes."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one plain line."""
+    """An argument parser whose errors are one plain line, and whose flags are a column of it."""
+
+    def __init__(self, **named: Any) -> None:
+        named.setdefault("formatter_class", partial(argparse.HelpFormatter, max_help_position=36))
+        super().__init__(**named)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (--help lists what {self.prog} takes)")
 
 
-def add_transport(parser: argparse.ArgumentParser) -> None:
-    """``--transport``: a :class:`TransportKind` in ``arguments.transport``."""
+def add_swarm(parser: argparse.ArgumentParser, *, may_found: bool = False) -> None:
+    """How every command says which swarm: ``--initial-peers``, ``--network``, and by which means:
+    ``--transport``, a :class:`TransportKind` in ``arguments.transport``."""
+    parser.add_argument(
+        "--initial-peers",
+        nargs="+",
+        required=not may_found,
+        default=[],
+        metavar="ADDR",
+        help="addresses of peers, as node.join prints them",
+    )
+    parser.add_argument(
+        "--network",
+        default=DEFAULT_NETWORK,
+        metavar="NAME",
+        help=f"name of the network ({DEFAULT_NETWORK})",
+    )
     parser.add_argument(
         "--transport",
         type=TransportKind,
         choices=tuple(TransportKind),
         default=TransportKind.AUTO,
         metavar="T",
-        help="daemon (Linux), light (anywhere, pure Python), or auto",
+        help="daemon (Linux), light (pure Python), or auto (auto)",
     )
 
 

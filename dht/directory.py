@@ -12,6 +12,8 @@ from dht import wire
 from dht.transport import Transport
 from dht.types import LeaseRecord, LinksRecord, NodeRecord, PlanHead
 
+DEFAULT_NETWORK = "anabranch"
+
 
 class RecordKind(StrEnum):
     NODES = "nodes"

@@ -13,9 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dht.command_line import EXIT_DONE, on_interrupt, run_command
+from dht.directory import DEFAULT_NETWORK
 from dht.errors import NetworkError, UserError
 from dht.types import Assignment, ModelSpec, NodeRecord, NodeState, model_key
-from node.join_options import DEFAULT_NETWORK, parse, use_of
+from node.join_options import parse, use_of
 from node.report import Reporter, gibibytes
 
 if TYPE_CHECKING:

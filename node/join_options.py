@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dht.command_line import Parser, add_transport
+from dht.command_line import Parser, add_swarm
 from dht.errors import UserError
 from dht.hub import served_name
 from node.join_file import FILE_BYTES_MAX, as_flags
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from node.owner_use import UseConfig
 
 DEFAULT_IDENTITY = Path("~/.anabranch/identity.key")
-DEFAULT_NETWORK = "anabranch"
 NAME_MAX = 64
 MODEL_NAME_MAX = 128
 
@@ -58,7 +57,6 @@ def join_parser() -> Parser:
         " --initial-peers it founds a swarm. Ctrl-C leaves cleanly, a second one at once.",
         epilog="example: python -m node.join --model models/brook --cpu | exits: 0 left, 2 mistake,"
         " 3 no swarm",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -73,8 +71,7 @@ def join_parser() -> Parser:
     )
     add("--max-vram", type=float, metavar="GIB", help="lend at most so much of the GPU's memory")
     add("--power-limit", type=float, metavar="W", help="hold the GPU to so many watts meanwhile")
-    add("--initial-peers", nargs="+", default=[], metavar="A", help="addresses of peers")
-    add_transport(parser)
+    add_swarm(parser, may_found=True)
     add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
     host = "0.0.0.0"  # noqa: S104  a peer is there to be reached
     add("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
@@ -92,7 +89,6 @@ def join_parser() -> Parser:
     add(
         "--calm", type=float, default=60.0, metavar="S", help="come back after S quiet seconds (60)"
     )
-    add("--network", default=DEFAULT_NETWORK, metavar="NAME", help="name of the network")
     dtypes = ("float32", "bfloat16", "float16")
     add(
         "--dtype",

@@ -9,8 +9,15 @@ from pathlib import Path
 
 from client.chat_template import ChatTemplate
 from client.gateway.requests import Defaults
-from client.swarm import DEFAULT_NETWORK, Swarm, SwarmConfig
-from dht.command_line import EXIT_DONE, Parser, add_transport, on_interrupt, run_command
+from client.swarm import Swarm, SwarmConfig
+from dht.command_line import (
+    EXIT_DONE,
+    MODEL_HELP,
+    Parser,
+    add_swarm,
+    on_interrupt,
+    run_command,
+)
 from dht.errors import UserError
 
 KEYS_VARIABLE = "ANABRANCH_API_KEYS"
@@ -24,18 +31,9 @@ def parse() -> argparse.Namespace:
         description="Serve OpenAI's HTTP interface in front of a swarm, until Ctrl-C.",
         epilog="example: python -m client.gateway --initial-peers /ip4/… --model models/brook"
         " | exit codes: 0 stopped, 2 your mistake, 3 the swarm cannot be reached",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
     )
-    parser.add_argument(
-        "--initial-peers",
-        nargs="+",
-        required=True,
-        metavar="ADDR",
-        help="addresses of peers, as node.join prints them",
-    )
-    parser.add_argument(
-        "--model", required=True, metavar="M", help="its directory, or the name in the swarm"
-    )
+    add_swarm(parser)
+    parser.add_argument("--model", required=True, metavar="M", help=MODEL_HELP)
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="listen here (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, metavar="P", help="0 takes any (8000)")
     parser.add_argument(
@@ -68,8 +66,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--max-requests", type=int, default=256, metavar="N", help="at once; then 429 (256)"
     )
-    parser.add_argument("--network", default=DEFAULT_NETWORK, metavar="NAME", help="its name")
-    add_transport(parser)
     return parser.parse_args()
 
 

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from dht.command_line import EXIT_DONE, Parser, add_transport, on_interrupt, run_command
+from dht.command_line import EXIT_DONE, MODEL_HELP, Parser, add_swarm, on_interrupt, run_command
 from dht.errors import UserError
 
 STALE_ROUNDS, STALE_S = 2, 60.0
@@ -21,17 +21,20 @@ def parse() -> argparse.Namespace:
         description="Serve a page that says whether a swarm is healthy and why, until Ctrl-C.",
         epilog="example: python -m client.health --initial-peers /ip4/… --data health.sqlite"
         " | exit codes: 0 stopped, 2 your mistake, 3 the swarm cannot be reached",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
     )
     add = parser.add_argument
-    add("--initial-peers", nargs="+", required=True, metavar="ADDR", help="addresses of peers")
-    add("--model", default="brook", metavar="M", help="its name or directory (brook, the bundled)")
+    add_swarm(parser)
+    add("--model", default="brook", metavar="M", help=f"{MODEL_HELP} (brook)")
     add("--host", default="127.0.0.1", metavar="H", help="listen here (127.0.0.1)")
     add("--port", type=int, default=8080, metavar="P", help="0 takes any (8080)")
     add("--data", type=Path, metavar="FILE", help="keep the history here (else: until it ends)")
-    add("--every", type=float, default=30.0, metavar="S", help="seconds between probes (30)")
-    add("--network", default="anabranch", metavar="NAME", help="its name")
-    add_transport(parser)
+    add(
+        "--every",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds between its own requests (30)",
+    )
     return parser.parse_args()
 
 

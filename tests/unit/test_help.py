@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,9 @@ def test_no_command_is_missing_here() -> None:
     assert found <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_a_screen_and_shows_an_example(command: str) -> None:
-    shown = subprocess.run(
+@cache
+def shown_by(command: str) -> list[str]:
+    return subprocess.run(
         [sys.executable, "-m", command, "--help"],
         cwd=ROOT,
         env={"COLUMNS": str(COLUMNS), "PATH": "/usr/bin:/bin"},
@@ -41,6 +42,24 @@ def test_help_fits_a_screen_and_shows_an_example(command: str) -> None:
         text=True,
         check=True,
     ).stdout.splitlines()
+
+
+def test_flags_that_say_which_swarm_are_the_same_everywhere() -> None:
+    commands = ("node.join", "client.generate", "client.chat", "client.gateway", "client.health")
+    flags = ("--initial-peers", "--network", "--transport")
+    said = [
+        tuple(line for line in shown_by(command) if line.strip().startswith(flags))
+        for command in commands
+    ]
+    assert len(said[0]) == len(flags)
+    assert len(set(said)) == 1
+    for command in commands:
+        assert "hub id" in " ".join(shown_by(command)), command
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_screen_and_shows_an_example(command: str) -> None:
+    shown = shown_by(command)
     assert len(shown) <= LINES_MAX
     assert max(map(len, shown)) <= COLUMNS
     text = " ".join(" ".join(shown).split())
