@@ -4,8 +4,11 @@ A peer that failed is avoided for longer each time in a row: the DHT still shows
 froze for as long as its record lives. Avoiding is a preference: where there is no route without
 such a peer, it gets a second chance before its time is over, one request at a time. A peer that is
 full said when it expects to have room; until then nobody here asks it, which costs it nothing.
+For a while after, only a few requests at a time wait for its answer: it may be too busy to say no
+to all of them soon, and those that do not ask know at once.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -14,6 +17,10 @@ from dht.types import NodeRecord
 FACTOR_MAX = 8
 TRY_S = 0.25
 """While one request tries a peer that was full, others of this client take it as full still."""
+CROWDED_S = 5.0
+"""A peer that was full is one that others want, too, for so long after."""
+UNANSWERED_MAX = 2
+"""Requests of this client that wait for what such a peer says, at a time."""
 SECOND_CHANCE_S = 2.0
 """A peer that failed is not tried again sooner, even where there is no other."""
 
@@ -38,6 +45,8 @@ class Avoidance:
 
     def __init__(self) -> None:
         self._peers: dict[str, Avoided] = {}
+        self._crowded_until_s: dict[str, float] = {}
+        self._unanswered: Counter[str] = Counter()
 
     def avoids(
         self,
@@ -53,6 +62,8 @@ class Avoidance:
         With ``full``, peers without room do not count as avoided, with ``urgent`` those without
         room for others; with ``second_chance``, those that failed a little while ago do not.
         """
+        if not (full or urgent) and self._is_crowded(record.peer_id, now_s):
+            return True
         avoided = self._peers.get(record.peer_id)
         if avoided is None or record.joined_unix_s > avoided.joined_unix_s:
             return False
@@ -73,6 +84,9 @@ class Avoidance:
         urgent: bool = False,
     ) -> None:
         """Avoid a peer for ``for_s``, twice as long each time in a row that it failed."""
+        if full:
+            later = {p: until_s for p, until_s in self._crowded_until_s.items() if until_s > now_s}
+            self._crowded_until_s = {**later, peer_id: now_s + CROWDED_S}
         before = self._peers.get(peer_id)
         times = 1
         if before is not None and before.joined_unix_s == joined_unix_s and not full:
@@ -100,6 +114,20 @@ class Avoidance:
             elif now_s >= avoided.until_s:
                 self._peers[peer_id] = replace(avoided, until_s=now_s + TRY_S)
 
+    def asked(self, peer_ids: Iterable[str]) -> None:
+        """A new session waits for what these peers say."""
+        self._unanswered.update(peer_ids)
+
+    def answered(self, peer_ids: Iterable[str]) -> None:
+        """They said it, or nobody waits for it any more."""
+        self._unanswered.subtract(peer_ids)
+        self._unanswered += Counter()  # forgets those that nobody waits for
+
+    def _is_crowded(self, peer_id: str, now_s: float) -> bool:
+        if self._unanswered[peer_id] < UNANSWERED_MAX:
+            return False
+        return now_s < self._crowded_until_s.get(peer_id, now_s)
+
     def worked(self, peer_ids: Iterable[str], *, had_room: bool) -> None:
         """Peers that delivered are no longer held to their past.
 
@@ -112,11 +140,11 @@ class Avoidance:
 
     def room_after_s(self, peer_ids: Iterable[str], now_s: float) -> float:
         """Seconds until the first of these peers that is full expects to have room; 0: none is."""
-        full = [
-            avoided.until_s - now_s
-            for peer_id in peer_ids
-            if (avoided := self._peers.get(peer_id)) is not None
-            and avoided.full
-            and avoided.until_s > now_s
-        ]
+        full = []
+        for peer_id in peer_ids:
+            avoided = self._peers.get(peer_id)
+            if avoided is not None and avoided.full and avoided.until_s > now_s:
+                full.append(avoided.until_s - now_s)
+            elif self._is_crowded(peer_id, now_s):
+                full.append(TRY_S)
         return min(full, default=0.0)

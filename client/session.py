@@ -67,6 +67,14 @@ class RouteSource(Protocol):
         """Peers delivered tokens; ``had_room`` to an ordinary session that was new to them."""
         ...
 
+    def asked(self, route: Route) -> None:
+        """A session that is new to these peers waits for what they say."""
+        ...
+
+    def answered(self, route: Route) -> None:
+        """It does not wait for that any more."""
+        ...
+
     async def look(self) -> None:
         """Read the DHT anew."""
         ...
@@ -99,6 +107,7 @@ class OwnerSession:
         self._addresses: dict[str, tuple[str, ...]] = {}
         self._warm: Attempt | None = None
         self._leaving: set[asyncio.Task[None]] = set()
+        self._asked: Route = ()
 
     async def tokens(self) -> AsyncGenerator[tuple[int, ...], None]:
         """New tokens as they arrive, until the answer is whole.
@@ -115,6 +124,8 @@ class OwnerSession:
                 if not todo:
                     event = await self._next_event()
                     todo += owner.step(event, loop.time())
+                    if owner.state is not OwnerState.OPENING:
+                        self._was_answered()
                     continue
                 effect = todo.popleft()
                 if isinstance(effect, Deliver):
@@ -130,7 +141,13 @@ class OwnerSession:
                 else:
                     await self._perform(effect)
         finally:
+            self._was_answered()
             await self._end()
+
+    def _was_answered(self) -> None:
+        if self._asked:
+            self._source.answered(self._asked)
+            self._asked = ()
 
     async def _next_event(self) -> Event:
         """What happens next; a loss when the route stalls although both its ends answer."""
@@ -183,6 +200,9 @@ class OwnerSession:
                     vocab=log.request.vocab,
                 )
                 self._attempts.append(attempt)
+                if not self._owner.accepted:
+                    self._asked = route
+                    self._source.asked(route)
                 attempt.open()
             case Warm() | FeedCopy() | CopyKv() | DropMove():
                 await self._perform_move(effect)

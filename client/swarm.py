@@ -223,6 +223,14 @@ class Swarm:
         """Peers that delivered are no longer held to their past."""
         self._avoidance.worked((stage.peer_id for stage in route), had_room=had_room)
 
+    def asked(self, route: tuple[RouteStage, ...]) -> None:
+        """A new session waits for what these peers say (``RouteSource``)."""
+        self._avoidance.asked({stage.peer_id for stage in route})
+
+    def answered(self, route: tuple[RouteStage, ...]) -> None:
+        """It does not wait for that any more (``RouteSource``)."""
+        self._avoidance.answered({stage.peer_id for stage in route})
+
     # Answers (see client.session)
 
     async def answer_tokens(

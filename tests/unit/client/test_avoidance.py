@@ -1,6 +1,6 @@
 """Laws of passing peers over."""
 
-from client.avoidance import SECOND_CHANCE_S, TRY_S, Avoidance
+from client.avoidance import CROWDED_S, SECOND_CHANCE_S, TRY_S, UNANSWERED_MAX, Avoidance
 from dht.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 
 SPEC = ModelSpec(
@@ -84,3 +84,22 @@ def test_a_full_peer_is_asked_again_when_it_said_and_by_one_request_first() -> N
     assert not avoidance.avoids(record(), 4.0 + TRY_S)
     avoidance.worked(["a"], had_room=True)
     assert not avoidance.avoids(record(), 4.0)
+
+
+def test_few_requests_at_a_time_wait_for_what_a_peer_says_that_was_full() -> None:
+    avoidance = Avoidance()
+    for _ in range(UNANSWERED_MAX + 1):
+        avoidance.asked(["a", "b"])
+    assert not avoidance.avoids(record(), 0.0), "nobody said that it was full"
+    avoidance.add("a", 1.0, 0.0, joined_unix_s=100.0, full=True)
+    assert avoidance.avoids(record(), 1.0), "its time is over, but others ask"
+    assert not avoidance.avoids(record(), 1.0, urgent=True)
+    assert not avoidance.avoids(record(), 1.0, full=True)
+    assert avoidance.room_after_s("a", 1.0) == TRY_S
+    avoidance.answered(["a", "b"])
+    assert avoidance.avoids(record(), 1.0)
+    avoidance.answered(["a", "b"])
+    assert not avoidance.avoids(record(), 1.0)
+    avoidance.asked(["a"])
+    assert avoidance.avoids(record(), 1.0)
+    assert not avoidance.avoids(record(), CROWDED_S), "that was long ago"
