@@ -86,6 +86,19 @@ def moves_apart(result: dict[str, Any]) -> str:
     )
 
 
+def moves_between_processes(result: dict[str, Any]) -> str:
+    """The same with real processes and real links."""
+    paper = [one["virtual_clock"]["gap_of_usual"] for one in result["rounds"]]
+    return (
+        f"The same between real processes, each in a network of its own ({result['link']}): a gap"
+        f" of {result['gap_of_usual_median']:.1f} times the usual time per token (median of"
+        f" {len(result['rounds'])}, at most {result['gap_of_usual_max']:.1f}; under the virtual"
+        f" clock {min(paper):.1f} to {max(paper):.1f}), neighbours at the new stage slower by"
+        f" {result['neighbours_slowdown_median']:.1%} (median), {result['failovers']} failovers"
+        " (`python -m bench.moves_real`, [JSON](bench/results/moves_real.json))."
+    )
+
+
 def overload(result: dict[str, Any]) -> str:
     """What a swarm does with too much."""
     told, rejected = result["overload"], result["overload"]["rejected_s"]

@@ -12,7 +12,14 @@ from typing import Any
 
 from bench.local_swarm import ROOT
 from bench.planner_tables import elections, flood, sizes
-from bench.results_sessions import chaos, moves, moves_apart, overload, storms
+from bench.results_sessions import (
+    chaos,
+    moves,
+    moves_apart,
+    moves_between_processes,
+    overload,
+    storms,
+)
 
 RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- figures: python -m bench.results_table -->", "<!-- end of figures -->"
@@ -325,6 +332,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "storm": storms,
         "moves": moves,
         "moves_virtual": moves_apart,
+        "moves_real": moves_between_processes,
         "placement": placements,
         "papers/molink": links_in_short,
     },
