@@ -20,7 +20,7 @@ from coordinator.plan_store import PlanStore
 from coordinator.transition import TransitionConfig, elders
 from dht.directory import LIFETIME_S, Directory, RecordKind
 from dht.transport import Transport
-from dht.types import NO_EPOCH, LeaseRecord, ModelSpec, NodeRecord, NodeState
+from dht.types import NO_EPOCH, LeaseRecord, ModelSpec, NodeRecord, NodeState, Reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,7 @@ class Leadership:
             if record.state is not NodeState.DRAINING
             # Others would have to reach the DHT through the same few peers as it does.
             and not record.light
+            and record.reach is not Reach.NONE
             and record.model.fingerprint == self._model.fingerprint
             and (not allowed or peer_id in allowed)
         )

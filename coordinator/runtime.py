@@ -26,6 +26,7 @@ from coordinator.transition import (
     TransitionConfig,
     choose_plan,
     difference,
+    left_out,
     reason_to_plan,
     usable_nodes,
     with_effects,
@@ -190,6 +191,7 @@ class Coordinator:
             problem = problem_of(self._model, usable, links, self._plans.newest)
             shortage = why_uncoverable(problem)
             if shortage is not None:
+                shortage += left_out(nodes, self._model.fingerprint)
                 self._say("no_plan", reason=shortage, peers=len(problem.nodes))
                 return
             self._considered = frozenset(usable)

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 from coordinator.heuristics import fill
 from coordinator.problem import problem_of
-from dht.types import Assignment, NodeRecord, NodeState, fits
+from dht.types import Assignment, NodeRecord, NodeState, Reach, fits
 
 
 def span_to_take(mine: NodeRecord, nodes: Mapping[str, NodeRecord]) -> Assignment | None:
-    """The layers for the peer of record ``mine``, which holds none, or None when none fit it.
+    """The layers for the peer of record ``mine``, which holds none, or None when none fit it or
+    others cannot reach it.
 
     ``nodes`` are the living records. Petals' rule for a joiner: the span whose layers are served
     by the least tokens/s, as long as memory allows (Petals, Borzunov et al., 2023, §3.3). Peers
@@ -17,10 +18,14 @@ def span_to_take(mine: NodeRecord, nodes: Mapping[str, NodeRecord]) -> Assignmen
     two do not take the same span.
     """
     model = mine.model
+    if mine.reach is Reach.NONE:
+        return None
     same = {
         peer_id: record
         for peer_id, record in nodes.items()
-        if peer_id != mine.peer_id and record.model.fingerprint == model.fingerprint
+        if peer_id != mine.peer_id
+        and record.model.fingerprint == model.fingerprint
+        and record.reach is not Reach.NONE
     }
     serving = {p: record for p, record in same.items() if record.state is NodeState.SERVING}
     waiting = {p: record for p, record in same.items() if record.state is NodeState.WAITING}

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.waves import keepers, waves
-from dht.types import Assignment, ModelSpec, NodeRecord, NodeState, Plan
+from dht.types import Assignment, ModelSpec, NodeRecord, NodeState, Plan, Reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,8 @@ def difference(plan: Plan | None, usable: Mapping[str, NodeRecord]) -> tuple[set
 def usable_nodes(
     nodes: Mapping[str, NodeRecord], fingerprint: str, silent: frozenset[str]
 ) -> dict[str, NodeRecord]:
-    """Peers that a plan may count on: same weights, not leaving, answering, with room."""
+    """Peers that a plan may count on: same weights, not leaving, answering, with room, and not
+    such that others found out of reach (where nobody tried yet, they may be)."""
     return {
         peer_id: record
         for peer_id, record in nodes.items()
@@ -55,7 +56,19 @@ def usable_nodes(
         and record.model.fingerprint == fingerprint
         and peer_id not in silent
         and record.tokens_per_s
+        and record.reach is not Reach.NONE
     }
+
+
+def left_out(nodes: Mapping[str, NodeRecord], fingerprint: str) -> str:
+    """How many peers a plan passes over since others cannot reach them; empty for none."""
+    count = sum(
+        record.reach is Reach.NONE and record.model.fingerprint == fingerprint
+        for record in nodes.values()
+    )
+    if not count:
+        return ""
+    return f"; {count} more {'is' if count == 1 else 'are'} left out: others cannot reach them"
 
 
 def reason_to_plan(

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from coordinator.self_help import span_to_take
+from dht.types import Reach
 
 
 def test_the_worst_served_layers_are_taken(make):
@@ -27,3 +28,10 @@ def test_records_that_cannot_be_right_do_not_count(make):
 
 def test_who_can_hold_nothing_takes_nothing(make):
     assert span_to_take(make.record("me", memory=10), {}) is None
+
+
+def test_who_cannot_be_reached_takes_nothing_and_serves_nobody(make):
+    lost = replace(make.record("a", 0, 8), reach=Reach.NONE)
+    mine = make.record("me", memory=450)
+    assert span_to_take(mine, {"a": lost}) == span_to_take(mine, {})
+    assert span_to_take(replace(mine, reach=Reach.NONE), {}) is None

@@ -9,11 +9,12 @@ from coordinator.transition import (
     TransitionConfig,
     choose_plan,
     elders,
+    left_out,
     reason_to_plan,
     usable_nodes,
     with_effects,
 )
-from dht.types import NodeState
+from dht.types import NodeState, Reach
 
 CONFIG = TransitionConfig()
 NOW_S = 1e6
@@ -84,6 +85,13 @@ def test_who_leaves_is_silent_or_serves_other_weights_is_not_counted_on(make):
     nodes["a"] = replace(nodes["a"], state=NodeState.DRAINING)
     nodes["b"] = replace(nodes["b"], model=replace(make.model, fingerprint="other"))
     assert set(usable_nodes(nodes, "f", frozenset("c"))) == {"d"}
+
+
+def test_who_cannot_be_reached_is_not_counted_on(make):
+    nodes = {reach: replace(make.record(reach.value), reach=reach) for reach in Reach}
+    assert set(usable_nodes(nodes, "f", frozenset())) == set(Reach) - {Reach.NONE}
+    assert left_out(nodes, "f") == "; 1 more is left out: others cannot reach them"
+    assert left_out(nodes, "other") == ""
 
 
 def test_elders(make):
