@@ -148,6 +148,13 @@ def reached(record: NodeRecord) -> str:
     )
 
 
+def why_idle(record: NodeRecord) -> str:
+    """Why plans have no layers for this peer, where others cannot reach it; else empty."""
+    if record.reach is Reach.NONE:
+        return "others cannot reach it, so plans leave it out"
+    return ""
+
+
 def _share(flow: float, capacity: float | None) -> float | None:
     return None if capacity is None or capacity <= 0 else flow / capacity
 

@@ -13,7 +13,14 @@ from typing import Any
 
 from client.errors import layers_text
 from client.health.clean import clean_id, clean_name
-from client.health.network import links_json, links_of_peers, plan_json, reached, trace_json
+from client.health.network import (
+    links_json,
+    links_of_peers,
+    plan_json,
+    reached,
+    trace_json,
+    why_idle,
+)
 from dht.types import (
     LeaseRecord,
     LinksRecord,
@@ -197,6 +204,7 @@ def _peer(peer: SeenPeer, spec: ModelSpec | None, now_unix_s: float) -> Json:
         "tokens_per_s": speed,
         "sessions": record.sessions,
         "via": reached(record),
+        "why_idle": why_idle(record) if alive else "",
         "version": clean_name(record.version),
         "uptime_s": max(0.0, now_unix_s - record.joined_unix_s) if record.joined_unix_s else 0.0,
         "last_seen_s": max(0.0, now_unix_s - peer.seen_unix_s),

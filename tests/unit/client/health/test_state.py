@@ -29,6 +29,7 @@ from dht.types import (
     NodeState,
     Plan,
     PlanEpoch,
+    Reach,
     RouteStage,
 )
 
@@ -104,6 +105,12 @@ def test_every_layer_held_and_the_probe_answered_is_healthy() -> None:
     assert state["help"].startswith("Layers 3-4 have one holder: one more peer of 2.0 GiB")
     assert state["coordinator"] == {"id": "12D3Peer0", "name": "peer 0", "term": 3}
     assert state["probes"]["ttft_p50_s"] == 0.2
+
+
+def test_who_cannot_be_reached_is_told_why_it_has_no_layers() -> None:
+    shown = state_of(peer(0, 0, 8), peer(1, 0, 0, reach=Reach.NONE), peer(2, 0, 0))["peers"]
+    assert [each["via"] for each in shown] == ["unknown", "nobody", "unknown"]
+    assert ["reach" in each["why_idle"] for each in shown] == [False, True, False]
 
 
 def test_a_lost_layer_says_which() -> None:
