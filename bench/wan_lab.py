@@ -100,6 +100,10 @@ class WanLab:
         """Let nobody open a connection to a host, as behind a router that forwards nothing."""
         self._say({"closed": host})
 
+    def open(self, host: int) -> None:
+        """Let others open connections to a host again."""
+        self._say({"open": host})
+
     def shape_all(self, shape: Shape) -> None:
         """Change every link."""
         count = len(self.names)
@@ -208,6 +212,9 @@ class _Hub:
     def _obey(self, order: dict[str, Any]) -> None:
         if "closed" in order:
             self.closed.add(order["closed"])
+            return
+        if "open" in order:
+            self.closed.discard(order["open"])
             return
         link = self.links.setdefault((order["source"], order["target"]), _Link())
         link.bytes_per_s = order["mbit"] * 125_000

@@ -42,7 +42,8 @@ class DaemonConfig:
     """Where it listens; none: it reaches out only."""
     announce_addresses: tuple[str, ...] = ()
     nat_traversal: bool = False
-    """Port mapping, AutoNAT and relays."""
+    """Port mapping, AutoNAT, and calls through relays. This daemon always passes on calls for
+    peers that reserved a slot (30 min and 4 GiB each way per call), whatever its flags say."""
 
 
 class P2pDaemon:
@@ -179,7 +180,9 @@ def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]
         f"-natPortMap={int(nat and listens)}",
         f"-autonat={int(nat and listens)}",
         f"-relay={nat}",
-        f"-autoRelay={int(nat and listens)}",
+        # Its own search for relays waits for four candidates or three minutes, and keeps none with
+        # a private address: dht.circuit reserves slots instead.
+        "-autoRelay=0",
         f"-idleTimeout={_ATTACH_LIMIT_S}s",
     ]
     if listens:

@@ -35,6 +35,7 @@ from dht.transport_config import CONNECT_LIMIT_S, TransportConfig
 OPEN_LIMIT_S = 10.0
 """Longest time that opening a stream may take."""
 REJOIN_PERIOD_S = 20.0
+ADDRESSES_PERIOD_S = 15.0
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +81,7 @@ class HivemindTransport:
             raise
         if not config.client_mode:
             await self.serve(RECORDS_PROTOCOL, RecordHelper(self).serve)
+            self._handlers.adopt(self._keep_addresses())
         if peers:
             self._handlers.adopt(self._keep_joined(peers))
         return self
@@ -247,7 +249,21 @@ class HivemindTransport:
             self._p2p, client_mode=config.client_mode
         )
         if not config.client_mode:
-            self._addresses = ranked([str(a) for a in await self._p2p.get_visible_maddrs()])
+            await self._read_addresses()
+
+    async def _read_addresses(self) -> None:
+        visible = await asking_daemon(self._p2p.get_visible_maddrs())
+        self._addresses = ranked([str(each) for each in visible]) or self._addresses
+
+    async def _keep_addresses(self) -> None:
+        """Addresses come and go: the router maps a port, the machine gets another network."""
+        while True:
+            await asyncio.sleep(ADDRESSES_PERIOD_S)
+            try:
+                async with asyncio.timeout(OPEN_LIMIT_S):
+                    await self._read_addresses()
+            except (NetworkError, TimeoutError) as error:
+                _log.debug("cannot read this peer's addresses: %s", error)
 
     async def _join(self, peers: dict[str, tuple[bytes, ...]]) -> None:
         """Reach at least one of ``peers`` and learn of their neighbours."""

@@ -39,7 +39,8 @@ class TransportConfig:
     client_mode: bool = False
     """Listen nowhere, store nothing for others."""
     nat_traversal: bool | None = None
-    """Port mapping, AutoNAT and relays; by default where others than this machine may call."""
+    """Port mapping, AutoNAT and calls through relays; by default where others than this machine
+    may call."""
     connect_timeout_s: float = CONNECT_LIMIT_S
 
     def listen_addresses(self) -> tuple[str, ...]:
@@ -61,4 +62,6 @@ class TransportConfig:
         """Whether to ask routers and relays for reachability."""
         if self.nat_traversal is not None:
             return self.nat_traversal
+        if self.client_mode:
+            return True  # to dial through relays; it listens nowhere, and asks for nothing
         return not all(is_loopback(address) for address in self.listen_addresses())

@@ -157,6 +157,8 @@ class NodeRecord:
     light: bool = False
     """It is no part of the DHT, reads and writes it through others, and does not coordinate."""
     reach: Reach = Reach.UNKNOWN
+    relays: bool = False
+    """Whether peers that others cannot reach may ask it to pass on their calls."""
 
     def holds(self, start: int, end: int) -> bool:
         """Whether layers ``[start, end)`` are all served by this peer now."""

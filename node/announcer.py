@@ -4,6 +4,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
+from dht.circuit import with_circuits
 from dht.directory import Directory
 from dht.errors import NetworkError
 from dht.transport import Transport
@@ -35,6 +36,7 @@ class Announcer:
         self._record = record
         self._every_s = every_s
         self._changed = asyncio.Event()
+        self._beside: tuple[str, ...] = ()
 
     @property
     def record(self) -> NodeRecord:
@@ -50,8 +52,12 @@ class Announcer:
         """This peer gives up its layers for others now; for the anti-flap rules."""
         self._record = replace(self._record, moved_unix_s=now_s)
 
-    def set_reach(self, reach: Reach) -> None:
-        """How others reach this peer, as they found; told soon."""
+    def set_reach(self, reach: Reach, beside: tuple[str, ...] = ()) -> None:
+        """How others reach this peer, as they found; told soon.
+
+        ``beside``: addresses beside those that it listens on, through relays or a router.
+        """
+        self._beside = beside
         self._record = replace(self._record, reach=reach)
         self._changed.set()
 
@@ -64,7 +70,7 @@ class Announcer:
             sessions=self._stage.sessions,
             answers=self._stage.counters["finished"],
             answer_tokens=self._stage.counters["sampled"],
-            addresses=self._transport.addresses[:8],
+            addresses=with_circuits(self._transport.addresses, self._beside),
         )
         try:
             if not await self._directory.publish(self._record):

@@ -75,7 +75,15 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
             try:
                 metered = MeteredTransport(transport, traffic.sent, traffic.received)
                 if arguments.test:
-                    await rehearse(metered, arguments.network, engine, machine, reporter)
+                    await rehearse(
+                        metered,
+                        arguments.network,
+                        engine,
+                        machine,
+                        reporter,
+                        host=arguments.host,
+                        port=arguments.port,
+                    )
                     return EXIT_DONE
                 await _serve(arguments, metered, traffic, engine, machine, reporter)
             finally:
@@ -232,6 +240,7 @@ async def _serve(
         config=CoordinatorConfig(coordinators=coordinators),
         on_event=reporter.event,
     )
+    light = chosen(arguments.transport) is TransportKind.LIGHT
     record = NodeRecord(
         peer_id=transport.peer_id,
         name=arguments.name,
@@ -245,7 +254,9 @@ async def _serve(
         prompt_layer_s=engine.profile.prompt_times,
         precision=engine.precision,
         state=NodeState.WAITING,
-        light=chosen(arguments.transport) is TransportKind.LIGHT,
+        light=light,
+        # What the daemon passes on for others is not counted: those who count are not asked.
+        relays=not light and arguments.max_up is None and arguments.monthly_cap is None,
         joined_unix_s=transport.now(),
     )
     use = use_of(arguments)

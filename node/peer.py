@@ -29,6 +29,7 @@ from node.owner_use import ComeBack, OwnerUse, Seen, StepAside, UseConfig
 from node.plan_follower import FollowConfig, PlanFollower
 from node.probe import ProbeServer
 from node.reach import ReachKeeper, ReachServer
+from node.relays import Relays
 from node.report import Reporter
 from node.stage import StageServer
 from node.stage_engine import EngineStage
@@ -43,9 +44,10 @@ RESTART_S = 5.0
 """Before a part of the peer that failed is started again."""
 REACH_SENTENCES = {
     Reach.DIRECT: "Others reach this peer: one of them dialled it back.",
-    Reach.RELAYED: "Others reach this peer through a relay only: forward its port to be faster.",
-    Reach.NONE: "Others cannot reach this peer: forward its port (--port) on the router, and open"
-    " it in the firewall.",
+    Reach.RELAYED: "Others reach this peer through a relay only: forward its port (--port) on the"
+    " router to be faster.",
+    Reach.NONE: "Others cannot reach this peer, and no relay takes calls for it: it gets no layers."
+    " Forward its port (--port) on the router, and open it in the firewall.",
 }
 
 
@@ -62,8 +64,8 @@ class PeerConfig:
     """Between looks at what else the machine does."""
     aside_s: float = 8.0
     """How long sessions may go on elsewhere before the owner gets the memory."""
-    reach_s: float = 3.0
-    """How long it waits at the start to be dialled back by others."""
+    reach_s: float = 12.0
+    """How long it waits at the start until somebody got through, or all that were asked failed."""
     drain_s: float = 30.0
     """How long live sessions may go on when the peer leaves."""
 
@@ -124,7 +126,8 @@ class Peer:
         self._links = LinkKeeper(transport, directory, stage, config.links)
         stage.bandwidth_from = self._links.bandwidth_from
         self._balancer = Balancer(directory, stage, lambda: self._announcer.record)
-        self._reach = ReachKeeper(transport, directory, self._note_reach)
+        relays = None if record.light else Relays(transport)
+        self._reach = ReachKeeper(transport, directory, self._note_reach, relays=relays)
         self.watch: Watch | None = None
         """Shows the owner how it goes, where there is one."""
 
@@ -140,17 +143,12 @@ class Peer:
         await ProbeServer(self._transport, self._stage.traffic).start()
         await StageStreams(self._transport, self._stage, StreamLimits()).start()
         await ReachServer(self._transport).start()
-        with suppress(TimeoutError):  # so that it is known before this peer says that it serves
-            async with asyncio.timeout(self._config.reach_s):
-                await self._reach.look()
-        await self._announcer.announce()
         work = (
             self._stage.run,
             self._coordinator.run,
             self._announcer.run,
             self._links.run,
             self._balancer.run,
-            self._reach.run,
             self._keep_within_month,
             self._follower.follow,
             self._follower.help_oneself,
@@ -158,7 +156,12 @@ class Peer:
         )
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._kept_running(each)) for each in work]
+                tasks = [group.create_task(self._kept_running(self._reach.run))]
+                with suppress(TimeoutError):  # known before this peer says that it is there
+                    async with asyncio.timeout(self._config.reach_s):
+                        await self._reach.settled.wait()
+                await self._announcer.announce()
+                tasks += [group.create_task(self._kept_running(each)) for each in work]
                 tasks.append(group.create_task(self._watch_network()))
                 if self.watch is not None:
                     tasks.append(group.create_task(self._kept_running(self.watch.run)))
@@ -211,10 +214,11 @@ class Peer:
             device=record.device.name,
         )
 
-    def _note_reach(self, reach: Reach) -> None:
-        self._announcer.set_reach(reach)
-        self._reporter.event("reach", reach=str(reach))
-        if (sentence := REACH_SENTENCES.get(reach)) is not None:
+    def _note_reach(self, reach: Reach, beside: tuple[str, ...]) -> None:
+        same = reach is self._announcer.record.reach
+        self._announcer.set_reach(reach, beside)
+        self._reporter.event("reach", reach=str(reach), beside=list(beside))
+        if not same and (sentence := REACH_SENTENCES.get(reach)) is not None:
             self._reporter.say(sentence)
 
     def _report_stats(self) -> None:

@@ -11,7 +11,7 @@ from coordinator.turn import TurnConfig, WaitFor, why_wait
 from dht.directory import Directory
 from dht.errors import NetworkError
 from dht.transport import Transport
-from dht.types import NO_EPOCH, Assignment, NodeState, Plan, PlanEpoch
+from dht.types import NO_EPOCH, Assignment, NodeState, Plan, PlanEpoch, Reach
 from node.announcer import Announcer
 from node.report import Reporter, gibibytes, layers_sentence
 from node.stage import StageServer
@@ -85,7 +85,8 @@ class PlanFollower:
         mine = self._config.pinned or plan.assignment_of(record.peer_id)
         if mine is None:
             if record.state is NodeState.WAITING:
-                self._reporter.say("The plan has no layers for this peer yet; waiting.")
+                why = ": others cannot reach it" if record.reach is Reach.NONE else " yet"
+                self._reporter.say(f"The plan has no layers for this peer{why}; waiting.")
             self._announcer.set(record.state, record.start, record.end, plan.epoch)
             return
         if record.state is NodeState.SERVING and (mine.start, mine.end) == (

@@ -7,23 +7,26 @@ for anybody: who asks can only have itself looked at, a few times a minute.
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from zlib import crc32
 
 from dht import wire
+from dht.addresses import host_of
+from dht.circuit import CIRCUIT
 from dht.directory import Directory
-from dht.errors import NetworkError, PeerError
+from dht.errors import NetworkError, PeerError, UserError
 from dht.messages import ReachAnswer, ReachRequest
 from dht.rates import Rates
 from dht.transport import REACH_PROTOCOL, Stream, Transport
-from dht.types import Reach
+from dht.types import NodeRecord, Reach
+from node.reach_findings import Findings
+from node.relays import Relays
 
 GREETING = b"\x13/multistream/1.0.0\n"
 """What every libp2p listener says first (multistream-select 1.0)."""
 ASKED = 3
-RELAYED = "/p2p-circuit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,61 +98,45 @@ async def _greets(host: str, port: int) -> bool:
             await writer.wait_closed()
 
 
-async def reach_of(
-    transport: Transport,
-    others: Mapping[str, tuple[str, ...]],
-    limits: ReachLimits | None = None,
-) -> Reach:
-    """How others reach this peer, as up to three of ``others`` (with addresses) find it."""
-    port = port_of(transport.addresses)
-    if port is None:
-        return Reach.NONE
-    limit_s = (limits or ReachLimits()).answer_s
-    asked = [
-        _ask(transport, peer_id, where, port, limit_s)
-        for peer_id, where in list(others.items())[:ASKED]
-    ]
-    return concluded(await asyncio.gather(*asked), transport.addresses)
-
-
-def concluded(said: Sequence[ReachAnswer | None], addresses: tuple[str, ...]) -> Reach:
-    """What follows from what others found; None stands for one that did not answer.
-
-    A neighbour on the same local network gets through where the world does not, so it counts only
-    where nobody looked from outside.
-    """
-    tried = [answer for answer in said if answer is not None and answer.reached is not None]
-    outside = [answer for answer in tried if is_public(answer.host)]
-    if any(answer.reached for answer in outside or tried):
-        return Reach.DIRECT
-    if any(RELAYED in address for address in addresses):
-        return Reach.RELAYED
-    return Reach.NONE if tried else Reach.UNKNOWN
-
-
-def is_public(host: str) -> bool:
-    """Whether an IP address is one of the internet's."""
-    try:
-        return ipaddress.ip_address(host).is_global
-    except ValueError:
-        return False
-
-
 def port_of(addresses: tuple[str, ...]) -> int | None:
     """The TCP port that a peer listens on, by its addresses; None where it listens nowhere."""
     for address in addresses:
         parts = address.split("/")
-        if RELAYED not in address and len(parts) > 4 and parts[3] == "tcp":
+        if CIRCUIT not in address and len(parts) > 4 and parts[3] == "tcp":
             with suppress(ValueError):
                 return int(parts[4])
     return None
 
 
-async def _ask(
-    transport: Transport, peer_id: str, where: tuple[str, ...], port: int, limit_s: float
-) -> ReachAnswer | None:
+@asynccontextmanager
+async def greeter(host: str, port: int) -> AsyncIterator[int]:
+    """A port that answers those who dial it as libp2p would; yields its number.
+
+    Raises UserError where it cannot be listened on.
+    """
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING)
+        with suppress(OSError):
+            await writer.drain()
+        writer.close()
+
     try:
-        async with asyncio.timeout(limit_s):
+        server = await asyncio.start_server(greet, host, port)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def ask_back(
+    transport: Transport, peer_id: str, where: tuple[str, ...], port: int
+) -> ReachAnswer | None:
+    """Ask ``peer_id`` to dial this peer's ``port``; None where it does not answer."""
+    try:
+        async with asyncio.timeout(ReachLimits().answer_s):
             stream = await transport.open_stream(peer_id, REACH_PROTOCOL, addresses=where)
             try:
                 await wire.send_frame(stream, ReachRequest(port=port))
@@ -162,48 +149,101 @@ async def _ask(
 
 
 class ReachKeeper:
-    """Has this peer dialled back from time to time, and knows what came of it."""
+    """Has this peer dialled back from time to time, and knows what came of it.
+
+    Where others do not get through, it holds slots at relays.
+    """
 
     def __init__(
         self,
         transport: Transport,
         directory: Directory,
-        on_change: Callable[[Reach], None],
+        on_change: Callable[[Reach, tuple[str, ...]], None],
         *,
+        relays: Relays | None,
         sure_every_s: float = 900.0,
         else_every_s: float = 60.0,
         unknown_every_s: float = 15.0,
     ) -> None:
-        """Every ``sure_every_s`` while others get through, ``unknown_every_s`` while nobody has
-        tried, otherwise every ``else_every_s``."""
+        """``on_change`` is told how others reach this peer, and at which addresses beside those
+        that it listens on. ``relays``: None where this transport takes no calls through them.
+
+        It looks every ``sure_every_s`` while others get through, every ``else_every_s`` while
+        a relay takes calls, otherwise every ``unknown_every_s``.
+        """
         self._transport = transport
         self._directory = directory
         self._on_change = on_change
-        self._else_every_s = else_every_s
-        self._every_s = {Reach.DIRECT: sure_every_s, Reach.UNKNOWN: unknown_every_s}
+        self._relays = relays
+        self._else_every_s = unknown_every_s
+        self._every_s = {Reach.DIRECT: sure_every_s, Reach.RELAYED: else_every_s}
         self._looks = 0
-        self.reach = Reach.UNKNOWN
+        self._findings = Findings()
+        self._told: tuple[Reach, tuple[str, ...]] = (Reach.UNKNOWN, ())
+        self.settled = asyncio.Event()
+        """Set once somebody got through, or everybody that was asked at first has answered."""
+
+    @property
+    def reach(self) -> Reach:
+        """How others reach this peer, as it was last told."""
+        return self._told[0]
 
     async def run(self) -> None:
-        """Look again and again until cancelled; the first time is the caller's."""
+        """Look again and again until cancelled."""
         while True:
-            await asyncio.sleep(self._every_s.get(self.reach, self._else_every_s))
             await self.look()
+            await asyncio.sleep(self._every_s.get(self.reach, self._else_every_s))
 
     async def look(self) -> None:
-        """Ask others once."""
+        """Ask others once, and look after the relays."""
         try:
             nodes = await self._directory.nodes()
-            me = self._transport.peer_id
-            self._looks += 1
-            # Others each time, and not the same ones as everybody asks.
-            others = sorted(
-                nodes.keys() - {me}, key=lambda p: crc32(f"{self._looks}{me}{p}".encode())
-            )
-            found = await reach_of(self._transport, {p: nodes[p].addresses for p in others})
+            await self._ask_some(nodes)
+            if self._relays is not None and self._findings.suspect:
+                await self._relays.hold(nodes)
+            elif self._relays is not None:
+                self._relays.let_go()
         except NetworkError:
-            found = Reach.UNKNOWN
-        # Nobody to ask just now changes nothing about what others found before.
-        if found is not Reach.UNKNOWN and found is not self.reach:
-            self.reach = found
-            self._on_change(found)
+            pass  # nobody to ask just now changes nothing about what others found before
+        self._conclude()
+        self.settled.set()
+
+    async def _ask_some(self, nodes: Mapping[str, NodeRecord]) -> None:
+        me = self._transport.peer_id
+        port = port_of(self._transport.addresses)
+        if port is None:
+            self._findings.closed = True
+            return
+        self._looks += 1
+        # Others each time, and not the same ones as everybody asks.
+        others = sorted(nodes.keys() - {me}, key=lambda p: crc32(f"{self._looks}{me}{p}".encode()))
+        async with asyncio.TaskGroup() as group:
+            for peer_id in others[:ASKED]:
+                group.create_task(self._note(peer_id, nodes[peer_id].addresses, port))
+
+    async def _note(self, peer_id: str, where: tuple[str, ...], port: int) -> None:
+        answer = await ask_back(self._transport, peer_id, where, port)
+        self._findings.note(peer_id, answer, asyncio.get_running_loop().time())
+        if answer is not None and answer.reached:
+            self._conclude()
+            self.settled.set()
+
+    def _conclude(self) -> None:
+        circuits = self._relays.addresses if self._relays is not None else ()
+        now_s = asyncio.get_running_loop().time()
+        reach = self._findings.conclude(now_s, relayed=bool(circuits))
+        if reach is Reach.DIRECT:
+            circuits = self._seen_from_outside()
+        if reach is Reach.UNKNOWN and self.reach is not Reach.RELAYED:
+            return
+        if (reach, circuits) != self._told:
+            self._told = (reach, circuits)
+            self._on_change(reach, circuits)
+
+    def _seen_from_outside(self) -> tuple[str, ...]:
+        """The address of the router in between that forwards a port here, where there is one."""
+        host, port = self._findings.host, port_of(self._transport.addresses)
+        if not host or any(host_of(each) == host for each in self._transport.addresses):
+            return ()
+        version = ipaddress.ip_address(host).version
+        return (f"/ip{version}/{host}/tcp/{port}/p2p/{self._transport.peer_id}",)

@@ -1,13 +1,19 @@
 """``node.join --test``: what this peer would do in the swarm, without serving anybody."""
 
+import asyncio
+from collections.abc import Mapping
+
 from coordinator.self_help import span_to_take
 from dht.directory import Directory
 from dht.errors import NetworkError
 from dht.transport import Transport
-from dht.types import NodeRecord, NodeState, model_key
+from dht.types import NodeRecord, NodeState, Reach, model_key
 from node import VERSION
 from node.hardware import Machine
 from node.probe import measure_link
+from node.reach import ask_back, greeter
+from node.reach_findings import NEWEST, Findings
+from node.relays import candidates
 from node.report import Reporter
 from node.stage_engine import EngineStage
 
@@ -20,10 +26,15 @@ async def rehearse(
     engine: EngineStage,
     machine: Machine,
     reporter: Reporter,
+    *,
+    host: str,
+    port: int,
 ) -> None:
-    """Look at the swarm, measure links from it, and say which layers would be taken.
+    """Look at the swarm, measure links from it, have ``port`` dialled back, and say which layers
+    would be taken.
 
-    Nothing is announced. Raises NetworkError when the swarm cannot be read.
+    Nothing is announced. Raises NetworkError when the swarm cannot be read, and UserError when
+    ``host`` and ``port`` cannot be listened on.
     """
     spec = engine.spec
     nodes = await Directory(transport, network, model_key(spec.name)).nodes()
@@ -51,15 +62,70 @@ async def rehearse(
             continue
         megabits = link.bandwidth_bytes_per_s * 8 / 1e6
         reporter.say(f"  {peer_id[-8:]}: {1000 * link.rtt_s:.1f} ms, {megabits:.0f} Mbit/s from it")
+    reach = await _dialled_back(transport, nodes, host, port, reporter)
     span = span_to_take(record, nodes)
     if span is None:
         reporter.say("No layers of this model fit: lend more with --memory")
-        reporter.event("test", peers=len(same), start=0, end=0)
+        reporter.event("test", peers=len(same), reach=str(reach), start=0, end=0)
         return
     speed = engine.tokens_per_s[span.end - span.start - 1]
     reporter.say(
         f"The layers that need it the most are {span.start} to {span.end - 1} of {spec.layers}:"
         f" it would serve them at {speed:.0f} tokens/s. A coordinator may plan otherwise."
     )
-    reporter.event("test", peers=len(same), start=span.start, end=span.end, tokens_per_s=speed)
+    reporter.event(
+        "test",
+        peers=len(same),
+        reach=str(reach),
+        start=span.start,
+        end=span.end,
+        tokens_per_s=speed,
+    )
     reporter.say("This was a test: nobody was served, nothing was announced.")
+
+
+async def _dialled_back(
+    transport: Transport,
+    nodes: Mapping[str, NodeRecord],
+    host: str,
+    port: int,
+    reporter: Reporter,
+) -> Reach:
+    """Have some peers dial this machine, and say in one line what came of it."""
+    asked = sorted(nodes.keys() - {transport.peer_id})[:NEWEST]
+    if not asked:
+        reporter.say("Nobody is there to dial this machine back; --initial-peers names somebody")
+        return Reach.UNKNOWN
+    async with greeter(host, port) as listened:
+        said = await asyncio.gather(
+            *(ask_back(transport, p, nodes[p].addresses, listened) for p in asked)
+        )
+    findings = Findings()
+    for peer_id, answer in zip(asked, said, strict=True):
+        findings.note(peer_id, answer, 0.0)
+    through, failed = findings.counts
+    may_relay = bool(candidates(nodes, transport.peer_id))
+    reporter.say(reach_sentence(through, through + failed, listened, may_relay=may_relay))
+    if not through + failed:
+        return Reach.UNKNOWN
+    if through:
+        return Reach.DIRECT
+    return Reach.RELAYED if may_relay else Reach.NONE
+
+
+def reach_sentence(through: int, dialled: int, port: int, *, may_relay: bool) -> str:
+    """What it means that ``through`` of ``dialled`` peers got through, and what to do."""
+    if not dialled:
+        return f"No peer could say whether others reach port {port}: try again in a minute"
+    count = f"{through} of {dialled} peer{'' if dialled == 1 else 's'} that dialled port {port}"
+    if through:
+        return f"Others reach this machine: {count} got through, nothing to do"
+    rest = (
+        "otherwise it joins through a relay, which is slower"
+        if may_relay
+        else "no peer here can relay for it, so without that it gets no layers"
+    )
+    return (
+        f"Others do not reach this machine: {count} got through. Forward a TCP port on the router,"
+        f" open it in the firewall and name it with --port; {rest}"
+    )

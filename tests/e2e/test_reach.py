@@ -3,48 +3,109 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from bench.local_swarm import ROOT, LocalSwarm
+from bench.local_swarm import ROOT, LocalPeer, LocalSwarm
 from bench.wan_lab import Shape, WanLab, why_not
 from tests.e2e.conftest import MODEL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netns]
 REASON = why_not()
+SHAPE = Shape(mbit=200, delay_ms=2)
+CLOSED, CLIENT = 1, 3
+"""Hosts: nobody can open a connection to the first; nobody listens on the second."""
 
 LOOK = """
 import asyncio, json, sys
 from client import Swarm
 async def main():
     async with Swarm.connect([sys.argv[1]], model=sys.argv[2]) as swarm:
-        while not all(n.end and n.reach != "unknown" for n in swarm.nodes.values()):
+        while not all(n.reach != "unknown" for n in swarm.nodes.values()):
             await asyncio.sleep(0.5)
             await swarm.refresh()
-        print(json.dumps({n.name: n.reach for n in swarm.nodes.values()}))
+        print(json.dumps({n.name: [n.reach, n.end] for n in swarm.nodes.values()}))
 asyncio.run(main())
 """
 
 
+def start(
+    swarm: LocalSwarm, lab: WanLab, host: int, name: str, extra: Sequence[str] = ()
+) -> LocalPeer:
+    return swarm.start_peer(
+        name=name, host=lab.address(host), run_on=lab.command(host, []), extra=extra
+    )
+
+
+def run(lab: WanLab, host: int, *argv: str) -> subprocess.CompletedProcess[str]:
+    command = lab.command(host, [sys.executable, *argv])
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
+
+
+def seen(lab: WanLab, swarm: LocalSwarm) -> dict[str, Any]:
+    """How each peer is reached and where its layers end, for a client elsewhere."""
+    out = run(lab, CLIENT, "-c", LOOK, swarm.peers[0].address, str(MODEL)).stdout
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def rehearsed(lab: WanLab, host: int, swarm: LocalSwarm, key: str) -> str:
+    """What ``--test`` finds on a host."""
+    test = ["--model", str(MODEL), "--cpu", "--threads", "1", "--test", "--json-log"]
+    test += ["--identity", str(swarm.directory / key), "--host", lab.address(host)]
+    log = run(lab, host, "-m", "node.join", *test, "--initial-peers", swarm.peers[0].address)
+    events = [json.loads(line) for line in log.stderr.splitlines() if line.startswith("{")]
+    return str(next(each["reach"] for each in events if each["event"] == "test"))
+
+
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
-def test_a_peer_behind_a_closed_router_says_so_and_an_open_one_does_not() -> None:
+def test_a_closed_peer_is_called_through_a_relay() -> None:
     with (
-        WanLab(3, Shape(mbit=200, delay_ms=2), prefix="anar") as lab,
-        LocalSwarm(MODEL, extra=("--threads", "1")) as swarm,
+        WanLab(4, SHAPE, prefix="anar") as lab,
+        LocalSwarm(MODEL, extra=("--threads", "1")) as all_,
     ):
-        lab.close(1)
-        for host, (name, layers) in enumerate((("open", "0:5"), ("closed", "5:8"))):
-            swarm.start_peer(
-                name=name,
-                host=lab.address(host),
-                run_on=lab.command(host, []),
-                extra=("--layers", layers),
-            )
-        assert swarm.peers[1].wait_for("reach")["reach"] == "none"
-        assert swarm.peers[0].wait_for("reach")["reach"] == "direct"
-        swarm.wait_serving()
-        look = lab.command(0, [sys.executable, "-c", LOOK, swarm.peers[0].address, str(MODEL)])
-        seen = subprocess.run(
-            look, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-        ).stdout
-        assert json.loads(seen) == {"open": "direct", "closed": "none"}
+        lab.close(CLOSED)
+        first = start(all_, lab, 0, "open", ("--layers", "0:5"))
+        first.wait_for("listening")
+        start(all_, lab, 2, "other", ("--layers", "0:5"))
+        assert first.wait_for("reach")["reach"] == "direct"
+        assert rehearsed(lab, CLIENT, all_, "a.key") == "direct"
+        assert rehearsed(lab, CLOSED, all_, "b.key") == "relayed"
+        closed = start(all_, lab, CLOSED, "closed", ("--layers", "5:8"))
+        said = closed.wait_for("reach")
+        assert said["reach"] == "relayed"
+        assert all(f"/p2p-circuit/p2p/{closed.peer_id}" in each for each in said["beside"])
+        all_.wait_serving()
+        assert seen(lab, all_) == {
+            "open": ["direct", 5],
+            "other": ["direct", 5],
+            "closed": ["relayed", 8],
+        }
+        # The client's stream for tokens goes to the closed peer, which never called it.
+        ask = ("client.generate", "--model", str(MODEL), "--prompt", "Once", "--initial-peers")
+        assert run(lab, CLIENT, "-m", *ask, first.address).stdout.strip()
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+def test_a_peer_that_nobody_reaches_gets_layers_once_somebody_does() -> None:
+    # Peers that count their traffic are not asked to relay.
+    caps = ("--threads", "1", "--monthly-cap", "100")
+    with WanLab(4, SHAPE, prefix="anar") as lab, LocalSwarm(MODEL, extra=caps) as all_:
+        lab.close(CLOSED)
+        start(all_, lab, 0, "open").wait_for("listening")
+        start(all_, lab, 2, "other")
+        all_.wait_serving()
+        closed = start(all_, lab, CLOSED, "closed")
+        assert closed.wait_for("reach")["reach"] == "none"
+        found = seen(lab, all_)
+        assert found["closed"] == ["none", 0]
+        assert found["open"][0] == found["other"][0] == "direct"
+        assert closed.find("assigned") is None
+        lab.open(CLOSED)
+        assert closed.wait_for("assigned")
+        assert closed.find("reach")["reach"] == "direct"
+        closed.wait_for("serving")

@@ -8,20 +8,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from dht import wire
-from dht.errors import NetworkError
+from dht.errors import NetworkError, UserError
 from dht.identity import Identity
 from dht.memory import MemoryNetwork
 from dht.messages import Ping, ReachAnswer, ReachRequest
 from dht.streams import stream_pair
-from dht.types import Reach
 from node.reach import (
     GREETING,
     ReachLimits,
     ReachServer,
-    concluded,
-    is_public,
+    greeter,
     port_of,
 )
+from node.reach_findings import is_public
+from node.rehearsal import reach_sentence
 
 LOCAL = "127.0.0.1"
 LIMITS = ReachLimits(dial_s=0.5)
@@ -135,26 +135,30 @@ def test_a_port_that_is_none_is_no_message(port: int) -> None:
         wire.decode(wire.encode(ReachRequest(port=port)))
 
 
-def test_what_follows_from_what_others_found() -> None:
-    def said(reached: bool | None, host: str = PUBLIC) -> ReachAnswer:
-        return ReachAnswer(reached=reached, host=host)
-
-    direct = ("/ip4/10.0.0.2/tcp/31337/p2p/me",)
-    relay = (*direct, "/ip4/1.2.3.4/tcp/1/p2p/relay/p2p-circuit/p2p/me")
-    assert concluded([], direct) is Reach.UNKNOWN
-    assert concluded([None, said(None)], direct) is Reach.UNKNOWN
-    assert concluded([said(False), said(True)], direct) is Reach.DIRECT
-    assert concluded([said(False), None], direct) is Reach.NONE
-    assert concluded([said(False)], relay) is Reach.RELAYED
-    assert concluded([said(True)], relay) is Reach.DIRECT
-    # A neighbour gets through where the world does not, but in a swarm of neighbours that is all.
-    assert concluded([said(True, "192.168.1.5"), said(False)], direct) is Reach.NONE
-    assert concluded([said(True, "192.168.1.5"), None], direct) is Reach.DIRECT
-
-
 def test_the_port_is_that_of_a_direct_address() -> None:
     assert port_of(()) is None
     assert port_of(("/ip4/1.2.3.4/tcp/1/p2p/relay/p2p-circuit/p2p/me",)) is None
     assert port_of(("/ip6/::1/tcp/5/p2p/me",)) == 5
     assert is_public(PUBLIC)
     assert not any(map(is_public, ("", "10.1.1.1", "127.0.0.1", "fe80::1", "example.org")))
+
+
+def test_the_rehearsal_listens_as_libp2p_would() -> None:
+    async def body() -> None:
+        async with greeter(LOCAL, 0) as port:
+            answer = await asked(server(), ReachRequest(port=port))
+            assert answer == ReachAnswer(reached=True, host=LOCAL)
+            with pytest.raises(UserError, match=f"port {port}"):
+                async with greeter(LOCAL, port):
+                    pass
+
+    asyncio.run(body())
+
+
+def test_the_rehearsal_says_what_to_do_in_one_line() -> None:
+    assert "2 of 3 peers that dialled port 7" in reach_sentence(2, 3, 7, may_relay=False)
+    closed = reach_sentence(0, 1, 7, may_relay=True)
+    assert "0 of 1 peer that dialled port 7 got through. Forward" in closed
+    assert "through a relay" in closed
+    assert "gets no layers" in reach_sentence(0, 1, 7, may_relay=False)
+    assert "try again" in reach_sentence(0, 0, 7, may_relay=True)
