@@ -99,6 +99,33 @@ def moves_between_processes(result: dict[str, Any]) -> str:
     )
 
 
+def balance(result: dict[str, Any]) -> str:
+    """What it gains to move sessions to freer peers."""
+
+    def ms(figures: dict[str, float]) -> str:
+        return " / ".join(f"{1e3 * figures[name]:.0f}" for name in ("p50", "p99", "max"))
+
+    rows = [
+        f"| {cell['requests_per_s']:g} | {'with' if cell['balance'] else 'without'} |"
+        f" {cell['moves']} | {cell['freeness_apart_tokens']} | {ms(cell['ttft_s'])} |"
+        f" {ms(cell['token_s'])} | {ms(cell['urgent_token_s'])} |"
+        for cell in result["cells"]
+    ]
+    return (
+        "Real sessions, stages and links under a virtual clock; slow stand-in devices. One holder"
+        f" of each of three stages; after {result['join_s']:.0f} s a second one joins, and a plan"
+        " gives both as much. What began before stays where it is, unless it is moved to the freer"
+        " holder. Requests with the Azure trace's lengths, Poisson, a tenth of them urgent; all"
+        f" that came within {result['end_s']:.0f} s, {result['seeds']} seeds, the same with and"
+        " without. Counted from the join on; apart: how far the two holders' freeness is apart, in"
+        " tokens per session (`python -m bench.balance_virtual`,"
+        " [JSON](bench/results/balance_virtual.json)).\n\n"
+        "| requests/s | moves for balance | moved | apart | first token, ms, P50 / P99 / max |"
+        " between tokens, ms | urgent, between tokens, ms |\n"
+        "|---|---|---|---|---|---|---|\n" + "\n".join(rows)
+    )
+
+
 def overload(result: dict[str, Any]) -> str:
     """What a swarm does with too much."""
     told, rejected = result["overload"], result["overload"]["rejected_s"]

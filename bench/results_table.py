@@ -13,6 +13,7 @@ from typing import Any
 from bench.local_swarm import ROOT
 from bench.planner_tables import elections, flood, sizes
 from bench.results_sessions import (
+    balance,
     chaos,
     moves,
     moves_apart,
@@ -342,6 +343,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "papers/molink": links,
         "wan_real": real_links,
         "wan_groups": groups,
+        "balance_virtual": balance,
         "int8": int8,
         "links": measured_links,
         "transport": hop,
@@ -356,6 +358,7 @@ TITLES = {
     "papers/molink": "## Links, on paper\n\n",
     "wan_real": "## Links, between real processes\n\n",
     "wan_groups": "## Micro-batches\n\n",
+    "balance_virtual": "## Moves for balance\n\n",
     "int8": "## Rows of 8 bits\n\n",
     "links": "## What a swarm knows of its links\n\n",
     "transport": "## A hop\n\n",

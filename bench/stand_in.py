@@ -136,9 +136,11 @@ async def serving(
     times: GpuTimes,
     limits: BatchLimits,
     config: StageConfig,
+    *,
+    kv_tokens: int = KV_TOKENS,
 ) -> StandInPeer:
     """Serve layers ``span`` of ``spec`` on ``transport`` with an engine that only waits."""
-    engine = TimedEngine(spec, transport.peer_id, span, times, kv_tokens=KV_TOKENS, limits=limits)
+    engine = TimedEngine(spec, transport.peer_id, span, times, kv_tokens=kv_tokens, limits=limits)
     stage = StageServer(transport, engine, config)
     engine.on_results = stage.on_results
     await StageStreams(transport, stage, StreamLimits()).start()
@@ -154,7 +156,7 @@ async def serving(
             model=spec,
             memory_bytes=1,
             kv_tokens_min=1,
-            kv_tokens_free=KV_TOKENS,
+            kv_tokens_free=kv_tokens,
             tokens_per_s=(100.0,) * spec.layers,
             state=NodeState.SERVING,
             start=span[0],
