@@ -13,8 +13,8 @@ given lately counts at the receiver whatever its record says; and a session that
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from coordinator.routes import NoRoute
-from dht.types import NodeRecord, NodeState, RouteStage
+from coordinator.routes import HOP_S, NoRoute
+from dht.types import LinksRecord, NodeRecord, NodeState, RouteStage
 
 
 def freeness(room_tokens: float, sessions: int) -> float:
@@ -92,6 +92,8 @@ class Movable:
     """The layers that it runs there."""
     route: frozenset[str]
     """Peers of its route."""
+    neighbours: frozenset[str]
+    """Those that its rows or tokens come from and go to, the client aside."""
     kv_tokens: int
     """Promised to it."""
     ran_tokens: int
@@ -129,6 +131,8 @@ class BalanceConfig:
     """A move that has not happened by then is given up."""
     bar_s: float = 60.0
     """Its taker is then not asked for so long."""
+    slower_s: float = HOP_S
+    """A session is not moved where its tokens would be so much longer on their way."""
     lag_s: float = 20.0
     """What was given counts at the receiver for so long, beside what its record says."""
 
@@ -157,11 +161,12 @@ class Balance:
         others: Mapping[str, Load],
         here: Collection[Movable],
         present: Collection[str],
+        rtt_s: Mapping[frozenset[str], float] | None = None,
     ) -> tuple[MoveOrder, ...]:
         """The moves to ask for now, those under way included.
 
         ``here`` are sessions that could move, ``present`` all that hold KV here: an order ends when
-        its session is gone, or at its time limit.
+        its session is gone, or at its time limit. ``rtt_s`` is what is known of links.
         """
         self._settle(now_s, present)
         loads = dict(others)
@@ -173,7 +178,7 @@ class Balance:
         while len(self.under_way) < self.config.moves_max:
             barred = self.barred_s.keys() | self.under_way.keys()
             open_to = {peer: load for peer, load in loads.items() if peer not in barred}
-            following = self._next(now_s, mine, open_to, here)
+            following = self._next(now_s, mine, open_to, here, rtt_s or {})
             if following is None:
                 break
             self.under_way[following.to] = following
@@ -194,7 +199,12 @@ class Balance:
                 del self.under_way[to]
 
     def _next(
-        self, now_s: float, mine: Load, others: Mapping[str, Load], here: Collection[Movable]
+        self,
+        now_s: float,
+        mine: Load,
+        others: Mapping[str, Load],
+        here: Collection[Movable],
+        rtt_s: Mapping[frozenset[str], float],
     ) -> MoveOrder | None:
         """The first session, cheapest first, whose move to its partner evens the two out."""
         if not self.needs_relief(mine):
@@ -209,6 +219,8 @@ class Balance:
                 partners[layers] = partner_of(self.me, mine, others, layers, self.config.gap)
             to = partners[layers]
             if to is None or to in each.route:
+                continue
+            if detour_s(self.me, to, each.neighbours, rtt_s) > self.config.slower_s:
                 continue
             taker = others[to].with_more(1, each.kv_tokens)
             giver = mine.with_more(-1, -each.kv_tokens)
@@ -243,6 +255,29 @@ def partner_of(
     if partner == me or theirs <= 0:
         return None
     return partner if mine.freeness < 0 or theirs >= gap * mine.freeness else None
+
+
+def round_trips(records: Mapping[str, LinksRecord]) -> dict[frozenset[str], float]:
+    """Round trips by pair of peers, in seconds, as one of the two says; the longer of both."""
+    known: dict[frozenset[str], float] = {}
+    for author, record in records.items():
+        for link in record.links:
+            if author in (link.source, link.target):
+                pair = frozenset((link.source, link.target))
+                known[pair] = max(link.rtt_s, known.get(pair, 0.0))
+    return known
+
+
+def detour_s(
+    me: str, to: str, neighbours: Collection[str], rtt_s: Mapping[frozenset[str], float]
+) -> float:
+    """How much longer a token's way is over ``to`` than over ``me``; 0 for what nobody measured."""
+    total_s = 0.0
+    for peer in neighbours:
+        theirs, mine = rtt_s.get(frozenset((to, peer))), rtt_s.get(frozenset((me, peer)))
+        if theirs is not None and mine is not None:
+            total_s += (theirs - mine) / 2
+    return total_s
 
 
 def swapped(

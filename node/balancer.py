@@ -6,9 +6,10 @@ move itself is the one by which a peer that leaves hands its sessions over (docs
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
-from coordinator.balance import Balance, load_of
+from coordinator.balance import Balance, Load, load_of, round_trips
 from dht.directory import Directory
 from dht.errors import NetworkError
 from dht.types import NodeRecord
@@ -17,7 +18,9 @@ from node.stage import StageServer
 logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""Between looks at this peer's own load. Others' records are read only where it needs relief."""
+"""Between looks at this peer's own load."""
+READ_S = 10.0
+"""Between looks at others' records, where it needs relief; they are renewed every 15 s."""
 
 
 class Balancer:
@@ -35,6 +38,9 @@ class Balancer:
         self._stage = stage
         self._record = record
         self.balance = balance or Balance(me=record().peer_id)
+        self._read_s = -math.inf
+        self._others: dict[str, Load] = {}
+        self._rtt_s: dict[frozenset[str], float] = {}
 
     async def run(self) -> None:
         """Look and ask until cancelled."""
@@ -50,20 +56,23 @@ class Balancer:
         balance, stage = self.balance, self._stage
         if not balance.under_way and not balance.needs_relief(stage.load):
             return
-        mine = self._record()
-        nodes = await self._directory.nodes()
-        others = {
-            peer_id: load_of(record, beside=mine)
-            for peer_id, record in nodes.items()
-            if peer_id != mine.peer_id and record.model.fingerprint == mine.model.fingerprint
-        }
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._read_s >= READ_S:
+            self._read_s = now_s
+            await self._read()
         orders = balance.step(
-            asyncio.get_running_loop().time(),
-            stage.load,
-            others,
-            stage.movable(),
-            stage.holding(),
+            now_s, stage.load, self._others, stage.movable(), stage.holding(), self._rtt_s
         )
         for order in orders:
             logger.debug("session %s should move to %s", order.session[:8], order.to)
         stage.relieve({order.session: order.to for order in orders})
+
+    async def _read(self) -> None:
+        mine = self._record()
+        nodes, links = await asyncio.gather(self._directory.nodes(), self._directory.links())
+        self._others = {
+            peer_id: load_of(record, beside=mine)
+            for peer_id, record in nodes.items()
+            if peer_id != mine.peer_id and record.model.fingerprint == mine.model.fingerprint
+        }
+        self._rtt_s = round_trips(links)

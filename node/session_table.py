@@ -147,6 +147,7 @@ class SessionTable:
                 start=live.session.stage.start,
                 end=live.session.stage.end,
                 route=frozenset(stage.peer_id for stage in live.session.open.route),
+                neighbours=live.session.neighbours,
                 kv_tokens=live.session.kv_tokens,
                 ran_tokens=live.session.done_position,
                 moved_s=now_s - live.opened_s if live.moved_here else float("inf"),

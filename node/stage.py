@@ -191,6 +191,7 @@ class StageServer:
         self._relief = dict(moves)
         for key, to in fresh.items():
             if (live := self._table.get(key)) is not None:
+                self.counters["relief_asked"] += 1
                 live.tell_leaving(self._me, to)
 
     def _tell_leaving(self) -> None:

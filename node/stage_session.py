@@ -188,6 +188,13 @@ class StageSession:
         return self.open.route[0].peer_id if self.is_last and not self.is_first else None
 
     @property
+    def neighbours(self) -> frozenset[str]:
+        """Stages before and after this one in the ring."""
+        route, hop = self.open.route, self.open.hop
+        around = {route[hop - 1].peer_id, route[(hop + 1) % len(route)].peer_id}
+        return frozenset(around - {self.stage.peer_id})
+
+    @property
     def kv_tokens(self) -> int:
         """Tokens of KV that the whole session needs: the last sampled token is never run."""
         return self.open.prompt_tokens + self.open.max_new_tokens - 1

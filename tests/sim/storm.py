@@ -97,7 +97,16 @@ class Weather:
             self._cut = None
 
 
-async def storm(seed: int) -> Stormy:
+async def wish(swarm: PaperSwarm, rng: random.Random) -> None:
+    """Have peers ask again and again for relief, by others with their layers, dead or alive."""
+    while True:
+        await asyncio.sleep(rng.uniform(0.05, 0.3))
+        full = rng.choice(swarm.peers)
+        alike = [p for p in swarm.peers if p.engine.span == full.engine.span and p is not full]
+        full.stage.relieve({each: rng.choice(alike).peer_id for each in full.stage.holding()})
+
+
+async def storm(seed: int, *, wishes: bool = False) -> Stormy:
     """One run. Asserts that every answer is right and that nothing is held in the end."""
     rng = random.Random(seed)
     told = Stormy()
@@ -107,6 +116,7 @@ async def storm(seed: int) -> Stormy:
             settle(peer, rng)
         weather = Weather(swarm, rng)
         blowing = asyncio.create_task(weather.blow())
+        wishing = asyncio.create_task(wish(swarm, rng)) if wishes else None
 
         async def ask(number: int) -> None:
             tokens: list[int] = []
@@ -119,6 +129,8 @@ async def storm(seed: int) -> Stormy:
 
         await asyncio.gather(*(ask(number) for number in range(ANSWERS)))
         blowing.cancel()
+        if wishing is not None:
+            wishing.cancel()
         weather.heal()
         sound = [peer for peer in swarm.peers if peer not in weather.lost]
         end_s = loop.time() + 120.0
@@ -132,10 +144,13 @@ async def storm(seed: int) -> Stormy:
     return told
 
 
-def run_storm(seed: int) -> Stormy:
-    """The run of one seed, under a virtual clock; a failure has a note that names the seed."""
+def run_storm(seed: int, *, wishes: bool = False) -> Stormy:
+    """The run of one seed, under a virtual clock; a failure has a note that names the seed.
+
+    With ``wishes`` peers ask for relief all the time, too.
+    """
     try:
-        return run_virtual(storm(seed), limit_s=LIMIT_S)
+        return run_virtual(storm(seed, wishes=wishes), limit_s=LIMIT_S)
     except BaseException as error:
         error.add_note(f"seed {seed}")
         raise

@@ -14,6 +14,15 @@ def test_every_answer_is_right_whatever_happens(seed: int) -> None:
     run_storm(seed)
 
 
+@pytest.mark.parametrize("block", range(3))
+def test_wishes_for_relief_do_no_harm(block: int) -> None:
+    did: Counter[str] = Counter()
+    for seed in range(2000 + 3 * block, 2003 + 3 * block):
+        did += run_storm(seed, wishes=True).did
+    assert did["relief_asked"] > 0
+    assert did["kv_copied"] > 0
+
+
 def test_a_seed_replays_identically() -> None:
     first = run_storm(7)
     assert first.trace

@@ -14,10 +14,19 @@ from coordinator.balance import (
     freeness,
     load_of,
     partner_of,
+    round_trips,
     swapped,
 )
 from coordinator.routes import NoRoute
-from dht.types import DeviceSpec, ModelSpec, NodeRecord, NodeState, RouteStage
+from dht.types import (
+    DeviceSpec,
+    Link,
+    LinksRecord,
+    ModelSpec,
+    NodeRecord,
+    NodeState,
+    RouteStage,
+)
 
 CAPACITY = 10_000
 SPEC = ModelSpec(
@@ -71,6 +80,7 @@ def session(
         start=0,
         end=4,
         route=frozenset(route),
+        neighbours=frozenset({"before", "after"}),
         kv_tokens=kv_tokens,
         ran_tokens=ran_tokens,
         moved_s=moved_s,
@@ -145,6 +155,28 @@ def test_ordinary_sessions_go_the_shortest_first() -> None:
 )
 def test_a_move_that_gains_little_is_not_made(mine: Load, other: Load) -> None:
     assert ask(mine, {"other": other}, session("s"), session("t")) == []
+
+
+def link(source: str, target: str, rtt_s: float) -> Link:
+    return Link(
+        source=source, target=target, bandwidth_bytes_per_s=1e6, rtt_s=rtt_s, measured_unix_s=0.0
+    )
+
+
+@pytest.mark.parametrize(("far_s", "goes"), [(0.01, True), (0.2, False), (None, True)])
+def test_who_is_far_from_the_neighbours_is_given_nothing(far_s: float | None, goes: bool) -> None:
+    mine = link("before", "me", 0.02), link("me", "after", 0.02), link("before", "after", 9.0)
+    told = {"me": mine, "after": (link("me", "after", 0.01),)}
+    if far_s is not None:
+        told["other"] = link("before", "other", far_s), link("other", "after", far_s)
+    rtt_s = round_trips({p: LinksRecord(peer_id=p, links=each) for p, each in told.items()})
+    assert rtt_s[frozenset(("me", "after"))] == 0.02
+    assert frozenset(("before", "after")) not in rtt_s, "neither of the two says so"
+    here = [session(name) for name in "abcde"]
+    orders = Balance(me="me").step(
+        0.0, load(0, 5), {"other": load(9000, 0)}, here, {s.session for s in here}, rtt_s
+    )
+    assert bool(orders) is goes
 
 
 def test_headroom_that_is_used_moves_even_one_session() -> None:
