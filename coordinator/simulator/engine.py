@@ -12,7 +12,7 @@ non-empty point of entry follows, in turn.
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Protocol
 
 from coordinator.simulator.parts import NEVER_S, NOWHERE, Hop, Link, Peer, Piece, Session, Wire
@@ -21,7 +21,7 @@ from coordinator.simulator.steps import chosen
 from dht.types import SINK, SOURCE, Assignment, Problem
 
 BATCH, WAKE, TOKEN, CALL = range(4)
-_first = itemgetter(0)
+_arrives_s = attrgetter("arrives_s")
 _is_prefill = attrgetter("prefill")
 
 Stage = tuple[str, int, int]
@@ -55,6 +55,8 @@ class Engine:
         which reads the same weights. Layer times alone, as Helix uses them, say it would."""
         self.now_s = 0.0
         self._weights_take_time = weights_take_time
+        self._cancelled = False
+        """Whether pieces may be under way that lead nowhere."""
         self.decodes_leave_first = decodes_leave_first
         """Whether a step's decodes are put on the links before its prompts."""
         self.watch: Callable[[list[Piece], float], None] | None = None
@@ -149,6 +151,7 @@ class Engine:
 
         Steps that hold its pieces still run them, as real ones would.
         """
+        self._cancelled = True
         for piece in (session.decode, *session.prompt):
             piece.hop = NOWHERE
             piece.dead = True
@@ -205,23 +208,31 @@ class Engine:
             heapq.heappush(self._events, (arrival_s, next(self._sequence), TOKEN, piece))
             return
         piece.hop = following
-        link.arrivals.append((arrival_s, piece))
+        piece.arrives_s = arrival_s
+        link.arrivals.append(piece)
+        if piece.prefill or piece.tokens != 1:
+            link.laden += 1
         if not target.busy and arrival_s < target.wake_s:
-            target.wake_s = arrival_s
-            heapq.heappush(self._events, (arrival_s, next(self._sequence), WAKE, target))
+            self.wake_at(target, arrival_s)
+
+    def wake_at(self, peer: Peer, at_s: float) -> None:
+        """Have an idle peer look at what has arrived by then."""
+        peer.wake_s = at_s
+        heapq.heappush(self._events, (at_s, next(self._sequence), WAKE, peer))
 
     def run(self, until_s: float, observer: Observer) -> int:
         """Handle all events up to a time; returns how many there were."""
         events, pop = self._events, heapq.heappop
+        end_batch, token = self._end_batch, self._token
         handled = 0
         while events and events[0][0] <= until_s:
             now_s, _, kind, what = pop(events)
             self.now_s = now_s
             handled += 1
             if kind == BATCH:
-                self._end_batch(what)  # type: ignore[arg-type]
+                end_batch(what)  # type: ignore[arg-type]
             elif kind == TOKEN:
-                self._token(what, observer)  # type: ignore[arg-type]
+                token(what, observer)  # type: ignore[arg-type]
             elif kind == WAKE:
                 peer: Peer = what  # type: ignore[assignment]
                 if not peer.busy and peer.wake_s == now_s:
@@ -256,20 +267,33 @@ class Engine:
     def _read_arrivals(self, peer: Peer) -> None:
         """Queue what has arrived by now, in order of arrival."""
         now_s = self.now_s
-        came: list[tuple[float, Piece]] = []
+        came: list[Piece] = []
         links = 0
+        alike = not self._cancelled and len(peer.segments) == 1
         for link in peer.inbound:
             arrivals = link.arrivals
-            if arrivals and arrivals[0][0] <= now_s:
-                links += 1
-                take = arrivals.popleft
-                came.append(take())
-                while arrivals and arrivals[0][0] <= now_s:
-                    came.append(take())
+            if not arrivals or arrivals[0].arrives_s > now_s:
+                continue
+            links += 1
+            # Decodes arrive as they were sent, so the last says of all; prompts are overtaken.
+            if not link.laden and arrivals[-1].arrives_s <= now_s:
+                came += arrivals
+                arrivals.clear()
+                continue
+            while arrivals and arrivals[0].arrives_s <= now_s:
+                piece = arrivals.popleft()
+                came.append(piece)
+                if piece.prefill or piece.tokens != 1:
+                    link.laden -= 1
+                    alike = False
         if links > 1:
-            came.sort(key=_first)
+            came.sort(key=_arrives_s)
+        if alike:
+            peer.segments[0].queue += came
+            peer.arrived_tokens += len(came)
+            return
         arrived = 0
-        for _, piece in came:
+        for piece in came:
             arrived += piece.tokens
             segment = piece.hop.segment
             segment.queue.append(piece)
@@ -326,11 +350,12 @@ class Engine:
         wake_s = NEVER_S
         for link in peer.inbound:
             arrivals = link.arrivals
-            if arrivals and arrivals[0][0] < wake_s:
-                wake_s = arrivals[0][0]
-        peer.wake_s = wake_s
+            if arrivals and arrivals[0].arrives_s < wake_s:
+                wake_s = arrivals[0].arrives_s
         if wake_s < NEVER_S:
-            heapq.heappush(self._events, (wake_s, next(self._sequence), WAKE, peer))
+            self.wake_at(peer, wake_s)
+        else:
+            peer.wake_s = wake_s
 
     def _end_batch(self, peer: Peer) -> None:
         if not peer.alive:
@@ -349,7 +374,12 @@ class Engine:
                 if self.decodes_leave_first:
                     batch.sort(key=_is_prefill)
                 for piece in batch:
-                    self._send(piece, piece.hop)
+                    hop = piece.hop
+                    wire = hop.link.wire
+                    if wire is not None:
+                        wire.offer(piece, hop)
+                    else:
+                        self._send(piece, hop)
                     peer.tokens += piece.tokens
             else:
                 self._send_all(batch)
@@ -383,7 +413,10 @@ class Engine:
                 push(events, (free_s, next(sequence), TOKEN, piece))
                 continue
             piece.hop = following
-            link.arrivals.append((free_s, piece))
+            piece.arrives_s = free_s
+            link.arrivals.append(piece)
+            if piece.tokens != 1:
+                link.laden += 1
             target = link.target
             if not target.busy and free_s < target.wake_s:
                 target.wake_s = free_s

@@ -15,6 +15,16 @@ from coordinator.transmission import FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAME_US,
 class FramedWire:
     """One directed link."""
 
+    __slots__ = (
+        "_decodes_until_s",
+        "_engine",
+        "_frame_s",
+        "_link",
+        "_prompt_until_s",
+        "_prompts",
+        "_share",
+    )
+
     def __init__(self, engine: Engine, link: Link) -> None:
         self._engine = engine
         self._link = link
@@ -30,7 +40,8 @@ class FramedWire:
         """Queue a piece; a decode's arrival is known at once, a prompt's when it has left."""
         engine, link = self._engine, self._link
         now_s = engine.now_s
-        took_s = piece.tokens * link.token_s
+        tokens = piece.tokens
+        took_s = tokens * link.token_s
         link.pieces += 1
         link.busy_s += took_s
         if piece.prefill:
@@ -40,20 +51,34 @@ class FramedWire:
             return
         start_s = self._decodes_until_s
         if start_s > now_s:
+            link.waited_s += start_s - now_s
+            end_s = start_s + took_s
             if self._prompts:  # decodes queue up: the prompt's share comes between them
                 self._decodes_until_s = start_s + took_s / (1 - self._share)
+                self._prompt_until_s += took_s
             else:
-                self._decodes_until_s = start_s + took_s
+                self._decodes_until_s = end_s
+        elif self._prompts:
+            start_s = now_s + (self._prompt_until_s - now_s) % self._frame_s
+            link.waited_s += start_s - now_s
+            self._decodes_until_s = end_s = start_s + took_s
+            self._prompt_until_s += took_s
         else:
             start_s = now_s
-            if self._prompts:
-                start_s += (self._prompt_until_s - now_s) % self._frame_s
-            self._decodes_until_s = start_s + took_s
-        if self._prompts:
-            self._prompt_until_s += took_s
-        link.waited_s += start_s - now_s
+            self._decodes_until_s = end_s = now_s + took_s
         piece.sent_s = start_s
-        engine.arrive(piece, hop, start_s + took_s + link.latency_s)
+        following = hop.following
+        if following is None or piece.dead or tokens != 1:
+            engine.arrive(piece, hop, end_s + link.latency_s)
+            return
+        # As Engine.arrive; a simulated minute comes here millions of times.
+        piece.hop = following
+        end_s += link.latency_s
+        piece.arrives_s = end_s
+        link.arrivals.append(piece)
+        target = link.target
+        if not target.busy and end_s < target.wake_s:
+            engine.wake_at(target, end_s)
 
     def _begin(self) -> None:
         piece, _, offered_s = self._prompts[0]

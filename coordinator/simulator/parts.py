@@ -34,6 +34,7 @@ class Link:
         "busy_s",
         "bytes_per_s",
         "free_s",
+        "laden",
         "latency_s",
         "pieces",
         "source",
@@ -54,7 +55,10 @@ class Link:
         self.token_bytes = token_bytes
         self.token_s = token_bytes / bytes_per_s
         self.free_s = 0.0
-        self.arrivals: deque[tuple[float, Piece]] = deque()
+        self.arrivals: deque[Piece] = deque()
+        """What is under way, or waits to be read, in order of arrival."""
+        self.laden = 0
+        """How many of those are not just a decoded token."""
         self.busy_s = 0.0
         self.waited_s = 0.0
         self.pieces = 0
@@ -117,7 +121,7 @@ class Peer:
         self.segments = [Segment(a, b) for a, b in zip(bounds, [*bounds[1:], end], strict=True)]
         self.limits: StepLimits = profile.limits_of(max(1, end - start))
         self.prefill_s = interpolated(profile.prefill, PREFILL_TABLE_TOKENS)
-        self.decode_s = interpolated(profile.decode, DECODE_TABLE_TOKENS)
+        self.decode_s = list(interpolated(profile.decode, DECODE_TABLE_TOKENS))
         self.decode_s[1] *= profile.single_decode_factor
         self.copy_s_per_token = profile.copy_s_per_token
         self.kv_capacity = profile.kv_of(max(1, end - start))
@@ -216,7 +220,7 @@ class Session:
 class Piece:
     """Tokens of a session that travel together: a chunk of its prompt, or one decode token."""
 
-    __slots__ = ("dead", "final", "hop", "prefill", "sent_s", "session", "tokens")
+    __slots__ = ("arrives_s", "dead", "final", "hop", "prefill", "sent_s", "session", "tokens")
 
     def __init__(
         self, session: Session, tokens: int, *, final: bool = True, prefill: bool = True
@@ -231,6 +235,8 @@ class Piece:
         self.hop = NOWHERE
         self.sent_s = 0.0
         """When its latest link began to carry it."""
+        self.arrives_s = 0.0
+        """When it is at the end of that link."""
 
 
 class Hop:

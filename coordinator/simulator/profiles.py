@@ -5,6 +5,7 @@ A planner's T_j is one number; a simulated step's time depends on what is in the
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from dht.types import SINK, SOURCE, PlannerNode, Problem
@@ -15,6 +16,8 @@ Points = tuple[tuple[int, float], ...]
 RATE_POINTS = ((0, 0.0), (1, 1.0), (4096, 4096.0))
 """A time proportional to the tokens, for peers of which only T_j is known."""
 KV_ENTRIES_UNKNOWN = 1 << 40
+TABLES_MAX = 64
+"""Tables of layer times that are kept: a swarm has many peers of a few sorts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,8 @@ class Profiles:
     """(``source``, peer) and (peer, ``sink``) to bytes/s and one-way seconds."""
 
 
-def interpolated(points: Points, tokens_max: int) -> list[float]:
+@lru_cache(maxsize=TABLES_MAX)
+def interpolated(points: Points, tokens_max: int) -> tuple[float, ...]:
     """Seconds per layer for 0 … ``tokens_max`` tokens: linear between points and beyond the last.
 
     Raises ValueError for fewer than two points or points out of order.
@@ -85,7 +89,7 @@ def interpolated(points: Points, tokens_max: int) -> list[float]:
             times.append(y1)
         else:
             times.append(max(0.0, y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)))
-    return times
+    return tuple(times)
 
 
 def from_rates(problem: Problem) -> Profiles:

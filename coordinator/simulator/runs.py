@@ -7,6 +7,7 @@ from functools import partial
 from coordinator.simulator.chunks import MEASURED, measured_chunks
 from coordinator.simulator.engine import Engine, Stage
 from coordinator.simulator.helix import HelixScheduler
+from coordinator.simulator.kv_peaks import KvPeaks
 from coordinator.simulator.parts import Piece, Session
 from coordinator.simulator.report import LinkUse, PeerUse, SimulationReport, latency
 from coordinator.simulator.schedulers import Scheduler
@@ -46,6 +47,7 @@ class Run:
         self.decode_s: list[float] = []
         self.tokens_by_bucket: dict[int, int] = {}
         self.live_samples: list[int] = []
+        self._kv_peaks = KvPeaks()
 
     # Sessions
 
@@ -117,14 +119,7 @@ class Run:
 
     def sample(self) -> None:
         """Look at KV use and sessions now, and again every second."""
-        used: dict[str, int] = {}
-        for session in self.live.values():
-            for name, start, end in session.stages:
-                used[name] = used.get(name, 0) + session.tokens_in_kv * (end - start)
-        for name, entries in used.items():
-            peer = self.engine.peers.get(name)
-            if peer is not None:
-                peer.kv_peak = max(peer.kv_peak, entries)
+        self._kv_peaks.look(self.live.values(), self.engine.peers)
         self.live_samples.append(len(self.live))
         self.engine.call_at(self.engine.now_s + SAMPLE_S, self.sample)
 

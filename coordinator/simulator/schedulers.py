@@ -84,7 +84,7 @@ def shortest_queue(engine: Engine, draw: Callable[[int], int]) -> Callable[[str,
         peer = engine.peers[name]
         queued = sum(len(segment.queue) for segment in peer.segments)
         return queued + sum(
-            1 for link in peer.inbound for at_s, _ in link.arrivals if at_s <= engine.now_s
+            1 for link in peer.inbound for piece in link.arrivals if piece.arrives_s <= engine.now_s
         )
 
     def choose(_at: str, heads: list[str]) -> str:

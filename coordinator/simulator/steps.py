@@ -14,11 +14,11 @@ def chosen(queue: list[Piece], limits: StepLimits) -> tuple[list[Piece], list[Pi
     rest: list[Piece] = []
     prefills = tokens = decodes = context = 0
     passed: set[int] = set()
+    decodes_max, context_max = limits.decodes_max, limits.context_tokens_max
     for piece in queue:
-        session = piece.session
         if not piece.prefill:
-            in_kv = session.tokens_in_kv
-            if decodes < limits.decodes_max and context + in_kv <= limits.context_tokens_max:
+            in_kv = piece.session.tokens_in_kv
+            if decodes < decodes_max and context + in_kv <= context_max:
                 taken.append(piece)
                 decodes += 1
                 context += in_kv
@@ -26,13 +26,13 @@ def chosen(queue: list[Piece], limits: StepLimits) -> tuple[list[Piece], list[Pi
         elif (
             prefills < limits.prefills_max
             and (prefills == 0 or tokens + piece.tokens <= limits.prefill_tokens_max)
-            and session.number not in passed
+            and piece.session.number not in passed
         ):
             taken.append(piece)
             prefills += 1
             tokens += piece.tokens
             continue
         else:
-            passed.add(session.number)
+            passed.add(piece.session.number)
         rest.append(piece)
     return taken, rest, prefills, tokens
