@@ -14,9 +14,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.local_swarm import ROOT, LocalSwarm
+from bench.local_swarm import ROOT, LocalSwarm, PeerStartError
 from bench.reference import Reference, memory_for
+from bench.starting import Watching
 from client import Answer, Swarm
+from dht.command_line import EXIT_INTERRUPTED
 from dht.types import Plan
 
 MODEL = ROOT / "models" / "brook"
@@ -26,10 +28,14 @@ PROMPT = "One morning"
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.demo", description=__doc__)
-    parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--prompt", default=PROMPT)
-    parser.add_argument("--max-new-tokens", type=int, default=320)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.demo",
+        description="Three peers, none of which can hold the model, answer a prompt together.",
+        epilog='example: python -m bench.demo --prompt "Once" --max-new-tokens 100',
+    )
+    parser.add_argument("--model", type=Path, default=MODEL, help="its directory (models/brook)")
+    parser.add_argument("--prompt", default=PROMPT, help=f"text to continue ({PROMPT})")
+    parser.add_argument("--max-new-tokens", type=int, default=320, metavar="N", help="(320)")
     parser.add_argument("--keep", action="store_true", help="leave the swarm running until Ctrl-C")
     return parser.parse_args()
 
@@ -77,18 +83,34 @@ def plan_table(plan: Plan, names: dict[str, str]) -> Table:
 def main() -> int:
     arguments = parse()
     console = Console()
+    try:
+        return run(console, arguments)
+    except PeerStartError as error:
+        console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        console.print("\nStopped; all peers have left.")
+        return EXIT_INTERRUPTED
+    return 1
+
+
+def run(console: Console, arguments: argparse.Namespace) -> int:
+    """The whole demo; 0 where the swarm's text is what one process says."""
     whole = memory_for(arguments.model)
     shares = [share * whole for share in SHARES]
     console.print(
         f"The model needs {whole / 2**20:.1f} MiB; the three peers lend"
-        f" {', '.join(f'{share / 2**20:.1f}' for share in shares)} MiB. Starting them …"
+        f" {', '.join(f'{share / 2**20:.1f}' for share in shares)} MiB, so none can hold it."
+        " Starting them; the first time each measures this machine, which takes longer.",
+        soft_wrap=True,
+        highlight=False,
     )
-    started_s = time.perf_counter()
     with LocalSwarm(arguments.model) as swarm:
+        watching = Watching(console, swarm)
         for index, share in enumerate(shares):
-            swarm.start_peer(memory_gib=share / 2**30, name=f"volunteer-{index + 1}")
-        swarm.wait_serving()
-        console.print(f"All three serve after {time.perf_counter() - started_s:.1f} s.\n")
+            name = f"volunteer-{index + 1}"
+            watching.until_listening(swarm.start_peer(memory_gib=share / 2**30, name=name))
+        watching.until_settled()
+        console.print(f"All three serve after {watching.elapsed_s:.0f} s. Asking them …\n")
         _, names, answer, total_s = asyncio.run(ask(console, swarm.addresses, arguments))
         route = " → ".join(
             f"{names.get(stage.peer_id, stage.peer_id[-8:])} [{stage.start}, {stage.end})"
@@ -97,8 +119,11 @@ def main() -> int:
         rate = len(answer.token_ids) / total_s
         console.print(
             f"{len(answer.token_ids)} tokens, first after {answer.ttft_s * 1e3:.0f} ms,"
-            f" {rate:.1f} tokens/s, over {route}"
+            f" {rate:.1f} tokens/s, over {route}",
+            soft_wrap=True,
+            highlight=False,
         )
+        console.print("Comparing with transformers' generate in one process …", style="dim")
         reference = Reference.load(arguments.model)
         prompt_ids = reference.encode(arguments.prompt)
         reference.greedy(prompt_ids, 4)  # what runs first is slow for everybody
@@ -106,7 +131,9 @@ def main() -> int:
         identical = tuple(expected) == answer.token_ids
         console.print(
             f"One process, transformers' generate: {len(expected) / single_s:.1f} tokens/s;"
-            f" its text is {'identical' if identical else 'DIFFERENT'}."
+            f" its text is {'identical' if identical else 'DIFFERENT'}.",
+            soft_wrap=True,
+            highlight=False,
         )
         if arguments.keep:
             keep(console, swarm, arguments.model)
@@ -123,6 +150,9 @@ def keep(console: Console, swarm: LocalSwarm, model: Path) -> None:
         "Serve OpenAI's interface to any program:\n"
         f"  .venv/bin/python -m client.gateway --model {model}"
         f" --initial-peers {swarm.addresses[0]}\n"
+        "See whether it is healthy, at http://127.0.0.1:8080/:\n"
+        f"  .venv/bin/python -m client.health --model {model}"
+        f" --initial-peers {swarm.addresses[0]}\n"
         "Another peer joins with:\n"
         f"  .venv/bin/python -m node.join --cpu --model {model} --identity /tmp/guest.key"
         f" --initial-peers {swarm.addresses[0]}",
@@ -135,7 +165,9 @@ def keep(console: Console, swarm: LocalSwarm, model: Path) -> None:
             for peer in swarm.peers:
                 if peer.name not in left and peer.process.poll() is not None:
                     left.add(peer.name)
-                    console.print(f"{peer.name} has ended; the others go on.")
+                    others = len(swarm.peers) - len(left)
+                    rest = "the others go on" if others else "it was the last one"
+                    console.print(f"{peer.name} has ended; {rest}.")
             time.sleep(0.5)
     except KeyboardInterrupt:
         console.print("\nEnding the swarm …")
