@@ -238,7 +238,7 @@ async def _serve(
         plans,
         model=engine.spec,
         config=CoordinatorConfig(coordinators=coordinators),
-        on_event=reporter.event,
+        on_event=partial(_told, reporter),
     )
     light = chosen(arguments.transport) is TransportKind.LIGHT
     record = NodeRecord(
@@ -278,6 +278,14 @@ async def _serve(
     peer.watch = Watch(peer.figures, finished, reporter, path, gpu=machine.driver_name)
     with on_interrupt(peer.leave):
         await peer.run()
+
+
+def _told(reporter: Reporter, event: str, **fields: object) -> None:
+    """An event of the coordinator's; why there is no plan is for people, too, who else see nothing
+    happen."""
+    reporter.event(event, **fields)
+    if event == "no_plan":
+        reporter.say(f"No layers to serve yet: {fields['reason']}. Waiting for that.")
 
 
 def _pinned(layers: str | None, peer_id: str, engine: "EngineStage") -> Assignment | None:

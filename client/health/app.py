@@ -47,8 +47,11 @@ def duration(seconds: float | None) -> str:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """``12 ms``; a dash without a value."""
-    return "–" if seconds is None else f"{1000 * seconds:.0f} ms"
+    """``12 ms``, ``0.4 ms``; a dash without a value."""
+    if seconds is None:
+        return "–"
+    value = 1000 * seconds
+    return f"{value:.1f} ms" if value < 9.95 else f"{value:.0f} ms"
 
 
 def megabits(bytes_per_s: float | None) -> str:
@@ -68,7 +71,7 @@ def _matrix(state: Json) -> Json | None:
     """Links between peers as a table, row to column, while there are few enough to read."""
     ends = {end for link in state["links"] for end in (link["from"], link["to"])}
     shown = [peer for peer in state["peers"] if peer["id"] in ends and peer["state"] != "gone"]
-    if not shown or len(shown) > MATRIX_PEERS_MAX:
+    if not 2 <= len(shown) <= MATRIX_PEERS_MAX:
         return None
     measured = {(link["from"], link["to"]): link for link in state["links"]}
     rows = [
@@ -121,17 +124,19 @@ class Page:
     def render(self, state: Json) -> str:
         """The page as HTML."""
         names = {peer["id"]: peer["name"] for peer in state["peers"]}
+        here = {peer["id"] for peer in state["peers"] if peer["state"] not in {"silent", "gone"}}
         verdict = state["swarm"]["verdict"]
         return self._template.render(
             state=state,
             version=_version(state),
             verdict=verdict.capitalize(),
             kind=verdict.replace(" ", "-"),
+            sentence=_without_verdict(state["swarm"]["sentence"]),
             states=STATES,
             refresh_s=self._refresh_s,
             matrix=_matrix(state),
             coverage=coverage_drawing(state["layers"]),
-            flow=flow_drawing(state["plan"], names),
+            flow=flow_drawing(state["plan"], names, here),
             spark=sparkline(state["probes"]["series"]),
             chart=history_drawing(state["probes"]["hours"], state["generated_unix_s"], HOURS_SHOWN),
             served=served_drawing(state["served"]["hours"], state["generated_unix_s"], HOURS_SHOWN),
@@ -204,6 +209,12 @@ def metrics_text(state: Json) -> bytes:
         flow = state["plan"]["flow_tokens_per_s"]
         gauge("plan_flow_tokens_per_second", "The plan's flow.", flow)
     return generate_latest(registry)
+
+
+def _without_verdict(sentence: str) -> str:
+    """The sentence after its first word, which stands above it."""
+    rest = sentence.partition(": ")[2]
+    return rest[:1].upper() + rest[1:]
 
 
 def _version(state: Json) -> str:

@@ -20,6 +20,11 @@ def clean_name(text: str) -> str:
     return " ".join(text.split())[:NAME_CHARS_MAX] or "unnamed"
 
 
+def peer_name(name: str, peer_id: str) -> str:
+    """What a peer calls itself, made fit; the end of its id where it has no name."""
+    return clean_name(name) if name.strip() else f"peer {clean_id(peer_id)[-8:]}"
+
+
 def clean_id(text: str) -> str:
     """A peer id's letters and digits, at most 64; a plan may name whatever its author likes."""
     return _ID.sub("", text)[:64] or "unknown"

@@ -1,6 +1,6 @@
 """Where the lines of the page's drawings go; the template writes them as SVG. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from dht.types import SINK, SOURCE
@@ -20,8 +20,9 @@ fault: a plan of maximum flow fills its bottleneck, whether anybody asks now or 
 CHART_HEIGHT = 110
 
 
-def flow_drawing(plan: Json | None, names: Mapping[str, str]) -> Json | None:
-    """Boxes and lines of the plan's flow: peers by their first layer, left to right."""
+def flow_drawing(plan: Json | None, names: Mapping[str, str], here: Set[str]) -> Json | None:
+    """Boxes and lines of the plan's flow: peers by their first layer, left to right. A box none of
+    whose peers is ``here`` is marked."""
     if plan is None or not plan["edges"]:
         return None
     groups = _groups(plan["assignments"])
@@ -39,7 +40,7 @@ def flow_drawing(plan: Json | None, names: Mapping[str, str]) -> Json | None:
         name = f"{key}"
         places[name] = (x, y)
         member_of.update(dict.fromkeys((each["id"] for each in members), name))
-        boxes.append(_box(members, x, y, names))
+        boxes.append(_box(members, x, y, names, here))
     height = 60 + ROW * (max(rows.values(), default=1) - 1)
     _centre(boxes, places, rows, columns, height)
     width = COLUMN * (len(starts) + 1)
@@ -47,7 +48,14 @@ def flow_drawing(plan: Json | None, names: Mapping[str, str]) -> Json | None:
     ends = [{"x": x, "y": y, "label": label} for (x, y), label in
             ((places[SOURCE], "prompts"), (places[SINK], "tokens"))]  # fmt: skip
     lines = _lines(plan["edges"], member_of, places)
-    return {"boxes": boxes, "ends": ends, "lines": lines, "width": width, "height": height}
+    return {
+        "boxes": boxes,
+        "ends": ends,
+        "lines": lines,
+        "width": width,
+        "height": height,
+        "away": sum(each["id"] not in here for each in plan["assignments"]),
+    }
 
 
 def _groups(assignments: Sequence[Json]) -> dict[tuple[int, int, str], list[Json]]:
@@ -59,15 +67,17 @@ def _groups(assignments: Sequence[Json]) -> dict[tuple[int, int, str], list[Json
     return groups
 
 
-def _box(members: list[Json], x: float, y: float, names: Mapping[str, str]) -> Json:
+def _box(members: list[Json], x: float, y: float, names: Mapping[str, str], here: Set[str]) -> Json:
     first = members[0]
     flow = sum(each["tokens_per_s"] for each in members)
     known = [each["capacity_tokens_per_s"] for each in members]
     capacity = sum(known) if None not in known else None
     use = flow / capacity if capacity else None
-    label = names.get(first["id"], first["id"][-6:]) if len(members) == 1 else None
+    label = names.get(first["id"], f"peer {first['id'][-8:]}") if len(members) == 1 else None
     label = label or f"{len(members)} peers"
     of = f" of {capacity:.0f}" if capacity else ""
+    absent = sum(each["id"] not in here for each in members)
+    state = f", {absent} not answering" if absent else ""
     return {
         "x": x,
         "y": y,
@@ -75,7 +85,8 @@ def _box(members: list[Json], x: float, y: float, names: Mapping[str, str]) -> J
         "layers": f"layers {first['start']}–{first['end'] - 1}",
         "bar": BOX_WIDTH * min(1.0, use or 0.0),
         "kind": use_kind(use),
-        "text": f"{label}: {flow:.1f}{of} tokens/s",
+        "away": absent == len(members),
+        "text": f"{label}: {flow:.1f}{of} tokens/s{state}",
     }
 
 

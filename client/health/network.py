@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from client.health.clean import clean_id, clean_name
+from client.health.clean import clean_id, clean_name, peer_name
 from dht.types import SINK, SOURCE, LinksRecord, NodeRecord, Plan, Reach, RouteStage
 
 Json = dict[str, Any]
@@ -130,7 +130,7 @@ def trace_json(
         stages.append(
             {
                 "id": clean_id(stage.peer_id),
-                "name": clean_name(record.name) if record is not None else "gone",
+                "name": "gone" if record is None else peer_name(record.name, record.peer_id),
                 "start": stage.start,
                 "end": stage.end,
                 "link_rtt_s": link and link["rtt_s"],

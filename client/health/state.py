@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from client.errors import layers_text
-from client.health.clean import clean_id, clean_name
+from client.health.clean import clean_id, clean_name, peer_name
 from client.health.network import (
     links_json,
     links_of_peers,
@@ -195,7 +195,7 @@ def _peer(peer: SeenPeer, spec: ModelSpec | None, now_unix_s: float) -> Json:
     flags = [name for name, is_so in (("ghost", ghost), ("lying", lying)) if is_so]
     return {
         "id": clean_id(record.peer_id),
-        "name": clean_name(record.name),
+        "name": peer_name(record.name, record.peer_id),
         "gpu": clean_name(record.device.name),
         "memory_bytes": record.memory_bytes,
         "start": record.start,
@@ -281,12 +281,12 @@ def _sentence(reasons: list[str], peers: list[Json], depths: list[int], probes: 
         return f"{_verdict(reasons, probes).capitalize()}: {'; '.join(reasons)}."
     serving = sum(peer["counts"] for peer in peers)
     ttft = probes["ttft_p50_s"]
-    speed = f", and the first token comes after {ttft:.2f} s" if ttft is not None else ""
+    speed = f"; the first token comes after {ttft:.2f} s" if ttft is not None else ""
     silent = sum(peer["state"] == "silent" for peer in peers)
     verb = "does" if silent == 1 else "do"
     beside = f" {silent} more {verb} not answer." if silent else ""
     return (
-        f"Healthy: every layer has {min(depths)} or more of {serving}"
+        f"Healthy: each layer is held by {min(depths)} or more of {serving}"
         f" {'peer' if serving == 1 else 'peers'}{speed}.{beside}"
     )
 
@@ -296,9 +296,10 @@ def _coordinator(seen: Observed) -> Json | None:
     if not living:
         return None
     lease = max(living, key=lambda each: (each.term, each.peer_id))
-    names = {each.record.peer_id: each.record.name for each in seen.peers}
-    name = names.get(lease.peer_id, "not a serving peer")
-    return {"id": clean_id(lease.peer_id), "name": clean_name(name), "term": lease.term}
+    records = {each.record.peer_id: each.record for each in seen.peers}
+    record = records.get(lease.peer_id)
+    name = "not a serving peer" if record is None else peer_name(record.name, record.peer_id)
+    return {"id": clean_id(lease.peer_id), "name": name, "term": lease.term}
 
 
 def _layers(depths: list[int], peers: list[Json]) -> Json:

@@ -75,7 +75,7 @@ def test_a_healthy_swarm_is_seen_at_one_look(opened: Any, server: PageServer) ->
 def test_lost_layers_are_named_and_red(opened: Any, server: PageServer) -> None:
     page = look(opened, server, paper_health.layer_lost())
     assert page.inner_text("h1") == "Not healthy"
-    assert "layers 24-31 are held by nobody" in page.inner_text(".verdict")
+    assert "Layers 24-31 are held by nobody" in page.inner_text(".verdict")
     assert page.locator(".coverage rect.lost").count() == 8
 
 

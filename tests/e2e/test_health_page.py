@@ -73,7 +73,7 @@ def test_the_page_measures_a_real_swarm_itself(tmp_path: Path) -> None:
             assert [peer["flags"] for peer in state["peers"]] == [[], []]
             assert all(peer["rtt_s"] > 0 for peer in state["peers"])
             page = read(url)
-            assert "Healthy: every layer has" in page
+            assert "Each layer is held by" in page
             assert "127.0.0.1" not in page + json.dumps(state)
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 0

@@ -100,7 +100,9 @@ def state_of(*peers: SeenPeer, probe: str = "", plan: Plan | None = None) -> Jso
 def test_every_layer_held_and_the_probe_answered_is_healthy() -> None:
     state = state_of(peer(0, 0, 8), peer(1, 0, 3), peer(2, 5, 8))
     assert state["swarm"]["healthy"]
-    assert state["swarm"]["sentence"].startswith("Healthy: every layer has 1 or more of 3 peers")
+    assert state["swarm"]["sentence"].startswith(
+        "Healthy: each layer is held by 1 or more of 3 peers"
+    )
     assert state["layers"]["single_points_of_failure"] == [3, 4]
     assert state["help"].startswith("Layers 3-4 have one holder: one more peer of 2.0 GiB")
     assert state["coordinator"] == {"id": "12D3Peer0", "name": "peer 0", "term": 3}
@@ -244,8 +246,11 @@ def test_flow_is_held_against_what_links_and_peers_can_carry() -> None:
     assert [each["use"] for each in state["plan"]["assignments"]] == [0.5, 0.5]
     assert [stage["link_rtt_s"] for stage in state["trace"]] == [0.03, None]
     assert state["peers"][0]["links"]["count"] == 1
-    drawn = flow_drawing(state["plan"], {})
+    drawn = flow_drawing(state["plan"], {}, {"12D3Peer0"})
     assert drawn is not None
+    assert drawn["away"] == 1
+    assert [box["away"] for box in drawn["boxes"]] == [False, True]
+    assert "not answering" in drawn["boxes"][1]["text"]
     assert {line["kind"] for line in drawn["lines"]} == {"calm", "unknown"}
     assert "10.0 of 20 tokens/s" in drawn["boxes"][0]["text"]
 
@@ -299,6 +304,9 @@ def test_names_are_short_printable_and_no_addresses() -> None:
     assert "//" not in clean_name("https://example.org/x")
     assert len(clean_name("x" * 128)) == 32
     assert clean_name("\u202e\u0000\n") == "unnamed"
+    nameless = [peer(n, 0, 8, name="", peer_id=f"12D3KooWnobody{n}") for n in (0, 1)]
+    state = state_of(*nameless)
+    assert [each["name"] for each in state["peers"]] == ["peer Wnobody0", "peer Wnobody1"]
 
 
 def test_the_server_sends_a_strict_policy_and_no_address() -> None:
@@ -350,4 +358,4 @@ def test_a_state_that_nobody_renewed_is_not_called_healthy() -> None:
     assert not old["swarm"]["healthy"]
     assert old["swarm"]["reasons"] == ["nothing was measured for 300 s: what is shown is that old"]
     assert state["swarm"]["healthy"]
-    assert "nothing was measured for 300 s" in Page(lambda: {}).render(old)
+    assert "Nothing was measured for 300 s" in Page(lambda: {}).render(old)
