@@ -72,7 +72,7 @@ def test_the_page_says_whose_count_it_is() -> None:
     hours = [{"start_unix_s": NOW_S // 3600 * 3600, "answers": 3, "tokens": 1234}]
     state = build_state(Observed(model_name="m", now_unix_s=NOW_S, served=hours))
     page = Page(lambda: state).render(state)
-    assert "1234 tokens in 3 answers, as the peers count them" in page
+    assert "1,234 tokens in 3 answers, as the peers count them" in page
     nothing = build_state(Observed(model_name="m", now_unix_s=NOW_S))
     assert "None since this page began to look." in Page(lambda: nothing).render(nothing)
 
