@@ -7,7 +7,6 @@ refuses what is not.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -157,9 +156,7 @@ class Peer:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._kept_running(self._reach.run))]
-                with suppress(TimeoutError):  # known before this peer says that it is there
-                    async with asyncio.timeout(self._config.reach_s):
-                        await self._reach.settled.wait()
+                await self._wait_reach()
                 await self._announcer.announce()
                 tasks += [group.create_task(self._kept_running(each)) for each in work]
                 tasks.append(group.create_task(self._watch_network()))
@@ -174,6 +171,18 @@ class Peer:
         except* UserError as mistakes:
             raise UserError(str(mistakes.exceptions[0])) from None
         await self._stage.close("the peer left")
+
+    async def _wait_reach(self) -> None:
+        """Let others dial this peer back, before it says that it is there."""
+        settled = asyncio.create_task(self._reach.settled.wait())
+        leaving = asyncio.create_task(self._leaving.wait())
+        await asyncio.wait(
+            {settled, leaving},
+            timeout=self._config.reach_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        settled.cancel()
+        leaving.cancel()
 
     async def _kept_running(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run a part of the peer; a fault of ours in it is reported, and it starts again.
