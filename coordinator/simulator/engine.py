@@ -328,7 +328,11 @@ class Engine:
         else:
             segment.queue = []
         decodes = len(queue) - prefills
-        took_s = peer.decode_time(decodes) if decodes else 0.0
+        table = peer.decode_s
+        if decodes < len(table):
+            took_s = table[decodes] if decodes else 0.0
+        else:
+            took_s = peer.decode_time(decodes)
         if prefills:
             took_s = max(took_s + peer.prefill_time(tokens), peer.step_least_s)
         took_s *= segment.end - segment.start
@@ -373,6 +377,7 @@ class Engine:
             if peer.running_prefills:
                 if self.decodes_leave_first:
                     batch.sort(key=_is_prefill)
+                tokens = 0
                 for piece in batch:
                     hop = piece.hop
                     wire = hop.link.wire
@@ -380,7 +385,8 @@ class Engine:
                         wire.offer(piece, hop)
                     else:
                         self._send(piece, hop)
-                    peer.tokens += piece.tokens
+                    tokens += piece.tokens
+                peer.tokens += tokens
             else:
                 self._send_all(batch)
                 peer.tokens += len(batch)

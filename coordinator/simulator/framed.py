@@ -41,7 +41,7 @@ class FramedWire:
         engine, link = self._engine, self._link
         now_s = engine.now_s
         tokens = piece.tokens
-        took_s = tokens * link.token_s
+        took_s = link.token_s if tokens == 1 else tokens * link.token_s
         link.pieces += 1
         link.busy_s += took_s
         if piece.prefill:
@@ -50,15 +50,16 @@ class FramedWire:
                 self._begin()
             return
         start_s = self._decodes_until_s
+        prompts = self._prompts
         if start_s > now_s:
             link.waited_s += start_s - now_s
             end_s = start_s + took_s
-            if self._prompts:  # decodes queue up: the prompt's share comes between them
+            if prompts:  # decodes queue up: the prompt's share comes between them
                 self._decodes_until_s = start_s + took_s / (1 - self._share)
                 self._prompt_until_s += took_s
             else:
                 self._decodes_until_s = end_s
-        elif self._prompts:
+        elif prompts:
             start_s = now_s + (self._prompt_until_s - now_s) % self._frame_s
             link.waited_s += start_s - now_s
             self._decodes_until_s = end_s = start_s + took_s

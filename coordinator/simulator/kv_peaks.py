@@ -35,7 +35,7 @@ class KvPeaks:
         if not held:
             return
         where, layers = np.concatenate(held, axis=1)
-        entries = layers * np.repeat(tokens, [each.shape[1] for each in held])
+        entries = layers * np.array(tokens).repeat(np.array([each.shape[1] for each in held]))
         # Sums of whole numbers far below 2^53: exact as floats.
         used = np.bincount(where, entries, len(self._numbers)).astype(int).tolist()
         for name, number in self._numbers.items():
