@@ -48,6 +48,8 @@ ROOM_TRIES = 4
 
 RELIEF_EVERY_S = 30.0
 """A stage's wish for relief is heard so seldom: each move costs something, and stages may lie."""
+RELIEF_GAP_S = 3.0
+"""Between any two of them."""
 
 
 class OwnerState(StrEnum):
@@ -100,8 +102,8 @@ class Owner:
     moves: int = 0
     """Stages that were moved as planned."""
     move: Move | None = None
-    relieved_s: float = float("-inf")
-    """When a stage's wish for relief was last heard."""
+    relieved_s: dict[str, float] = field(default_factory=dict)
+    """When the wishes of stages for relief were heard, of late."""
     move_s: float = 20.0
     """How long the new stages of a move may take to catch up."""
     copies: bool = True
@@ -240,9 +242,15 @@ class Owner:
                 return []
             dropped = self._drop_move()  # who leaves goes before who would have it easier
         if to:
-            if now_s < self.relieved_s + RELIEF_EVERY_S or self._scores_prompt:
+            self.relieved_s = {
+                peer: at_s
+                for peer, at_s in self.relieved_s.items()
+                if now_s < at_s + RELIEF_EVERY_S
+            }
+            soon = any(now_s < at_s + RELIEF_GAP_S for at_s in self.relieved_s.values())
+            if soon or peer_id in self.relieved_s or self._scores_prompt:
                 return []
-            self.relieved_s = now_s
+            self.relieved_s[peer_id] = now_s
             self.move = Move(leaving=peer_id, to=to)
             return [DrawMove(mend=self.accepted, leaving=peer_id, to=to)]
         self.move = Move(leaving=peer_id)

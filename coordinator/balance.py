@@ -12,6 +12,7 @@ given lately counts at the receiver whatever its record says; and a session that
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from zlib import crc32
 
 from coordinator.routes import HOP_S, NoRoute
 from dht.types import LinksRecord, NodeRecord, NodeState, RouteStage
@@ -127,9 +128,9 @@ class BalanceConfig:
     """A session that is nearly at its end is left where it is."""
     stays_s: float = 30.0
     """A session that moved here stays for so long at least."""
-    limit_s: float = 20.0
-    """A move that has not happened by then is given up."""
-    bar_s: float = 60.0
+    limit_s: float = 25.0
+    """A move that has not happened by then is given up, a little after its owner did."""
+    bar_s: float = 30.0
     """Its taker is then not asked for so long."""
     slower_s: float = HOP_S
     """A session is not moved where its tokens would be so much longer on their way."""
@@ -211,7 +212,7 @@ class Balance:
             return None
         asked = {order.session for order in self.under_way.values()}
         partners: dict[tuple[int, int], str | None] = {}
-        for each in sorted(here, key=lambda s: (s.ran_tokens, s.session)):
+        for each in sorted(here, key=self._order):
             if each.session in asked or not self._may_go(each):
                 continue
             layers = (each.start, each.end)
@@ -230,6 +231,11 @@ class Balance:
                     session=each.session, to=to, kv_tokens=each.kv_tokens, until_s=until_s
                 )
         return None
+
+    def _order(self, each: Movable) -> tuple[int, int]:
+        """The short ones first; among those about as long, others than another stage of the same
+        route would take, as only one of a session's stages moves at a time."""
+        return each.ran_tokens.bit_length(), crc32(f"{self.me} {each.session}".encode())
 
     def _may_go(self, each: Movable) -> bool:
         config = self.config

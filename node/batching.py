@@ -129,7 +129,7 @@ class Batcher(Generic[T]):
                 first = False
         if chosen:
             self._busy_s = now_s
-        if behind and (chosen or now_s - self._busy_s >= BACKGROUND_QUIET_S):
+        if behind and (chosen or now_s >= self._busy_s + BACKGROUND_QUIET_S):
             chosen.append(behind[0])
         for work in chosen:
             queue = self._queues[work.key]
