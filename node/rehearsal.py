@@ -53,7 +53,7 @@ async def rehearse(
         state=NodeState.WAITING,
     )
     same = {key: each for key, each in nodes.items() if each.model.fingerprint == spec.fingerprint}
-    reporter.say(f"{len(same)} peers of the swarm serve these weights, {len(nodes)} this name")
+    reporter.say(f"Peers under this name: {len(nodes)}; with these very weights: {len(same)}")
     for peer_id, each in list(same.items())[:LINKS_MAX]:
         try:
             link = await measure_link(transport, peer_id, each.addresses)

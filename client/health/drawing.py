@@ -1,6 +1,7 @@
 """Where the lines of the page's drawings go; the template writes them as SVG. Pure."""
 
 from collections.abc import Mapping, Sequence, Set
+from itertools import groupby
 from typing import Any
 
 from dht.types import SINK, SOURCE
@@ -175,14 +176,17 @@ def coverage_drawing(layers: Json) -> list[Json]:
 
 
 def sparkline(series: list[Json]) -> Json:
-    """TTFT of the last hour's probes; those that failed are marked at the bottom."""
+    """TTFT of the last hour's probes; those that failed are gaps, marked at the bottom."""
     top = max((each["ttft_s"] for each in series), default=0.0) or 1.0
     step = WIDTH / max(1, len(series) - 1)
-    points = [
-        (step * at, 56 - 50 * each["ttft_s"] / top) for at, each in enumerate(series) if each["ok"]
-    ]
+    lines = []
+    for ok, run in groupby(enumerate(series), key=lambda item: item[1]["ok"]):
+        if ok:
+            points = [f"{step * at:.1f},{56 - 50 * each['ttft_s'] / top:.1f}" for at, each in run]
+            # One alone is drawn as a dot, which is a line to itself with round ends.
+            lines.append(" ".join(points if len(points) > 1 else points * 2))
     failed = [step * at for at, each in enumerate(series) if not each["ok"]]
-    return {"points": " ".join(f"{x:.1f},{y:.1f}" for x, y in points), "failed": failed, "top": top}
+    return {"lines": lines, "failed": failed, "top": top}
 
 
 def history_drawing(hours: Sequence[Mapping[str, float]], now_unix_s: float, span: int) -> Json:

@@ -14,7 +14,7 @@ from bench import paper_health
 from client.health import app
 from client.health.app import CSP, Page, metrics_text
 from client.health.clean import clean_name
-from client.health.drawing import flow_drawing, use_kind
+from client.health.drawing import flow_drawing, sparkline, use_kind
 from client.health.history import KEPT_S, History
 from client.health.state import Json, Observed, Probe, SeenPeer, aged, build_state
 from dht.types import (
@@ -158,6 +158,15 @@ def test_before_the_first_request_nothing_is_claimed() -> None:
     assert state["swarm"]["sentence"] == "Not known: the page has only begun to look."
     page = Page(lambda: {}).render(state)
     assert "<h1>Not known</h1>" in page
+
+
+def test_failed_requests_are_gaps_in_the_line() -> None:
+    series = [{"ok": ok, "ttft_s": 0.2 if ok else 0.0} for ok in (True, True, False, True)]
+    drawn = sparkline(series)
+    assert [len(points.split()) for points in drawn["lines"]] == [2, 2]
+    assert len(set(drawn["lines"][1].split())) == 1, "one alone is a dot"
+    assert len(drawn["failed"]) == 1
+    assert sparkline([])["lines"] == []
 
 
 def test_a_plans_bottleneck_is_not_drawn_as_a_fault() -> None:
