@@ -184,7 +184,8 @@ class Dataflow:
                 )
                 self._send(session.next_peer, message, body, Traffic.PREFILL)
             behind = hop is not None and hop.queued_bytes > self._config.queued_bytes_max
-            if live.backlog or behind:
+            # A decode overtakes what waits there: others' rows and copies must not hold it back.
+            if live.backlog or (behind and not session.decodes):
                 self._stalled[session.key] = None
                 return
         if session.is_first:

@@ -1,6 +1,7 @@
 """A slow stage slows the stages before it, and nobody's decodes."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -43,3 +44,19 @@ def test_prefill_waits_at_the_routes_head_and_not_before_the_slow_stage() -> Non
             assert 1024 < most < 3 * 1024 < prompts * each
 
     run_virtual(scenario(), limit_s=10_000)
+
+
+def test_decodes_go_on_while_a_link_has_more_than_enough_to_send() -> None:
+    async def scenario() -> None:
+        setting = Setting(policy="anabranch", mbit=1000.0, delay_s=0.001)
+        async with StandInSwarm(setting) as swarm:
+            flow = swarm.peers[0].stage.flow
+            answer = swarm.client.begin((1,) * 64, max_new_tokens=20, ignore_eos=True)
+            tokens = 0
+            async for piece in answer:
+                tokens += len(piece.token_ids)
+                # From here on every link of the first stage has more waiting than it should.
+                flow._config = replace(flow._config, queued_bytes_max=-1)
+            assert tokens == 20
+
+    run_virtual(scenario(), limit_s=25)
