@@ -14,6 +14,9 @@ from node.admission import Holding
 from node.copied_rows import CopiedRows
 from node.stage_session import StageEvent, StageSession
 
+FINISHED_PER_CLIENT_MAX = 64
+"""Answers of one client that are kept for it to attach late."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Warming:
@@ -98,6 +101,10 @@ class SessionTable:
         self._free_kv = free_kv
         self._drop_work = drop_work
         self._live: dict[str, Live] = {}
+        self._holders: dict[str, Live] = {}
+        """Those that hold KV here; the others have finished."""
+        self._finished: dict[str, dict[str, Live]] = {}
+        """By client, the oldest first."""
         self._hop_use: Counter[str] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -111,33 +118,28 @@ class SessionTable:
     @property
     def holding(self) -> int:
         """Sessions that hold KV here."""
-        return sum(live.session.holds_kv for live in self._live.values())
+        return len(self._holders)
 
     @property
     def kv_tokens(self) -> int:
         """KV that is promised to the sessions here."""
-        return sum(live.session.kv_tokens for live in self._live.values() if live.session.holds_kv)
+        return sum(live.session.kv_tokens for live in self._holders.values())
 
     def of_client(self, client: str) -> int:
-        """Sessions that ``client`` has here, finished ones that are kept included."""
-        return sum(live.session.open.client == client for live in self._live.values())
+        """Sessions of ``client`` that hold KV here."""
+        return sum(live.session.open.client == client for live in self._holders.values())
 
     def urgent_of(self, client: str) -> int:
         """Sessions of high priority that ``client`` has here."""
         return sum(
-            live.session.open.client == client
-            and live.session.open.priority is Priority.HIGH
-            and live.session.holds_kv
-            for live in self._live.values()
+            live.session.open.client == client and live.session.open.priority is Priority.HIGH
+            for live in self._holders.values()
         )
 
     @property
     def serves_urgent(self) -> bool:
         """Whether a session of high priority holds KV here."""
-        return any(
-            live.session.open.priority is Priority.HIGH and live.session.holds_kv
-            for live in self._live.values()
-        )
+        return any(live.session.open.priority is Priority.HIGH for live in self._holders.values())
 
     def movable(self, now_s: float) -> list[Movable]:
         """Sessions that decode here, and no stage of which moves now."""
@@ -153,7 +155,7 @@ class SessionTable:
                 moved_s=now_s - live.opened_s if live.moved_here else float("inf"),
                 urgent=live.session.open.priority is Priority.HIGH,
             )
-            for live in self._live.values()
+            for live in self._holders.values()
             if live.session.decodes and live.warming is None
         ]
 
@@ -179,8 +181,7 @@ class SessionTable:
                 ran_tokens=live.session.done_position,
                 age_s=now_s - live.opened_s,
             )
-            for live in self._live.values()
-            if live.session.holds_kv
+            for live in self._holders.values()
         ]
 
     def hop_in_use(self, peer_id: str) -> bool:
@@ -198,7 +199,7 @@ class SessionTable:
 
     def add(self, live: Live) -> None:
         """A session whose KV was just reserved."""
-        self._live[live.session.key] = live
+        self._live[live.session.key] = self._holders[live.session.key] = live
         self._hop_use.update(live.hop_peers)
         self._idle.clear()
 
@@ -221,9 +222,17 @@ class SessionTable:
         self._hop_use.update(live.hop_peers)
 
     def finish(self, live: Live) -> None:
-        """The answer is complete: free all but the session's token log."""
-        if live.session.on(StageEvent.COMPLETED):
-            self._release(live)
+        """The answer is complete: free all but the session's token log.
+
+        A client has a bounded number of these; its oldest is forgotten for one more.
+        """
+        if not live.session.on(StageEvent.COMPLETED):
+            return
+        self._release(live)
+        kept = self._finished.setdefault(live.session.open.client, {})
+        kept[live.session.key] = live
+        if len(kept) > FINISHED_PER_CLIENT_MAX:
+            self.forget(next(iter(kept.values())))
 
     def forget(self, live: Live) -> None:
         """Free everything of the session; harmless for one that is gone."""
@@ -231,16 +240,20 @@ class SessionTable:
         if self._live.get(session.key) is not live:
             return
         del self._live[session.key]
+        kept = self._finished.get(session.open.client, {})
+        if kept.pop(session.key, None) is not None and not kept:
+            del self._finished[session.open.client]
         held = session.holds_kv
         session.on(StageEvent.ENDED)
         if held:
             self._release(live)
 
     def _release(self, live: Live) -> None:
+        del self._holders[live.session.key]
         self._free_kv(live.session.kv_key)
         self.log.forget(live.session.key)
         live.backlog.clear()
         self._hop_use.subtract(live.hop_peers)
-        if self.holding == 0:
+        if not self._holders:
             self._idle.set()
             self.on_idle()
