@@ -13,8 +13,9 @@ HEADROOM_SHARE = 0.1
 """Of a stage's KV and sessions: room that ordinary sessions leave free."""
 QUEUE_SESSIONS_LEAST = 16
 """So many sessions are taken however long steps take: a slow peer is slow with one, too."""
-QUEUE_STEP_S = 0.5
-"""Steps that take longer are as full as they need be: more sessions add no tokens, only waiting."""
+QUEUE_WAIT_S = 0.3
+"""A stage at which decodes take longer is as full as it need be: more sessions add no tokens, only
+waiting. It is three times what prompts beside them may take of a step (``DECODE_S_MAX``)."""
 CROWD_S = 10.0
 """A client that was refused is counted among those who wait for so long."""
 CROWD_MAX = 256
@@ -89,12 +90,14 @@ def takes_headroom(needed_tokens: int, free_tokens: int, held_tokens: int) -> bo
     return held_tokens > 0 and free_tokens - needed_tokens < headroom(free_tokens + held_tokens)
 
 
-def queue_is_long(sessions: int, step_p95_s: float | None) -> bool:
+def queue_is_long(sessions: int, decode_p95_s: float | None) -> bool:
     """Whether ordinary sessions should go elsewhere although there is KV for them.
 
-    ``step_p95_s`` is the 95th percentile of the engine's recent steps, None while unknown.
+    ``decode_p95_s`` is the 95th percentile of what decodes took here lately, from their coming to
+    the end of their step; None while unknown.
     """
-    return sessions >= QUEUE_SESSIONS_LEAST and step_p95_s is not None and step_p95_s > QUEUE_STEP_S
+    is_slow = decode_p95_s is not None and decode_p95_s > QUEUE_WAIT_S
+    return sessions >= QUEUE_SESSIONS_LEAST and is_slow
 
 
 def retry_after_s(needed_tokens: int, free_tokens: int, holding: Iterable[Holding]) -> float:

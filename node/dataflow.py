@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from coordinator.chunking import ChunkSizer
-from coordinator.suspicion import EnginePace
+from coordinator.suspicion import EnginePace, StepTimes
 from coordinator.transmission import LinkScheduler, Traffic
 from dht import wire
 from dht.messages import (
@@ -64,6 +64,8 @@ class Dataflow:
         self._finish = finish
         self._stalled: dict[str, None] = {}
         self.pace = EnginePace()
+        self.decode_waits = StepTimes()
+        """From when a decode is here until its step has run: what this stage adds to a token."""
         self.sizer = ChunkSizer()
         self.serialisation_s = 0.0
         """Time spent between tensors and frames, both ways, writing included."""
@@ -155,9 +157,10 @@ class Dataflow:
 
     def _submit(self, live: Live, chunk: Chunk, rows: Rows | None) -> None:
         session = live.session
-        self.pace.submitted(session.kv_key, asyncio.get_running_loop().time())
+        now_s = asyncio.get_running_loop().time()
+        self.pace.submitted(session.kv_key, now_s)
         self._engine.submit(
-            StepRequest(key=session.kv_key, session=session, chunk=chunk, rows=rows)
+            StepRequest(key=session.kv_key, session=session, chunk=chunk, rows=rows, since_s=now_s)
         )
 
     def _run_copies(self, live: Live) -> None:
@@ -273,7 +276,11 @@ class Dataflow:
     def on_results(self, results: Sequence[StepResult]) -> None:
         """Results of one engine step: log, and send rows and tokens on, coalesced by next peer."""
         keys = [result.request.key for result in results]
-        took_s = self.pace.finished(keys, asyncio.get_running_loop().time())
+        now_s = asyncio.get_running_loop().time()
+        took_s = self.pace.finished(keys, now_s)
+        for result in results:
+            if result.request.tokens == 1 and not result.request.background:
+                self.decode_waits.add(now_s - result.request.since_s)
         if not any(result.request.background for result in results):  # those wait on purpose
             self.sizer.ran(
                 sum(result.request.tokens for result in results),

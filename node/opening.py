@@ -208,9 +208,10 @@ class Opening:
         mine = self._table.of_client(open_.client)
         if mine >= config.sessions_per_client_max:
             return RefusalCode.TOO_MANY, f"you have {mine} sessions here, that is the limit"
-        step_p95_s = self._flow.pace.steps.p95_s
-        if not urgent and queue_is_long(holding, step_p95_s):
-            return RefusalCode.TOO_MANY, f"a step of {holding} sessions takes {step_p95_s:.1f} s"
+        decode_p95_s = self._flow.decode_waits.p95_s
+        if not urgent and queue_is_long(holding, decode_p95_s):
+            reason = f"with {holding} sessions a token takes {decode_p95_s:.1f} s here"
+            return RefusalCode.TOO_MANY, reason
         free = self._engine.kv_tokens_free
         if not urgent and takes_headroom(_kv_tokens(open_), free, self._table.kv_tokens):
             return RefusalCode.NO_KV, f"{free} tokens of KV are free, some kept for urgent requests"

@@ -17,6 +17,8 @@ class StepRequest:
     session: StageSession
     chunk: Chunk
     rows: Rows | None
+    since_s: float = 0.0
+    """When it was queued, on the event loop's clock."""
 
     @property
     def tokens(self) -> int:

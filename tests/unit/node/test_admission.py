@@ -9,7 +9,7 @@ from node.admission import (
     CROWD_S,
     HEADROOM_SHARE,
     QUEUE_SESSIONS_LEAST,
-    QUEUE_STEP_S,
+    QUEUE_WAIT_S,
     RETRY_LEAST_S,
     RETRY_MOST_S,
     Holding,
@@ -83,8 +83,8 @@ def test_a_session_as_long_as_all_kv_is_served_by_a_stage_that_holds_nothing() -
     assert headroom(100) == 10
 
 
-def test_long_steps_send_ordinary_sessions_elsewhere_where_many_are_served() -> None:
+def test_slow_decodes_send_ordinary_sessions_elsewhere_where_many_are_served() -> None:
     assert not queue_is_long(QUEUE_SESSIONS_LEAST - 1, 4.0)
-    assert queue_is_long(QUEUE_SESSIONS_LEAST, QUEUE_STEP_S + 0.1)
-    assert not queue_is_long(500, QUEUE_STEP_S - 0.1)
+    assert queue_is_long(QUEUE_SESSIONS_LEAST, QUEUE_WAIT_S + 0.1)
+    assert not queue_is_long(500, QUEUE_WAIT_S - 0.1)
     assert not queue_is_long(500, None)
