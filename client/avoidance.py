@@ -4,8 +4,8 @@ A peer that failed is avoided for longer each time in a row: the DHT still shows
 froze for as long as its record lives. Avoiding is a preference: where there is no route without
 such a peer, it gets a second chance before its time is over, one request at a time. A peer that is
 full said when it expects to have room; until then nobody here asks it, which costs it nothing.
-For a while after, only a few requests at a time wait for its answer: it may be too busy to say no
-to all of them soon, and those that do not ask know at once.
+For a while after, one request at a time waits for its answer: it may be too busy to say no to all
+of them soon, and those that do not ask know at once.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ TRY_S = 0.25
 """While one request tries a peer that was full, others of this client take it as full still."""
 CROWDED_S = 5.0
 """A peer that was full is one that others want, too, for so long after."""
-UNANSWERED_MAX = 2
+UNANSWERED_MAX = 1
 """Requests of this client that wait for what such a peer says, at a time."""
 SECOND_CHANCE_S = 2.0
 """A peer that failed is not tried again sooner, even where there is no other."""

@@ -13,9 +13,10 @@ HEADROOM_SHARE = 0.1
 """Of a stage's KV and sessions: room that ordinary sessions leave free."""
 QUEUE_SESSIONS_LEAST = 16
 """So many sessions are taken however long steps take: a slow peer is slow with one, too."""
-QUEUE_WAIT_S = 0.3
+QUEUE_WAIT_S = 0.2
 """A stage at which decodes take longer is as full as it need be: more sessions add no tokens, only
-waiting. It is three times what prompts beside them may take of a step (``DECODE_S_MAX``)."""
+waiting. It is twice what prompts may take of a step (``DECODE_S_MAX``): the one that runs when a
+decode comes, and the one that it is in."""
 CROWD_S = 10.0
 """A client that was refused is counted among those who wait for so long."""
 CROWD_MAX = 256

@@ -86,7 +86,7 @@ def test_a_full_peer_is_asked_again_when_it_said_and_by_one_request_first() -> N
     assert not avoidance.avoids(record(), 4.0)
 
 
-def test_few_requests_at_a_time_wait_for_what_a_peer_says_that_was_full() -> None:
+def test_one_request_at_a_time_waits_for_what_a_peer_says_that_was_full() -> None:
     avoidance = Avoidance()
     for _ in range(UNANSWERED_MAX + 1):
         avoidance.asked(["a", "b"])
