@@ -38,7 +38,7 @@ def sizes(result: dict[str, Any]) -> str:
         best, flow = each["best_heuristic_estimate_tokens_per_s"], each.get("flow_plan_gap")
         lines.append(
             f"| {each['peers']:,} ({each['cluster']}) | {each['limit_s']:.0f}"
-            f" | {each['first_answer_s']:.1f} | {each['seconds']:.1f}"
+            f" | {each['first_answer_s']:.2f} | {each['seconds']:.1f}"
             f" | {each['estimate_tokens_per_s']:.0f} | {'–' if best is None else f'{best:.0f}'}"
             f" | {each['gap']:.0%} | {'–' if flow is None else f'{flow:.0%}'} |"
         )

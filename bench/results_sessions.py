@@ -56,7 +56,10 @@ def moves(result: dict[str, Any]) -> str:
     """What a planned move costs."""
     over, drain = result["hand_over"], result["drain"]
     slowdown = over["neighbours_slowdown_median"]
-    beside = "" if slowdown is None else f"; neighbours were slower by {slowdown:.0%} (median)"
+    shared = ", as all peers share this machine's cores"
+    beside = (
+        "" if slowdown is None else f"; neighbours were slower by {slowdown:.0%} (median){shared}"
+    )
     return (
         f"Planned moves: handing over a stage of a session of {result['session_tokens']} tokens is"
         f" a gap of {over['gap_of_usual_median']:.1f} times its usual time per token (median of"
