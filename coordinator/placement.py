@@ -65,8 +65,8 @@ class Placement:
     planner: str
     edges: tuple[FlowEdge, ...] | None = None
     """Where the flow goes; None: any maximum flow."""
-    estimate_tokens_per_s: float | None = None
-    """What it would serve (:mod:`coordinator.estimate`); None where that was not asked."""
+    estimate_tokens_per_s: float = 0.0
+    """What it would serve (:mod:`coordinator.estimate`); 0 where that was not asked."""
     latency_s: float = 0.0
     """A token's turn of the ring: estimated, or the time on links alone where it was not."""
     moved_layers: int = 0
@@ -77,8 +77,7 @@ class Placement:
     @property
     def value(self) -> float:
         """Throughput in tokens/s: estimated, or the flow where nothing was estimated."""
-        estimate = self.estimate_tokens_per_s
-        return self.flow_tokens_per_s if estimate is None else estimate
+        return self.estimate_tokens_per_s or self.flow_tokens_per_s
 
 
 HEURISTICS: dict[str, Callable[[Problem], tuple[Assignment, ...] | None]] = {
@@ -203,7 +202,7 @@ def _by_cells(
             for part, placement in zip(parts, found, strict=True)
             for edge in placement.edges or solve_flow(part, placement.assignments).edges
         ),
-        estimate_tokens_per_s=value if service is not None else None,
+        estimate_tokens_per_s=sum(placement.estimate_tokens_per_s for placement in found),
         latency_s=sum(p.value * p.latency_s for p in found) / max(value, 1e-9),
         moved_layers=sum(placement.moved_layers for placement in found),
         lone_layers=0 if len(found) > 1 else found[0].lone_layers,
@@ -309,7 +308,7 @@ def score(
         flow_tokens_per_s=solution.flow_tokens_per_s,
         planner=planner,
         edges=solution.edges,
-        estimate_tokens_per_s=served.tokens_per_s if served else None,
+        estimate_tokens_per_s=served.tokens_per_s if served else 0.0,
         latency_s=served.token_time_s if served else mean_latency_s(problem, solution),
         moved_layers=sum(milp.fetched(held.get(a.peer_id), a.start, a.end) for a in assignments),
         lone_layers=sum(1 for count in holders if count == 1),
@@ -321,11 +320,9 @@ def choose(found: Sequence[Placement]) -> Placement:
 
     Throughput; within 2% of it, the fewest layers that hang on a single peer, since volunteers
     leave and a layer without a second holder then stops the swarm; the shortest ring; within 10%
-    of that, the fewest layers to fetch. Where none serves anything, the most flow.
+    of that, the fewest layers to fetch.
     """
     most = max(placement.value for placement in found)
-    if most <= 0:
-        return max(found, key=lambda placement: placement.flow_tokens_per_s)
     near = [p for p in found if p.value >= VALUE_WITHIN * most]
     fewest = min(placement.lone_layers for placement in near)
     near = [p for p in near if p.lone_layers == fewest]
@@ -370,7 +367,6 @@ def make_plan(
             raise ValueError(f"[{a.start}, {a.end}) does not fit {a.peer_id}")
     if placement.edges is None:
         placement = score(problem, placement.assignments, placement.planner)
-    estimated = placement.estimate_tokens_per_s
     return Plan(
         epoch=epoch,
         coordinator=coordinator,
@@ -380,7 +376,7 @@ def make_plan(
         flow_tokens_per_s=placement.flow_tokens_per_s,
         bound_tokens_per_s=upper_bound(problem),
         planner=placement.planner,
-        estimate_tokens_per_s=None if estimated is None else min(estimated, RATE_MAX),
+        estimate_tokens_per_s=min(placement.estimate_tokens_per_s, RATE_MAX),
         solve_s=solve_s,
         created_unix_s=now_unix_s,
     )

@@ -331,13 +331,12 @@ class Coordinator:
         head = await self._plans.add(plan)
         self._retry_s = 0.0
         self._said = ""
-        estimated = plan.estimate_tokens_per_s
         self._on_event(
             "plan",
             epoch=str(plan.epoch),
             reason=reason,
             planner=plan.planner,
-            estimate_tokens_per_s=None if estimated is None else round(estimated, 3),
+            estimate_tokens_per_s=round(plan.estimate_tokens_per_s, 3),
             flow_tokens_per_s=round(plan.flow_tokens_per_s, 3),
             bound_tokens_per_s=round(plan.bound_tokens_per_s, 3),
             solve_s=round(plan.solve_s, 3),

@@ -223,8 +223,7 @@ def _chosen(
     ):
         return kept, ""
     layers = best.model.layers
-    # Where neither serves anything there is no gain, and nobody moves.
-    if 0 < best.value_tokens_per_s >= cfg.gain_min * kept.value_tokens_per_s:
+    if best.value_tokens_per_s >= cfg.gain_min * kept.value_tokens_per_s:
         return best, _times(best, kept.value_tokens_per_s) if movers else ""
     had = replication(held, layers)
     have = replication(kept.assignments, layers)
@@ -236,6 +235,4 @@ def _chosen(
 
 
 def _times(best: Plan, before: float) -> str:
-    if before <= 0:
-        return "the plan before would serve nothing"
-    return f"{best.value_tokens_per_s / before:.2f} times the tokens/s"
+    return f"{best.value_tokens_per_s / max(before, 1e-9):.2f} times the tokens/s"

@@ -238,8 +238,8 @@ class Plan:
     planner: ShortText
     solve_s: Seconds
     created_unix_s: Seconds
-    estimate_tokens_per_s: Rate | None = None
-    """Decoded tokens/s that it would serve under full load; None where nobody estimated."""
+    estimate_tokens_per_s: Rate = 0.0
+    """Decoded tokens/s that it would serve under full load; 0 where nobody estimated."""
     waves: Annotated[
         tuple[Annotated[tuple[PeerId, ...], Meta(max_length=PEERS_MAX)], ...],
         Meta(max_length=PEERS_MAX),
@@ -251,8 +251,7 @@ class Plan:
     @property
     def value_tokens_per_s(self) -> float:
         """What plans are compared by: the estimate, or the flow where nobody estimated."""
-        estimate = self.estimate_tokens_per_s
-        return self.flow_tokens_per_s if estimate is None else estimate
+        return self.estimate_tokens_per_s or self.flow_tokens_per_s
 
     def wave_of(self, peer_id: str) -> int:
         """Index of the wave in which ``peer_id`` moves; 0 when it is in none."""

@@ -189,16 +189,6 @@ class TestBest:
         assert choose([shared, nearer]) is nearer
         assert choose([shared, nearer, stays]) is stays
 
-    def test_a_plan_that_serves_nothing_ranks_below_all_that_serve(self) -> None:
-        """An estimate of nothing is an answer; only where none was made does the flow count."""
-        base = Placement(assignments=(), flow_tokens_per_s=100.0, planner="x")
-        nothing = replace(base, estimate_tokens_per_s=0.0)
-        little = replace(base, flow_tokens_per_s=2.0, estimate_tokens_per_s=1.0)
-        assert [base.value, nothing.value, little.value] == [100.0, 0.0, 1.0]
-        assert choose([nothing, little]) is little
-        wider = replace(nothing, flow_tokens_per_s=110.0, lone_layers=3)
-        assert choose([nothing, wider, nothing]) is wider
-
     def test_of_equal_plans_the_swarm_takes_the_one_with_second_holders(self) -> None:
         """Four peers that hold half each: two halves twice, not a chain of four."""
         problem = Problem(

@@ -148,18 +148,6 @@ def test_plans_are_compared_by_what_they_would_serve(old, usable):
     assert choose_plan(old, wide, kept, usable, CONFIG, NOW_S) is None
 
 
-def test_a_plan_that_would_serve_nothing_is_not_taken_for_its_flow(old, usable):
-    kept = replace(old, estimate_tokens_per_s=5.0)
-    spans = (replace(old.assignments[1], peer_id="a"), replace(old.assignments[0], peer_id="b"))
-    nothing = replace(old, assignments=spans, flow_tokens_per_s=80.0, estimate_tokens_per_s=0.0)
-    assert choose_plan(old, nothing, kept, usable, CONFIG, NOW_S) is None
-    idle = replace(old, estimate_tokens_per_s=0.0)
-    assert choose_plan(old, nothing, idle, usable, CONFIG, NOW_S) is None
-    some = replace(nothing, estimate_tokens_per_s=0.1)
-    chosen = choose_plan(old, some, idle, usable, CONFIG, NOW_S)
-    assert chosen == (some, "the plan before would serve nothing")
-
-
 def test_rest_protects_nobody_from_a_repair_that_moves_peers_anyway(make, old, usable):
     """Another peer must move for the lost layers; then the much better plan is as good a move."""
     usable["a"] = replace(usable["a"], moved_unix_s=NOW_S - 10)
