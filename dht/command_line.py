@@ -64,7 +64,7 @@ def add_swarm(parser: argparse.ArgumentParser, *, may_found: bool = False) -> No
         choices=tuple(TransportKind),
         default=TransportKind.AUTO,
         metavar="T",
-        help="daemon (Linux), light (pure Python), or auto (auto)",
+        help="daemon, light (pure Python), or auto (auto)",
     )
 
 
