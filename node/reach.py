@@ -211,8 +211,8 @@ class ReachKeeper:
     async def _ask_some(self, nodes: Mapping[str, NodeRecord]) -> None:
         me = self._transport.peer_id
         port = port_of(self._transport.addresses)
-        if port is None:
-            self._findings.closed = True
+        if port is None:  # it listens nowhere, or where nobody can be asked to dial
+            self._findings.closed = not self._transport.addresses
             return
         self._looks += 1
         # Others each time, and not the same ones as everybody asks.
