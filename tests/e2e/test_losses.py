@@ -78,14 +78,14 @@ def test_missing_layers_are_named_and_the_answer_comes_when_a_peer_returns(
 
 
 def test_an_answer_survives_the_loss_of_a_stage_in_the_middle(reference: Reference) -> None:
-    expected, _ = reference.greedy(reference.encode(PROMPT), 120, ignore_eos=True)
+    expected, _ = reference.greedy(reference.encode(PROMPT), 300, ignore_eos=True)
     swarm = start_swarm((0.62, 0.62, 0.62, 0.62))
 
     async def ask() -> tuple[tuple[int, ...], int]:
         from client import Swarm
 
         async with Swarm.connect(swarm.addresses, model=str(MODEL)) as client:
-            running = client.begin(PROMPT, max_new_tokens=120, ignore_eos=True)
+            running = client.begin(PROMPT, max_new_tokens=300, ignore_eos=True)
             killed = False
             tokens = 0
             async for piece in running:
