@@ -1,4 +1,4 @@
-"""Sentences and tables about elections, planning, the DHT and the simulator, for the documents."""
+"""Sentences and tables about elections, planning and the DHT, for the documents."""
 
 from typing import Any
 
@@ -48,29 +48,4 @@ def sizes(result: dict[str, Any]) -> str:
         " far from the bound on purpose"
         " (`python -m bench.placement_sizes`, [JSON](bench/results/placement_sizes.json)):\n\n"
         + "\n".join(lines)
-    )
-
-
-def faithful(result: dict[str, Any]) -> str:
-    """The simulator beside real processes."""
-    names = {
-        "tokens_per_s": ("tokens/s", 1.0, 0),
-        "ttft_mean_s": ("TTFT mean, ms", 1e3, 0),
-        "ttft_p95_s": ("TTFT p95, ms", 1e3, 0),
-        "tpot_mean_s": ("TPOT mean, ms", 1e3, 1),
-    }
-    lines = ["| load | | real | simulated | error |", "|---|---|---|---|---|"]
-    for load in result["loads"]:
-        for key, (name, unit, digits) in names.items():
-            real, simulated = unit * load["real"][key], unit * load["simulated"][key]
-            lines.append(
-                f"| {load['share']:.0%} | {name} | {real:.{digits}f} | {simulated:.{digits}f}"
-                f" | {load['error'][key]:+.1%} |"
-            )
-    return (
-        "The simulator beside two real peers with half of a model each, a client, and their"
-        f" daemons on {result['cores']} cores. Step times are those of each stage alone, nothing is"
-        " fitted. The real ones wait for each other's cores as well, of which the simulator knows"
-        " nothing"
-        " (`python -m bench.faithful`, [JSON](bench/results/faithful.json)):\n\n" + "\n".join(lines)
     )

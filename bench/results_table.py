@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.local_swarm import ROOT
-from bench.planner_tables import elections, faithful, flood, sizes
+from bench.planner_tables import elections, flood, sizes
 from bench.results_sessions import (
     balance,
     chaos,
@@ -350,7 +350,6 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "light_transport": light_hop,
         "placement_sizes": sizes,
         "dht_flood": flood,
-        "faithful": faithful,
     },
 }
 """Which figures stand where, in this order."""
@@ -366,7 +365,6 @@ TITLES = {
     "light_transport": "## A hop without the daemon\n\n",
     "placement_sizes": "## Planning more and more peers\n\n",
     "dht_flood": "## A flood of records\n\n",
-    "faithful": "## The simulator beside real processes\n\n",
 }
 
 
