@@ -26,12 +26,13 @@ from rich.console import Console
 from bench import report
 from bench.answer_times import Stream
 from bench.stand_in import (
-    QWEN_7B,
+    QWEN_7B_GQA,
     SPANS,
     Request,
     Setting,
     StandInPeer,
     client_of,
+    join_client,
     join_peers,
     requests,
     serving,
@@ -40,14 +41,14 @@ from bench.timed_engine import GpuTimes
 from coordinator.balance import load_of
 from coordinator.plan_store import PlanStore
 from dht.identity import Identity
-from dht.memory import LinkModel, MemoryNetwork, MemoryTransport
+from dht.memory import MemoryNetwork, MemoryTransport
 from dht.types import SINK, SOURCE, Assignment, FlowEdge, NodeRecord, Plan, PlanEpoch
 from dht.virtual_time import run_virtual
 from node.balancer import Balancer
 from node.batching import BatchLimits
 from node.stage import StageConfig
 
-SPEC = replace(QWEN_7B, name="qwen-7b-gqa", kv_bytes_per_token_layer=2 * 8 * 128 * 2)
+SPEC = QWEN_7B_GQA
 SLOW = GpuTimes(step_s=20e-3, decode_s=2e-3, prefill_s=0.5e-3)
 """A stage on a device with a tenth of an RTX 4090's bandwidth and FLOP/s, about."""
 KV_TOKENS = 24_000
@@ -108,10 +109,7 @@ class Growing:
                 balancer = Balancer(peer.directory, peer.stage, lambda p=peer: now(p))
                 peer.tasks.append(asyncio.create_task(balancer.run()))
         join_peers(self.network, self.peers, MBIT, DELAY_S)
-        near = LinkModel(delay_s=DELAY_S)
-        for peer in self.peers:
-            self.network.set_link(self._asker.peer_id, peer.transport.peer_id, near)
-            self.network.set_link(peer.transport.peer_id, self._asker.peer_id, near)
+        join_client(self.network, self._asker.peer_id, self.peers, DELAY_S)
 
     async def _announce(self, peer: StandInPeer) -> None:
         """As :mod:`node.announcer` does."""

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -28,11 +27,9 @@ from bench.local_swarm import ROOT
 from bench.moving import SESSION_TOKENS, SPEC, move, moving_peer
 from bench.stand_in import SPANS, client_of
 from bench.wan_lab import Shape, WanLab, why_not
+from bench.wan_real import transport_on
 from dht.command_line import loop_factory
-from dht.hivemind_transport import HivemindTransport
-from dht.identity import Identity
 from dht.transport import Transport
-from dht.transport_config import TransportConfig
 
 MBIT, DELAY_S = moves_virtual.LINKS["100 Mbit/s, 10 ms"]
 LINK = Shape(mbit=MBIT, delay_ms=DELAY_S * 1e3)
@@ -42,15 +39,9 @@ END_S = 180.0
 """After which a round that has not ended is given up."""
 
 
-async def _transport(host: str, peers: tuple[str, ...]) -> HivemindTransport:
-    return await HivemindTransport.create(
-        TransportConfig(identity=Identity.generate(), host=host, initial_peers=peers)
-    )
-
-
 async def run_stage(number: int, host: str, peers: tuple[str, ...]) -> None:
     """Serve, and do what lines on stdin say, each answered with a line; until stdin closes."""
-    transport = await _transport(host, peers)
+    transport = await transport_on(host, peers)
     mover = await moving_peer(transport, STAGES[number], MBIT, "chosen")
 
     def say(reply: object) -> None:
@@ -127,7 +118,7 @@ async def run_client(job: dict[str, Any]) -> dict[str, Any]:
     """Start the stages on their hosts, ask from this one, and let a stage leave."""
 
     async def open_transport() -> Transport:
-        return await _transport(job["host"], tuple(each.address for each in movers))
+        return await transport_on(job["host"], tuple(each.address for each in movers))
 
     async with stages(job["stages"]) as movers:
         client = client_of(open_transport, SPEC)
@@ -153,20 +144,11 @@ def measure(stage: int, seed: int) -> dict[str, Any]:
                 for n in range(len(STAGES))
             ],
         }
-        done = subprocess.run(
-            lab.command(CLIENT, [*module, "--job", json.dumps(job)]),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=END_S,
-        )
-    if done.returncode != 0:
-        raise SystemExit(f"error: the client failed: {done.stderr[-2000:]}")
+        told = json.loads(lab.output(CLIENT, [*module, "--job", json.dumps(job)], END_S))
     paper = moves_virtual.cell("100 Mbit/s, 10 ms", stage, "chosen", seed)
     return {
         "stage": stage,
-        **json.loads(done.stdout),
+        **told,
         "virtual_clock": {name: paper[name] for name in ("gap_of_usual", "neighbours_slowdown")},
     }
 

@@ -21,9 +21,9 @@ from rich.console import Console
 
 from bench import report
 from bench.moving import SESSION_TOKENS, SPEC, StandInMover, move, moving_peer
-from bench.stand_in import SPANS, client_of, join_peers
+from bench.stand_in import SPANS, client_of, join_client, join_peers
 from dht.identity import Identity
-from dht.memory import LinkModel, MemoryNetwork, MemoryTransport
+from dht.memory import MemoryNetwork, MemoryTransport
 from dht.virtual_time import run_virtual
 
 LINKS = {"100 Mbit/s, 10 ms": (100.0, 0.010), "1 Gbit/s, 2 ms": (1000.0, 0.002)}
@@ -42,12 +42,10 @@ class TwiceHeld:
         for span in SPANS * 2:
             transport = self.network.transport(Identity(self.network.rng.randbytes(32)))
             self.movers.append(await moving_peer(transport, span, self._mbit, self._way))
-        join_peers(self.network, [each.peer for each in self.movers], self._mbit, self._delay_s)
+        peers = [each.peer for each in self.movers]
+        join_peers(self.network, peers, self._mbit, self._delay_s)
         transport = self.network.transport(Identity(self.network.rng.randbytes(32)))
-        for mover in self.movers:
-            near = LinkModel(delay_s=self._delay_s)
-            self.network.set_link(transport.peer_id, mover.peer_id, near)
-            self.network.set_link(mover.peer_id, transport.peer_id, near)
+        join_client(self.network, transport.peer_id, peers, self._delay_s)
 
         async def open_transport() -> MemoryTransport:
             return transport

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from bench.answer_times import Stream
-from bench.stand_in import MBIT, QWEN_7B, RTX_4090, StandInPeer, serving
+from bench.stand_in import MBIT, QWEN_7B_GQA, RTX_4090, StandInPeer, serving
 from client import Swarm
 from dht.transport import Transport
 from dht.types import NodeState
 from node.batching import BatchLimits
 from node.stage import StageConfig
 
-SPEC = replace(QWEN_7B, name="qwen-7b-gqa", kv_bytes_per_token_layer=2 * 8 * 128 * 2)
+SPEC = QWEN_7B_GQA
 SESSION_TOKENS = 1000
 BEFORE = 48
 """New tokens of every session before a stage leaves."""

@@ -46,6 +46,8 @@ QWEN_7B = ModelSpec(
     context_tokens=8192,
     vocab=1000,
 )
+QWEN_7B_GQA = replace(QWEN_7B, name="qwen-7b-gqa", kv_bytes_per_token_layer=2 * 8 * 128 * 2)
+"""The same with grouped-query attention, 8 of 32 heads, and its KV's true size."""
 SPANS = ((0, 11), (11, 22), (22, 32))
 RTX_4090 = GpuTimes(step_s=5e-3, decode_s=2e-5, prefill_s=4.7e-5)
 """A third of 15 GB of fp16 weights at 1 TB/s; a third of 14 GFLOP a token at 100 TFLOP/s."""
@@ -206,6 +208,16 @@ def join_peers(
     )
     for one, other in itertools.permutations(peers, 2):
         network.set_link(one.transport.peer_id, other.transport.peer_id, link)
+
+
+def join_client(
+    network: MemoryNetwork, client_id: str, peers: Sequence[StandInPeer], delay_s: float
+) -> None:
+    """Give a client links to all peers, either way, with no limit but this delay."""
+    near = LinkModel(delay_s=delay_s)
+    for peer in peers:
+        network.set_link(client_id, peer.transport.peer_id, near)
+        network.set_link(peer.transport.peer_id, client_id, near)
 
 
 class StandInSwarm:

@@ -72,6 +72,20 @@ class WanLab:
         """``argv`` to be run on that host."""
         return ["ip", "netns", "exec", self.names[host], *argv]
 
+    def output(self, host: int, argv: Sequence[str], limit_s: float) -> str:
+        """What ``argv`` prints on that host. Raises SystemExit where it fails."""
+        done = subprocess.run(
+            self.command(host, argv),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limit_s,
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"error: host {host} failed: {done.stderr[-2000:]}")
+        return done.stdout
+
     def __enter__(self) -> "WanLab":
         for name in self.names:
             subprocess.run(["ip", "netns", "add", name], check=True)

@@ -50,7 +50,8 @@ END_S = 900.0
 """After which a cell that has not ended is given up."""
 
 
-async def _transport(host: str, peers: tuple[str, ...]) -> HivemindTransport:
+async def transport_on(host: str, peers: tuple[str, ...]) -> HivemindTransport:
+    """A peer's daemon that listens on ``host`` and knows ``peers``."""
     return await HivemindTransport.create(
         TransportConfig(identity=Identity.generate(), host=host, initial_peers=peers)
     )
@@ -58,7 +59,7 @@ async def _transport(host: str, peers: tuple[str, ...]) -> HivemindTransport:
 
 async def run_stage(number: int, setting: Setting, host: str, peers: tuple[str, ...]) -> None:
     """Print this stage's address and serve until stdin closes."""
-    transport = await _transport(host, peers)
+    transport = await transport_on(host, peers)
     await stand_in_peer(transport, SPANS[number], setting)
     print(transport.addresses[0], flush=True)
     await asyncio.to_thread(sys.stdin.read)
@@ -69,7 +70,7 @@ async def run_client(setting: Setting, host: str, peers: tuple[str, ...]) -> lis
     """Ask the setting's requests at their times."""
 
     async def open_transport() -> Transport:
-        return await _transport(host, peers)
+        return await transport_on(host, peers)
 
     async with client_of(open_transport) as client:
         # The first answer opens the links between the stages; it is not counted.
@@ -122,20 +123,9 @@ def measure(setting: Setting) -> dict[str, Any]:
                 if one != other:
                     lab.shape(one, other, link)
         with stages(lab, setting) as addresses:
-            done = subprocess.run(
-                lab.command(CLIENT, _command(setting, lab.address(CLIENT), addresses)),
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=END_S,
-            )
-    if done.returncode != 0:
-        raise SystemExit(f"error: the client failed: {done.stderr[-2000:]}")
-    told = [
-        Served(**{**each, "request": Request(**each["request"])})
-        for each in json.loads(done.stdout)
-    ]
+            command = _command(setting, lab.address(CLIENT), addresses)
+            said = json.loads(lab.output(CLIENT, command, END_S))
+    told = [Served(**{**each, "request": Request(**each["request"])}) for each in said]
     return {
         "policy": setting.policy,
         "requests_per_s": setting.requests_per_s,
