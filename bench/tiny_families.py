@@ -84,7 +84,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi3": ("phi3", {"sliding_window": None}),
-    "phi3, longrope": ("phi3", {"sliding_window": None, **LONGROPE}),
+    "phi3, longrope": (
+        "phi3",
+        # Phi-3's configuration goes by this one, and by 4096 where it is not named.
+        {"sliding_window": None, "original_max_position_embeddings": 64, **LONGROPE},
+    ),
     "olmo2": ("olmo2", {}),
     "gpt_oss": ("gpt_oss", {"head_dim": 16, "num_local_experts": 4, "sliding_window": WINDOW}),
     "gpt_neox": ("gpt_neox", {}),

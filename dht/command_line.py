@@ -19,10 +19,11 @@ from typing import Any, NoReturn
 
 from dht.connecting import chosen
 from dht.directory import DEFAULT_NETWORK
-from dht.errors import NetworkError, SwarmError, UserError
+from dht.errors import MachineError, NetworkError, SwarmError, UserError
 from dht.transport_config import TransportKind
 
 EXIT_DONE = 0
+EXIT_MACHINE = 1
 EXIT_USER = 2
 EXIT_SWARM = 3
 EXIT_INTERRUPTED = 130
@@ -84,6 +85,8 @@ def run_command(
         return _say(error, EXIT_USER)
     except (SwarmError, NetworkError) as error:
         return _say(error, EXIT_SWARM)
+    except MachineError as error:
+        return _say(error, EXIT_MACHINE)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

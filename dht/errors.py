@@ -22,3 +22,7 @@ class NetworkError(AnabranchError):
 
 class SwarmError(AnabranchError):
     """The swarm as it is now cannot serve this request: commands exit with code 3."""
+
+
+class MachineError(AnabranchError):
+    """This machine failed, such as its GPU: exit code 1. Starting again may help."""

@@ -8,16 +8,21 @@ on a GPU yet.
 """
 
 import logging
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from node.anatomy import Anatomy
 from node.attention import LayerPool, Step
-from node.decode_rows import DecodeRows
+from node.decode_rows import TABLE_BYTES_MAX, DecodeRows
+from node.layer_arguments import Arguments, Constant
+from node.mask_rules import MaskRule
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +31,8 @@ COLUMNS_LEAST = 128
 """Of context; buckets double from here, so that at most half of what is read is padding."""
 GRAPHS_MAX = 64
 """Kept at a time, those used last; each holds its buffers and its intermediate results."""
+BYTES_MAX = TABLE_BYTES_MAX
+"""Of keys and values that a graph's table, padding included, may copy in a layer."""
 WARM_UPS = 3
 """Runs before a capture, in which libraries choose their kernels and allocate workspaces."""
 
@@ -52,8 +59,16 @@ def recordable(anatomy: Anatomy, start: int, end: int) -> bool:
     """Whether layers ``[start, end)`` and what makes their arguments can be captured at all."""
     return anatomy.packed and (
         all(traits.recordable for traits in anatomy.traits[start:end])
+        and not any(_looks_at_sessions(call) for call in anatomy.calls[start:end])
         and all(source.recordable and not source.by_length for source in anatomy.sources)
     )
+
+
+def _looks_at_sessions(call: Arguments) -> bool:
+    """Whether a layer's mask is a predicate, which is asked session by session."""
+    origins = [*call.positional, *(origin for _, origin in call.named)]
+    rules = [o.value for o in origins if isinstance(o, Constant) and isinstance(o.value, MaskRule)]
+    return any(rule.predicate is not None for rule in rules)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,6 +116,12 @@ class Buffers:
         self.table[count:] = self.scrap_row
 
 
+def _token_bytes(step: Step, start: int, end: int) -> int:
+    """Of one token's keys and values in a layer of ``[start, end)``, at most."""
+    pools = [step.pools[index] for index in range(start, end)]
+    return max(p.keys[0].nbytes + p.values[0].nbytes for p in pools)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Graph:
     buffers: Buffers
@@ -116,6 +137,7 @@ class DecodeGraphs:
         self._capture = capture
         self._graphs: OrderedDict[tuple[int, int, int, int], _Graph] = OrderedDict()
         self._failed: set[tuple[int, int]] = set()
+        self._too_large: set[tuple[int, int, int, int]] = set()
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -124,6 +146,7 @@ class DecodeGraphs:
         """Forget all graphs: the layers or the pools are others from now on."""
         self._graphs.clear()
         self._failed.clear()
+        self._too_large.clear()
 
     def run(
         self, start: int, end: int, step: Step, hidden: Tensor, positions: Tensor
@@ -138,6 +161,8 @@ class DecodeGraphs:
         if size is None:
             return None
         key = (start, end, size, column_bucket(columns))
+        if key in self._too_large or size * key[3] * _token_bytes(step, start, end) > BYTES_MAX:
+            return None
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._made(key, step.pools, hidden)
@@ -167,6 +192,10 @@ class DecodeGraphs:
 
         try:
             replay = self._capture(body)
+        except torch.OutOfMemoryError:
+            logger.warning("steps of %d rows over %d tokens run without graphs", size, columns)
+            self._too_large.add(key)
+            return None
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
             told = str(error).strip().splitlines() or [repr(error)]
             logger.warning("layers [%d, %d) run without graphs: %s", start, end, told[0])
@@ -178,15 +207,54 @@ class DecodeGraphs:
         return graph
 
 
-def capture_cuda(body: Callable[[], None]) -> Callable[[], None]:
-    """``body`` as a CUDA graph on the current device."""
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(WARM_UPS):
-            body()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        body()
-    return graph.replay
+class CudaCapture:
+    """Captures functions as CUDA graphs on one device; see :data:`Capture`.
+
+    All graphs share one pool of memory for what they compute in between, as they never run at once
+    and what one gives is copied before the next runs; blocks of a pool are reused on one stream
+    only, so there is one of these, too. A capture that fails leaves torch's allocator unsure of
+    what is being captured, so ``body`` is first run with every wait for the device forbidden.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __call__(self, body: Callable[[], None]) -> Callable[[], None]:
+        """Raises whatever ``body`` or its capture raises; the current stream stays what it was."""
+        cuda = torch.cuda
+        with cuda.device(self._device):  # streams and captures are the current device's
+            if self._stream is None:
+                self._stream = cuda.Stream()  # type: ignore[no-untyped-call]
+            before, aside = cuda.current_stream(), self._stream
+            aside.wait_stream(before)
+            try:
+                with cuda.stream(aside):
+                    for _ in range(WARM_UPS - 1):
+                        body()
+                    with _waiting_forbidden():
+                        body()
+            finally:
+                before.wait_stream(aside)
+            graph = cuda.CUDAGraph()
+            # A pool without a graph may not be asked for again: it is always a living one's.
+            pool = next((each.pool() for each in self._made), None)
+            try:  # other threads may use the device meanwhile
+                with cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
+                    body()
+            finally:
+                cuda.set_stream(before)  # a capture that fails at its end does not do that
+        self._made.add(graph)
+        return graph.replay
+
+
+@contextmanager
+def _waiting_forbidden() -> Iterator[None]:
+    """Let operations raise that make the CPU wait for the device."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from node.tensors import brought
+
 logger = logging.getLogger(__name__)
 
 COPIED_BYTES_MAX = 4 << 20
@@ -98,7 +100,7 @@ def decode_rows(
             used = slots[::page_tokens]
             firsts[row, : len(used)] = used
     # Only pages travel to the device; the pool rows within them are counted there.
-    spans, firsts = spans.to(device), firsts.to(device)
+    spans, firsts = brought(spans, device), brought(firsts, device)
     at = torch.arange(columns, device=device).minimum(spans[:, 1:] - 1)
     table = firsts.gather(1, at // page_tokens) + at % page_tokens
     return DecodeRows(spans=spans, table=table)

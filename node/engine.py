@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dht.errors import UserError
+from dht.errors import MachineError, UserError
 from dht.types import ModelSpec, PlannerNode, fits, stage_bytes
 from node.attention import LayerPool
 from node.kv_accounts import Reservation
@@ -35,6 +35,10 @@ KV_TOKENS_MOST = 1 << 20
 def kv_tokens_least(spec: ModelSpec) -> int:
     """KV tokens that a peer keeps per layer at least: one full context, but at most 2048."""
     return min(spec.context_tokens, KV_TOKENS_LEAST_MAX)
+
+
+class DeviceLostError(MachineError):
+    """The device does not compute any more in this process, which has to start anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +122,8 @@ class Engine:
 
         Sessions must have ended: their KV is gone afterwards. Returns bytes read from disk.
         ``made_up`` weights are for timing only; the next load forgets them.
-        Raises UserError when the range does not fit the memory or cannot be run.
+        Raises UserError when the range does not fit the memory or cannot be run, DeviceLostError
+        where the device has failed for good.
         """
         if not 0 <= start < end <= self.spec.layers:
             raise UserError(f"layers [{start}, {end}) asked of {self.spec.layers}")
@@ -126,25 +131,40 @@ class Engine:
         if pages < 1:
             least = stage_bytes(self.spec, start, end, self.kv_tokens_min)
             raise UserError(self._too_little(f"layers [{start}, {end})", least))
-        self.held, self._pools = (0, 0), {}
-        self._kv = self._kv_pool(0)  # only now: it holds the pools that there are
-        self.bytes_loaded = self._range.set(start, end, progress, made_up=made_up)
-        self._pools = {index: self._pool(pages, index) for index in range(start, end)}
-        self._steps = self._step_run()
-        self._steps.warm_up()
-        self._kv = self._kv_pool(pages)
-        self.held = (start, end)
-        return self.bytes_loaded
+        self._drop_pools()
+        try:
+            self.bytes_loaded = self._range.set(start, end, progress, made_up=made_up)
+            self._pools.update((index, self._pool(pages, index)) for index in range(start, end))
+            self._steps.warm_up()
+        except torch.AcceleratorError as error:
+            self._raise_if_lost(error)
+            raise
+        except torch.OutOfMemoryError as error:
+            reason = str(error).partition(". ")[0]  # the rest is about settings of torch
+        else:
+            self._kv = self._kv_pool(pages)
+            self.held = (start, end)
+            return self.bytes_loaded
+        self.unload()  # only now: what was raised holds what was computed
+        lent_gib = self.config.memory_bytes / 2**30
+        raise UserError(
+            f"{self.device} ran out of memory with layers [{start}, {end}) of {self.spec.name}"
+            f" ({reason}): lend less than {lent_gib:.1f} GiB with --memory, or close what else"
+            " uses it"
+        )
 
     def unload(self) -> None:
         """Give the memory of weights and KV back; sessions must have ended."""
-        self.held, self._pools = (0, 0), {}
-        self._kv = self._kv_pool(0)  # only now: it holds the pools that there are
+        self._drop_pools()
         self._range.clear()
-        self._steps = self._step_run()
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _drop_pools(self) -> None:
+        """Let the pools go, and all that knows them: weights that come may need their memory."""
+        self.held, self._pools = (0, 0), {}
+        self._kv, self._steps = self._kv_pool(0), self._step_run()
 
     def _pages_beside(self, start: int, end: int) -> int:
         """Pages of KV that the memory has room for beside the weights of ``[start, end)``."""
@@ -205,6 +225,7 @@ class Engine:
         At most one item per session, each at the position where its session stands. What cannot
         run (see :func:`node.work.refusal`), what fails and what comes out infinite or as no number
         gets an error; the others go on, and a session whose item failed stands where it stood.
+        Raises DeviceLostError where the device has failed for good.
         """
         results: list[WorkResult | None] = [None] * len(items)
         rows: list[StepRows] = []
@@ -246,6 +267,17 @@ class Engine:
                     results[row.index] = replace(result, item=item)
         return [result for result in results if result is not None]
 
+    def _raise_if_lost(self, error: Exception) -> None:
+        """DeviceLostError where the device's own error leaves it unable to do anything."""
+        if not isinstance(error, torch.AcceleratorError):
+            return
+        try:
+            torch.ones(1, device=self.device).add_(1).tolist()
+        except torch.AcceleratorError:
+            raise DeviceLostError(_line(error)) from error
+        except RuntimeError:  # such as no memory, which may come back
+            return
+
     def _shared(self, item: WorkItem, reservation: Reservation) -> WorkItem:
         """``item`` without the leading tokens whose KV another session has left here.
 
@@ -270,11 +302,17 @@ class Engine:
         try:
             return self._steps.run(rows)
         except Exception as error:  # whatever one session's rows raise is theirs alone
-            if len(rows) > 1:
-                half = len(rows) // 2
-                return self._run_apart(rows[:half]) + self._run_apart(rows[half:])
+            self._raise_if_lost(error)
             item = rows[0].item
-            logger.exception("layers [%d, %d) failed for one session", item.start, item.end)
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            told = f"layers [{item.start}, {item.end}) failed: {reason}"
+            told = f"layers [{item.start}, {item.end}) failed: {_line(error)}"
+            if len(rows) == 1:
+                logger.exception("layers [%d, %d) failed for one session", item.start, item.end)
+        if len(rows) == 1:
             return [WorkResult(item=item, error=told)]
+        # Only now: what was raised holds the memory of all that had been computed.
+        half = len(rows) // 2
+        return self._run_apart(rows[:half]) + self._run_apart(rows[half:])
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -18,6 +18,7 @@ from node.kv_cache import PoolCache
 from node.memory_layout import favour_few_rows
 from node.shared_products import share_products
 from node.skeleton import Skeleton
+from node.tensors import brought
 from node.traced import TracedLayers
 
 
@@ -75,12 +76,12 @@ class Flow:
             return _joined(
                 [self._enter_alone(*each, device) for each in zip(token_ids, starts, strict=True)]
             )
-        ids = torch.tensor([list(itertools.chain.from_iterable(token_ids))], device=device)
+        ids = brought(list(itertools.chain.from_iterable(token_ids)), device)[None]
         if self._anatomy.plain_entry:
             hidden: torch.Tensor = self._parts[self._anatomy.before[0]](ids)[0]
             return hidden
         positions = [range(at, at + len(part)) for part, at in zip(token_ids, starts, strict=True)]
-        packed = torch.tensor([list(itertools.chain.from_iterable(positions))], device=device)
+        packed = brought(list(itertools.chain.from_iterable(positions)), device)[None]
         return self._skeleton.run(token_ids=ids, positions=packed).layers[0].hidden[0]
 
     def _enter_alone(
@@ -89,7 +90,7 @@ class Flow:
         end = start + len(token_ids)
         segment = Segment(first=0, last=len(token_ids), context_tokens=end, slots=slice(0, 0))
         heard = self._skeleton.run(
-            token_ids=torch.tensor([list(token_ids)], device=device),
+            token_ids=brought(list(token_ids), device)[None],
             positions=torch.arange(start, end, device=device)[None],
             cache=PoolCache({}, segment),
         )

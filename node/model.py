@@ -19,7 +19,7 @@ from node.anatomy import Anatomy, Unservable, study
 from node.attention import ATTENTION_NAME, Step, register
 from node.blueprint import build, context_tokens, kept_float32, layers_name, ties
 from node.checkpoint_names import CheckpointNames
-from node.decode_graphs import capture_cuda
+from node.decode_graphs import CudaCapture
 from node.flow import Flow
 from node.layer_traits import FAILURES
 from node.memory_layout import favour_few_rows
@@ -184,7 +184,7 @@ class LoadedRange:
         self.parts: dict[str, nn.Module] = {}
         """Modules with weights beside the layers, by their names in the model."""
         self._made_up = False
-        capture = capture_cuda if device.type == "cuda" else None
+        capture = CudaCapture(device) if device.type == "cuda" else None
         self._flow = Flow(layout.anatomy, layout.skeleton().to(device), capture)
 
     @property
@@ -251,6 +251,7 @@ class LoadedRange:
         shared = self._tied_weight()
         beside = self._beside(start, end)
         self.parts = {path: part for path, part in self.parts.items() if path in beside}
+        self._flow.hold(self.parts)  # lets the others go
         missing = self._missing(start, end, shared)
         entries = [store.tensors[n] for part in missing for n in part.names if n in store.tensors]
         meter = _Meter(sum(entry.size_bytes for entry in entries), progress)

@@ -13,7 +13,7 @@ from typing import Protocol
 from coordinator.plan_store import PlanStore
 from coordinator.runtime import Coordinator
 from dht.directory import Directory
-from dht.errors import NetworkError, UserError
+from dht.errors import MachineError, NetworkError, UserError
 from dht.transport import Transport
 from dht.types import (
     NodeRecord,
@@ -103,6 +103,8 @@ class Peer:
         self._machine = machine if config.use.watches else None
         self._leaving = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        engine.on_lost = self._note_lost
         self._announcer = Announcer(
             transport=transport,
             directory=directory,
@@ -160,6 +162,7 @@ class Peer:
                 await self._announcer.announce()
                 tasks += [group.create_task(self._kept_running(each)) for each in work]
                 tasks.append(group.create_task(self._watch_network()))
+                tasks.append(group.create_task(self._watch_device()))
                 if self.watch is not None:
                     tasks.append(group.create_task(self._kept_running(self.watch.run)))
                 await self._leaving.wait()
@@ -168,6 +171,8 @@ class Peer:
                     task.cancel()
         except* NetworkError as failures:
             raise NetworkError(str(failures.exceptions[0])) from None
+        except* MachineError as failures:
+            raise MachineError(str(failures.exceptions[0])) from None
         except* UserError as mistakes:
             raise UserError(str(mistakes.exceptions[0])) from None
         await self._stage.close("the peer left")
@@ -205,6 +210,16 @@ class Peer:
     async def _watch_network(self) -> None:
         """End the peer when it is cut off for good, rather than look alive."""
         raise NetworkError(await self._transport.wait_ended())
+
+    def _note_lost(self, reason: str) -> None:
+        if not self._lost.done():
+            self._lost.set_result(reason)
+
+    async def _watch_device(self) -> None:
+        """End the peer when its device has failed for good, rather than fail every session."""
+        reason = await asyncio.shield(self._lost)
+        device = self._announcer.record.device.name
+        raise MachineError(f"{device} has failed, and joining again may help: {reason}")
 
     def figures(self) -> Figures:
         """How it goes, for the owner."""

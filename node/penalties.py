@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dht.messages import Sampling
+from node.tensors import brought
 from node.token_history import TokenHistory
 
 FLOAT32_MAX = float(torch.finfo(torch.float32).max)
@@ -115,4 +116,4 @@ def _forbid_stops(scores: torch.Tensor, draws: Sequence[Draw]) -> None:
 def _on(
     scores: torch.Tensor, values: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 ) -> torch.Tensor:
-    return torch.from_numpy(values).to(scores.device)
+    return brought(torch.from_numpy(values), scores.device)

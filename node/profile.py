@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.errors import UserError
 from dht.hub import served_name
 from dht.types import LAYER_TIMES_MAX, LayerTimes
 from node.engine import Engine, EngineConfig, WorkItem
@@ -156,7 +157,7 @@ def _time_batches(
             if refused is None and context > 1:
                 refused = engine.import_kv(name, _empty_kv(engine, index, context - 1))
             if refused is not None:
-                raise RuntimeError(f"a layer could not be timed: {refused}")
+                raise UserError(f"a layer could not be timed: {refused}")
         rows = _rows(engine, max(batches))
         items = [
             WorkItem(
@@ -217,7 +218,7 @@ def _time_items(engine: Engine, items: Sequence[WorkItem], clock: Callable[[], f
     started_s = clock()
     for result in engine.step(items):
         if result.error is not None:
-            raise RuntimeError(f"a layer could not be timed: {result.error}")
+            raise UserError(f"a layer could not be timed: {result.error}")
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
     return clock() - started_s

@@ -16,6 +16,7 @@ import torch
 
 from dht.messages import Sampling
 from node.penalties import Draw, adjust, finite
+from node.tensors import brought
 
 _MASK = (1 << 64) - 1
 FEW_CANDIDATES = 64
@@ -129,7 +130,7 @@ def draw_rows(
     ]
     if not special:
         return token_ids
-    scores = finite(logits[special].detach().to(torch.float32))
+    scores = finite(logits[brought(special, logits.device)].detach().to(torch.float32))
     chosen = [draws[row] for row in special]
     if any(draw.is_adjusted for draw in chosen):
         scores = adjust(scores, chosen)

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from dht.types import ModelSpec
 from node.batching import limits_of
-from node.engine import Engine, EngineConfig, WorkItem
+from node.engine import DeviceLostError, Engine, EngineConfig, WorkItem
 from node.kv_transfer import KvBytes, pack
 from node.open_checks import StageView
 from node.profile import Profile, tokens_per_s
@@ -16,9 +17,12 @@ from node.tensors import Rows
 from node.weights import Progress, WeightStore
 from node.worker import Worker, WorkerTimes
 
+T = TypeVar("T")
+
 
 class EngineStage:
-    """Implements :class:`node.stage.StageEngine`. Set ``peer_id`` and ``on_results`` once."""
+    """Implements :class:`node.stage.StageEngine`. Set ``peer_id``, ``on_results`` and
+    ``on_lost`` once."""
 
     def __init__(
         self,
@@ -36,6 +40,9 @@ class EngineStage:
         limits = limits_of(profile.layer_s(), engine.layers_max)
         self.peer_id = ""
         self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
+        self.on_lost: Callable[[str], None] = lambda reason: None
+        """Called on the loop where the device fails for good."""
+        self._loop = asyncio.get_running_loop()
         self._worker: Worker[StepRequest, StepResult] = Worker(
             self._step, self._hand_over, _failed, limits
         )
@@ -141,7 +148,9 @@ class EngineStage:
         def report(done_bytes: int, total_bytes: int) -> None:
             loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
 
-        return await self._worker.call(lambda: self._engine.load(start, end, report))
+        return await self._worker.call(
+            lambda: self._watched(lambda: self._engine.load(start, end, report))
+        )
 
     async def unload(self) -> None:
         """Give back the memory of weights and KV. No session may be live."""
@@ -196,8 +205,17 @@ class EngineStage:
     def _hand_over(self, results: Sequence[StepResult]) -> None:
         self.on_results(results)
 
+    def _watched(self, work: Callable[[], T]) -> T:
+        """Do ``work`` in the engine's thread, and tell where that shows that the device is lost."""
+        try:
+            return work()
+        except DeviceLostError as error:
+            reason = str(error)
+            self._loop.call_soon_threadsafe(lambda: self.on_lost(reason))
+            raise
+
     def _step(self, batch: Sequence[StepRequest]) -> list[StepResult]:
-        results = self._engine.step([_item(request) for request in batch])
+        results = self._watched(lambda: self._engine.step([_item(request) for request in batch]))
         return [
             StepResult(
                 request=request,

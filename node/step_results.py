@@ -10,6 +10,7 @@ from node.penalties import Draw
 from node.sampling import draw_rows
 from node.scoring import score_prompt, score_rows
 from node.step_rows import StepRows
+from node.tensors import brought
 from node.work import WorkResult
 
 
@@ -24,7 +25,7 @@ def results_of(
     drawn = [row for row in rows if row.item.sampling is not None and loaded.head is not None]
     logits, greedy = hidden, torch.empty(0, dtype=torch.long, device=hidden.device)
     if drawn:
-        last = torch.tensor([row.last - 1 for row in drawn], device=hidden.device)
+        last = brought([row.last - 1 for row in drawn], hidden.device)
         logits = loaded.leave(hidden[last])
         greedy = torch.argmax(logits, dim=-1)
     # What is needed here of a step comes from the device at once: rows for the next stage, or
@@ -34,7 +35,7 @@ def results_of(
         leaving = hidden.to("cpu")
     finite = torch.isfinite(leaving).all(dim=-1).to(torch.long)
     if drawn:
-        finite = torch.cat([finite.to(greedy.device), greedy])
+        finite = torch.cat([brought(finite, greedy.device), greedy])
     known: list[int] = finite.tolist()
     sampled = _sampled(drawn, logits, known[len(hidden) :]) if drawn else {}
     results = []
@@ -77,7 +78,8 @@ def _sampled(
     scores = [b""] * len(rows)
     for top in {draw.sampling.logprobs for draw in draws} - {None}:
         asked = [at for at, draw in enumerate(draws) if draw.sampling.logprobs == top]
-        packed = score_rows(logits[asked], [token_ids[at] for at in asked], top or 0)
+        chosen = logits[brought(asked, logits.device)]
+        packed = score_rows(chosen, [token_ids[at] for at in asked], top or 0)
         for at, score in zip(asked, packed, strict=True):
             scores[at] = score
     return {

@@ -14,6 +14,7 @@ from node.kv_pool import pool_rows
 from node.model import LoadedRange, ModelLayout
 from node.step_results import results_of
 from node.step_rows import StepRows, joined
+from node.tensors import brought
 from node.work import WorkResult
 
 ALONE = slice(0, 1)
@@ -56,6 +57,8 @@ class StepRun:
             try:
                 with torch.inference_mode():
                     out = self._loaded.run(index, index + 1, step, row, position)
+            except (torch.OutOfMemoryError, torch.AcceleratorError):
+                raise  # says nothing of the model
             except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
                 raise UserError(f"{where} cannot be served yet: {error}") from error
             if step.calls != 1 or out.shape != row.shape:
@@ -97,16 +100,16 @@ class StepRun:
             embedded = iter(torch.split(hidden, [item.tokens for item in entering]))
         parts = [next(embedded) if row.item.hidden is None else row.item.hidden for row in rows]
         if not entering:  # one transfer for all
-            return joined(parts).to(self.device, self._layout.dtype)
-        return joined([part.to(self.device, self._layout.dtype) for part in parts])
+            return brought(joined(parts), self.device).to(self._layout.dtype)
+        return joined([brought(part, self.device).to(self._layout.dtype) for part in parts])
 
     def _positions(self, rows: Sequence[StepRows]) -> torch.Tensor:
         """``[tokens]``: where in its session each row stands."""
         items = [row.item for row in rows]
         if all(item.tokens == 1 for item in items):
-            return torch.tensor([item.position for item in items], device=self.device)
+            return brought([item.position for item in items], self.device)
         spans = [torch.arange(item.position, item.position + item.tokens) for item in items]
-        return joined(spans).to(self.device)
+        return brought(joined(spans), self.device)
 
     def _pool_row(self, reservation: Reservation, position: int) -> int:
         page, offset = divmod(position, self._page_tokens)
@@ -116,14 +119,14 @@ class StepRun:
         """Pool rows of the step's new tokens."""
         if all(row.item.tokens == 1 for row in rows):
             found = [self._pool_row(row.reservation, row.item.position) for row in rows]
-            return torch.tensor(found, device=self.device)
+            return brought(found, self.device)
         written: list[torch.Tensor | slice] = []
         for row in rows:
             whole, position = row.segment.slots, row.item.position
             if isinstance(whole, slice):
                 written.append(slice(whole.start + position, whole.stop))
             else:
-                written.append(whole[position:].to(self.device))
+                written.append(brought(whole[position:], self.device))
         return written[0] if len(rows) == 1 else joined([self._rows_of(w) for w in written])
 
     def _segment(self, row: StepRows) -> Segment:
@@ -135,7 +138,7 @@ class StepRun:
         else:
             whole = pool_rows(pages, context, size)
             if row.item.tokens > 1 or not self._loaded.has_graphs:  # a table needs it here
-                whole = whole.to(self.device)
+                whole = brought(whole, self.device)
         return Segment(
             first=0,
             last=0,
@@ -189,5 +192,5 @@ class StepRun:
             if step.decode is None:
                 for segment in segments:
                     if isinstance(segment.slots, torch.Tensor):
-                        segment.slots = segment.slots.to(self.device)
+                        segment.slots = brought(segment.slots, self.device)
         return step

@@ -88,3 +88,12 @@ def quantized(body: bytes | memoryview, dtype: str, hidden: int) -> bytes:
     whole = (values / scales.clamp_min(torch.finfo(torch.float32).tiny)).round().to(torch.int8)
     packed = torch.cat([scales.view(torch.uint8), whole.view(torch.uint8)], dim=1)
     return packed.numpy().tobytes()
+
+
+def brought(numbers: Sequence[int] | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``numbers`` (int64 where they are no tensor) on ``device``, without waiting for it.
+
+    CUDA takes what is in ordinary memory into buffers of its own before the call returns.
+    """
+    there = numbers if isinstance(numbers, torch.Tensor) else torch.tensor(numbers)
+    return there.to(device, non_blocking=True)

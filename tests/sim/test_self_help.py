@@ -17,6 +17,7 @@ import pytest
 from coordinator.plan_store import PlanStore
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from dht.directory import Directory
+from dht.errors import MachineError
 from dht.memory import MemoryNetwork, MemoryTransport
 from dht.types import DeviceSpec, NodeRecord, NodeState
 from dht.virtual_time import run_virtual
@@ -46,6 +47,7 @@ class LoadingEngine(PaperEngine):
     def __init__(self, peer_id: str) -> None:
         super().__init__(peer_id, 0, 0, kv_tokens=10_000, step_s=0.01)
         self.serving = False
+        self.on_lost: Callable[[str], None] = lambda reason: None
 
     async def fetch(self, start: int, end: int, progress: Callable[[int, int], None]) -> None:
         await asyncio.sleep(1.0)
@@ -212,5 +214,17 @@ def test_joiners_that_come_together_take_different_layers_and_waiting_clients_ar
             assert took_s >= HELP_S - 10, "a coordinator may come back within a minute"
             assert {one.held, two.held} == set(gone)
             await asked
+
+    run_virtual(scenario(), limit_s=2000)
+
+
+def test_a_peer_whose_device_is_lost_ends_rather_than_fail_every_session():
+    async def scenario() -> None:
+        async with world(6, 6) as swarm:
+            _, broken = swarm.peers
+            broken.engine.on_lost("unspecified launch failure")
+            broken.engine.on_lost("unspecified launch failure")
+            with pytest.raises(MachineError, match="unspecified launch failure"):
+                await broken.task
 
     run_virtual(scenario(), limit_s=2000)

@@ -15,8 +15,8 @@ from node.decode_graphs import (
     COLUMNS_LEAST,
     ROW_BUCKETS,
     Buffers,
+    CudaCapture,
     DecodeGraphs,
-    capture_cuda,
     column_bucket,
     row_bucket,
 )
@@ -201,6 +201,6 @@ def test_captured_steps_answer_as_on_the_cpu(family: str, tmp_path: Path) -> Non
     engine = engine_of(tmp_path, "cuda")
     graphs = engine._range._flow.graphs
     assert graphs is not None
-    assert graphs._capture is capture_cuda
+    assert isinstance(graphs._capture, CudaCapture)
     assert answers(engine, PROMPTS, 6) == answers(engine_of(tmp_path), PROMPTS, 6)
     assert len(graphs) > 0
