@@ -20,7 +20,7 @@ from node.kv_pool import KvPool
 from node.kv_transfer import KvBytes, KvRows
 from node.model import LoadedRange, ModelLayout, kv_shape
 from node.step_rows import StepRows
-from node.step_run import StepRun
+from node.step_run import AcceleratorError, StepRun
 from node.weights import Progress, WeightStore
 from node.work import WorkBounds, WorkItem, WorkResult, refusal
 
@@ -136,7 +136,7 @@ class Engine:
             self.bytes_loaded = self._range.set(start, end, progress, made_up=made_up)
             self._pools.update((index, self._pool(pages, index)) for index in range(start, end))
             self._steps.warm_up()
-        except torch.AcceleratorError as error:
+        except AcceleratorError as error:
             self._raise_if_lost(error)
             raise
         except torch.OutOfMemoryError as error:
@@ -269,11 +269,11 @@ class Engine:
 
     def _raise_if_lost(self, error: Exception) -> None:
         """DeviceLostError where the device's own error leaves it unable to do anything."""
-        if not isinstance(error, torch.AcceleratorError):
+        if not isinstance(error, AcceleratorError):
             return
         try:
             torch.ones(1, device=self.device).add_(1).tolist()
-        except torch.AcceleratorError:
+        except AcceleratorError:
             raise DeviceLostError(_line(error)) from error
         except RuntimeError:  # such as no memory, which may come back
             return

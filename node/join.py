@@ -169,7 +169,9 @@ async def _open_engine(
     from node import lean_transformers
     from node.stage_engine import EngineStage
 
-    dtype = arguments.dtype or ("float32" if machine.torch_device == "cpu" else "bfloat16")
+    dtype = arguments.dtype or machine.dtype
+    if machine.hint and not arguments.dtype:
+        reporter.say(machine.hint)
     with reporter.phase("Measuring this machine"):
         await asyncio.to_thread(lean_transformers.prepare)
         engine = await EngineStage.open(

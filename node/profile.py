@@ -280,12 +280,11 @@ async def main(arguments: argparse.Namespace) -> int:
     """Measure and print."""
     machine = machine_of(arguments.gpu, arguments.memory)
     store = await asyncio.to_thread(open_model, arguments.model)
-    on_cpu = machine.torch_device == "cpu"
     config = EngineConfig(
         store=store,
         name=served_name(arguments.model),
         device=machine.torch_device,
-        dtype="float32" if on_cpu else "bfloat16",
+        dtype=machine.dtype,
         memory_bytes=machine.lend_bytes,
     )
     engine = Engine(config)

@@ -20,6 +20,14 @@ from node.work import WorkResult
 ALONE = slice(0, 1)
 
 
+class _NeverRaised(RuntimeError):
+    """Stands for an error that this torch does not have."""
+
+
+AcceleratorError: type[RuntimeError] = getattr(torch, "AcceleratorError", _NeverRaised)
+"""What CUDA itself reports, as against what torch refuses; since torch 2.8."""
+
+
 class StepRun:
     """Runs steps over the layers that ``loaded`` holds, with their KV in ``pools``."""
 
@@ -57,7 +65,7 @@ class StepRun:
             try:
                 with torch.inference_mode():
                     out = self._loaded.run(index, index + 1, step, row, position)
-            except (torch.OutOfMemoryError, torch.AcceleratorError):
+            except (torch.OutOfMemoryError, AcceleratorError):
                 raise  # says nothing of the model
             except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
                 raise UserError(f"{where} cannot be served yet: {error}") from error
