@@ -17,6 +17,10 @@ from node.mask_rules import CAUSAL, MaskRule, describe
 
 ATTENTION_NAME = "anabranch_paged"
 
+SCORES_BYTES_MAX = 64 << 20
+"""Of the float32 scores of one session's rows that an accelerator may be asked for at once: several
+copies are alive, beside all that is lent to weights and pages."""
+
 WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "position_embeddings", "deterministic", "use_cache"}
 )
@@ -208,6 +212,9 @@ def _attend(
         out = F.scaled_dot_product_attention(grouped, keys, values, scale=scaling)
         return out.reshape(1, 1, heads, -1)
     causal = rows == segment.context_tokens and not 0 < window < rows and rule.predicate is None
+    if not causal and query.device.type != "cpu":
+        allowed = segment.mask(rule, query.device)
+        return attend_grouped(part, keys, values, allowed, scaling, SCORES_BYTES_MAX)
     out = F.scaled_dot_product_attention(
         part,
         keys,
@@ -218,6 +225,38 @@ def _attend(
         enable_gqa=heads != kv_heads,
     )
     return out.transpose(1, 2)
+
+
+def attend_grouped(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    allowed: torch.Tensor | None,
+    scaling: float | None,
+    bytes_max: int,
+) -> torch.Tensor:
+    """Masked attention as accelerators like it, ``[1, rows, heads, value width]``.
+
+    CUDA's kernels take a mask or groups of heads, not both: with both, torch repeats the keys and
+    keeps all scores in float32. So the heads of a group become rows, and where the scores of all
+    rows might still be kept, never more than ``bytes_max`` of them. ``query`` is ``[1, heads, rows,
+    width]``, ``keys`` and ``values`` ``[1, kv_heads, context, width]``, ``allowed`` ``[rows,
+    context]``.
+    """
+    heads, rows, kv_heads = query.shape[1], query.shape[2], keys.shape[1]
+    group, parts = heads // kv_heads, []
+    for first, last in _blocks(rows, 4 * heads * keys.shape[2], bytes_max):
+        grouped = query[:, :, first:last].reshape(1, kv_heads, group * (last - first), -1)
+        seen = None if allowed is None else allowed[first:last].repeat(group, 1)
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=scaling)
+        parts.append(out.reshape(1, heads, last - first, -1))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)).transpose(1, 2)
+
+
+def _blocks(rows: int, row_bytes: int, bytes_max: int) -> list[tuple[int, int]]:
+    """``[first, last)`` of as few parts as stay within ``bytes_max``; of one row each at least."""
+    size = max(1, bytes_max // row_bytes)
+    return [(first, min(rows, first + size)) for first in range(0, rows, size)]
 
 
 def _attend_explicitly(
@@ -236,14 +275,46 @@ def _attend_explicitly(
     """
     keys = pool.keys[segment.slots].permute(1, 2, 0)  # [kv_heads, width, context]
     values = pool.values[segment.slots].transpose(0, 1)  # [kv_heads, context, width]
-    heads, kv_heads, rows = query.shape[1], keys.shape[0], segment.rows
-    group = heads // kv_heads
-    part = query[0, :, segment.first : segment.last].reshape(kv_heads, group * rows, -1)
+    part = query[0, :, segment.first : segment.last]
+    allowed = segment.mask(rule, query.device)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if query.device.type == "cpu":
+        return attend_openly(part, keys, values, allowed, scale, softcap, sinks)[None]
+    blocks = _blocks(segment.rows, 4 * part.shape[0] * keys.shape[2], SCORES_BYTES_MAX)
+    parts = [
+        attend_openly(
+            part[:, first:last],
+            keys,
+            values,
+            None if allowed is None else allowed[first:last],
+            scale,
+            softcap,
+            sinks,
+        )
+        for first, last in blocks
+    ]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None]
+
+
+def attend_openly(
+    part: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    allowed: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """``[rows, heads, value width]`` of ``[heads, rows, width]``; see :func:`_attend_explicitly`.
+
+    ``keys`` are ``[kv_heads, width, context]``, ``values`` ``[kv_heads, context, width]``.
+    """
+    heads, rows, kv_heads = part.shape[0], part.shape[1], keys.shape[0]
+    group = heads // kv_heads
+    part = part.reshape(kv_heads, group * rows, -1)
     scores = torch.matmul(part, keys).view(kv_heads, group, rows, -1) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    allowed = segment.mask(rule, query.device)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     scores = scores.float()
@@ -254,7 +325,7 @@ def _attend_explicitly(
     if sinks is not None:
         shares = shares[..., :-1]
     out = torch.matmul(shares.reshape(kv_heads, group * rows, -1), values)
-    return out.view(heads, rows, -1).transpose(0, 1)[None]
+    return out.view(heads, rows, -1).transpose(0, 1)
 
 
 def register() -> None:

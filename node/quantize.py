@@ -101,10 +101,32 @@ class _Int8Linear(nn.Module):
         wide = flat.float()
         absmax = wide.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
         rounded = (wide * (INT8_MAX / absmax)[:, None]).round_().to(torch.int8)
-        out: torch.Tensor = torch.ops.bitsandbytes.int8_scaled_mm(
-            rounded, self.weight, absmax, self.absmax, bias=self.bias, dtype=rows.dtype
-        )
+        given = (rounded, self.weight, absmax, self.absmax)
+        if rows.device.type == "cpu":
+            out: torch.Tensor = torch.ops.bitsandbytes.int8_scaled_mm(
+                *given, bias=self.bias, dtype=rows.dtype
+            )
+        else:
+            out = scaled_product(*given, self.bias, rows.dtype)
         return out.reshape(*rows.shape[:-1], -1)
+
+
+def scaled_product(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    rows_absmax: torch.Tensor,
+    weight_absmax: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """``rows @ weight.T`` of int8 matrices, ``[rows, outputs]``, scaled in float32.
+
+    On GPUs the library's own scaling goes through float16, in which numbers beyond 65,504 are
+    infinite.
+    """
+    whole: torch.Tensor = torch.ops.bitsandbytes.int8_linear_matmul(rows, weight)
+    out = whole.float() * (rows_absmax / INT8_MAX)[:, None] * (weight_absmax / INT8_MAX)
+    return (out if bias is None else out + bias).to(dtype)
 
 
 def _int4_linear(linear: nn.Linear, library: Any) -> nn.Module:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dht.errors import UserError
 from dht.types import in_precision_of
 from node.engine import Engine, EngineConfig, WorkItem
-from node.quantize import KINDS, held_bytes, quantize_linears
+from node.quantize import KINDS, held_bytes, quantize_linears, scaled_product
 from node.weights import WeightStore
 
 ERROR_MAX = {"int8": 0.02, "int4": 0.12}
@@ -128,3 +128,23 @@ def test_an_engine_holds_what_its_spec_promises(kind: str, tmp_path: Path) -> No
     result = packed.step([item])[0]
     assert result.hidden is not None
     assert torch.isfinite(result.hidden).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [True, False])
+def test_products_as_on_a_gpu_are_exact_and_may_be_large(dtype: torch.dtype, biased: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, weight = (
+        torch.randint(-127, 128, shape, generator=generator, dtype=torch.int8)
+        for shape in ((5, 64), (96, 64))
+    )
+    absmax = 1e4 * torch.rand(5, generator=generator), torch.rand(96, generator=generator)
+    bias = torch.randn(96, generator=generator).to(dtype) if biased else None
+    quantize_linears(Block(), "int8")  # loads the library
+    exact = (rows.double() @ weight.double().T) * absmax[0][:, None] * absmax[1] / 127**2
+    expected = exact if bias is None else exact + bias.double()
+    out = scaled_product(rows, weight, *absmax, bias, dtype)
+    assert out.dtype is dtype
+    assert out.abs().max() > torch.finfo(torch.float16).max / 4
+    error = (out.double() - expected).abs().max() / expected.abs().max()
+    assert error < (1e-6 if dtype is torch.float32 else 1e-2)
