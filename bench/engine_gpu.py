@@ -8,6 +8,7 @@ script runs.
 """
 
 import argparse
+import gc
 import sys
 import tempfile
 import time
@@ -18,13 +19,17 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
 from bench.report import provenance, write
 from node.engine import Engine, EngineConfig, WorkItem
+from node.profile_cache import driver
 from node.weights import WeightStore
 
 SEED = 0
+ENGINE_SHARE_MAX = 0.6
+"""Of a GPU's free memory for the engine's weights and pages: the rest is for both sides'
+intermediate results and the other side's weights and cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +97,8 @@ def make_layers(directory: Path, shape: Shape, layers: int, context_tokens: int)
         rope_theta=500_000.0,
         tie_word_embeddings=False,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(directory)
     return directory
 
 
@@ -109,6 +115,10 @@ def seconds_of(run: Callable[[], object], device: torch.device, rounds: int) -> 
     return median(took)
 
 
+class StepError(Exception):
+    """A step of the engine gave an error."""
+
+
 class EngineSide:
     """The engine over all layers, fed with hidden states, so that neither embedding nor head
     counts."""
@@ -119,13 +129,17 @@ class EngineSide:
         probe = LlamaConfig.from_pretrained(directory)
         width = probe.hidden_size // probe.num_attention_heads
         kv_bytes = 4 * probe.num_key_value_heads * width * plan.layers * kv_tokens
+        memory_bytes = shape_bytes + kv_bytes + (64 << 20)
+        if torch.device(device).type == "cuda":
+            free_bytes, _ = torch.cuda.mem_get_info(device)
+            memory_bytes = min(memory_bytes, int(free_bytes * ENGINE_SHARE_MAX))
         self._engine = Engine(
             EngineConfig(
                 store=store,
                 name="shape",
                 device=device,
                 dtype="bfloat16",
-                memory_bytes=shape_bytes + kv_bytes + (64 << 20),
+                memory_bytes=memory_bytes,
             )
         )
         self._layers = plan.layers
@@ -156,7 +170,7 @@ class EngineSide:
         ]
         for result in self._engine.step(items):
             if result.error is not None:
-                raise RuntimeError(result.error)
+                raise StepError(result.error)
             self._at[result.item.session] += result.item.tokens
 
     def decode(self) -> None:
@@ -166,7 +180,8 @@ class EngineSide:
 
     def prefill(self, tokens: int) -> None:
         """One prompt, which is forgotten again."""
-        assert self._engine.reserve("prompt", tokens) is None
+        if (refused := self._engine.reserve("prompt", tokens)) is not None:
+            raise StepError(refused)
         self._at["prompt"] = 0
         self._run({"prompt": torch.zeros(tokens, self.hidden, dtype=torch.bfloat16)})
         self._engine.free("prompt")
@@ -219,6 +234,9 @@ def machine_rates(device: torch.device, plan: Plan) -> tuple[float, float]:
 def measure(directory: Path, device: str, plan: Plan) -> dict[str, Any]:
     """All batches and contexts of one shape, both sides in turn."""
     at = torch.device(device)
+    gc.collect()  # the shape before
+    if at.type == "cuda":
+        torch.cuda.empty_cache()
     bytes_per_s, flops_per_s = machine_rates(at, plan)
     steps = plan.rounds + 2
     most = max(plan.batches) * (max(plan.contexts) + steps + 16) + plan.prefill
@@ -229,11 +247,17 @@ def measure(directory: Path, device: str, plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
     for batch in plan.batches:
         for context in plan.contexts:
-            if not engine.open(batch, context, steps):
-                found[f"decode_{batch}_{context}"] = "no room for its KV"
+            name = f"decode_{batch}_{context}"
+            try:
+                if not engine.open(batch, context, steps):
+                    found[name] = "no room for its KV"
+                    continue
+                engine_s = seconds_of(engine.decode, at, plan.rounds) / plan.layers
+            except StepError as error:  # one point less, not all of them
+                found[name] = str(error)
                 continue
-            engine_s = seconds_of(engine.decode, at, plan.rounds) / plan.layers
-            engine.close()
+            finally:
+                engine.close()
             read_bytes = engine.layer_bytes + batch * context * engine.kv_bytes
             figures = {
                 "layer_tokens_per_s": round(batch / engine_s, 1),
@@ -244,29 +268,55 @@ def measure(directory: Path, device: str, plan: Plan) -> dict[str, Any]:
                 figures["eager_layer_tokens_per_s"] = round(batch / eager_s, 1)
             except torch.OutOfMemoryError:
                 pass  # left out: its scores take more than the device has
-            found[f"decode_{batch}_{context}"] = figures
+            found[name] = figures
+    found[f"prefill_{plan.prefill}"] = prefill_figures(engine, eager, plan, flops_per_s)
+    return found
+
+
+def prefill_figures(
+    engine: EngineSide, eager: EagerSide, plan: Plan, flops_per_s: float
+) -> dict[str, float] | str:
+    """One prompt on both sides; why not, where the engine cannot."""
     flops = 2 * plan.prefill * engine.layer_bytes / 2
-    engine_s = seconds_of(lambda: engine.prefill(plan.prefill), at, plan.rounds) / plan.layers
+    at = engine.device
+    try:
+        engine_s = seconds_of(lambda: engine.prefill(plan.prefill), at, plan.rounds) / plan.layers
+    except StepError as error:
+        return str(error)
     eager_s = seconds_of(lambda: eager.prefill(plan.prefill), at, plan.rounds) / plan.layers
-    found[f"prefill_{plan.prefill}"] = {
+    return {
         "share_of_matrix_rate": round(flops / flops_per_s / engine_s, 3),
         "layer_tokens_per_s": round(plan.prefill / engine_s, 1),
         "eager_layer_tokens_per_s": round(plan.prefill / eager_s, 1),
     }
-    return found
+
+
+def device_facts(device: str) -> dict[str, Any]:
+    """What the figures depend on."""
+    if not device.startswith("cuda"):
+        return {"device": device}
+    major, minor = torch.cuda.get_device_capability(device)
+    return {
+        "device": device,
+        "gpu": torch.cuda.get_device_name(device),
+        "capability": f"{major}.{minor}",
+        "memory_bytes": torch.cuda.mem_get_info(device)[1],
+        "driver": driver(),
+        "cuda": torch.version.cuda or torch.version.hip,
+    }
 
 
 def main() -> int:
     """Measure every shape, print, and write the result."""
     parser = argparse.ArgumentParser(prog="python -m bench.engine_gpu", description=__doc__)
-    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--device", default="cuda:0", help="with its number (cuda:0)")
     parser.add_argument("--tiny", action="store_true", help="a shape that proves nothing")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     arguments = parser.parse_args()
     plan = TINY if arguments.tiny else FULL
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --device cpu --tiny proves that this runs")
-    result: dict[str, Any] = {**provenance(SEED), "device": arguments.device, "shapes": {}}
+    result: dict[str, Any] = {**provenance(SEED), **device_facts(arguments.device), "shapes": {}}
     for name, shape in plan.shapes.items():
         with tempfile.TemporaryDirectory() as made:
             longest = max(plan.contexts) + plan.rounds + 64 + plan.prefill
@@ -274,8 +324,8 @@ def main() -> int:
             result["shapes"][name] = measure(directory, arguments.device, plan)
         for what, figures in result["shapes"][name].items():
             print(f"{name} {what}: {figures}", flush=True)
-    if arguments.out is not None:
-        write(arguments.out, result)
+        if arguments.out is not None:  # after each shape: what was measured is not lost
+            write(arguments.out, result)
     return 0
 
 

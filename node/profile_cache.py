@@ -47,7 +47,7 @@ class ProfileKey:
         cuda = device.type == "cuda"
         return cls(
             device=torch.cuda.get_device_name(device) if cuda else _cpu_name(),
-            driver=_driver() if cuda else "",
+            driver=driver() if cuda else "",
             threads=torch.get_num_threads(),
             model=engine.spec.fingerprint,
             precision=f"{config.dtype}/{config.quantize or ''}",
@@ -126,7 +126,8 @@ def _cpu_name() -> str:
     return next(named, platform.machine())
 
 
-def _driver() -> str:
+def driver() -> str:
+    """The GPU's driver, or what torch was built for where it does not tell."""
     try:
         return Path("/sys/module/nvidia/version").read_text().strip()
     except OSError:  # not Linux, or not NVIDIA's: torch's own build tells the rest

@@ -183,6 +183,9 @@ class _Api:
             "set_sync_debug_mode": self.set_sync_debug_mode,
             "get_sync_debug_mode": self.get_sync_debug_mode,
             "get_device_capability": lambda _=None: self.seen.capability,
+            "get_device_name": lambda _=None: "a GPU that is not there",
+            "mem_get_info": lambda _=None: (8 << 30, 12 << 30),
+            "is_available": lambda: True,
             "synchronize": lambda _=None: None,
             "empty_cache": lambda: None,
         }
