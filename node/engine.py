@@ -122,8 +122,8 @@ class Engine:
 
         Sessions must have ended: their KV is gone afterwards. Returns bytes read from disk.
         ``made_up`` weights are for timing only; the next load forgets them.
-        Raises UserError when the range does not fit the memory or cannot be run, DeviceLostError
-        where the device has failed for good.
+        Raises UserError when the range does not fit what is lent or cannot be run, MachineError
+        when there is less memory than is lent or the device has failed.
         """
         if not 0 <= start < end <= self.spec.layers:
             raise UserError(f"layers [{start}, {end}) asked of {self.spec.layers}")
@@ -147,7 +147,7 @@ class Engine:
             return self.bytes_loaded
         self.unload()  # only now: what was raised holds what was computed
         lent_gib = self.config.memory_bytes / 2**30
-        raise UserError(
+        raise MachineError(  # which may fit when it starts again: it asks what is free then
             f"{self.device} ran out of memory with layers [{start}, {end}) of {self.spec.name}"
             f" ({reason}): lend less than {lent_gib:.1f} GiB with --memory, or close what else"
             " uses it"

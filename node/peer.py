@@ -197,7 +197,8 @@ class Peer:
         while True:
             try:
                 await work()
-            except UserError:  # such as a file that is damaged even when it is fetched again
+            # Such as a file that is damaged even when it is fetched again, or too little memory.
+            except (UserError, MachineError):
                 raise
             except NetworkError as error:
                 logger.warning("%s", error)

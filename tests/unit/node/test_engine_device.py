@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench.random_model import make_llama
-from dht.errors import UserError
+from dht.errors import MachineError
 from node.engine import DeviceLostError, Engine, EngineConfig, WorkItem
 from node.layer_fit import Timing
 from node.profile import Profile
@@ -78,7 +78,7 @@ def test_a_load_that_does_not_fit_is_a_refusal_that_leaves_nothing(
         return made
 
     monkeypatch.setattr(engine, "_pool", grudging)
-    with pytest.raises(UserError, match=r"ran out of memory with layers \[0, 4\).*--memory"):
+    with pytest.raises(MachineError, match=r"ran out of memory with layers \[0, 4\).*--memory"):
         engine.load(0, LAYERS)
     assert [ref() for ref in refs] == [None, None]
     assert not engine._range.layers
