@@ -55,8 +55,8 @@ def join_parser() -> Parser:
         usage="%(prog)s --model M [--initial-peers ADDR] [options]",
         description="Lend this machine to a swarm that serves one large language model. Without"
         " --initial-peers it founds a swarm. Ctrl-C leaves cleanly, a second one at once.",
-        epilog="example: python -m node.join --model models/brook --cpu | exits: 0 left, 1 machine"
-        " failed, 2 mistake, 3 no swarm",
+        epilog="example: python -m node.join --model models/brook | exits: 0 left, 1 broken,"
+        " 2 mistake, 3 no swarm",
         allow_abbrev=False,
     )
     add = parser.add_argument
