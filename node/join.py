@@ -65,7 +65,8 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         from node.hardware import at_most, machine_of
         from node.nvidia import held_to
 
-        machine = at_most(machine_of(arguments.gpu, arguments.memory), arguments.max_vram)
+        found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory)
+        machine = at_most(found, arguments.max_vram)
         reporter.say(
             f"{machine.device.name}: {gibibytes(machine.free_bytes)} free,"
             f" {gibibytes(machine.lend_bytes)} lent"

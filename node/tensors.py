@@ -95,5 +95,5 @@ def brought(numbers: Sequence[int] | torch.Tensor, device: torch.device) -> torc
 
     CUDA takes what is in ordinary memory into buffers of its own before the call returns.
     """
-    there = numbers if isinstance(numbers, torch.Tensor) else torch.tensor(numbers)
-    return there.to(device, non_blocking=True)
+    here = numbers if isinstance(numbers, torch.Tensor) else torch.tensor(numbers)
+    return here.to(device, non_blocking=device.type == "cuda")

@@ -30,8 +30,7 @@ CHANGED = Sampling(
     stop_token_ids=(7,), logit_bias=((3, 2.0),), logprobs=3,
 )  # fmt: skip
 FIRST = (
-    "llama, tied", "qwen3_moe", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "gpt2", "bloom",
-    "phi3, longrope", "llama4_text",
+    "llama, tied", "qwen3_moe", "gemma3", "gpt_oss", "deepseek_v3", "bloom", "llama4_text",
 )  # fmt: skip
 WAITING = {
     "qwen3_moe": 2, "mixtral": 2, "gpt_oss": 2, "granitemoe": 2, "olmoe": 2, "deepseek_v2": 2,
@@ -115,12 +114,12 @@ def test_every_step_stays_on_the_device(name: str, tmp_path: Path) -> None:
         assert len(seen.waits) <= 1 + own_waits
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_float32_and_graphs(name: str, tmp_path: Path) -> None:
     """Each size of step is captured once, on the device that is computed on, in one pool."""
     make(tmp_path, name)
     with fake_cuda(capability=(9, 0)) as seen:
-        engine = engine_of(tmp_path, "bfloat16" if name == "gpt_oss" else "float32")
+        engine = engine_of(tmp_path, "float32")
         for n in range(3):
             assert engine.reserve(str(n), 200) is None
             step(engine, seen, [item(engine, str(n), (1,) * 100, 0)])
