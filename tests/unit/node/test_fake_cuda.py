@@ -34,9 +34,10 @@ FIRST = (
 )  # fmt: skip
 WAITING = {
     "qwen3_moe": 2, "mixtral": 2, "gpt_oss": 2, "granitemoe": 2, "olmoe": 2, "deepseek_v2": 2,
-    "deepseek_v3": 2, "llama, dynamic rope": 1, "falcon, alibi": 2, "falcon, rotary": 2,
+    "deepseek_v3": 2, "llama, dynamic rope": 1, "falcon, alibi": 4, "falcon, rotary": 4,
 }  # fmt: skip
-"""Families whose own code waits for the device in a step, and how often in a layer at most."""
+"""Families whose own code waits for the device in a step, and how often in a layer at most, with
+two sessions."""
 
 
 def engine_of(directory: Path, dtype: str, **more: Any) -> Engine:
