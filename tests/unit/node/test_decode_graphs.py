@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bench.tiny_families import make
 from dht.messages import Sampling
+from node import decode_graphs
 from node.decode_graphs import (
     COLUMNS_LEAST,
     ROW_BUCKETS,
@@ -191,6 +192,44 @@ def test_what_looks_at_numbers_is_never_captured(tmp_path: Path) -> None:
     graphs = with_graphs(engine)
     assert answers(engine, PROMPTS, 3) == answers(engine_of(tmp_path), PROMPTS, 3)
     assert len(graphs) == 0
+
+
+def test_a_size_that_does_not_fit_leaves_the_others_their_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "llama")
+    tried: list[int] = []
+
+    def short(body: Callable[[], None]) -> Callable[[], None]:
+        tried.append(1)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return again(body)
+
+    expected = answers(engine_of(tmp_path), PROMPTS, 3)
+    engine = engine_of(tmp_path)
+    graphs = with_graphs(engine, short)
+    assert answers(engine, PROMPTS, 3) == expected
+    assert len(tried) == 1  # not at every step
+    answers(engine, PROMPTS[:2], 3)
+    assert (len(tried), len(graphs)) == (2, 1)
+    monkeypatch.setattr(decode_graphs, "BYTES_MAX", 1 << 10)  # what padding makes of it counts
+    graphs.clear()
+    assert answers(engine, PROMPTS, 3) == expected
+    assert len(graphs) == 0
+
+
+def test_what_a_predicate_masks_is_never_captured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked for each session, and a graph knows none."""
+    make(tmp_path, "llama4_text")
+    engine = engine_of(tmp_path)
+    graphs = with_graphs(engine)
+    with caplog.at_level(logging.WARNING, logger="node.decode_graphs"):
+        assert answers(engine, PROMPTS[:2], 3) == answers(engine_of(tmp_path), PROMPTS[:2], 3)
+    assert len(graphs) == 0
+    assert not caplog.records
 
 
 @pytest.mark.gpu
