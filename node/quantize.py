@@ -87,6 +87,9 @@ def _library() -> Any:
 class _Int8Linear(nn.Module):
     """``x @ W.T + b`` over 8-bit integers; rows do not know of each other."""
 
+    weight: torch.Tensor
+    absmax: torch.Tensor
+
     def __init__(self, linear: nn.Linear, _: Any) -> None:
         super().__init__()
         weight = linear.weight.float()
