@@ -16,9 +16,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 
 from bench import report
@@ -87,6 +89,37 @@ def goodput(outcomes: list[Outcome], start_s: float, seconds: float) -> float:
     return tokens / (last_s - first_s)
 
 
+class Processors:
+    """Processor seconds of the peers and of those who ask, daemons included."""
+
+    def __init__(self, local: LocalSwarm, askers: Iterable[int]) -> None:
+        roots = {"peers": [peer.process.pid for peer in local.peers], "askers": list(askers)}
+        self._processes = {
+            name: [each for pid in pids for each in _with_children(psutil.Process(pid))]
+            for name, pids in roots.items()
+        }
+
+    def spent_s(self) -> dict[str, float]:
+        """So far, by all that live still."""
+        return {name: sum(map(_spent_s, each)) for name, each in self._processes.items()}
+
+    def since(self, before: dict[str, float], seconds: float) -> dict[str, float]:
+        """Processors that were busy on average over the last ``seconds``."""
+        return {n: round((s - before[n]) / seconds, 3) for n, s in self.spent_s().items()}
+
+
+def _with_children(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
+
+
+def _spent_s(process: psutil.Process) -> float:
+    try:
+        spent = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(spent.user + spent.system)
+
+
 def figures(outcomes: list[Outcome], start_s: float, seconds: float) -> dict[str, Any]:
     """What became of the requests."""
     served = [o for o in outcomes if o.kind == "served"]
@@ -150,18 +183,23 @@ def measure(local: LocalSwarm, arguments: argparse.Namespace, console: Console) 
     )
     with crowd:
         crowd.streams(4, 2.0)  # warm
-        peaks = {}
+        processors = Processors(local, crowd.process_ids)
+        peaks, busy = {}, {}
         for streams in PEAK_STREAMS:
-            seconds = arguments.peak_seconds
+            seconds, spent_s = arguments.peak_seconds, processors.spent_s()
             start_s, outcomes = crowd.streams(streams, seconds)
+            busy[str(streams)] = processors.since(spent_s, time.monotonic() - start_s)
             peaks[str(streams)] = round(goodput(outcomes, start_s, seconds), 1)
             console.print(f"{streams} at once: {peaks[str(streams)]} tokens/s")
         result["peak_tokens_per_s"] = peaks
+        result["peak_processors_busy"] = busy
         peak = max(peaks.values())
         per_s = arguments.factor * peak / arguments.tokens
         result["arrivals_per_s"] = round(per_s, 1)
         console.print(f"overload: {per_s:.0f} requests/s for {arguments.seconds:.0f} s")
+        spent_s = processors.spent_s()
         start_s, outcomes = crowd.arrivals(per_s, arguments.seconds)
+        result["overload_processors_busy"] = processors.since(spent_s, time.monotonic() - start_s)
         result["overload"] = told = figures(outcomes, start_s, arguments.seconds)
         result["goodput_of_peak"] = round(told["tokens_per_s"] / peak, 3)
         quiet_s = asyncio.run(quiet(local, free))

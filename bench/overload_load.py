@@ -156,6 +156,11 @@ class Crowd:
         for pipe in self._pipes:
             pipe.recv()
 
+    @property
+    def process_ids(self) -> list[int]:
+        """Of those who ask."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
     def _all(self, orders: list[Order]) -> list[Outcome]:
         for pipe, order in zip(self._pipes, orders, strict=True):
             pipe.send(order)

@@ -45,6 +45,9 @@ from dht.types import RouteStage
 
 ROOM_TRIES = 4
 """Routes that a request which does not wait tries before it takes the swarm as full."""
+NO_ROOM = frozenset({RefusalCode.NO_KV, RefusalCode.TOO_MANY})
+"""Refusals after which nobody on the route holds anything: the stages before pass them up, and
+forget the epoch. To free them once more would cost those who are busiest a stream each."""
 
 RELIEF_EVERY_S = 30.0
 """A stage's wish for relief is heard so seldom: each move costs something, and stages may lie."""
@@ -90,7 +93,7 @@ class Owner:
     """Between looks for a route."""
     state: OwnerState = OwnerState.DRAWING
     route: Route = ()
-    """Of the present epoch."""
+    """Of the present epoch; empty after a refusal that left nothing there."""
     accepted: Route = ()
     """The last route that every stage accepted: its survivors hold the session's KV."""
     lost: set[str] = field(default_factory=set)
@@ -196,6 +199,10 @@ class Owner:
         self.move = None
         # Another route may have room: the owner gives up when none is left to try.
         self.last_reason, self.retry_after_s = refused.reason, refused.retry_after_s
+        if refused.code in NO_ROOM:
+            self.without_room += 1
+            if moved is None:  # the new stages of a move hold their copies still
+                self.route = ()
         self._next_epoch(refused.peer_id)
         avoid = Avoid(
             peer_id=refused.peer_id,
@@ -204,7 +211,6 @@ class Owner:
             retry_after_s=refused.retry_after_s,
         )
         drop = [DropMove(epoch=moved.epoch)] if moved is not None and moved.epoch else []
-        self.without_room += refused.code in {RefusalCode.NO_KV, RefusalCode.TOO_MANY}
         if now_s >= self.deadline_s and self.without_room >= ROOM_TRIES and not self.accepted:
             # Who does not wait is told soon, and a crowd of them keeps nobody from work.
             self.state = OwnerState.GAVE_UP

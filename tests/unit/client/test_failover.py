@@ -60,6 +60,8 @@ class World:
         self.delivered: list[int] = []
         self.holds: dict[str, int] = {}
         """The epoch under which each peer reserved last; a refusal or a close frees it."""
+        self.fresh: set[str] = set()
+        """Who held nothing before the newest open."""
         self.dead: set[str] = set()
         self.epochs: list[int] = []
         self.past: list[Event] = []
@@ -116,7 +118,9 @@ class World:
                     assert epoch == self.log.epoch
                     assert not self.epochs or epoch > self.epochs[-1], "epochs only grow"
                     self.epochs.append(epoch)
-                    self.holds.update(dict.fromkeys((s.peer_id for s in route), epoch))
+                    asked = {stage.peer_id for stage in route}
+                    self.fresh = asked - set(self.holds)
+                    self.holds.update(dict.fromkeys(asked, epoch))
                 case Warm(epoch=epoch, route=route, until=until):
                     assert epoch > self.epochs[-1]
                     self.epochs.append(epoch)
@@ -146,6 +150,11 @@ class World:
     def happen(self, event: Event) -> None:
         if isinstance(event, Refused) and event.epoch in {self.holds.get(event.peer_id)}:
             del self.holds[event.peer_id]
+            if event.code is RefusalCode.NO_KV and self.owner.state is OwnerState.OPENING:
+                # The stages before it pass the refusal up, and forget what is new to them.
+                for peer in self.fresh & set(self.holds):
+                    if self.holds[peer] == event.epoch:
+                        del self.holds[peer]
         self.past.append(event)
         self.perform(self.owner.step(event, self.now_s))
 
