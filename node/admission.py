@@ -17,6 +17,12 @@ QUEUE_WAIT_S = 0.2
 """A stage at which decodes take longer is as full as it need be: more sessions add no tokens, only
 waiting. It is twice what prompts may take of a step (``DECODE_S_MAX``): the one that runs when a
 decode comes, and the one that it is in."""
+UNTRIED_SESSIONS = 32
+"""So many are taken before any decodes; after, at most as many more as decode already. A crowd
+comes faster than its first tokens, and what it does to the others shows with these."""
+QUEUE_PLACES = 4
+"""Who is turned away by slow decodes comes back when so many sessions should have ended: a place
+that nobody takes for a while costs no tokens there, but every refusal does."""
 CROWD_S = 10.0
 """A client that was refused is counted among those who wait for so long."""
 CROWD_MAX = 256
@@ -91,14 +97,16 @@ def takes_headroom(needed_tokens: int, free_tokens: int, held_tokens: int) -> bo
     return held_tokens > 0 and free_tokens - needed_tokens < headroom(free_tokens + held_tokens)
 
 
-def queue_is_long(sessions: int, decode_p95_s: float | None) -> bool:
+def queue_is_long(sessions: int, decoding: int, decode_p95_s: float | None) -> bool:
     """Whether ordinary sessions should go elsewhere although there is KV for them.
 
-    ``decode_p95_s`` is the 95th percentile of what decodes took here lately, from their coming to
-    the end of their step; None while unknown.
+    ``decoding`` of the sessions are past their prompts. ``decode_p95_s`` is the 95th percentile of
+    what decodes took here lately, from their coming to the end of their step; None while unknown.
     """
+    if sessions < QUEUE_SESSIONS_LEAST:
+        return False
     is_slow = decode_p95_s is not None and decode_p95_s > QUEUE_WAIT_S
-    return sessions >= QUEUE_SESSIONS_LEAST and is_slow
+    return is_slow or sessions >= max(UNTRIED_SESSIONS, 2 * decoding)
 
 
 def retry_after_s(needed_tokens: int, free_tokens: int, holding: Iterable[Holding]) -> float:

@@ -23,6 +23,7 @@ from dht.messages import (
     SessionWarm,
 )
 from node.admission import (
+    QUEUE_PLACES,
     Demand,
     TurnedAway,
     headroom,
@@ -208,14 +209,19 @@ class Opening:
         mine = self._table.of_client(open_.client)
         if mine >= config.sessions_per_client_max:
             return RefusalCode.TOO_MANY, f"you have {mine} sessions here, that is the limit"
-        decode_p95_s = self._flow.decode_waits.p95_s
-        if not urgent and queue_is_long(holding, decode_p95_s):
-            reason = f"with {holding} sessions a token takes {decode_p95_s:.1f} s here"
+        if not urgent and self._queue_is_long():
+            waits = self._flow.decode_waits.p95_s or 0.0
+            decoding = self._table.decoding
+            reason = f"{holding} sessions, {decoding} of which decode, a token in {waits:.1f} s"
             return RefusalCode.TOO_MANY, reason
         free = self._engine.kv_tokens_free
         if not urgent and takes_headroom(_kv_tokens(open_), free, self._table.kv_tokens):
             return RefusalCode.NO_KV, f"{free} tokens of KV are free, some kept for urgent requests"
         return None
+
+    def _queue_is_long(self) -> bool:
+        table = self._table
+        return queue_is_long(table.holding, table.decoding, self._flow.decode_waits.p95_s)
 
     def _is_urgent(self, open_: SessionOpen) -> bool:
         """Of high priority, as far as that goes for one client, or an answer that has begun."""
@@ -228,11 +234,15 @@ class Opening:
         now_s = asyncio.get_running_loop().time()
         free, needed = self._engine.kv_tokens_free, _kv_tokens(open_)
         kept = headroom(capacity := free + self._table.kv_tokens)
-        if not self._is_urgent(open_) and needed + kept <= capacity:
+        urgent = self._is_urgent(open_)
+        if not urgent and needed + kept <= capacity:
             free -= kept
             capacity -= kept
         crowd = needed * self._turned_away.turn(open_.client, now_s)
-        return retry_after_s(max(needed, min(crowd, capacity)), free, self._table.holdings(now_s))
+        wanted = max(needed, min(crowd, capacity))
+        if not urgent and self._queue_is_long():  # whatever is free, sessions have to end
+            wanted, free = min(QUEUE_PLACES * crowd, self._table.kv_tokens), 0
+        return retry_after_s(wanted, free, self._table.holdings(now_s))
 
     def replied(self, peer_id: str, message: HopReply) -> None:
         """The next stage answered: resume and pass the answer up."""

@@ -121,6 +121,11 @@ class SessionTable:
         return len(self._holders)
 
     @property
+    def decoding(self) -> int:
+        """Those of them that are past their prompts."""
+        return sum(live.session.decodes for live in self._holders.values())
+
+    @property
     def kv_tokens(self) -> int:
         """KV that is promised to the sessions here."""
         return sum(live.session.kv_tokens for live in self._holders.values())

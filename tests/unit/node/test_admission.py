@@ -12,6 +12,7 @@ from node.admission import (
     QUEUE_WAIT_S,
     RETRY_LEAST_S,
     RETRY_MOST_S,
+    UNTRIED_SESSIONS,
     Holding,
     TurnedAway,
     headroom,
@@ -84,7 +85,14 @@ def test_a_session_as_long_as_all_kv_is_served_by_a_stage_that_holds_nothing() -
 
 
 def test_slow_decodes_send_ordinary_sessions_elsewhere_where_many_are_served() -> None:
-    assert not queue_is_long(QUEUE_SESSIONS_LEAST - 1, 4.0)
-    assert queue_is_long(QUEUE_SESSIONS_LEAST, QUEUE_WAIT_S + 0.1)
-    assert not queue_is_long(500, QUEUE_WAIT_S - 0.1)
-    assert not queue_is_long(500, None)
+    few = QUEUE_SESSIONS_LEAST - 1
+    assert not queue_is_long(few, few, 4.0)
+    assert queue_is_long(few + 1, few + 1, QUEUE_WAIT_S + 0.1)
+    assert not queue_is_long(500, 500, QUEUE_WAIT_S - 0.1)
+
+
+def test_a_crowd_is_not_let_in_before_it_shows_what_it_costs() -> None:
+    assert not queue_is_long(UNTRIED_SESSIONS - 1, 0, None)
+    assert queue_is_long(UNTRIED_SESSIONS, 0, None)
+    assert not queue_is_long(99, 50, 0.01)
+    assert queue_is_long(100, 50, 0.01)
