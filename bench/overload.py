@@ -31,7 +31,7 @@ from bench.reference import memory_for
 from client import Swarm
 
 SPANS = ("0:4", "4:8", "0:4", "4:8")
-PEAK_STREAMS = (16, 32, 48, 64)
+PEAK_STREAMS = (16, 32, 64, 96, 128)
 BEHIND = ("sh", "-c", 'echo 10 > /proc/self/autogroup; exec nice -n 10 "$@"', "peer")
 """Runs a peer behind those who ask. A peer is a session of its own, and where the kernel groups
 processes by session, niceness counts within a group only: the group gets it, too."""
@@ -90,7 +90,8 @@ def goodput(outcomes: list[Outcome], start_s: float, seconds: float) -> float:
 
 
 class Processors:
-    """Processor seconds of the peers and of those who ask, daemons included."""
+    """Processor seconds of the peers and of those who ask, daemons included, and of whatever ran
+    on the machine."""
 
     def __init__(self, local: LocalSwarm, askers: Iterable[int]) -> None:
         roots = {"peers": [peer.process.pid for peer in local.peers], "askers": list(askers)}
@@ -101,7 +102,9 @@ class Processors:
 
     def spent_s(self) -> dict[str, float]:
         """So far, by all that live still."""
-        return {name: sum(map(_spent_s, each)) for name, each in self._processes.items()}
+        ours = {name: sum(map(_spent_s, each)) for name, each in self._processes.items()}
+        machine = psutil.cpu_times()
+        return {**ours, "all": float(machine.user + machine.nice + machine.system)}
 
     def since(self, before: dict[str, float], seconds: float) -> dict[str, float]:
         """Processors that were busy on average over the last ``seconds``."""

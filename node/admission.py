@@ -38,13 +38,16 @@ class Holding:
     """What it will give back."""
     ran_tokens: int
     """How many of them it has run."""
+    prompt_tokens: int = 0
+    """How many of them came at once, and ran faster than the others will."""
     age_s: float
 
     @property
     def left_s(self) -> float:
-        """How long it may still take, at its pace so far."""
+        """How long it may still take, at its pace so far: of its new tokens, once there are any."""
         left = max(0, self.kv_tokens - self.ran_tokens)
-        return left * self.age_s / max(1, self.ran_tokens)
+        new = self.ran_tokens - self.prompt_tokens
+        return left * self.age_s / max(1, new if new > 0 else self.ran_tokens)
 
 
 @dataclass(slots=True, kw_only=True)

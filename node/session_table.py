@@ -184,6 +184,7 @@ class SessionTable:
             Holding(
                 kv_tokens=live.session.kv_tokens,
                 ran_tokens=live.session.done_position,
+                prompt_tokens=live.session.open.prompt_tokens,
                 age_s=now_s - live.opened_s,
             )
             for live in self._holders.values()

@@ -41,6 +41,13 @@ def test_the_session_that_ends_first_with_enough_decides() -> None:
     assert retry_after_s(5, 5, [later]) == RETRY_LEAST_S
 
 
+def test_a_prompt_that_ran_fast_does_not_make_the_rest_look_fast() -> None:
+    begun = Holding(kv_tokens=40, ran_tokens=22, prompt_tokens=20, age_s=1.0)
+    assert begun.left_s == pytest.approx(9.0)
+    prefilling = Holding(kv_tokens=40, ran_tokens=10, prompt_tokens=20, age_s=1.0)
+    assert prefilling.left_s == pytest.approx(3.0)
+
+
 def test_what_will_never_fit_gets_no_promise() -> None:
     assert retry_after_s(100, 0, [Holding(kv_tokens=50, ran_tokens=0, age_s=1.0)]) == 0.0
 
