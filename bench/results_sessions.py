@@ -130,6 +130,15 @@ def balance(result: dict[str, Any]) -> str:
     )
 
 
+def _processors(result: dict[str, Any]) -> str:
+    peaks, under = result["peak_processors_busy"], result["overload_processors_busy"]
+    best = peaks[max(peaks, key=lambda streams: result["peak_tokens_per_s"][streams])]
+    return (
+        f" Peers kept {under['peers']:.2f} of {result['cores']} cores busy and those who ask"
+        f" {under['askers']:.2f}, at the peak {best['peers']:.2f} and {best['askers']:.2f}."
+    )
+
+
 def overload(result: dict[str, Any]) -> str:
     """What a swarm does with too much."""
     told, rejected = result["overload"], result["overload"]["rejected_s"]
@@ -141,11 +150,12 @@ def overload(result: dict[str, Any]) -> str:
         f" {told['tokens_per_s']:.0f} tokens/s, {result['goodput_of_peak']:.0%} of the peak;"
         f" {told['rejected']} of {told['requests']} requests were rejected, after"
         f" {1e3 * rejected['p50']:.0f} ms (p95 {1e3 * rejected['p95']:.0f}, at most"
-        f" {1e3 * rejected['max']:.0f}; {told['rejected_within_100_ms']:.1%} within 100),"
+        f" {1e3 * rejected['max']:.0f}; {told['rejected_within_100_ms']:.2%} within 100),"
         f" {told['told_when_to_come_back']:.0%} of them with when to come back;"
         f" {told['served_share_high']:.0%} of those of high priority"
         f" were served, {told['served_share_normal']:.0%} of the others;"
         f" {told['failed']} failed, {result['peers_ended']} peers ended, all KV was {again}."
+        f"{_processors(result)}"
         f" Requests were begun {1e3 * late['p50']:.0f} ms late (p95 {1e3 * late['p95']:.0f})"
         f"{note}"
         " (`python -m bench.overload`, [JSON](bench/results/overload.json))."
