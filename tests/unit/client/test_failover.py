@@ -148,8 +148,9 @@ class World:
             assert tuple(self.delivered) == TRUTH[: len(self.delivered)]
 
     def happen(self, event: Event) -> None:
-        if isinstance(event, Refused) and event.epoch in {self.holds.get(event.peer_id)}:
-            del self.holds[event.peer_id]
+        if isinstance(event, Refused):
+            if self.holds.get(event.peer_id) == event.epoch:
+                del self.holds[event.peer_id]
             if event.code is RefusalCode.NO_KV and self.owner.state is OwnerState.OPENING:
                 # The stages before it pass the refusal up, and forget what is new to them.
                 for peer in self.fresh & set(self.holds):
