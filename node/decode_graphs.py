@@ -8,6 +8,7 @@ on a GPU yet.
 """
 
 import logging
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -253,7 +254,9 @@ class CudaCapture:
 def _waiting_forbidden() -> Iterator[None]:
     """Let operations raise that make the CPU wait for the device."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():  # that it does not find all of them
+        warnings.simplefilter("ignore", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
