@@ -35,7 +35,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, default=MODEL, help="its directory (models/brook)")
     parser.add_argument("--prompt", default=PROMPT, help=f"text to continue ({PROMPT})")
-    parser.add_argument("--max-new-tokens", type=int, default=320, metavar="N", help="(320)")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=320, metavar="N", help="of the answer (320)"
+    )
     parser.add_argument("--keep", action="store_true", help="leave the swarm running until Ctrl-C")
     return parser.parse_args()
 

@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, fields
+from typing import Any
 
 from client.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
 from client.swarm import Swarm, SwarmConfig
@@ -16,12 +17,15 @@ from dht.command_line import EXIT_DONE, MODEL_HELP, Parser, add_swarm, run_comma
 from dht.errors import UserError
 from dht.messages import Priority
 
+USUAL = frozenset({"max-new-tokens", "temperature", "top-k", "top-p", "seed", "stop"})
+"""What most people say of an answer; ``--help-all`` shows the rest."""
+
 
 def parse() -> argparse.Namespace:
     """The command's arguments; raises UserError."""
     parser = Parser(
         prog="python -m client.generate",
-        usage="%(prog)s --initial-peers ADDR --model M --prompt TEXT [options]",
+        usage="%(prog)s --initial-peers ADDR --model M\n           --prompt TEXT [options]",
         description="Ask a swarm for text. The text streams to stdout, figures go to stderr.",
         epilog="example: python -m client.generate --initial-peers /ip4/… --model models/brook"
         ' --prompt "One morning" --temperature 0.8 --seed 1 | exit codes: 0 done, 2 your mistake,'
@@ -44,8 +48,12 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def add_generation(parser: argparse.ArgumentParser) -> None:
+def add_generation(parser: Parser) -> None:
     """Flags with the names of :class:`GenerationOptions`; what is not given keeps its default."""
+
+    def add(name: str, **named: Any) -> None:
+        (parser.add_argument if name in USUAL else parser.add_rare)(f"--{name}", **named)
+
     numbers: tuple[tuple[str, type, str, str], ...] = (
         ("max-new-tokens", int, "N", f"length of the answer at most ({NEW_TOKENS_DEFAULT})"),
         ("min-new-tokens", int, "N", "no end of the answer before so many tokens"),
@@ -60,24 +68,22 @@ def add_generation(parser: argparse.ArgumentParser) -> None:
         ("logprobs", int, "N", "log probabilities, with N alternatives each"),
         ("prompt-logprobs", int, "N", "the same for the prompt's tokens"),
     )
-    parser.add_argument(
-        "--priority",
+    add(
+        "priority",
         choices=tuple(Priority),
         default=argparse.SUPPRESS,
         help="high may use room that full peers keep free (normal)",
     )
     for name, type_, metavar, text in numbers:
-        parser.add_argument(
-            f"--{name}", type=type_, default=argparse.SUPPRESS, metavar=metavar, help=text
-        )
+        add(name, type=type_, default=argparse.SUPPRESS, metavar=metavar, help=text)
     repeated: tuple[tuple[str, str, str], ...] = (
         ("logit-bias", "ID:BIAS", "added to a token's logit; may be repeated"),
         ("stop", "TEXT", "end before this text; may be repeated"),
         ("stop-token-ids", "ID", "end with this token; may be repeated"),
     )
     for name, metavar, text in repeated:
-        parser.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text)
-    parser.add_argument("--ignore-eos", action="store_true", help="go on after end-of-text")
+        add(name, action="append", default=[], metavar=metavar, help=text)
+    add("ignore-eos", action="store_true", help="go on after end-of-text")
 
 
 def options_of(arguments: argparse.Namespace) -> GenerationOptions:

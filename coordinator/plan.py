@@ -228,14 +228,21 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command's arguments; raises UserError."""
     parser = Parser(
         prog="python -m coordinator.plan",
-        description="Plan a cluster offline: which node gets which layers, and what that serves.",
-        usage="%(prog)s CLUSTER.json [options]",
+        description="Plan a cluster: which node gets which layers, and what that serves.",
+        usage="%(prog)s CLUSTER.json [options]\n"
+        "       %(prog)s --initial-peers ADDR --model NAME [options]",
         epilog="example: python -m coordinator.plan cluster.json | estimate_tokens_per_s is what"
         " the plan would serve under full load, by"
         " coordinator.estimate. Exit codes: 0 done, 2 your mistake (a cluster too small"
         " for the model, too), 3 the swarm cannot be reached, 130 interrupted.",
     )
-    parser.add_argument("cluster", type=Path, nargs="?", metavar="CLUSTER.json")
+    parser.add_argument(
+        "cluster",
+        type=Path,
+        nargs="?",
+        metavar="CLUSTER.json",
+        help="a cluster as docs/cluster-format.md describes it",
+    )
     parser.add_argument(
         "--initial-peers",
         nargs="+",
@@ -262,9 +269,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--planner",
         choices=sorted(PLANNERS),
         default="patterns",
-        help="patterns is ours; the others are there to be compared with",
+        metavar="P",
+        help=f"patterns (default) is ours; to compare it with: {', '.join(_others())}",
     )
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same search")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="same seed, same search (0)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args(argv)
     if (arguments.cluster is None) == (arguments.initial_peers is None):
@@ -272,6 +282,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if arguments.initial_peers and not arguments.model:
         parser.error("--initial-peers needs --model, the name of the swarm's model")
     return arguments
+
+
+def _others() -> list[str]:
+    return sorted(PLANNERS.keys() - {"patterns"})
 
 
 def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:

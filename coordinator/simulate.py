@@ -43,10 +43,10 @@ from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SWARM, EXIT_USER,
 from dht.errors import SwarmError, UserError
 from dht.types import LAYERS_MAX, Assignment, Problem
 
-EXAMPLE = """example, Helix's 24 peers with our planner's placement, then with a plan of your own:
+EXAMPLE = """example, Helix's 24 peers with our planner's placement, then with your own plan:
   python -m coordinator.simulate single24.json --model 70b --trace azure.csv
   python -m coordinator.plan single24.json --model 70b --json > plan.json
-  python -m coordinator.simulate single24.json --model 70b --placement plan.json --plot pictures
+  python -m coordinator.simulate single24.json --model 70b --placement plan.json
 """
 NOTHING = "–"
 Layer = Annotated[int, Meta(ge=0, le=LAYERS_MAX)]
@@ -65,7 +65,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("cluster", type=Path, metavar="CLUSTER.json")
+    parser.add_argument(
+        "cluster",
+        type=Path,
+        metavar="CLUSTER.json",
+        help="as docs/cluster-format.md describes it",
+    )
     parser.add_argument("--model", metavar="NAME", help="where the file describes several")
     parser.add_argument(
         "--trace", type=Path, metavar="CSV", help="lengths and arrivals (default: made-up lengths)"
@@ -76,18 +81,32 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="P",
         help=f"plan (default), a JSON file, or one of {', '.join(HEURISTICS)}",
     )
-    parser.add_argument("--scheduler", choices=SCHEDULERS, default="anabranch")
-    parser.add_argument("--link-policy", choices=LINKS, default="framed")
-    parser.add_argument("--mode", choices=("offline", "online"), default="offline")
+    for name, choices, default, what in (
+        ("--scheduler", SCHEDULERS, "anabranch", "how requests choose peers"),
+        ("--link-policy", LINKS, "framed", "what a link sends next"),
+        ("--mode", ("offline", "online"), "offline", "under full load, or at --rate"),
+    ):
+        others = ", ".join(choice for choice in choices if choice != default)
+        parser.add_argument(
+            name,
+            choices=choices,
+            default=default,
+            metavar=name[2].upper(),
+            help=f"{what}: {default} (default), {others}",
+        )
     parser.add_argument(
         "--rate", type=_positive, metavar="TOKENS/S", help="online: tokens that arrive, prompts too"
     )
-    parser.add_argument("--warm-up", type=_seconds, default=60.0, metavar="S")
-    parser.add_argument("--duration", type=_positive, default=600.0, metavar="S")
+    parser.add_argument(
+        "--warm-up", type=_seconds, default=60.0, metavar="S", help="before it counts (60)"
+    )
+    parser.add_argument("--duration", type=_positive, default=600.0, metavar="S", help="(600)")
     parser.add_argument(
         "--chunk", type=int, metavar="N", help="tokens; 0: whole; without it as the stages choose"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="same seed, same requests (0)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="pictures (needs matplotlib)")
     arguments = parser.parse_args(argv)

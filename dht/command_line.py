@@ -31,12 +31,50 @@ MODEL_HELP = "its directory, hub id org/name[@revision], or name in the swarm"
 """What a consumer's ``--model`` takes."""
 
 
+class _HelpAll(argparse.Action):
+    """Prints every option and ends the program, as ``--help`` does with those of most people."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named, nargs=0, default=argparse.SUPPRESS)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)  # noqa: S101  only it makes this action
+        sys.stdout.write(parser.format_help_all())
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one plain line, and whose flags are a column of it."""
+    """An argument parser whose errors are one plain line, and whose ``--help`` fits a screen:
+    what few people need is left to ``--help-all``, as the last line of ``--help`` says."""
 
     def __init__(self, **named: Any) -> None:
         named.setdefault("formatter_class", partial(argparse.HelpFormatter, max_help_position=36))
         super().__init__(**named)
+        self._rare: dict[argparse.Action, str] = {}
+        if self.add_help:
+            self._all = self.add_argument("--help-all", action=_HelpAll, help=argparse.SUPPRESS)
+
+    def add_rare(self, *flags: str, help: str, **named: Any) -> None:
+        """As ``add_argument``, for what only ``--help-all`` shows."""
+        self._rare[self.add_argument(*flags, **named, help=argparse.SUPPRESS)] = help
+        self._all.help = "show every option and exit"
+
+    def format_help(self) -> str:
+        """What most people need, and where the rest is."""
+        text = super().format_help()
+        if self._rare:
+            text += f"\n--help-all shows {len(self._rare)} more options\n"
+        return text
+
+    def format_help_all(self) -> str:
+        """Every option."""
+        for action, text in self._rare.items():
+            action.help = text
+        try:
+            return super().format_help()
+        finally:
+            for action in self._rare:
+                action.help = argparse.SUPPRESS
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (--help lists what {self.prog} takes)")
@@ -51,7 +89,7 @@ def add_swarm(parser: argparse.ArgumentParser, *, may_found: bool = False) -> No
         required=not may_found,
         default=[],
         metavar="ADDR",
-        help="addresses of peers, as node.join prints them",
+        help="peers' addresses, as node.join prints them",
     )
     parser.add_argument(
         "--network",

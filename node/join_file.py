@@ -28,7 +28,7 @@ def as_flags(text: str, parser: argparse.ArgumentParser) -> list[str]:
     known = {option: action for action in parser._actions for option in action.option_strings}
     for name, value in table.items():
         action = known.get(f"--{name}")
-        if action is None or name in {"help", "config"}:
+        if action is None or name in {"help", "help-all", "config"}:
             raise UserError(f"the configuration file names {name!r}, which is no flag of this")
         if action.nargs == 0:
             if not isinstance(value, bool):

@@ -55,42 +55,40 @@ def join_parser() -> Parser:
         usage="%(prog)s --model M [--initial-peers ADDR] [options]",
         description="Lend this machine to a swarm that serves one large language model. Without"
         " --initial-peers it founds a swarm. Ctrl-C leaves cleanly, a second one at once.",
-        epilog="example: python -m node.join --model models/brook | exits: 0 left, 1 broken,"
-        " 2 mistake, 3 no swarm",
+        epilog="example: python -m node.join --model models/brook | exit codes: 0 left, 1 the"
+        " machine broke, 2 your mistake, 3 the swarm or the hub cannot be reached",
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add("--config", type=Path, metavar="FILE", help="TOML with these flags' names; flags go before")
-    add("--model", required=True, metavar="M", help="its directory, or hub id org/name[@revision]")
-    add("--model-name", metavar="NAME", help="serve it as NAME (its hub id or directory's name)")
+    add, rare = parser.add_argument, parser.add_rare
+    add("--config", type=Path, metavar="FILE", help="these flags in TOML; typed ones go before")
+    add("--model", required=True, metavar="M", help="directory, or hub id org/name[@revision]")
+    rare("--model-name", metavar="NAME", help="serve it as NAME (its hub id or directory's name)")
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
     device.add_argument("--cpu", action="store_true", help="compute on the CPU")
-    add(
-        "--memory", type=float, metavar="GIB", help="lend so much (85%% of what is free; CPU: 50%%)"
-    )
+    add("--memory", type=float, metavar="GIB", help="lend so much (85%% of what is free; CPU 50%%)")
     add("--max-vram", type=float, metavar="GIB", help="lend at most so much of the GPU's memory")
-    add("--power-limit", type=float, metavar="W", help="hold the GPU to so many watts meanwhile")
+    rare("--power-limit", type=float, metavar="W", help="hold the GPU to so many watts meanwhile")
     add_swarm(parser, may_found=True)
     add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
     host = "0.0.0.0"  # noqa: S104  a peer is there to be reached
-    add("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
+    rare("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
     identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
     add("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)
     add("--name", default="", metavar="NAME", help="shown to others on the health page")
-    add("--test", action="store_true", help="serve nobody: measure, and say what it would do")
-    add("--coordinators", nargs="+", default=[], metavar="ID", help="follow plans of these only")
-    add("--layers", metavar="START:END", help="serve these whatever the plan says")
-    add("--idle-only", action="store_true", help="step aside while the machine or keyboard is used")
-    aside = "step aside while such a program (a game) runs"
+    add("--test", action="store_true", help="serve nobody: measure, say what it would do")
+    rare("--coordinators", nargs="+", default=[], metavar="ID", help="follow plans of these only")
+    rare("--layers", metavar="START:END", help="serve these whatever the plan says")
+    add("--idle-only", action="store_true", help="step aside while it or its keyboard is used")
+    aside = "step aside while such a program (game) runs"
     add("--pause-on-process", nargs="+", default=[], metavar="P", help=aside)
-    times = "serve only then, such as 22:00-07:30 (local time)"
+    times = "serve only then: 22:00-07:30 (local time)"
     add("--schedule", nargs="+", default=[], metavar="T", help=times)
-    add(
+    rare(
         "--calm", type=float, default=60.0, metavar="S", help="come back after S quiet seconds (60)"
     )
     dtypes = ("float32", "bfloat16", "float16")
-    add(
+    rare(
         "--dtype",
         choices=dtypes,
         metavar="D",
@@ -105,16 +103,16 @@ def join_parser() -> Parser:
     add("--max-up", type=float, metavar="MBIT", help="send at most so many megabits per second")
     add("--max-down", type=float, metavar="MBIT", help="receive at most so many")
     add("--monthly-cap", type=float, metavar="GB", help="leave when so many GB went in a month")
-    add(
+    rare(
         "--int8-rows",
         choices=("off", "prefill", "all"),
         default="off",
         metavar="R",
         help="send rows of prompts (prefill) or all in int8 (off)",
     )
-    add("--threads", type=int, metavar="N", help="CPU threads (all cores)")
-    add("--refresh-profile", action="store_true", help="measure this machine again")
-    add("--json-log", action="store_true", help="one JSON object per event, to stderr")
+    rare("--threads", type=int, metavar="N", help="CPU threads (all cores)")
+    rare("--refresh-profile", action="store_true", help="measure this machine again")
+    rare("--json-log", action="store_true", help="one JSON object per event, to stderr")
     return parser
 
 

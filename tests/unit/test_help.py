@@ -1,11 +1,14 @@
-"""Every command's --help fits a screen and shows an example."""
+"""Every command's --help fits a screen and shows an example; --help-all leaves nothing out."""
 
+import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from node.join_options import join_parser
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
@@ -18,8 +21,9 @@ COMMANDS = (
     "client.health",
     "coordinator.plan",
     "coordinator.simulate",
+    "bench.demo",
 )
-LINES_MAX, COLUMNS = 40, 100
+LINES_MAX, COLUMNS = 40, 80
 
 
 def test_no_command_is_missing_here() -> None:
@@ -29,13 +33,16 @@ def test_no_command_is_missing_here() -> None:
             if "Parser(\n" in (text := path.read_text()) and '__name__ == "__main__"' in text:
                 name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
                 found.add(name.removesuffix(".__main__"))
+    for guide in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        rooms = r"python -m ((?:node|client|coordinator)\.\w+|bench\.demo)"
+        found |= set(re.findall(rooms, guide.read_text()))
     assert found <= set(COMMANDS)
 
 
 @cache
-def shown_by(command: str) -> list[str]:
+def shown_by(command: str, flag: str = "--help") -> list[str]:
     return subprocess.run(
-        [sys.executable, "-m", command, "--help"],
+        [sys.executable, "-m", command, flag],
         cwd=ROOT,
         env={"COLUMNS": str(COLUMNS), "PATH": "/usr/bin:/bin"},
         capture_output=True,
@@ -44,11 +51,20 @@ def shown_by(command: str) -> list[str]:
     ).stdout.splitlines()
 
 
+def flags_in(shown: list[str]) -> set[str]:
+    """Flags that have a line of their own."""
+    return set(re.findall(r"^  (?:-\w, )?(--[a-z0-9-]+)", "\n".join(shown), re.MULTILINE))
+
+
 def test_flags_that_say_which_swarm_are_the_same_everywhere() -> None:
     commands = ("node.join", "client.generate", "client.chat", "client.gateway", "client.health")
     flags = ("--initial-peers", "--network", "--transport")
     said = [
-        tuple(line for line in shown_by(command) if line.strip().startswith(flags))
+        tuple(
+            line
+            for line in shown_by(command)
+            if line.startswith(tuple(f"  {flag} " for flag in flags))
+        )
         for command in commands
     ]
     assert len(said[0]) == len(flags)
@@ -65,3 +81,16 @@ def test_help_fits_a_screen_and_shows_an_example(command: str) -> None:
     text = " ".join(" ".join(shown).split())
     assert "example" in text
     assert f"python -m {command} " in text.partition("example")[2]
+
+
+@pytest.mark.parametrize("command", ["node.join", "client.generate", "client.chat"])
+def test_what_help_leaves_out_help_all_shows(command: str) -> None:
+    usual, every = flags_in(shown_by(command)), flags_in(shown_by(command, "--help-all"))
+    assert usual < every
+    assert shown_by(command)[-1] == f"--help-all shows {len(every - usual)} more options"
+
+
+def test_no_option_is_hidden() -> None:
+    parser = join_parser()
+    accepted = {option for action in parser._actions for option in action.option_strings}
+    assert flags_in(parser.format_help_all().splitlines()) == accepted - {"-h"}

@@ -91,14 +91,3 @@ def test_every_option_has_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bias_is_an_id_and_a_number(monkeypatch: pytest.MonkeyPatch, bias: str) -> None:
     with pytest.raises(UserError, match="--logit-bias a token id and a number"):
         flags(monkeypatch, "--logit-bias", bias)
-
-
-def test_help_fits_a_screen(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        flags(monkeypatch, "--help")
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 40
-    assert any("example:" in line for line in lines)

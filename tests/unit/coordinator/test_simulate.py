@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.simulate import duration, main, parse, share
+from coordinator.simulate import duration, main, share
 
 CLUSTER = {
     "schema": "anabranch-cluster/1",
@@ -145,12 +145,6 @@ def test_mistakes_are_one_line(
         code, out, err = run(capsys, *arguments)
         assert (code, out) == (2, "")
         assert says in err.splitlines()[-1]
-
-
-def test_help_fits_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--help"])
-    assert len(capsys.readouterr().out.splitlines()) <= 40
 
 
 def test_plot_writes_every_picture(
