@@ -7,6 +7,7 @@ from coordinator.chain_search import Judge, as_chains, draw, improved
 from coordinator.flow import capacities
 from coordinator.placement import Placement, best_placement, score
 from coordinator.service import Service
+from dht.identity import short_name
 from dht.types import SINK, SOURCE, PlannerNode, Problem
 
 KINDS_MAX = 6
@@ -32,9 +33,10 @@ def busiest(problem: Problem, placement: Placement) -> tuple[Use, ...]:
         limit = limits.edges.get((edge.tail, edge.head), 0.0)
         if limit > 0 and edge.tail != SOURCE and edge.head != SINK:
             share = edge.tokens_per_s / limit
-            links.append(Use(text=f"the link {edge.tail} to {edge.head}", share=share))
+            text = f"the link {short_name(edge.tail)} to {short_name(edge.head)}"
+            links.append(Use(text=text, share=share))
     peers = [
-        Use(text=f"peer {name}", share=flow / limits.peers[name])
+        Use(text=f"peer {short_name(name)}", share=flow / limits.peers[name])
         for name, flow in through.items()
         if limits.peers.get(name, 0.0) > 0
     ]

@@ -34,6 +34,7 @@ from coordinator.service import Service
 from coordinator.service_file import read_service
 from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SWARM, EXIT_USER, Parser
 from dht.errors import NetworkError, UserError
+from dht.identity import short_name
 from dht.types import Assignment, Plan, PlanEpoch, Problem
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FILE_BYTES_MAX = 64 << 20
-BAR = 12
+BAR = 10
 BUSY = 0.5
 """Links and peers that carry less of what they can are not worth a word."""
 ADVICE_MAX = 3
@@ -161,7 +162,7 @@ def print_plan(answer: Answer, *, advise_s: float, seed: int) -> None:
         spent=lambda: (time.monotonic() - started_s) / advise_s,
     )
     for name, gain in gains[:ADVICE_MAX]:
-        console.print(f"one more peer like {name} would give {gain:+.0%}")
+        console.print(f"one more peer like {short_name(name)} would give {gain:+.0%}")
 
 
 def _print_most_flow(answer: Answer, console: "Console", *, limit_s: float, seed: int) -> None:
@@ -197,14 +198,20 @@ def _stages(answer: Answer) -> "Table":
     table.add_column("layers", justify="right")
     table.add_column("")
     for heading in ("carries", "can carry"):
-        table.add_column(f"{heading}, tokens/s", justify="right")
+        table.add_column(f"{heading},\ntokens/s", justify="right")
     table.add_column("peers", overflow="fold")
     for (start, end), peers in stages.items():
         flow = sum(carried.get(peer, 0.0) for peer in peers)
         room = sum(rates[peer][end - start - 1] for peer in peers)
         full = round(BAR * min(1.0, flow / room)) if room > 0 else 0
         bar = "█" * full + "░" * (BAR - full)
-        table.add_row(f"{start}-{end - 1}", bar, f"{flow:.1f}", f"{room:.1f}", ", ".join(peers))
+        table.add_row(
+            f"{start}-{end - 1}",
+            bar,
+            f"{flow:.1f}",
+            f"{room:.1f}",
+            ", ".join(map(short_name, peers)),
+        )
     return table
 
 
@@ -275,7 +282,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="same seed, same search (0)"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--json", action="store_true", help="one JSON object, with whole peer ids")
     arguments = parser.parse_args(argv)
     if (arguments.cluster is None) == (arguments.initial_peers is None):
         parser.error("give either a CLUSTER.json or --initial-peers")

@@ -110,6 +110,11 @@ def is_peer_id(text: str) -> bool:
     return _public_key(text[: _PEER_ID_CHARS_MAX + 1]) is not None
 
 
+def short_name(peer_id: str) -> str:
+    """A peer for people: the last 8 characters of its id; other names, of planned peers, whole."""
+    return peer_id[-8:] if is_peer_id(peer_id) else peer_id
+
+
 def verify(peer_id: str, data: bytes, signature: bytes) -> bool:
     """Whether ``signature`` of ``data`` was made by ``peer_id``; never raises."""
     key = _public_key(peer_id[: _PEER_ID_CHARS_MAX + 1])

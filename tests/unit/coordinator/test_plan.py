@@ -1,6 +1,7 @@
 """``coordinator.plan``: cluster files, the JSON contract, and mistakes in one line."""
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -10,6 +11,7 @@ from bench.papers.clusters import cluster_path
 from coordinator.cluster import read_cluster
 from coordinator.plan import main
 from dht.errors import UserError
+from dht.identity import Identity
 
 OWN = {
     "schema": "anabranch-cluster/1",
@@ -235,3 +237,21 @@ def test_the_schema_accepts_what_is_read_and_refuses_what_is_not():
         {**OWN, "models": {"tiny": {"layers": 8}}},
     ):
         assert not validator.is_valid(wrong)
+
+
+def test_peers_are_named_on_one_line_for_people_and_whole_in_json(write, capsys, monkeypatch):
+    """Those of a living swarm by the end of their id, as everywhere."""
+    peers = [Identity.generate().peer_id for _ in range(4)]
+    nodes = [{**OWN["nodes"][0], "id": peer} for peer in (*peers, "frankfurt-a100-node-1")]
+    arguments = [write({**OWN, "nodes": nodes, "links": []}), "--time-limit", "1"]
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert not any(peer in out for peer in peers)
+    assert main([*arguments, "--json"]) == 0
+    placed = json.loads(capsys.readouterr().out)["placement"]
+    assert {peer if peer not in peers else peer[-8:] for peer in placed} <= set(
+        re.findall(r"[\w-]+", out)
+    )
+    assert any(peer in placed for peer in peers)
