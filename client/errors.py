@@ -1,6 +1,11 @@
 """Why the swarm did not answer, for people and for programs."""
 
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import groupby
+
 from dht.errors import SwarmError
+from dht.types import Assignment
 
 
 def layers_text(ranges: tuple[tuple[int, int], ...]) -> str:
@@ -8,6 +13,42 @@ def layers_text(ranges: tuple[tuple[int, int], ...]) -> str:
     parts = [f"{start}" if end - start == 1 else f"{start}-{end - 1}" for start, end in ranges]
     noun = "layer" if len(parts) == 1 and "-" not in parts[0] else "layers"
     return f"{noun} {' and '.join(filter(None, (', '.join(parts[:-1]), parts[-1])))}"
+
+
+def missing_text(
+    missing: tuple[tuple[int, int], ...], loading: Sequence[Assignment], holder: str
+) -> str:
+    """Layers without a holder that ``holder`` (such as "answers"), and which of them peers are
+    ``loading``: ``layer 2 is held by nobody that answers; layers 3-7 are being loaded by 2 peers``.
+    """
+    gaps = sorted(layer for start, end in missing for layer in range(start, end))
+    spans = [
+        (each.start, each.end)
+        for each in loading
+        if bisect_left(gaps, each.start) < bisect_left(gaps, each.end)
+    ]
+    coming: set[int] = set()
+    upto = 0
+    for start, end in sorted(spans):  # each layer once, however many announce it
+        coming.update(range(max(start, upto), end))
+        upto = max(upto, end)
+    split: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
+    for start, end in missing:
+        for loads, run in groupby(range(start, end), key=coming.__contains__):
+            layers = list(run)
+            split[loads].append((layers[0], layers[-1] + 1))
+    parts = []
+    if split[False]:
+        parts.append(f"{_are(split[False])} held by nobody that {holder}")
+    if split[True]:
+        peers = f"{len(spans)} peer{'s' * (len(spans) > 1)}"
+        parts.append(f"{_are(split[True])} being loaded by {peers}")
+    return "; ".join(parts)
+
+
+def _are(ranges: Sequence[tuple[int, int]]) -> str:
+    one = sum(end - start for start, end in ranges) == 1
+    return f"{layers_text(tuple(ranges))} {'is' if one else 'are'}"
 
 
 class UnavailableError(SwarmError):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from client.errors import layers_text
+from client.errors import missing_text
 from coordinator.routes import NoRoute
 from dht.types import RouteStage
 
@@ -26,7 +26,7 @@ class Waiting:
         """Tell the caller when the reason is new."""
         text = no_route.reason
         if no_route.missing:
-            text = f"{layers_text(no_route.missing)} held by nobody that can be reached"
+            text = missing_text(no_route.missing, no_route.loading, "can be reached")
         if self._heard:
             text += f" ({self._heard})"
         if text != self.text:

@@ -12,7 +12,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -32,7 +32,13 @@ from client.session import OwnerSession
 from client.text import Tokenizer, stop_token_ids
 from coordinator.balance import swapped
 from coordinator.plan_store import PlanStore
-from coordinator.routes import NoRoute, Router, replacement, route_from_records
+from coordinator.routes import (
+    NoRoute,
+    Router,
+    being_loaded,
+    replacement,
+    route_from_records,
+)
 from dht.connecting import connect
 from dht.directory import DEFAULT_NETWORK, Directory
 from dht.errors import NetworkError, UserError
@@ -287,8 +293,9 @@ class Swarm:
                 )
             chance = over(self._usable(spec, urgent=urgent, second_chance=True))
             route = route if isinstance(chance, NoRoute) else chance
-        if not isinstance(route, NoRoute):
-            self._avoidance.trying((stage.peer_id for stage in route), now_s)
+        if isinstance(route, NoRoute):
+            return replace(route, loading=being_loaded(self._nodes, spec))
+        self._avoidance.trying((stage.peer_id for stage in route), now_s)
         return route
 
     def swap(self, mend: Route, leaving: str, to: str, kv_tokens: int) -> Route | NoRoute:

@@ -7,6 +7,7 @@ from dht.types import (
     LinksRecord,
     ModelSpec,
     NodeRecord,
+    NodeState,
     Plan,
     PlannerNode,
     Problem,
@@ -48,6 +49,6 @@ def problem_of(
 
 
 def _served(record: NodeRecord) -> Assignment | None:
-    if record.start >= record.end:
+    if record.state is not NodeState.SERVING or record.start >= record.end:
         return None
     return Assignment(peer_id=record.peer_id, start=record.start, end=record.end)

@@ -9,7 +9,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from dht.messages import STAGES_MAX
-from dht.types import SOURCE, NodeRecord, Plan, RouteStage
+from dht.types import (
+    SOURCE,
+    Assignment,
+    ModelSpec,
+    NodeRecord,
+    NodeState,
+    Plan,
+    RouteStage,
+)
 
 HOP_S = 0.02
 """What one more stage costs a token, where nothing is known about the link."""
@@ -21,6 +29,8 @@ class NoRoute:
 
     reason: str
     missing: tuple[tuple[int, int], ...] = ()
+    loading: tuple[Assignment, ...] = ()
+    """What peers announce to be loading, while layers are missing."""
     retry_after_s: float = 0.0
     """Where peers are full: when the first of them expects to have room; 0: nobody knows."""
 
@@ -119,6 +129,15 @@ def missing_layers(nodes: Mapping[str, NodeRecord], layers: int) -> tuple[tuple[
         else:
             gaps.append((layer, layer + 1))
     return tuple(gaps)
+
+
+def being_loaded(nodes: Mapping[str, NodeRecord], model: ModelSpec) -> tuple[Assignment, ...]:
+    """What peers of ``nodes`` announce to be loading of ``model``."""
+    return tuple(
+        Assignment(peer_id=peer_id, start=record.start, end=record.end)
+        for peer_id, record in nodes.items()
+        if record.state is NodeState.LOADING and record.model.fingerprint == model.fingerprint
+    )
 
 
 def route_from_records(

@@ -136,7 +136,7 @@ class NodeRecord:
     state: NodeState
     start: LayerIndex = 0
     end: LayerIndex = 0
-    """Layers served now; ``start == end`` means none."""
+    """Layers served now, or in state ``loading`` those that it loads; ``start == end``: none."""
     epoch: PlanEpoch = NO_EPOCH
     """The highest plan epoch this peer adopted."""
     kv_tokens_free: Count = 0

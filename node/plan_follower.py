@@ -84,6 +84,9 @@ class PlanFollower:
             return
         mine = self._config.pinned or plan.assignment_of(record.peer_id)
         if mine is None:
+            if record.state is NodeState.LOADING:  # for an older plan, and it did not come to it
+                self._announcer.set(NodeState.WAITING, 0, 0, plan.epoch)
+                record = self._announcer.record
             if record.state is NodeState.WAITING:
                 why = ": others cannot reach it" if record.reach is Reach.NONE else " yet"
                 self._reporter.say(f"The plan has no layers for this peer{why}; waiting.")
@@ -98,21 +101,23 @@ class PlanFollower:
         self._reporter.event("assigned", start=mine.start, end=mine.end, epoch=str(plan.epoch))
         serving = record.state is NodeState.SERVING
         # Announced before the move: the coordinator must know that this plan was seen.
-        state = NodeState.SERVING if serving else NodeState.LOADING
-        self._announcer.set(state, record.start, record.end, plan.epoch)
+        if serving:
+            self._announcer.set(NodeState.SERVING, record.start, record.end, plan.epoch)
+        else:
+            self._announcer.set(NodeState.LOADING, mine.start, mine.end, plan.epoch)
         await self._fetch(mine)
         if self._plans.epoch > plan.epoch:
             return  # fetching took a while, and there is other work now
         if serving:
             if not await self._wait_for_turn(plan):
                 return
-            await self._make_room()
+            await self._make_room(mine)
         await self._take(mine, plan.epoch)
 
     async def _take(self, mine: Assignment, epoch: PlanEpoch) -> None:
         """Load layers and serve them."""
         self._engine.stop_serving()
-        self._announcer.set(NodeState.LOADING, 0, 0, epoch)
+        self._announcer.set(NodeState.LOADING, mine.start, mine.end, epoch)
         self._stage.fail_outside(0, 0, "the peer moves to other layers")
         total = self._announcer.record.model.layers
         what = f"Loading layers {mine.start} to {mine.end - 1}"
@@ -192,12 +197,12 @@ class PlanFollower:
             waited_s[first] = waited_s.get(first, 0.0) + clock.time() - before_s
         return False
 
-    async def _make_room(self) -> None:
-        """Take no new sessions, and let those that run end, within bounds."""
+    async def _make_room(self, mine: Assignment) -> None:
+        """Take no new sessions, and let those that run end, within bounds, to load ``mine``."""
         self._engine.stop_serving()
         epoch, now_s = self._announcer.record.epoch, self._transport.now()
         self._announcer.set_moved(now_s)
-        self._announcer.set(NodeState.LOADING, 0, 0, epoch)
+        self._announcer.set(NodeState.LOADING, mine.start, mine.end, epoch)
         self._stage.move_outside(0, 0)
         try:
             await self._stage.wait_idle(self._config.move_s)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from dht.types import NodeState
 from node.contribution import load, save
 from node.live_view import Figures, panel, sentence
 from node.nvidia import sensors
@@ -54,7 +55,7 @@ class Watch:
                     self._sensors = await asyncio.to_thread(sensors, self._gpu)
                 figures = self._look()
                 passed_s = max(1e-3, now_s - last_s)
-                self._serving_s += passed_s if figures.start < figures.end else 0.0
+                self._serving_s += passed_s if figures.state is NodeState.SERVING else 0.0
                 shown = replace(
                     figures,
                     tokens_per_s=(figures.tokens - last.tokens) / passed_s,

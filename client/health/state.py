@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from client.errors import layers_text
+from client.errors import layers_text, missing_text
 from client.health.clean import clean_id, clean_name, peer_name
 from client.health.network import (
     links_json,
@@ -22,6 +22,7 @@ from client.health.network import (
     why_idle,
 )
 from dht.types import (
+    Assignment,
     LeaseRecord,
     LinksRecord,
     ModelSpec,
@@ -190,7 +191,8 @@ def _peer(peer: SeenPeer, spec: ModelSpec | None, now_unix_s: float) -> Json:
     same = spec is not None and record.model.fingerprint == spec.fingerprint
     layers = spec.layers if spec is not None and same else record.model.layers
     held = record.end - record.start
-    speed = record.tokens_per_s[held - 1] if 0 < held <= len(record.tokens_per_s) else 0.0
+    known = serving and 0 < held <= len(record.tokens_per_s)
+    speed = record.tokens_per_s[held - 1] if known else 0.0
     lying = alive and (len(lies) >= LIES_MIN or record.end > layers or held < 0)
     flags = [name for name, is_so in (("ghost", ghost), ("lying", lying)) if is_so]
     return {
@@ -267,10 +269,14 @@ def _reasons(seen: Observed, peers: list[Json], depths: list[int], probes: Json)
         return ["nobody announces this model"]
     reasons = []
     if missing := _ranges(depths, 0):
+        loading = [
+            Assignment(peer_id=peer["id"], start=peer["start"], end=peer["end"])
+            for peer in peers
+            if peer["state"] == NodeState.LOADING
+        ]
         ghosts = [peer["name"] for peer in peers if "ghost" in peer["flags"]][:NAMED_MAX]
         beside = f"; not answering: {', '.join(ghosts)}" if ghosts else ""
-        verb = "is" if sum(end - start for start, end in missing) == 1 else "are"
-        reasons.append(f"{layers_text(missing)} {verb} held by nobody that answers{beside}")
+        reasons.append(missing_text(missing, loading, "answers") + beside)
     if not last["ok"]:
         reasons.append(f"the page's last request failed: {last['reason']}")
     return reasons

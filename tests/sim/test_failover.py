@@ -117,7 +117,7 @@ def test_the_answer_goes_on_by_itself_when_a_holder_returns() -> None:
             back: asyncio.Task[None] | None = None
 
             async def come_back() -> None:
-                await until(lambda: any("layers 3-5 held by nobody" in text for text in said))
+                await until(lambda: any("layers 3-5 are held by nobody" in text for text in said))
                 assert loop.time() - lost_s < 5.0
                 await asyncio.sleep(15)
                 await swarm.add(3, 6)

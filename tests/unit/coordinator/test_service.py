@@ -7,7 +7,7 @@ import pytest
 from coordinator.placement import best_placement
 from coordinator.problem import problem_of
 from coordinator.service import SLOW_MAX, announced_service, service_from_rates
-from dht.types import Problem
+from dht.types import NodeState, Problem
 from tests.unit.coordinator.problems import model, node, record, steady
 
 MEASURED = ((1, 0.010), (4, 0.012), (16, 0.020))
@@ -45,6 +45,13 @@ def test_times_reach_the_planner_with_the_record() -> None:
     problem = problem_of(announced.model, {"a": announced}, {})
     assert problem.nodes[0].decode_layer_s == MEASURED
     assert problem.nodes[0].prompt_layer_s == ((8, 0.1),)
+
+
+def test_what_a_peer_loads_is_not_taken_for_held() -> None:
+    loads = replace(record("a", 0, 4), state=NodeState.LOADING)
+    serves = record("b", 0, 4)
+    problem = problem_of(loads.model, {"a": loads, "b": serves}, {})
+    assert [each.current is None for each in problem.nodes] == [True, False]
 
 
 def test_a_peer_that_serves_nothing_at_its_own_word_draws_no_layers() -> None:

@@ -122,6 +122,18 @@ def test_a_lost_layer_says_which() -> None:
     assert "would bring it back" in state["help"]
 
 
+def test_layers_that_are_being_loaded_are_told_apart() -> None:
+    loading = [peer(n, 3, 8, state=NodeState.LOADING) for n in (1, 2)]
+    silent = peer(3, 0, 3, state=NodeState.LOADING, misses=2)
+    state = state_of(*loading, silent, peer(4, 0, 1))
+    assert state["swarm"]["reasons"] == [
+        "layers 1-2 are held by nobody that answers; layers 3-7 are being loaded by 2 peers"
+    ]
+    assert [each["tokens_per_s"] for each in state["peers"][:2]] == [0.0, 0.0]
+    one = state_of(peer(0, 0, 7), peer(1, 7, 8, state=NodeState.LOADING))
+    assert one["swarm"]["reasons"] == ["layer 7 is being loaded by 1 peer"]
+
+
 def test_a_ghost_does_not_count_but_one_lost_ping_is_none() -> None:
     state = state_of(peer(0, 0, 4), peer(1, 4, 8, misses=2))
     assert state["peers"][1]["flags"] == ["ghost"]

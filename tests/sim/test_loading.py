@@ -1,0 +1,116 @@
+"""While a peer loads layers, those who wait for them are told so."""
+
+import asyncio
+import io
+from dataclasses import replace
+from typing import Any
+
+from coordinator.plan_store import PlanStore
+from dht.directory import Directory
+from dht.types import Assignment, NodeState, Plan, PlanEpoch
+from dht.virtual_time import run_virtual
+from node.announcer import Announcer
+from node.plan_follower import FollowConfig, PlanFollower
+from node.report import Reporter
+from tests.sim.paper_swarm import NETWORK, SPEC, PaperEngine, PaperPeer, answer_of, paper_swarm
+
+LOAD_S = 20.0
+PROMPT = (5, 6, 7)
+
+
+class LoadingEngine(PaperEngine):
+    """Takes ``LOAD_S`` to load layers; holds none before."""
+
+    def stop_serving(self) -> None:
+        self.serving = False
+
+    def start_serving(self, start: int, end: int) -> None:
+        self.span, self.serving = (start, end), True
+
+    async def fetch(self, start: int, end: int, told: Any) -> None:
+        await asyncio.sleep(1)
+
+    async def load(self, start: int, end: int, told: Any) -> int:
+        await asyncio.sleep(LOAD_S)
+        return 1
+
+
+def follower_of(peer: PaperPeer) -> tuple[PlanFollower, Announcer]:
+    record = replace(peer.record(), state=NodeState.WAITING, start=0, end=0)
+    shared: Any = {
+        "transport": peer.transport,
+        "directory": Directory(peer.transport, NETWORK, SPEC.key),
+        "engine": peer.engine,
+        "stage": peer.stage,
+    }
+    announcer = Announcer(**shared, record=record, every_s=15.0)
+    follower = PlanFollower(
+        **shared,
+        coordinator=None,  # type: ignore[arg-type]  # it is asked where nobody leads
+        plans=PlanStore(peer.transport, shared["directory"]),
+        reporter=Reporter(json_log=False, out=io.StringIO()),
+        announcer=announcer,
+        config=FollowConfig(),
+    )
+    return follower, announcer
+
+
+def plan_of(counter: int, *assignments: Assignment) -> Plan:
+    return Plan(
+        epoch=PlanEpoch(term=1, counter=counter),
+        coordinator="c",
+        model=SPEC,
+        assignments=assignments,
+        edges=(),
+        flow_tokens_per_s=1.0,
+        bound_tokens_per_s=1.0,
+        planner="test",
+        solve_s=0.0,
+        created_unix_s=0.0,
+    )
+
+
+def test_who_waits_is_told_what_is_being_loaded_and_what_nobody_holds() -> None:
+    async def scenario() -> None:
+        said: list[str] = []
+        async with paper_swarm((0, 2)) as swarm, swarm.client(on_status=said.append) as client:
+            swarm.engine_class = LoadingEngine
+            loader = await swarm.add(0, 0)
+            loader.tasks[1].cancel()  # its announcer tells of it instead
+            follower, announcer = follower_of(loader)
+            loader.tasks.append(asyncio.create_task(announcer.run()))
+            swarm.engine_class = PaperEngine
+
+            running = asyncio.create_task(client.generate(PROMPT, max_new_tokens=4))
+            await asyncio.sleep(5)
+            mine = Assignment(peer_id=loader.peer_id, start=4, end=8)
+            following = asyncio.create_task(follower.enter(plan_of(1, mine)))
+            await asyncio.sleep(10)
+            assert said == [
+                "waiting: layers 2-7 are held by nobody that can be reached",
+                "waiting: layers 2-3 are held by nobody that can be reached;"
+                " layers 4-7 are being loaded by 1 peer",
+            ]
+            await following
+            await swarm.add(2, 4)
+            assert (await running).token_ids == answer_of(PROMPT, 4)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_layers_of_a_plan_that_is_over_are_not_said_to_be_loaded() -> None:
+    async def scenario() -> None:
+        async with paper_swarm() as swarm:
+            swarm.engine_class = LoadingEngine
+            follower, announcer = follower_of(await swarm.add(0, 0))
+            mine = Assignment(peer_id=announcer.record.peer_id, start=4, end=8)
+            following = asyncio.create_task(follower.enter(plan_of(1, mine)))
+            await asyncio.sleep(0.5)
+            record = announcer.record
+            assert (record.state, record.start, record.end) == (NodeState.LOADING, 4, 8)
+            following.cancel()
+            await follower.enter(plan_of(2))
+            record = announcer.record
+            assert (record.state, record.start, record.end) == (NodeState.WAITING, 0, 0)
+
+    run_virtual(scenario(), limit_s=60)
