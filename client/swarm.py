@@ -15,15 +15,13 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from client.answer import AnswerLog
 from client.attempt import AttemptConfig
 from client.avoidance import Avoidance
 from client.errors import UnavailableError
-from client.events import (
-    Avoid,
-    Route,
-)
+from client.events import Avoid, Route
 from client.failover import Owner
 from client.generation import Answer, GenerationOptions, Piece
 from client.progress import Progress, StatusCallback, Waiting
@@ -54,6 +52,8 @@ BUSY_MOST_S = 8.0
 """A peer without room is asked again after so long at the latest, whatever it expects."""
 LOOK_S = 0.25
 """Between looks for a first peer."""
+NOBODY = NoRoute(reason="nobody announces this model")
+FULL = NoRoute(reason="the peers that hold the missing layers are full")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Swarm:
         model: str,
         config: SwarmConfig | None = None,
         on_status: StatusCallback | None = None,
-    ) -> "Swarm":
+    ) -> Self:
         """A swarm reached through ``initial_peers`` (multiaddresses), for ``async with``.
 
         ``model`` is a local directory, a hub id (its tokenizer is used) or the name that peers
@@ -150,7 +150,7 @@ class Swarm:
             on_status=on_status,
         )
 
-    async def __aenter__(self) -> "Swarm":
+    async def __aenter__(self) -> Self:
         if self._hub_id is not None:
             self._read_text_files(await asyncio.to_thread(fetch_text_files, self._hub_id))
         self._transport = await self._open_transport()
@@ -266,7 +266,7 @@ class Swarm:
         """A new route, or ``mend`` with what is ``lost`` replaced (``RouteSource``)."""
         spec = self.spec
         if spec is None:
-            return NoRoute(reason="nobody announces this model", missing=())
+            return NOBODY
 
         def over(usable: Mapping[str, NodeRecord]) -> Route | NoRoute:
             if mend:
@@ -287,10 +287,7 @@ class Swarm:
         if isinstance(route, NoRoute):
             with_full = self._usable(spec, urgent=urgent, full=True)
             if not isinstance(over(with_full), NoRoute):
-                return NoRoute(
-                    reason="the peers that hold the missing layers are full",
-                    retry_after_s=self._avoidance.room_after_s(with_full, now_s),
-                )
+                return replace(FULL, retry_after_s=self._avoidance.room_after_s(with_full, now_s))
             chance = over(self._usable(spec, urgent=urgent, second_chance=True))
             route = route if isinstance(chance, NoRoute) else chance
         if isinstance(route, NoRoute):
@@ -309,10 +306,6 @@ class Swarm:
         if record is None or record.kv_tokens_free - record.kv_tokens_wanted < kv_tokens:
             return NoRoute(reason="that peer has no room to spare")
         return swapped(mend, leaving, record)
-
-    def route(self) -> Route | NoRoute:
-        """A route as a short request would get it now."""
-        return self.draw((), frozenset(), 1)
 
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
         """Where a peer says that it can be reached; empty when its record is gone."""

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 from client.chat_template import ChatTemplate
+from client.gateway.pinged import PingedSwarm
 from client.gateway.requests import Defaults
-from client.swarm import Swarm, SwarmConfig
+from client.swarm import SwarmConfig
 from dht.command_line import (
     EXIT_DONE,
     MODEL_HELP,
@@ -103,7 +104,7 @@ async def main(arguments: argparse.Namespace) -> int:
         body_bytes_max=int(arguments.max_body * 2**20),
         requests_max=arguments.max_requests,
     )
-    swarm = Swarm.connect(
+    swarm = PingedSwarm.connect(
         arguments.initial_peers,
         model=arguments.model,
         config=SwarmConfig(

@@ -23,7 +23,7 @@ PIECES_QUEUED_MAX = 64
 
 
 class GatewaySwarm(Protocol):
-    """What the gateway needs of :class:`client.swarm.Swarm`."""
+    """What the gateway needs of :class:`client.gateway.pinged.PingedSwarm`."""
 
     tokenizer: Tokenizer | None
     model_name: str

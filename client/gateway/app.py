@@ -239,7 +239,8 @@ class Gateway:
         return _json(self._service.model(request.match_info["model"]))
 
     async def _health(self, request: web.Request) -> web.Response:
-        """200 where a route covers all layers now, 503 with the layers that nobody holds."""
+        """200 where a route covers all layers now, 503 with the layers that nobody holds or answers
+        for: peers are pinged, so this needs no request that fails."""
         route = self._swarm.route()
         if not isinstance(route, NoRoute):
             return _json({"status": "ok", "stages": len(route)})
@@ -282,7 +283,9 @@ def _of_http(error: web.HTTPException) -> ApiError:
     """aiohttp's own errors in OpenAI's form."""
     match error.status:
         case 404:
-            return ApiError(404, "there is nothing at this path", code="not_found")
+            return ApiError(
+                404, "there is nothing at this path; see /openapi.json", code="not_found"
+            )
         case 405:
             return ApiError(405, f"{error.reason}: see the Allow header", code="method_not_allowed")
         case 413:

@@ -10,9 +10,9 @@ from client.errors import UnavailableError, layers_text
 from client.events import Avoid
 from client.generation import GenerationOptions
 from client.health.history import History
-from client.health.pulse import Pulse, PulseConfig
 from client.health.served import ServedTally
 from client.health.state import Json, Observed, Probe, SeenPeer, build_state
+from client.pulse import Pulse, PulseConfig
 from client.swarm import Swarm
 from dht.directory import Directory
 from dht.errors import NetworkError, PeerError, SwarmError, UserError

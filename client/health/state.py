@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from client.beat import SILENT_MISSES
 from client.errors import layers_text, missing_text
 from client.health.clean import clean_id, clean_name, peer_name
 from client.health.network import (
@@ -36,8 +37,6 @@ from dht.types import (
 Json = dict[str, Any]
 RECORD_S = 60.0
 """A record not seen for so long counts for nothing."""
-SILENT_MISSES = 2
-"""Pings in a row without an answer after which a peer does not answer: one may be lost."""
 ANSWER_S = 30.0
 """An answer that is older says nothing of now."""
 LIES_MIN = 2

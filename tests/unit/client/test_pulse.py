@@ -1,9 +1,9 @@
-"""The page's pings: who falls silent is known soon, and one slow peer hides no other."""
+"""Pings: who falls silent is known soon, and one slow peer hides no other."""
 
 import asyncio
 import random
 
-from client.health.pulse import Pulse, PulseConfig
+from client.pulse import Pulse, PulseConfig
 from dht.identity import Identity
 from dht.memory import MemoryNetwork, MemoryTransport
 from dht.virtual_time import run_virtual

@@ -1,11 +1,11 @@
-"""Which peers answer the page: each is pinged all the time, whatever its record says."""
+"""Which peers answer: each is pinged all the time, whatever its record says."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from client.health.state import SILENT_MISSES
+from client.beat import Beat
 from dht import wire
 from dht.errors import NetworkError, PeerError
 from dht.messages import Ping, Pong
@@ -27,20 +27,6 @@ class PulseConfig:
     """Pauses grow with the number of peers, so that one ping starts in so long on average,"""
     most_s: float = 15.0
     """up to this."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
-    """What a peer's last pings said. Time in Unix seconds."""
-
-    answered_unix_s: float | None = None
-    rtt_s: float | None = None
-    misses: int = 0
-    """Pings in a row without an answer."""
-
-    @property
-    def silent(self) -> bool:
-        return self.misses >= SILENT_MISSES
 
 
 class Pulse:
@@ -66,7 +52,7 @@ class Pulse:
             self._beats.pop(peer_id, None)
         for peer_id in peers.keys() - self._tasks.keys():
             self._beats[peer_id] = Beat()
-            self._tasks[peer_id] = asyncio.create_task(self._follow(peer_id), name="health pings")
+            self._tasks[peer_id] = asyncio.create_task(self._follow(peer_id), name="pings")
 
     def beat(self, peer_id: str) -> Beat:
         """What is known of a peer; nothing of one that is not watched."""

@@ -1,0 +1,85 @@
+"""The gateway's own knowledge of whether the swarm is well, before any request fails."""
+
+import asyncio
+
+from client import SwarmConfig
+from client.gateway.pinged import PingedSwarm
+from client.progress import Waiting
+from client.pulse import PulseConfig
+from coordinator.routes import NoRoute
+from dht.memory import MemoryTransport
+from dht.virtual_time import run_virtual
+from node.probe import ProbeServer
+from tests.sim.paper_swarm import NETWORK, SPEC, PaperSwarm, answer_of, paper_swarm
+from tests.sim.test_sessions import until
+
+PULSE = PulseConfig()
+KILLED_S = PULSE.every_s + PULSE.again_s
+"""docs/gateway.md: pings of a killed peer fail at once,"""
+FROZEN_S = KILLED_S + 2 * PULSE.answer_s
+"""those of one that is frozen or cut off when their time is over."""
+PROMPT = (1, 2, 3)
+
+
+async def pinged(swarm: PaperSwarm) -> PingedSwarm:
+    for peer in swarm.peers:
+        await ProbeServer(peer.transport).start()
+    transport = swarm.network.transport()
+
+    async def opened() -> MemoryTransport:
+        return transport
+
+    config = SwarmConfig(network=NETWORK, wait_s=0.0)
+    return PingedSwarm(model=SPEC.name, config=config, open_transport=opened)
+
+
+async def seconds_until(swarm: PingedSwarm, *, well: bool) -> float:
+    loop = asyncio.get_running_loop()
+    since_s = loop.time()
+    await until(lambda: isinstance(swarm.route(), NoRoute) is not well)
+    return loop.time() - since_s
+
+
+def why(swarm: PingedSwarm) -> str:
+    route, waiting = swarm.route(), Waiting(lambda text: None)
+    assert isinstance(route, NoRoute)
+    waiting.say(route)
+    return waiting.text
+
+
+def test_a_holder_that_is_killed_or_frozen_is_missed_although_its_record_lives_on() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8)) as swarm, await pinged(swarm) as client:
+            await asyncio.sleep(1)
+            assert len(client.route()) == 2
+            first, second = swarm.peers
+            swarm.freeze(first)
+            assert await seconds_until(client, well=False) <= FROZEN_S + 0.2
+            assert why(client) == "layers 0-3 are held by nobody that can be reached"
+            swarm.network.thaw(first.peer_id)
+            assert await seconds_until(client, well=True) <= PULSE.every_s + PULSE.answer_s + 0.2
+            swarm.kill(second)
+            assert await seconds_until(client, well=False) <= KILLED_S + 0.2
+            assert second.peer_id in client.nodes, "its record would have called it well"
+            assert why(client) == "layers 4-7 are held by nobody that can be reached"
+
+    run_virtual(scenario(), limit_s=120)
+
+
+def test_who_asks_whether_it_is_well_takes_no_requests_second_chance() -> None:
+    """Asked every moment, it once kept requests from trying the only holder again."""
+
+    async def scenario() -> None:
+        async with paper_swarm((0, 8)) as swarm, await pinged(swarm) as client:
+            swarm.cut(swarm.peers[0])
+            running = asyncio.create_task(client.generate(PROMPT, max_new_tokens=2))
+            await asyncio.wait([running])
+            assert running.exception() is not None
+            swarm.network.heal()
+            await seconds_until(client, well=True)
+            for _ in range(10):
+                client.route()
+            answer = await client.generate(PROMPT, max_new_tokens=2)
+            assert answer.token_ids == answer_of(PROMPT, 2)
+
+    run_virtual(scenario(), limit_s=120)
