@@ -22,6 +22,7 @@ from dht.errors import NetworkError, SwarmError, UserError
 
 HISTORY = Path("~/.anabranch/chat_history")
 HISTORY_LINES_MAX = 1000
+PROMPT = "> "
 HELP = (
     "/reset forgets the conversation, /system TEXT sets instructions (without TEXT: none),"
     " /exit or Ctrl-D leaves; Ctrl-C stops an answer."
@@ -76,6 +77,7 @@ class Chat:
             self._answering.cancel()
         else:
             _note("\n(Ctrl-D or /exit leaves)")
+            _prompt_again()
 
     async def run(self) -> None:
         """Lines until the end of input."""
@@ -166,13 +168,23 @@ def _note(text: str) -> None:
 
 async def _read_line() -> str | None:
     """A line without its end, or None at the end of input; the loop goes on meanwhile."""
-    prompt = "> " if sys.stdin.isatty() else ""
+    prompt = PROMPT if sys.stdin.isatty() else ""
     try:
         return await asyncio.to_thread(input, prompt)
     except EOFError:
+        if prompt:
+            print(flush=True)  # what comes next begins its own line
         return None
     except UnicodeDecodeError:
         raise UserError("what was typed is not valid UTF-8 text") from None
+
+
+def _prompt_again() -> None:
+    """The prompt below a note, with what was typed so far: who reads the line knows of no note."""
+    if sys.stdin.isatty():
+        editor = sys.modules.get("readline")  # without it the terminal drops what was typed
+        typed = editor.get_line_buffer() if editor is not None else ""
+        print(f"{PROMPT}{typed}", end="", flush=True)
 
 
 def _keep_history(path: Path) -> None:
