@@ -16,7 +16,7 @@ from dht.command_line import EXIT_DONE, on_interrupt, run_command
 from dht.directory import DEFAULT_NETWORK
 from dht.errors import NetworkError, UserError
 from dht.types import Assignment, ModelSpec, NodeRecord, NodeState, model_key
-from node.join_options import parse, use_of
+from node.join_options import parse, span_of, use_of
 from node.report import Reporter, gibibytes
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ async def main(arguments: argparse.Namespace) -> int:
 async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from dht.identity import Identity
     from dht.metered import MeteredTransport
+    from node.hardware import at_most, machine_of
     from node.hub_shards import open_model
+    from node.nvidia import held_to
     from node.rehearsal import rehearse
 
     store = await asyncio.to_thread(open_model, arguments.model)
@@ -60,17 +62,15 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     identity = Identity.load_or_create(arguments.identity.expanduser())
     traffic = _traffic(arguments)
     traffic.refuse_if_exhausted()
+    # Before others are told to join: what this machine lacks ends the command.
+    found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory)
+    machine = at_most(found, arguments.max_vram)
+    reporter.say(
+        f"{machine.device.name}: {gibibytes(machine.free_bytes)} free,"
+        f" {gibibytes(machine.lend_bytes)} lent"
+    )
     transport = await _connect(arguments, identity, reporter)
     try:
-        from node.hardware import at_most, machine_of
-        from node.nvidia import held_to
-
-        found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory)
-        machine = at_most(found, arguments.max_vram)
-        reporter.say(
-            f"{machine.device.name}: {gibibytes(machine.free_bytes)} free,"
-            f" {gibibytes(machine.lend_bytes)} lent"
-        )
         with held_to(machine.driver_name, arguments.power_limit):
             engine = await _open_engine(arguments, store, machine, reporter)
             try:
@@ -288,18 +288,16 @@ def _told(reporter: Reporter, event: str, **fields: object) -> None:
     happen."""
     reporter.event(event, **fields)
     if event == "no_plan":
-        reporter.say(f"No layers to serve yet: {fields['reason']}. Waiting for that.")
+        reporter.say(f"No plan for all layers now: {fields['reason']}. Waiting for that.")
 
 
 def _pinned(layers: str | None, peer_id: str, engine: "EngineStage") -> Assignment | None:
     """``--layers`` as an assignment; raises UserError."""
-    if layers is None:
+    span = span_of(layers)
+    if span is None:
         return None
-    try:
-        start, end = (int(part) for part in layers.split(":"))
-    except ValueError:
-        raise UserError(f"--layers is {layers!r}; it must be START:END, such as 0:4") from None
-    if not 0 <= start < end <= engine.spec.layers:
+    start, end = span
+    if end > engine.spec.layers:
         raise UserError(f"--layers is {layers}; {engine.spec.name} has {engine.spec.layers} layers")
     return Assignment(peer_id=peer_id, start=start, end=end)
 

@@ -143,6 +143,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if len(arguments.name) > NAME_MAX:
         raise UserError(f"--name has {len(arguments.name)} characters; the limit is {NAME_MAX}")
     use_of(arguments)
+    span_of(arguments.layers)
     for peer_id in arguments.coordinators:
         if not is_peer_id(peer_id):
             raise UserError(f"--coordinators names {peer_id[:80]!r}, which is no peer id")
@@ -150,6 +151,19 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--network is {arguments.network[:80]!r}; it takes 1 to {NAME_MAX} characters, no /"
         )
+
+
+def span_of(layers: str | None) -> tuple[int, int] | None:
+    """``--layers`` as a half-open range that is not empty; raises UserError."""
+    if layers is None:
+        return None
+    try:
+        start, end = (int(part) for part in layers.split(":"))
+    except ValueError:
+        start, end = 0, 0
+    if not 0 <= start < end:
+        raise UserError(f"--layers is {layers!r}; it must be START:END, such as 0:4")
+    return start, end
 
 
 def use_of(arguments: argparse.Namespace) -> "UseConfig":

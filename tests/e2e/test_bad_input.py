@@ -102,6 +102,13 @@ def test_less_memory_than_one_layer_needs_says_how_much_would_do(tmp_path: Path)
     assert_plain(done, "--memory", "GiB")
 
 
+def test_what_the_machine_lacks_is_said_before_others_are_told_to_join(tmp_path: Path) -> None:
+    for more in (("--cpu", "--memory", "99999"), ("--gpu", "77"), ("--cpu", "--layers", "3")):
+        done = join(tmp_path, MODEL, *more)
+        assert_plain(done)
+        assert "--initial-peers" not in done.stdout
+
+
 def test_negative_memory_and_absurd_ports(tmp_path: Path) -> None:
     assert_plain(join(tmp_path, MODEL, "--cpu", "--memory", "-1"), "--memory")
     assert_plain(join(tmp_path, MODEL, "--cpu", "--port", "99999"), "--port")
