@@ -194,7 +194,8 @@ def _stages(answer: Answer) -> "Table":
     stages: dict[tuple[int, int], list[str]] = {}
     for a in _in_order(plan):
         stages.setdefault((a.start, a.end), []).append(a.peer_id)
-    table = Table(title=f"{model.name}, {model.layers} layers, {len(stages)} stages")
+    count = f"{len(stages)} stage{'s' * (len(stages) > 1)}"
+    table = Table(title=f"{model.name}, {model.layers} layers, {count}")
     table.add_column("layers", justify="right")
     table.add_column("")
     for heading in ("carries", "can carry"):

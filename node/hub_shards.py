@@ -78,6 +78,7 @@ class HubShards:
 
     def __init__(self, listing: HubListing, directory: Path) -> None:
         self.directory = directory
+        self.is_local = False
         self._listing = listing
         self._notes = notes_directory() / "shards"
         self._stopped = threading.Event()

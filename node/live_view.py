@@ -9,7 +9,7 @@ from rich.text import Text
 
 from dht.types import Link, NodeState
 from node.contribution import Contribution
-from node.report import gibibytes, layers_sentence
+from node.report import counted, gibibytes, layers_sentence
 
 PEERS_SHOWN_MAX = 6
 
@@ -45,10 +45,10 @@ def sentence(figures: Figures) -> str:
     lifetime = figures.lifetime
     return (
         f"{layers_sentence(figures.start, figures.end, figures.layers, figures.state)};"
-        f" {figures.sessions} sessions, {figures.tokens} tokens,"
+        f" {counted(figures.sessions, 'session')}, {counted(figures.tokens, 'token')},"
         f" {figures.tokens_per_s:.1f} tokens/s;"
         f" up {gibibytes(figures.up_bytes)}, down {gibibytes(figures.down_bytes)};"
-        f" {figures.peers} other peers; up for {clock(figures.uptime_s)};"
+        f" {counted(figures.peers, 'other peer')}; up for {clock(figures.uptime_s)};"
         f" {lifetime.tokens} tokens in all"
     )
 
@@ -66,8 +66,8 @@ def panel(figures: Figures) -> Panel:
         ),
         (
             "now",
-            f"{figures.sessions} sessions, {figures.tokens_per_s:.1f} tokens/s,"
-            f" {figures.tokens} tokens since the start",
+            f"{counted(figures.sessions, 'session')}, {figures.tokens_per_s:.1f} tokens/s,"
+            f" {counted(figures.tokens, 'token')} since the start",
         ),
         (
             "traffic",
@@ -78,7 +78,7 @@ def panel(figures: Figures) -> Panel:
         ("device", device_text(figures)),
         (
             "so far",
-            f"{lifetime.tokens} tokens in {lifetime.sessions} answers,"
+            f"{counted(lifetime.tokens, 'token')} in {counted(lifetime.sessions, 'answer')},"
             f" {clock(lifetime.serving_s)} of serving",
         ),
         ("up for", clock(figures.uptime_s)),
@@ -91,8 +91,8 @@ def panel(figures: Figures) -> Panel:
 def peers_text(others: int, links: Sequence[Link]) -> str:
     """How many others there are, and round trips to the nearest."""
     near = sorted(links, key=lambda link: link.rtt_s)[:PEERS_SHOWN_MAX]
-    trips = ", ".join(f"{link.source[-6:]} {1000 * link.rtt_s:.0f} ms" for link in near)
-    return f"{others} others" + (f": {trips}" if trips else "")
+    trips = ", ".join(f"{link.source[-8:]} {1000 * link.rtt_s:.1f} ms" for link in near)
+    return counted(others, "other") + (f": {trips}" if trips else "")
 
 
 def device_text(figures: Figures) -> str:

@@ -29,7 +29,7 @@ from node.plan_follower import FollowConfig, PlanFollower
 from node.probe import ProbeServer
 from node.reach import ReachKeeper, ReachServer
 from node.relays import Relays
-from node.report import Reporter
+from node.report import Reporter, counted
 from node.stage import StageServer
 from node.stage_engine import EngineStage
 from node.stage_streams import StageStreams, StreamLimits
@@ -323,7 +323,8 @@ class Peer:
         self._engine.stop_serving()
         self._announcer.set(NodeState.DRAINING, 0, 0, self._announcer.record.epoch)
         self._reporter.event("draining", sessions=self._stage.sessions)
-        self._reporter.say(f"{why}: {self._stage.sessions} sessions to move or finish first.")
+        sessions = counted(self._stage.sessions, "session")
+        self._reporter.say(f"{why}: {sessions} to move or finish first.")
         await self._announcer.announce()
 
     async def _drain(self) -> None:

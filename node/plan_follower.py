@@ -13,7 +13,7 @@ from dht.errors import NetworkError
 from dht.transport import Transport
 from dht.types import NO_EPOCH, Assignment, NodeState, Plan, PlanEpoch, Reach
 from node.announcer import Announcer
-from node.report import Reporter, gibibytes, layers_sentence
+from node.report import Reporter, gibibytes, layers_sentence, span_text
 from node.stage import StageServer
 from node.stage_engine import EngineStage
 
@@ -120,7 +120,7 @@ class PlanFollower:
         self._announcer.set(NodeState.LOADING, mine.start, mine.end, epoch)
         self._stage.fail_outside(0, 0, "the peer moves to other layers")
         total = self._announcer.record.model.layers
-        what = f"Loading layers {mine.start} to {mine.end - 1}"
+        what = f"Loading {span_text(mine.start, mine.end)}"
         with self._reporter.phase(what, counted=True) as meter:
             loaded_bytes = await self._engine.load(mine.start, mine.end, meter.update)
         self._engine.start_serving(mine.start, mine.end)
@@ -164,9 +164,10 @@ class PlanFollower:
 
     async def _fetch(self, mine: Assignment) -> None:
         """Bring the files of new layers here while the old ones are served."""
-        with self._reporter.phase(
-            f"Fetching layers {mine.start} to {mine.end - 1}", counted=True
-        ) as meter:
+        if self._engine.is_local:
+            return
+        what = f"Fetching {span_text(mine.start, mine.end)}"
+        with self._reporter.phase(what, counted=True) as meter:
             await self._engine.fetch(mine.start, mine.end, meter.update)
 
     async def _wait_for_turn(self, plan: Plan) -> bool:

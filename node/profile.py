@@ -29,6 +29,7 @@ from node.hub_shards import open_model
 from node.kv_transfer import KvRows
 from node.layer_fit import LayerFit, Timing, fit
 from node.model import kv_shape
+from node.report import counted
 
 STEP_OVERHEAD_S = 0.002
 """Per step, whatever it runs: receiving, queueing, sending."""
@@ -320,7 +321,7 @@ async def main(arguments: argparse.Namespace) -> int:
     if profile.fit_error is not None:
         print(f"  between points the fit is off by at most {profile.fit_error:.0%}")
     for layers, best in enumerate(rates, start=1):
-        print(f"  {layers} layers: {best:.0f} tokens/s")
+        print(f"  {counted(layers, 'layer')}: {best:.0f} tokens/s")
     return EXIT_DONE
 
 

@@ -188,8 +188,18 @@ def gibibytes(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 session``, ``2 sessions``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def layers_sentence(start: int, end: int, total: int, state: NodeState) -> str:
     """What this peer holds, in words."""
     if start == end:
         return f"{state}: no layers yet"
-    return f"{state}: layers {start} to {end - 1} of {total}"
+    return f"{state}: {span_text(start, end)} of {total}"
+
+
+def span_text(start: int, end: int) -> str:
+    """``layers 0 to 3``, ``layer 7``."""
+    return f"layer {start}" if end - start == 1 else f"layers {start} to {end - 1}"

@@ -129,6 +129,11 @@ class EngineStage:
     def hidden(self) -> int:
         return self._engine.spec.activation_bytes // self._engine.layout.dtype.itemsize
 
+    @property
+    def is_local(self) -> bool:
+        """Whether all files of the model are here."""
+        return self._engine.config.store.is_local
+
     async def fetch(self, start: int, end: int, progress: Progress) -> None:
         """Bring the files of ``[start, end)`` here, while sessions go on over other layers.
 

@@ -173,7 +173,9 @@ async def main(arguments: argparse.Namespace) -> int:
         print(f"{shards[name].sha256}  {name}", flush=True)
         if known is not None and known.shards.get(name) != shards[name]:
             raise DamagedError(name, f"{store.directory / name} is not what {MANIFEST} says")
-    if known is None:
+    if known is not None:
+        print(f"as {path} says")
+    else:
         try:
             write_atomically(path, msgspec.json.encode(Manifest(shards=shards)))
         except OSError as error:

@@ -41,6 +41,8 @@ class ShardSource(Protocol):
     shards: tuple[str, ...]
     verified: bool
     """Whether there are hashes that every tensor is checked against."""
+    is_local: bool
+    """Whether all files are here, so that nothing is ever fetched."""
 
     def header(self, shard: str) -> tuple[bytes, int]:
         """Prefix and header of a shard, and the size of the whole file in bytes."""
@@ -69,6 +71,7 @@ class WeightStore:
     ) -> None:
         self._source = source
         self.directory = source.directory
+        self.is_local = source.is_local
         self.config = config
         self.tensors = tensors
         self.bytes_read = 0
@@ -234,6 +237,7 @@ class LocalShards:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.is_local = True
         self.shards = _local_shards(directory)
         self._manifest = read_manifest(directory / MANIFEST)
         self.verified = self._manifest is not None

@@ -133,7 +133,7 @@ async def main(arguments: argparse.Namespace) -> int:
                 print(f"serving {swarm.model_name} at {url} (Ctrl-C stops)", flush=True)
                 await interrupts.get()
                 if answers.requests:
-                    _say(f"{answers.requests} requests are being finished (Ctrl-C ends them)")
+                    _say(f"requests being finished: {answers.requests} (Ctrl-C ends them)")
                 ending = asyncio.create_task(drain(gateway, answers, arguments.drain))
                 again = asyncio.create_task(interrupts.get())
                 await asyncio.wait({ending, again}, return_when=asyncio.FIRST_COMPLETED)

@@ -5,6 +5,8 @@ import io
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from coordinator.plan_store import PlanStore
 from dht.directory import Directory
 from dht.types import Assignment, NodeState, Plan, PlanEpoch
@@ -13,29 +15,24 @@ from node.announcer import Announcer
 from node.plan_follower import FollowConfig, PlanFollower
 from node.report import Reporter
 from tests.sim.paper_swarm import NETWORK, SPEC, PaperEngine, PaperPeer, answer_of, paper_swarm
+from tests.sim.test_self_help import LoadingEngine
 
 LOAD_S = 20.0
 PROMPT = (5, 6, 7)
 
 
-class LoadingEngine(PaperEngine):
-    """Takes ``LOAD_S`` to load layers; holds none before."""
+class SlowEngine(LoadingEngine):
+    """Loads for so long that those who wait get to know it."""
 
-    def stop_serving(self) -> None:
-        self.serving = False
+    def __init__(self, peer_id: str, start: int, end: int, **named: Any) -> None:
+        super().__init__(peer_id)
 
-    def start_serving(self, start: int, end: int) -> None:
-        self.span, self.serving = (start, end), True
-
-    async def fetch(self, start: int, end: int, told: Any) -> None:
-        await asyncio.sleep(1)
-
-    async def load(self, start: int, end: int, told: Any) -> int:
+    async def load(self, start: int, end: int, progress: Any) -> int:
         await asyncio.sleep(LOAD_S)
         return 1
 
 
-def follower_of(peer: PaperPeer) -> tuple[PlanFollower, Announcer]:
+def follower_of(peer: PaperPeer, out: io.StringIO | None = None) -> tuple[PlanFollower, Announcer]:
     record = replace(peer.record(), state=NodeState.WAITING, start=0, end=0)
     shared: Any = {
         "transport": peer.transport,
@@ -48,7 +45,7 @@ def follower_of(peer: PaperPeer) -> tuple[PlanFollower, Announcer]:
         **shared,
         coordinator=None,  # type: ignore[arg-type]  # it is asked where nobody leads
         plans=PlanStore(peer.transport, shared["directory"]),
-        reporter=Reporter(json_log=False, out=io.StringIO()),
+        reporter=Reporter(json_log=False, out=out or io.StringIO()),
         announcer=announcer,
         config=FollowConfig(),
     )
@@ -74,7 +71,7 @@ def test_who_waits_is_told_what_is_being_loaded_and_what_nobody_holds() -> None:
     async def scenario() -> None:
         said: list[str] = []
         async with paper_swarm((0, 2)) as swarm, swarm.client(on_status=said.append) as client:
-            swarm.engine_class = LoadingEngine
+            swarm.engine_class = SlowEngine
             loader = await swarm.add(0, 0)
             loader.tasks[1].cancel()  # its announcer tells of it instead
             follower, announcer = follower_of(loader)
@@ -101,7 +98,7 @@ def test_who_waits_is_told_what_is_being_loaded_and_what_nobody_holds() -> None:
 def test_layers_of_a_plan_that_is_over_are_not_said_to_be_loaded() -> None:
     async def scenario() -> None:
         async with paper_swarm() as swarm:
-            swarm.engine_class = LoadingEngine
+            swarm.engine_class = SlowEngine
             follower, announcer = follower_of(await swarm.add(0, 0))
             mine = Assignment(peer_id=announcer.record.peer_id, start=4, end=8)
             following = asyncio.create_task(follower.enter(plan_of(1, mine)))
@@ -112,5 +109,21 @@ def test_layers_of_a_plan_that_is_over_are_not_said_to_be_loaded() -> None:
             await follower.enter(plan_of(2))
             record = announcer.record
             assert (record.state, record.start, record.end) == (NodeState.WAITING, 0, 0)
+
+    run_virtual(scenario(), limit_s=60)
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_files_of_a_local_directory_are_not_said_to_be_fetched(is_local: bool) -> None:
+    async def scenario() -> None:
+        async with paper_swarm() as swarm:
+            swarm.engine_class = SlowEngine
+            peer, out = await swarm.add(0, 0), io.StringIO()
+            peer.engine.is_local = is_local
+            follower, announcer = follower_of(peer, out)
+            mine = Assignment(peer_id=announcer.record.peer_id, start=4, end=8)
+            await follower.enter(plan_of(1, mine))
+            fetching = [] if is_local else ["Fetching layers 4 to 7 …"]
+            assert out.getvalue().splitlines()[:-1] == [*fetching, "Loading layers 4 to 7 …"]
 
     run_virtual(scenario(), limit_s=60)

@@ -43,6 +43,7 @@ class LoadingEngine(PaperEngine):
     """Takes layers when it is told to, which takes a while."""
 
     times = WorkerTimes()
+    is_local = False
 
     def __init__(self, peer_id: str) -> None:
         super().__init__(peer_id, 0, 0, kv_tokens=10_000, step_s=0.01)

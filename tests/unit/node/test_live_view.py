@@ -1,6 +1,7 @@
 """What the owner of a peer sees and what is kept of it."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,13 +52,16 @@ def test_the_panel_and_the_line_say_the_same_figures() -> None:
         "serving: layers 4 to 7 of 12",
         "3 sessions, 12.5 tokens/s, 4321 tokens",
         "5.0 MiB",
-        "4 others: nearby 12 ms",
+        "4 others: D3nearby 12.0 ms",
         "GPU [bold]9000[/bold], 61 °C, 143 W",
         "99000 tokens in 120 answers, 1 d 01:00 of serving",
         "3:07",
     ):
         assert part in text
     assert "layers 4 to 7" in sentence(FIGURES)
+    one = sentence(replace(FIGURES, start=3, end=4, sessions=1, peers=1))
+    assert one.startswith("serving: layer 3 of 12; 1 session, 4321 tokens, 12.5 tokens/s;")
+    assert "; 1 other peer;" in one
     assert clock(59) == "0:00"
 
 
