@@ -6,6 +6,7 @@ Every session holds its KV for its whole length, so room comes when sessions end
 taken to go on at the pace it had so far, to its longest possible answer.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -18,8 +19,12 @@ QUEUE_WAIT_S = 0.2
 waiting. It is twice what prompts may take of a step (``DECODE_S_MAX``): the one that runs when a
 decode comes, and the one that it is in."""
 UNTRIED_SESSIONS = 32
-"""So many are taken before any decodes; after, at most as many more as decode already. A crowd
-comes faster than its first tokens, and what it does to the others shows with these."""
+"""So many whose first tokens are still to come are taken, or as many as decode already: a crowd
+comes faster than its tokens, and what it does to the others shows with these."""
+UNTRIED_S = 5.0
+"""A session counts as untried for so long at most: its prompt is long, or nobody sends it."""
+UNTRIED_PER_CLIENT = 16
+"""So many of one client's count: none keeps all others out by opening what it does not use."""
 QUEUE_PLACES = 4
 """Who is turned away by slow decodes comes back when so many sessions should have ended: a place
 that nobody takes for a while costs no tokens there, but every refusal does."""
@@ -100,16 +105,24 @@ def takes_headroom(needed_tokens: int, free_tokens: int, held_tokens: int) -> bo
     return held_tokens > 0 and free_tokens - needed_tokens < headroom(free_tokens + held_tokens)
 
 
-def queue_is_long(sessions: int, decoding: int, decode_p95_s: float | None) -> bool:
+def queue_is_long(
+    sessions: int, decode_p95_s: float | None, *, decoding: int, untried: int
+) -> bool:
     """Whether ordinary sessions should go elsewhere although there is KV for them.
 
-    ``decoding`` of the sessions are past their prompts. ``decode_p95_s`` is the 95th percentile of
-    what decodes took here lately, from their coming to the end of their step; None while unknown.
+    ``decode_p95_s`` is the 95th percentile of what decodes took here lately, from their coming to
+    the end of their step; None while unknown. ``decoding`` of the sessions are past their prompts,
+    ``untried`` have come lately and are not (:func:`untried_of`).
     """
     if sessions < QUEUE_SESSIONS_LEAST:
         return False
     is_slow = decode_p95_s is not None and decode_p95_s > QUEUE_WAIT_S
-    return is_slow or sessions >= max(UNTRIED_SESSIONS, 2 * decoding)
+    return is_slow or untried >= max(UNTRIED_SESSIONS, decoding)
+
+
+def untried_of(clients: Iterable[str]) -> int:
+    """How many sessions count as untried, given the client of each."""
+    return sum(min(count, UNTRIED_PER_CLIENT) for count in Counter(clients).values())
 
 
 def retry_after_s(needed_tokens: int, free_tokens: int, holding: Iterable[Holding]) -> float:

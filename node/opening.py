@@ -220,8 +220,10 @@ class Opening:
         return None
 
     def _queue_is_long(self) -> bool:
-        table = self._table
-        return queue_is_long(table.holding, table.decoding, self._flow.decode_waits.p95_s)
+        table, now_s = self._table, asyncio.get_running_loop().time()
+        waits_s = self._flow.decode_waits.p95_s
+        decoding, untried = table.decoding, table.untried(now_s)
+        return queue_is_long(table.holding, waits_s, decoding=decoding, untried=untried)
 
     def _is_urgent(self, open_: SessionOpen) -> bool:
         """Of high priority, as far as that goes for one client, or an answer that has begun."""

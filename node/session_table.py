@@ -10,7 +10,7 @@ from coordinator.balance import Movable
 from dht.channel import FrameSender
 from dht.messages import Priority, SessionFailed, SessionLeaving, SessionOpen
 from node.activation_log import ActivationLog
-from node.admission import Holding
+from node.admission import UNTRIED_S, Holding, untried_of
 from node.copied_rows import CopiedRows
 from node.stage_session import StageEvent, StageSession
 
@@ -124,6 +124,14 @@ class SessionTable:
     def decoding(self) -> int:
         """Those of them that are past their prompts."""
         return sum(live.session.decodes for live in self._holders.values())
+
+    def untried(self, now_s: float) -> int:
+        """Sessions that came lately and have no token yet, as far as they count."""
+        return untried_of(
+            live.session.open.client
+            for live in self._holders.values()
+            if now_s - live.opened_s < UNTRIED_S and not live.session.decodes
+        )
 
     @property
     def kv_tokens(self) -> int:

@@ -12,6 +12,7 @@ from node.admission import (
     QUEUE_WAIT_S,
     RETRY_LEAST_S,
     RETRY_MOST_S,
+    UNTRIED_PER_CLIENT,
     UNTRIED_SESSIONS,
     Holding,
     TurnedAway,
@@ -19,6 +20,7 @@ from node.admission import (
     queue_is_long,
     retry_after_s,
     takes_headroom,
+    untried_of,
 )
 
 holdings = st.lists(
@@ -93,13 +95,21 @@ def test_a_session_as_long_as_all_kv_is_served_by_a_stage_that_holds_nothing() -
 
 def test_slow_decodes_send_ordinary_sessions_elsewhere_where_many_are_served() -> None:
     few = QUEUE_SESSIONS_LEAST - 1
-    assert not queue_is_long(few, few, 4.0)
-    assert queue_is_long(few + 1, few + 1, QUEUE_WAIT_S + 0.1)
-    assert not queue_is_long(500, 500, QUEUE_WAIT_S - 0.1)
+    assert not queue_is_long(few, 4.0, decoding=few, untried=0)
+    assert queue_is_long(few + 1, QUEUE_WAIT_S + 0.1, decoding=few + 1, untried=0)
+    assert not queue_is_long(500, QUEUE_WAIT_S - 0.1, decoding=500, untried=0)
 
 
 def test_a_crowd_is_not_let_in_before_it_shows_what_it_costs() -> None:
-    assert not queue_is_long(UNTRIED_SESSIONS - 1, 0, None)
-    assert queue_is_long(UNTRIED_SESSIONS, 0, None)
-    assert not queue_is_long(99, 50, 0.01)
-    assert queue_is_long(100, 50, 0.01)
+    most = UNTRIED_SESSIONS
+    assert not queue_is_long(most - 1, None, decoding=0, untried=most - 1)
+    assert queue_is_long(most, None, decoding=0, untried=most)
+    assert not queue_is_long(199, 0.01, decoding=100, untried=99)
+    assert queue_is_long(200, 0.01, decoding=100, untried=100)
+    assert not queue_is_long(200, None, decoding=0, untried=0), "they have had their time"
+
+
+def test_one_client_does_not_look_like_a_crowd() -> None:
+    assert untried_of(["a"] * 64) == UNTRIED_PER_CLIENT < UNTRIED_SESSIONS
+    assert untried_of(["a"] * 64 + ["b", "b", "c"]) == UNTRIED_PER_CLIENT + 3
+    assert untried_of([]) == 0
