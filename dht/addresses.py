@@ -1,6 +1,7 @@
 """Multiaddresses as text: which peer, and where it is dialled. Pure, for every transport."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from dht.errors import NetworkError, UserError
@@ -8,6 +9,7 @@ from dht.identity import is_peer_id
 from dht.types import ADDRESSES_MAX
 
 Where = TypeVar("Where")
+CIRCUIT = "/p2p-circuit"
 _HOSTS = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
 _LOOKS_LIKE = "it looks like /ip4/1.2.3.4/tcp/31337/p2p/12D3KooW…"
 
@@ -80,6 +82,25 @@ def dialled_of(peer_id: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
         if named == peer_id:
             found.append(dialled)
     return tuple(found)
+
+
+def circuits_of(peer_id: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Where to dial ``peer_id`` through relays, of what another peer told; the rest is skipped.
+
+    Each is the relay's full address and ``/p2p-circuit``: :func:`split_circuit` takes it apart.
+    """
+    found = []
+    for address in addresses[:ADDRESSES_MAX]:
+        head, between, named = address.rpartition(f"{CIRCUIT}/p2p/")
+        with suppress(ValueError):
+            if between and named == peer_id and split(head)[0] != peer_id:
+                found.append(head + CIRCUIT)
+    return tuple(found)
+
+
+def split_circuit(address: str) -> tuple[str, str] | None:
+    """The relay's peer id and TCP address; None for an address that is dialled directly."""
+    return split(address.removesuffix(CIRCUIT)) if address.endswith(CIRCUIT) else None
 
 
 def ranked(addresses: list[str]) -> tuple[str, ...]:

@@ -28,6 +28,10 @@ _SOCKET_CHARS = len("/p2pclient-0123456789a.sock")
 _DIRECTORY_PREFIX = "anabranch-p2p-"
 _OWNER_FILE = "owner"
 _LAST_LINES = 20
+_RELAY_BUFFER_BYTES = 32 << 10
+"""For each direction of a call that is passed on; by default 16 MiB."""
+_RELAY_CALLS = 64
+"""Through one relay to one peer at a time; by default 16."""
 _STOP_LIMIT_S = 2.0
 _ATTACH_LIMIT_S = 60
 
@@ -42,8 +46,14 @@ class DaemonConfig:
     """Where it listens; none: it reaches out only."""
     announce_addresses: tuple[str, ...] = ()
     nat_traversal: bool = False
-    """Port mapping, AutoNAT, and calls through relays. This daemon always passes on calls for
-    peers that reserved a slot (30 min and 4 GiB each way per call), whatever its flags say."""
+    """Port mapping, AutoNAT, and calls through relays."""
+    relays: bool = False
+    """Pass calls on for peers that reserved a slot, 30 min and 4 GiB each way per call, where NAT
+    is traversed. Whatever its flags say, this daemon always does so for 2 min and 128 KiB."""
+
+    @property
+    def passes_calls_on(self) -> bool:
+        return self.relays and self.nat_traversal and bool(self.host_addresses)
 
 
 class P2pDaemon:
@@ -120,7 +130,7 @@ class P2pDaemon:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env={"GOLOG_LOG_LEVEL": "error", **os.environ},
+                env=_environment(config),
                 preexec_fn=_die_with_parent(),
                 # Ctrl-C is for us: the daemon must outlive it until we have said goodbye.
                 start_new_session=True,
@@ -189,9 +199,25 @@ def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]
         arguments.append(f"-hostAddrs={','.join(config.host_addresses)}")
     else:
         arguments.append("-noListenAddrs=1")
+    if config.passes_calls_on:
+        # The limits that the daemon's --help names hold only where it takes itself for public.
+        arguments += ["-relayService=1", "-forceReachabilityPublic=1"]
+        arguments.append(f"-relayBufferSize={_RELAY_BUFFER_BYTES}")
+        arguments.append(f"-relayMaxCircuits={_RELAY_CALLS}")
     if config.announce_addresses:
         arguments.append(f"-announceAddrs={','.join(config.announce_addresses)}")
     return arguments
+
+
+def _environment(config: DaemonConfig) -> dict[str, str]:
+    """What the daemon's Go runtime reads.
+
+    At its start it sets up two relays, one with libp2p's own limits and, in the background, one
+    with ours, and the later one counts. With one processor the background waits; with more it
+    mostly does not. Who reserves a slot reads the limits and passes over a relay of the first kind.
+    """
+    one = {"GOMAXPROCS": "1"} if config.passes_calls_on else {}
+    return {"GOLOG_LOG_LEVEL": "error", **os.environ, **one}
 
 
 def _socket_directory() -> Path:

@@ -234,6 +234,7 @@ class HivemindTransport:
                 host_addresses=config.listen_addresses(),
                 announce_addresses=config.announce_addresses,
                 nat_traversal=config.wants_nat_traversal(),
+                relays=config.relays,
             )
         )
         self._control_path = self._daemon.control_path

@@ -41,6 +41,8 @@ class TransportConfig:
     nat_traversal: bool | None = None
     """Port mapping, AutoNAT and calls through relays; by default where others than this machine
     may call."""
+    relays: bool = False
+    """Pass calls on for peers that others cannot reach, where NAT is traversed at all."""
     connect_timeout_s: float = CONNECT_LIMIT_S
 
     def listen_addresses(self) -> tuple[str, ...]:

@@ -130,6 +130,7 @@ async def _connect(
                 host_addresses=(f"/ip4/{arguments.host}/tcp/{arguments.port}",),
                 initial_peers=tuple(arguments.initial_peers),
                 client_mode=arguments.test and bool(arguments.initial_peers),
+                relays=_relays(arguments),
             )
         )
     reporter.event("listening", peer_id=transport.peer_id, addresses=list(transport.addresses))
@@ -243,7 +244,6 @@ async def _serve(
         config=CoordinatorConfig(coordinators=coordinators),
         on_event=partial(_told, reporter),
     )
-    light = chosen(arguments.transport) is TransportKind.LIGHT
     record = NodeRecord(
         peer_id=transport.peer_id,
         name=arguments.name,
@@ -257,9 +257,8 @@ async def _serve(
         prompt_layer_s=engine.profile.prompt_times,
         precision=engine.precision,
         state=NodeState.WAITING,
-        light=light,
-        # What the daemon passes on for others is not counted: those who count are not asked.
-        relays=not light and arguments.max_up is None and arguments.monthly_cap is None,
+        light=chosen(arguments.transport) is TransportKind.LIGHT,
+        relays=_relays(arguments),
         joined_unix_s=transport.now(),
     )
     use = use_of(arguments)
@@ -281,6 +280,16 @@ async def _serve(
     peer.watch = Watch(peer.figures, finished, reporter, path, gpu=machine.driver_name)
     with on_interrupt(peer.leave):
         await peer.run()
+
+
+def _relays(arguments: argparse.Namespace) -> bool:
+    """Whether this peer offers to pass calls on for others. That is the daemon's work, which is not
+    counted: those who count their traffic do not offer it."""
+    from dht.connecting import chosen
+    from dht.transport_config import TransportKind
+
+    uncounted = arguments.max_up is None and arguments.monthly_cap is None
+    return uncounted and chosen(arguments.transport) is TransportKind.DAEMON
 
 
 def _told(reporter: Reporter, event: str, **fields: object) -> None:

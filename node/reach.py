@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from dht import wire
-from dht.addresses import host_of
-from dht.circuit import CIRCUIT
+from dht.addresses import CIRCUIT, host_of
 from dht.directory import Directory
 from dht.errors import NetworkError, PeerError, UserError
 from dht.messages import ReachAnswer, ReachRequest

@@ -2,9 +2,17 @@
 
 import pytest
 
-from dht.addresses import checked_tcp, dialled_of, split, split_all
+from dht.addresses import (
+    checked_tcp,
+    circuits_of,
+    dialled_of,
+    split,
+    split_all,
+    split_circuit,
+)
 from dht.errors import UserError
 from dht.identity import Identity
+from dht.types import ADDRESSES_MAX
 
 ALICE, BOB = Identity(b"a" * 32).peer_id, Identity(b"b" * 32).peer_id
 
@@ -55,3 +63,21 @@ def test_a_listening_address_needs_a_port() -> None:
     assert checked_tcp("/ip6/::1/tcp/0") == "/ip6/::1/tcp/0"
     with pytest.raises(ValueError, match="directly"):
         checked_tcp("127.0.0.1:80")
+
+
+def test_addresses_through_relays_name_the_relay_and_the_peer() -> None:
+    relay = f"/ip4/1.2.3.4/tcp/5/p2p/{ALICE}"
+    told = (
+        f"/ip4/9.9.9.9/tcp/1/p2p/{BOB}",
+        f"{relay}/p2p-circuit/p2p/{BOB}",
+        f"{relay}/p2p-circuit/p2p/{ALICE}",
+        f"{relay}/p2p-circuit/p2p/{BOB}/p2p-circuit/p2p/{BOB}",
+        f"/ip4/1.2.3.4/tcp/5/p2p/{BOB}/p2p-circuit/p2p/{BOB}",
+        f"/p2p/{ALICE}/p2p-circuit/p2p/{BOB}",
+        f"/ip4/1.2.3.4/udp/5/p2p/{ALICE}/p2p-circuit/p2p/{BOB}",
+        "/p2p-circuit/p2p/",
+    )
+    assert circuits_of(BOB, told) == (f"{relay}/p2p-circuit",)
+    assert circuits_of(BOB, told[:1] * ADDRESSES_MAX + told) == (), "bounded"
+    assert split_circuit(f"{relay}/p2p-circuit") == (ALICE, "/ip4/1.2.3.4/tcp/5")
+    assert split_circuit("/ip4/1.2.3.4/tcp/5") is None

@@ -13,9 +13,10 @@ from dht.circuit import (
     ANSWER_BYTES_MAX,
     RELAY_PROTOCOL,
     RESERVE,
+    Granted,
     circuit_addresses,
+    granted_by,
     reserve,
-    status_of,
     with_circuits,
 )
 from dht.errors import NetworkError
@@ -25,6 +26,8 @@ from dht.transport import Stream
 
 GRANTED = bytes.fromhex("08021a0608e096db8706220508800810002864")
 """As go-libp2p's relay answers: a status with reservation, limit, and 100."""
+BY_DEFAULT = bytes.fromhex("08021a060820ad8bb70622060878108080082864")
+AS_OURS = bytes.fromhex("08021a0608e096db8706220908880e1080808080102864")
 ME, RELAY = (Identity(each * 32).peer_id for each in (b"m", b"r"))
 
 
@@ -49,7 +52,15 @@ def asked(answer: bytes) -> None:
 
 def test_a_slot_is_granted() -> None:
     asked(bytes([len(GRANTED)]) + GRANTED)
-    assert status_of(GRANTED) == 100
+    assert granted_by(GRANTED) == Granted(status=100, call_s=1024)
+
+
+def test_a_relay_that_ends_calls_early_is_none() -> None:
+    with pytest.raises(NetworkError, match="after 120 s or 131072 bytes"):
+        asked(bytes([len(BY_DEFAULT)]) + BY_DEFAULT)
+    assert granted_by(AS_OURS) == Granted(status=100, call_s=1800, call_bytes=4 << 30)
+    assert granted_by(AS_OURS).is_enough
+    assert Granted(status=100).is_enough, "no limit"
 
 
 def test_a_refusal_names_its_status() -> None:
@@ -78,7 +89,7 @@ def test_other_answers_are_refused(answer: bytes) -> None:
 @given(st.binary(max_size=64))
 def test_no_bytes_break_it(message: bytes) -> None:
     with contextlib.suppress(wire.MalformedError):
-        assert status_of(message) >= 0
+        assert granted_by(message).call_bytes >= 0
 
 
 def test_addresses_through_a_relay() -> None:
