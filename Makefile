@@ -20,7 +20,7 @@ test: $(READY)  ## the whole test suite
 light-test: $(READY) $(LIGHT)/.ready  ## peers without the daemon, where hivemind is not installed
 	! $(LIGHT)/bin/python -c 'import hivemind' 2>/dev/null
 	ANABRANCH_LIGHT_PYTHON=$(CURDIR)/$(LIGHT)/bin/python \
-		$(BIN)/python -m pytest tests/e2e/test_light_transport.py tests/e2e/test_light_swarm.py
+		$(BIN)/python -m pytest tests/e2e/test_light_*.py
 
 lint: $(READY)  ## linter, formatter, types and the contract between rooms
 	$(BIN)/ruff check .

@@ -213,8 +213,9 @@ def _environment(config: DaemonConfig) -> dict[str, str]:
     """What the daemon's Go runtime reads.
 
     At its start it sets up two relays, one with libp2p's own limits and, in the background, one
-    with ours, and the later one counts. With one processor the background waits; with more it
-    mostly does not. Who reserves a slot reads the limits and passes over a relay of the first kind.
+    with ours, and the later one counts. With one processor the background waits, unless the
+    machine is very busy; with more it mostly does not. Who reserves a slot reads the limits and
+    passes over a relay of the first kind.
     """
     one = {"GOMAXPROCS": "1"} if config.passes_calls_on else {}
     return {"GOLOG_LOG_LEVEL": "error", **os.environ, **one}

@@ -12,17 +12,21 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 import trio
 from libp2p import new_host
+from libp2p.connection_types import ConnectionType
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
+from dht.addresses import split_circuit
 from dht.errors import NetworkError, UserError
 from dht.identity import Identity
+from dht.light_circuit import Circuits
 from dht.light_stream import BridgedStream
 from dht.types import PEERS_MAX
 
@@ -32,6 +36,8 @@ STOP_LIMIT_S = 3.0
 STAGGER_S = 0.25
 """Between the beginnings of dials to one peer's addresses (RFC 8305 §5)."""
 DIAL_LIMIT_S = 5.0
+DIRECTLY_EVERY_S = 300.0
+"""Between tries to dial directly who is connected through relays only."""
 CONNECTIONS_MAX = 1024
 NEGOTIATE_S = 5
 _log = logging.getLogger(__name__)
@@ -55,7 +61,9 @@ class LightHost:
         self._nursery: trio.Nursery
         self._stop: trio.Event
         self._host: Any = None
+        self._circuits: Circuits
         self._dialling: dict[str, trio.Lock] = {}
+        self._tried_directly_s: dict[str, float] = {}
 
     async def start(self, listen: tuple[str, ...], *, limit_s: float) -> tuple[str, ...]:
         """Start and listen; the addresses listened on, without peer ids.
@@ -95,7 +103,8 @@ class LightHost:
         await self._call(add)
 
     async def open(self, peer_id: str, protocol: str, dialled: tuple[str, ...]) -> BridgedStream:
-        """A stream to a peer, over the connection there is or over a new one to ``dialled``."""
+        """A stream to a peer, over the connection there is or over a new one to ``dialled``:
+        TCP addresses, and those of :func:`dht.addresses.circuits_of`."""
 
         async def work() -> BridgedStream:
             fresh = await self._connect(peer_id, dialled)
@@ -183,6 +192,8 @@ class LightHost:
             disable_identify_address_discovery=True,
         )
         self._host.get_network().retry_config = RetryConfig(max_retries=0)
+        self._circuits = Circuits(self._host)
+        self._circuits.listen()
         async with self._host.run(listen_addrs=addresses):
             bound = tuple(str(address) for address in self._host.get_transport_addrs())
             if len(bound) < len(listen):
@@ -218,11 +229,32 @@ class LightHost:
             del self._dialling[next(iter(self._dialling))]
         async with lock:
             if self._is_connected(peer_id):
+                self._go_direct(peer_id, dialled)
                 return False
             if not dialled:
                 raise NetworkError("it is not connected, and no address of it is known")
             await self._dial(ID.from_base58(peer_id), dialled)
             return True
+
+    def _go_direct(self, peer_id: str, dialled: tuple[str, ...]) -> None:
+        """Dial in the background who is connected through relays only, as who called is: streams
+        that either side opens afterwards take no detour."""
+        direct = tuple(address for address in dialled if split_circuit(address) is None)
+        found = self._host.get_network().get_connections(ID.from_base58(peer_id))
+        if not direct or any(c.get_connection_type() is not ConnectionType.RELAYED for c in found):
+            return
+        now_s = trio.current_time()
+        if now_s - self._tried_directly_s.get(peer_id, -inf) < DIRECTLY_EVERY_S:
+            return
+        self._tried_directly_s[peer_id] = now_s
+        while len(self._tried_directly_s) > PEERS_MAX:
+            del self._tried_directly_s[next(iter(self._tried_directly_s))]
+
+        async def dial() -> None:
+            with suppress(NetworkError):  # the relayed connection goes on, or has ended meanwhile
+                await self._dial(ID.from_base58(peer_id), direct)
+
+        self._nursery.start_soon(dial)
 
     async def _dial(self, peer: Any, dialled: tuple[str, ...]) -> None:
         """Dial the addresses one after the other, the next when one fails or takes long."""
@@ -232,7 +264,11 @@ class LightHost:
         async def dial(address: str, over: trio.Event) -> None:
             try:
                 with trio.fail_after(DIAL_LIMIT_S):
-                    await network.dial_addr(Multiaddr(address), peer)
+                    if (relay := split_circuit(address)) is None:
+                        await network.dial_addr(Multiaddr(address), peer)
+                    else:
+                        await self._connect(relay[0], relay[1:])
+                        await self._circuits.dial(ID.from_base58(relay[0]), peer)
                 nursery.cancel_scope.cancel()
             except Exception as error:  # noqa: BLE001
                 errors.append(f"{address}: {_words(error)}")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from random import SystemRandom
 from typing import Any
 
-from dht.addresses import checked_tcp, dialled_of, ranked, split_all, unanswered
+from dht.addresses import checked_tcp, circuits_of, dialled_of, ranked, split_all, unanswered
 from dht.errors import NetworkError, UserError
 from dht.record_client import RecordClient
 from dht.records import RecordSigner
@@ -92,7 +92,9 @@ class LightTransport:
     async def open_stream(
         self, peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()
     ) -> Stream:
-        return await self._open_dialled(peer_id, protocol, dialled_of(peer_id, addresses))
+        through = [c for c in circuits_of(peer_id, addresses) if f"/p2p/{self.peer_id}/" not in c]
+        dialled = (*dialled_of(peer_id, addresses), *through)
+        return await self._open_dialled(peer_id, protocol, dialled)
 
     async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
         self._check_alive()

@@ -127,8 +127,7 @@ class Peer:
         self._links = LinkKeeper(transport, directory, stage, config.links)
         stage.bandwidth_from = self._links.bandwidth_from
         self._balancer = Balancer(directory, stage, lambda: self._announcer.record)
-        relays = None if record.light else Relays(transport)
-        self._reach = ReachKeeper(transport, directory, self._note_reach, relays=relays)
+        self._reach = ReachKeeper(transport, directory, self._note_reach, relays=Relays(transport))
         self.watch: Watch | None = None
         """Shows the owner how it goes, where there is one."""
 

@@ -159,13 +159,13 @@ class ReachKeeper:
         directory: Directory,
         on_change: Callable[[Reach, tuple[str, ...]], None],
         *,
-        relays: Relays | None,
+        relays: Relays,
         sure_every_s: float = 900.0,
         else_every_s: float = 60.0,
         unknown_every_s: float = 15.0,
     ) -> None:
         """``on_change`` is told how others reach this peer, and at which addresses beside those
-        that it listens on. ``relays``: None where this transport takes no calls through them.
+        that it listens on.
 
         It looks every ``sure_every_s`` while others get through, every ``else_every_s`` while
         a relay takes calls, otherwise every ``unknown_every_s``.
@@ -198,9 +198,9 @@ class ReachKeeper:
         try:
             nodes = await self._directory.nodes()
             await self._ask_some(nodes)
-            if self._relays is not None and self._findings.suspect:
+            if self._findings.suspect:
                 await self._relays.hold(nodes)
-            elif self._relays is not None:
+            else:
                 self._relays.let_go()
         except NetworkError:
             pass  # nobody to ask just now changes nothing about what others found before
@@ -228,7 +228,7 @@ class ReachKeeper:
             self.settled.set()
 
     def _conclude(self) -> None:
-        circuits = self._relays.addresses if self._relays is not None else ()
+        circuits = self._relays.addresses
         now_s = asyncio.get_running_loop().time()
         reach = self._findings.conclude(now_s, relayed=bool(circuits))
         if reach is Reach.DIRECT:

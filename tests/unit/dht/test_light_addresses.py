@@ -62,6 +62,19 @@ def test_what_others_tell_is_checked_and_bounded(helper: bool) -> None:
     run_virtual(body(), limit_s=10.0)
 
 
+def test_peers_are_dialled_through_relays_last_and_never_through_oneself() -> None:
+    direct = f"/ip4/1.1.1.1/tcp/1/p2p/{BOB}"
+    ours, theirs = (f"/ip4/2.2.2.2/tcp/2/p2p/{relay}/p2p-circuit" for relay in (OWN.peer_id, ALICE))
+    told = (f"{ours}/p2p/{BOB}", f"{theirs}/p2p/{BOB}", direct)
+
+    async def body() -> None:
+        assert await dialled_for(BOB, told, helper=False) == ("/ip4/1.1.1.1/tcp/1", theirs)
+        # Those whom others told of as helpers are asked directly.
+        assert await dialled_for(BOB, told, helper=True) == ("/ip4/1.1.1.1/tcp/1",)
+
+    run_virtual(body(), limit_s=10.0)
+
+
 def test_the_owner_s_helpers_are_dialled_where_the_owner_said() -> None:
     async def body() -> None:
         assert await dialled_for(ALICE, GIVEN, helper=True) == GIVEN
