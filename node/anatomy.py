@@ -19,6 +19,7 @@ from node.attention import KvShapeFound, set_looking
 from node.kv_cache import LookingCache
 from node.layer_arguments import Arguments, Hidden, Positions, Tracer, Untraceable, same
 from node.layer_traits import FAILURES, LayerTraits, on_meta, ran_without_numbers, traits_of
+from node.lean_transformers import without_compiler
 from node.skeleton import Answer, Heard, PartCall, Skeleton
 
 TOKENS = 3
@@ -79,8 +80,15 @@ def study(
 
     ``packed``: its attention was replaced by ours. Raises Unservable.
     """
-    try:
+
+    def studied() -> Anatomy:
         return _Study(model, layers_name, packed, context_tokens, dtype).anatomy()
+
+    try:
+        with without_compiler():
+            return studied()
+    except ImportError:  # it asks for what the compiler alone has
+        return studied()
     except Untraceable as reason:
         raise Unservable(str(reason)) from reason
     except FAILURES as error:

@@ -2,13 +2,15 @@
 
 Importing it pulls in SciPy (for the losses of object detectors) and torch's compiler with SymPy
 (for decorators of kernels, and for masks that paged attention does not build): some 100 MiB and
-more than a second in every peer. ``bench/footprint.py`` measures what a peer costs.
+more than a second in every peer. So does running a model on the meta device, as studying its
+structure does (:mod:`node.anatomy`). ``bench/footprint.py`` measures what a peer costs.
 
 For processes that only serve: in one that uses transformers in other ways too, import transformers
 first, and :func:`prepare` does nothing.
 """
 
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -30,6 +32,8 @@ MODULES = (
 )
 COMPILER = "torch._dynamo"
 TRACING = "torch._dynamo._trace_wrapped_higher_order_op"
+SYMBOLS = ("torch.fx.experimental.symbolic_shapes", "sympy")
+"""Asked by whatever runs on the meta device, in case a size is a symbol."""
 
 
 def prepare() -> None:
@@ -41,7 +45,7 @@ def prepare() -> None:
     try:
         for module, name in asked:
             setattr(module, name, lambda: False)
-        with _no_compiler():
+        with without_compiler():
             for name in MODULES:
                 importlib.import_module(name)
     finally:
@@ -56,10 +60,11 @@ def _asked_modules() -> tuple[ModuleType, ...]:
 
 
 @contextmanager
-def _no_compiler() -> Iterator[None]:
-    """While active, torch's compiler is a module whose decorators change nothing.
+def without_compiler() -> Iterator[None]:
+    """While active, torch's compiler is a module whose decorators change nothing, and no size is
+    a symbol: what runs on the meta device brings in neither the compiler nor SymPy.
 
-    Afterwards whoever asks for the compiler gets the real one.
+    Afterwards whoever asks for them gets the real ones. Does nothing where they were imported.
     """
     if COMPILER in sys.modules:
         yield
@@ -69,13 +74,57 @@ def _no_compiler() -> Iterator[None]:
     stub, tracing = _Undecorating(COMPILER), ModuleType(TRACING)
     stub.__path__ = []
     vars(tracing)["TransformGetItemToIndex"] = nullcontext
-    sys.modules.update({COMPILER: stub, TRACING: tracing})
+    stubs: dict[str, ModuleType] = {COMPILER: stub, TRACING: tracing}
+    stubs.update({name: _Symbolless(name) for name in SYMBOLS if name not in sys.modules})
+    sys.modules.update(stubs)
     vars(torch)["_dynamo"] = stub
     try:
         yield
     finally:
-        del sys.modules[COMPILER], sys.modules[TRACING]
+        for name in stubs:
+            del sys.modules[name]
         del vars(torch)["_dynamo"]
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _all(*conditions: bool) -> bool:
+    return all(conditions)
+
+
+def _any(*conditions: bool) -> bool:
+    return any(conditions)
+
+
+WITHOUT_SYMBOLS: dict[str, Any] = {
+    "expect_true": bool,
+    "free_unbacked_symbols": lambda _: set(),
+    "guard_int": int,
+    "guard_or_false": bool,
+    "guard_or_true": bool,
+    "guard_size_oblivious": bool,
+    "guarding_hint_or_throw": _itself,
+    "has_guarding_hint": lambda _: True,
+    "is_nested_int": lambda _: False,
+    "statically_known_true": bool,
+    "sym_and": _all,
+    "sym_eq": operator.eq,
+    "sym_or": _any,
+}
+"""What torch asks of sizes and conditions, where none of them is a symbol."""
+
+
+class _Symbolless(ModuleType):
+    """Its types have no instances; what is not in :data:`WITHOUT_SYMBOLS` cannot be imported."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in WITHOUT_SYMBOLS:
+            return WITHOUT_SYMBOLS[name]
+        if name[:1].isupper():
+            return type(name, (), {})
+        raise AttributeError(f"{self.__name__} without symbols has no {name}")
 
 
 class _Undecorating(ModuleType):
