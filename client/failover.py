@@ -40,14 +40,11 @@ from client.events import (
     Warmed,
 )
 from coordinator.routes import NoRoute
-from dht.messages import RefusalCode
+from dht.messages import NO_ROOM, RefusalCode
 from dht.types import RouteStage
 
 ROOM_TRIES = 4
 """Routes that a request which does not wait tries before it takes the swarm as full."""
-NO_ROOM = frozenset({RefusalCode.NO_KV, RefusalCode.TOO_MANY})
-"""Refusals after which nobody on the route holds anything: the stages before pass them up, and
-forget the epoch. To free them once more would cost those who are busiest a stream each."""
 
 RELIEF_EVERY_S = 30.0
 """A stage's wish for relief is heard so seldom: each move costs something, and stages may lie."""
@@ -202,7 +199,7 @@ class Owner:
         if refused.code in NO_ROOM:
             self.without_room += 1
             if moved is None:  # the new stages of a move hold their copies still
-                self.route = ()
+                self.route = ()  # to free it once more would cost the busiest a stream each
         self._next_epoch(refused.peer_id)
         avoid = Avoid(
             peer_id=refused.peer_id,

@@ -100,6 +100,11 @@ class RefusalCode(StrEnum):
     """In a planned move: the KV cannot be copied, though the move may go on otherwise."""
 
 
+NO_ROOM = frozenset({RefusalCode.NO_KV, RefusalCode.TOO_MANY})
+"""Refusals for want of room, which pass by themselves. Nobody on the route holds anything of that
+epoch then: the stages before pass them up, and forget it."""
+
+
 class Priority(StrEnum):
     """How urgent a client says that a session is. A claim: stages bound what it is worth."""
 

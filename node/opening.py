@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from dht.channel import FrameSender
 from dht.messages import (
+    NO_ROOM,
     Priority,
     RefusalCode,
     SessionAccepted,
@@ -39,8 +40,6 @@ from node.session_table import Live, SessionTable, Warming
 from node.stage_config import StageConfig, StageEngine
 from node.stage_session import StageEvent, StageSession, StageState, resume_at
 
-BUSY = frozenset({RefusalCode.NO_KV, RefusalCode.TOO_MANY})
-"""Refusals for want of room, which pass by themselves."""
 TOKEN_BYTES = 4
 """Of a token id on the wire, about."""
 
@@ -84,7 +83,7 @@ class Opening:
             if code == RefusalCode.NO_KV:
                 now_s = asyncio.get_running_loop().time()
                 self.demand = Demand(tokens=_kv_tokens(open_), at_s=now_s)
-            wait_s = self._retry_after_s(open_) if code in BUSY else 0.0
+            wait_s = self._retry_after_s(open_) if code in NO_ROOM else 0.0
             upstream.send(_refused(open_, self._me, code, reason, wait_s))
             return
         session = live.session
