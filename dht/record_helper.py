@@ -103,6 +103,7 @@ class RecordHelper:
         full = self._streams.total() >= STREAMS_MAX
         if self._streams[peer_id] >= STREAMS_PER_PEER_MAX or (full and not self._idle):
             self.counters["streams_refused"] += 1
+            await stream.close()
             return
         self._streams[peer_id] += 1
         try:
@@ -113,6 +114,7 @@ class RecordHelper:
                 await longest_idle.close()  # which ends its task
             while await self._serve_one(peer_id, stream):
                 pass
+            await stream.close()  # whoever would ask on must see that nobody listens
         finally:
             self._streams[peer_id] -= 1
             if not self._streams[peer_id]:
@@ -134,7 +136,6 @@ class RecordHelper:
                 await wire.send_frame(stream, answer)
         except TimeoutError:
             self.counters["streams_stuck"] += 1
-            await stream.close()
             return False
         return True
 

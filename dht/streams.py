@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from dht.errors import NetworkError, PeerError
@@ -13,6 +14,10 @@ PIPE_BYTES_MAX = 256 << 10
 """Unread bytes beyond which a writer's drain waits."""
 STREAMS_PER_PEER_MAX = 2048
 """Incoming streams of one peer at a time; a gateway has one for each of its sessions."""
+HEARD_LIMIT_S = 10.0
+"""How long a stream whose handler has returned waits for the other side to close it."""
+_UNHEARD_BYTES, _UNHEARD_READS = 64 << 10, 16
+"""What the other side still says meanwhile is read and dropped, up to 1 MiB."""
 
 _log = logging.getLogger(__name__)
 
@@ -188,6 +193,20 @@ def stream_pair(near_peer_id: str, far_peer_id: str) -> tuple[PipeStream, PipeSt
     return PipeStream(far_peer_id, back, there), PipeStream(near_peer_id, there, back)
 
 
+async def until_closed(stream: Stream) -> None:
+    """Wait until the other side closes the stream, ``HEARD_LIMIT_S`` at most.
+
+    It has then read what was written here, or wants no more of it. Who closes first may take it
+    back: hivemind's daemon resets a stream that is closed while the other side writes, and now and
+    then one where it does not, and a reset overtakes what was written and not read yet.
+    """
+    with suppress(NetworkError, TimeoutError):
+        async with asyncio.timeout(HEARD_LIMIT_S):
+            await stream.drain()
+            for _ in range(_UNHEARD_READS):
+                await stream.read_exactly(_UNHEARD_BYTES)
+
+
 class StreamHandlers:
     """Runs one handler per incoming stream in a task of its own; an error ends that stream alone.
 
@@ -230,6 +249,7 @@ class StreamHandlers:
             self._streams[peer_id] += 1
             try:
                 await handler(stream)
+                await until_closed(stream)
             finally:
                 self._streams[peer_id] -= 1
                 if not self._streams[peer_id]:

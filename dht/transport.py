@@ -74,7 +74,10 @@ class Transport(Protocol):
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Run ``handler`` for each stream that a peer opens on ``protocol``.
 
-        The stream is closed when the handler returns or raises; an error ends that stream alone.
+        A handler that returns has said its word: the stream is closed once the other side has
+        closed it, or after :data:`dht.streams.HEARD_LIMIT_S`. One that closes the stream itself,
+        or raises, ends it at once, and what it wrote last may be lost. An error ends that stream
+        alone.
         """
         ...
 

@@ -75,6 +75,7 @@ class StageStreams:
             except PeerError as error:
                 self._stage.counters["malformed"] += 1
                 logger.info("closed a stream from %s: %s", stream.remote_peer_id, error)
+                raise
             except NetworkError:
                 self._stage.counters["streams_ended"] += 1
             except TimeoutError:

@@ -18,9 +18,31 @@ from dht.transport_config import TransportConfig
 
 ECHO, SINK, SLOW_SINK, SOURCE = (f"/test/{n}/1" for n in ("echo", "sink", "slow", "source"))
 ARRIVED, CALL_ME, CALL = (f"/test/{n}/1" for n in ("arrived", "call-me", "call"))
+LAST, HEAR_ME = (f"/test/{n}/1" for n in ("last", "hear-me"))
 BIG_BYTES = 24 << 20
 SLOW_S = 7.0
 """py-libp2p gives a stream up whose reader rests for 5 s; ours must not."""
+WORD, NOISE = bytes(range(256)) * 800, bytes(200_000)
+
+
+async def last_word(stream: Stream) -> None:
+    """Say a word and go, though the other side has said more than anybody has read."""
+    await stream.read_exactly(1)
+    stream.write(WORD)
+
+
+async def hear(open_: Callable[[], Awaitable[Stream]]) -> None:
+    """Every last word arrives whole, read piece by piece."""
+
+    async def one() -> None:
+        stream = await open_()
+        stream.write(NOISE)
+        for at in range(0, len(WORD), 1024):
+            assert await stream.read_exactly(1024) == WORD[at : at + 1024]
+        await stream.close()
+
+    for _ in range(25):
+        await asyncio.gather(*(one() for _ in range(8)))
 
 
 async def echo_of_every_size(light: LightTransport, peer: str, where: tuple[str, ...]) -> None:
@@ -86,6 +108,7 @@ async def a_reader_that_rests_holds_the_writer_and_loses_nothing(
     assert held <= 2 << 20, f"{held} bytes are held for a reader that rests"
     digest = await stream.read_exactly(32)
     assert hashlib.sha256(await stream.read_exactly(BIG_BYTES)).digest() == digest
+    stream.write(b"\1")
     try:
         await stream.read_exactly(1)
     except NetworkError:
@@ -93,6 +116,31 @@ async def a_reader_that_rests_holds_the_writer_and_loses_nothing(
     else:
         raise AssertionError("the end was not seen")
     await stream.close()
+
+
+async def the_last_word_of_who_goes_is_heard(
+    light: LightTransport, peer: str, where: tuple[str, ...]
+) -> None:
+    await hear(lambda: light.open_stream(peer, LAST, addresses=where))
+    await light.serve(LAST, last_word)
+    await ask_back(light, peer, where, HEAR_ME)
+    config = TransportConfig(identity=Identity.generate(), client_mode=True, initial_peers=where)
+    other = await LightTransport.create(config)
+    try:
+        own = light.addresses
+        await hear(lambda: other.open_stream(light.peer_id, LAST, addresses=own))
+    finally:
+        await other.close()
+
+
+async def ask_back(light: LightTransport, peer: str, where: tuple[str, ...], protocol: str) -> None:
+    """Tell the full peer where this one is, and wait until it is content."""
+    told = await light.open_stream(peer, protocol, addresses=where)
+    own = light.addresses[0].encode()
+    told.write(len(own).to_bytes(4, "little") + own)
+    await told.drain()
+    assert await told.read_exactly(4) == b"done"
+    await told.close()
 
 
 async def being_called(light: LightTransport, peer: str, where: tuple[str, ...]) -> None:
@@ -103,12 +151,7 @@ async def being_called(light: LightTransport, peer: str, where: tuple[str, ...])
             await stream.drain()
 
     await light.serve(CALL, echo)
-    told = await light.open_stream(peer, CALL_ME, addresses=where)
-    own = light.addresses[0].encode()
-    told.write(len(own).to_bytes(4, "little") + own)
-    await told.drain()
-    assert await told.read_exactly(4) == b"done"
-    await told.close()
+    await ask_back(light, peer, where, CALL_ME)
     assert light.stream_errors.keys() <= {"NetworkError"}
 
 
@@ -142,6 +185,7 @@ CASES: dict[str, Callable[[LightTransport, str, tuple[str, ...]], Awaitable[None
         many_streams_at_once,
         what_is_written_arrives_though_the_stream_is_closed_at_once,
         a_reader_that_rests_holds_the_writer_and_loses_nothing,
+        the_last_word_of_who_goes_is_heard,
         being_called,
         mistakes_are_network_errors,
     )

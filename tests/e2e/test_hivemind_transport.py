@@ -23,6 +23,7 @@ from dht.identity import Identity
 from dht.records import sign_record
 from dht.transport import Stream
 from dht.transport_config import TransportConfig
+from tests.e2e.light_streams import LAST, hear, last_word
 
 pytestmark = pytest.mark.e2e
 KEY = "test/model/nodes"
@@ -339,6 +340,15 @@ def test_a_slow_reader_holds_the_writer_back() -> None:
             await stream.close()  # not held up by what nobody reads
             assert time.monotonic() - started_s < 3
             released.set()
+
+    asyncio.run(body())
+
+
+def test_the_last_word_of_who_goes_is_heard() -> None:
+    async def body() -> None:
+        async with swarm(2) as (a, b):
+            await b.serve(LAST, last_word)
+            await hear(lambda: a.open_stream(b.peer_id, LAST))
 
     asyncio.run(body())
 

@@ -18,10 +18,14 @@ from tests.e2e.light_streams import (
     CALL_ME,
     CASES,
     ECHO,
+    HEAR_ME,
+    LAST,
     SINK,
     SLOW_S,
     SLOW_SINK,
     SOURCE,
+    hear,
+    last_word,
 )
 
 pytestmark = [pytest.mark.e2e, needs_libp2p]
@@ -49,6 +53,8 @@ class FullPeer:
             (SOURCE, self.source),
             (ARRIVED, self.arrived),
             (CALL_ME, self.call),
+            (LAST, last_word),
+            (HEAR_ME, self.hear),
         ):
             await self.transport.serve(protocol, handler)
 
@@ -69,16 +75,26 @@ class FullPeer:
     async def source(self, stream: Stream) -> None:
         data = os.urandom(BIG_BYTES)
         stream.write(hashlib.sha256(data).digest() + data)
-        await stream.drain()
+        await stream.read_exactly(1)
+        await stream.close()
 
     async def arrived(self, stream: Stream) -> None:
         stream.write(bytes([self._arrived]))
         await stream.drain()
 
+    async def hear(self, stream: Stream) -> None:
+        """Hear the light peer's last words."""
+        where, peer_id = (await self._address(stream),), stream.remote_peer_id
+        await hear(lambda: self.transport.open_stream(peer_id, LAST, addresses=where))
+        stream.write(b"done")
+
+    async def _address(self, stream: Stream) -> str:
+        size = int.from_bytes(await stream.read_exactly(4), "little")
+        return (await stream.read_exactly(size)).decode()
+
     async def call(self, stream: Stream) -> None:
         """Call the light peer back, on several streams at once."""
-        size = int.from_bytes(await stream.read_exactly(4), "little")
-        address = (await stream.read_exactly(size)).decode()
+        address = await self._address(stream)
         peer_id = stream.remote_peer_id
 
         async def one(number: int) -> None:

@@ -13,7 +13,7 @@ from dht.errors import NetworkError, PeerError
 from dht.identity import Identity
 from dht.memory import RETRY_S, LinkModel, MemoryNetwork, MemoryTransport
 from dht.records import RecordError
-from dht.streams import PIPE_BYTES_MAX
+from dht.streams import HEARD_LIMIT_S, PIPE_BYTES_MAX
 from dht.transport import Stream, Transport
 from dht.virtual_time import run_virtual
 
@@ -242,6 +242,54 @@ def test_handlers_fail_alone(caplog: pytest.LogCaptureFixture) -> None:
 
     virtual(body())
     assert [r.exc_info[0] for r in caplog.records if r.exc_info] == [ValueError]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_who_has_said_its_word_stays_until_it_is_heard(stays: bool) -> None:
+    async def body() -> None:
+        network = MemoryNetwork(random.Random(1), link=LinkModel(delay_s=1.0))
+        a, b = network.transport(), network.transport()
+
+        async def say(stream: Stream) -> None:
+            stream.write(b"word")
+            if not stays:
+                await stream.close()
+
+        await b.serve(ECHO, say)
+        stream = await a.open_stream(b.peer_id, ECHO)
+        opened_s = elapsed()
+        stream.write(b"what nobody reads")
+        assert await stream.read_exactly(4) == b"word"
+        with pytest.raises(NetworkError, match="closed"):
+            await stream.read_exactly(1)
+        assert elapsed() - opened_s == pytest.approx(1.0 + (HEARD_LIMIT_S if stays else 0.0))
+        heard = await a.open_stream(b.peer_id, ECHO)
+        await heard.read_exactly(4)
+        await heard.close()
+        await asyncio.sleep(1.5)
+        assert not b.handlers._tasks, "it waits though the other side has closed"
+
+    virtual(body())
+
+
+def test_who_has_said_its_word_does_not_listen_for_ever() -> None:
+    async def body() -> None:
+        network = MemoryNetwork(random.Random(1))
+        a, b = network.transport(), network.transport()
+
+        async def say(stream: Stream) -> None:
+            stream.write(b"word")
+
+        await b.serve(ECHO, say)
+        stream = await a.open_stream(b.peer_id, ECHO)
+        with contextlib.suppress(NetworkError):
+            while elapsed() < HEARD_LIMIT_S:
+                stream.write(bytes(64 << 10))
+                await stream.drain()
+                await asyncio.sleep(0.1)
+        assert elapsed() < HEARD_LIMIT_S / 2
+
+    virtual(body())
 
 
 def test_records_expire_and_the_newest_wins() -> None:
