@@ -15,6 +15,7 @@ import torch
 from dht.errors import MachineError, UserError
 from dht.types import ModelSpec, PlannerNode, fits, stage_bytes
 from node.attention import LayerPool
+from node.heap import give_back
 from node.kv_accounts import Reservation
 from node.kv_pool import KvPool
 from node.kv_transfer import KvBytes, KvRows
@@ -144,6 +145,7 @@ class Engine:
         else:
             self._kv = self._kv_pool(pages)
             self.held = (start, end)
+            give_back()  # what left, and the copies that were made on the way
             return self.bytes_loaded
         self.unload()  # only now: what was raised holds what was computed
         lent_gib = self.config.memory_bytes / 2**30
@@ -158,6 +160,7 @@ class Engine:
         self._drop_pools()
         self._range.clear()
         gc.collect()
+        give_back()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
