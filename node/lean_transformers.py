@@ -1,9 +1,10 @@
 """transformers' modelling code without the libraries that a peer never uses.
 
-Importing it pulls in SciPy (for the losses of object detectors) and torch's compiler with SymPy
-(for decorators of kernels, and for masks that paged attention does not build): some 100 MiB and
-more than a second in every peer. So does running a model on the meta device, as studying its
-structure does (:mod:`node.anatomy`). ``bench/footprint.py`` measures what a peer costs.
+Importing it pulls in SciPy (for the losses of object detectors), image and text processing, and
+torch's compiler with SymPy (for decorators of kernels, and for masks that paged attention does not
+build): some 120 MiB and more than a second in every peer. So does running a model on the meta
+device, as studying its structure does (:mod:`node.anatomy`). ``bench/footprint.py`` measures what
+a peer costs.
 
 For processes that only serve: in one that uses transformers in other ways too, import transformers
 first, and :func:`prepare` does nothing.
@@ -12,24 +13,22 @@ first, and :func:`prepare` does nothing.
 import importlib
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
-OPTIONAL = (
-    "is_scipy_available",
-    "is_torch_distributed_available",
-    "is_torchao_available",
-    "is_bitsandbytes_available",
-)
-"""Questions of transformers about optional libraries that are answered with no: those for
-quantised checkpoints import torch's compiler, whether or not such a checkpoint is served."""
+OPTIONAL = ("PIL", "accelerate", "bitsandbytes", "jinja2", "scipy", "torchao", "trio")
+"""Libraries that transformers, or the HTTP client that it imports, uses where they are installed.
+Those for quantised checkpoints import torch's compiler, whether or not such a checkpoint is
+served."""
 MODULES = (
     "transformers.modeling_utils",
     "transformers.masking_utils",
     "transformers.models.auto.modeling_auto",
 )
+DISTRIBUTED = "is_torch_distributed_available"
+"""A question of transformers that is answered with no: yes would bring in torch's compiler."""
 COMPILER = "torch._dynamo"
 TRACING = "torch._dynamo._trace_wrapped_higher_order_op"
 SYMBOLS = ("torch.fx.experimental.symbolic_shapes", "sympy")
@@ -40,23 +39,36 @@ def prepare() -> None:
     """Import the modelling code, lean. Does nothing where it was imported already."""
     if "transformers.modeling_utils" in sys.modules:
         return
-    asked = [(module, name) for module in _asked_modules() for name in OPTIONAL]
-    answers = [getattr(module, name) for module, name in asked]
+    with _absent(OPTIONAL), _undistributed(), without_compiler():
+        for name in MODULES:
+            importlib.import_module(name)
+
+
+@contextmanager
+def _absent(names: Collection[str]) -> Iterator[None]:
+    """While active, importing these finds nothing, unless they were imported already."""
+    missing: dict[str, Any] = {name: None for name in names if name not in sys.modules}
+    sys.modules.update(missing)
     try:
-        for module, name in asked:
-            setattr(module, name, lambda: False)
-        with without_compiler():
-            for name in MODULES:
-                importlib.import_module(name)
+        yield
     finally:
-        for (module, name), answer in zip(asked, answers, strict=True):
-            setattr(module, name, answer)
+        for name in missing:
+            del sys.modules[name]
 
 
-def _asked_modules() -> tuple[ModuleType, ...]:
-    """Where modelling code takes the answers from."""
+@contextmanager
+def _undistributed() -> Iterator[None]:
+    """While active, transformers takes torch to be built for one machine."""
     names = ("transformers.utils", "transformers.utils.import_utils")
-    return tuple(importlib.import_module(name) for name in names)
+    asked = [importlib.import_module(name) for name in names]
+    answers = [vars(module)[DISTRIBUTED] for module in asked]
+    for module in asked:
+        vars(module)[DISTRIBUTED] = lambda: False
+    try:
+        yield
+    finally:
+        for module, answer in zip(asked, answers, strict=True):
+            vars(module)[DISTRIBUTED] = answer
 
 
 @contextmanager
