@@ -55,6 +55,23 @@ class Holding:
         return left * self.age_s / max(1, new if new > 0 else self.ran_tokens)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the sessions that hold KV here amount to for a client that wants one more."""
+
+    sessions: int = 0
+    own: int = 0
+    """The client's,"""
+    own_urgent: int = 0
+    """and those of them that are of high priority."""
+    decoding: int = 0
+    """Past their prompts."""
+    untried: int = 0
+    """Came lately and have no token yet, as far as they count (:func:`untried_of`)."""
+    kv_tokens: int = 0
+    """Promised to them."""
+
+
 @dataclass(slots=True, kw_only=True)
 class TurnedAway:
     """Clients that were refused lately. They should not all come back at once, for one place.
@@ -105,19 +122,16 @@ def takes_headroom(needed_tokens: int, free_tokens: int, held_tokens: int) -> bo
     return held_tokens > 0 and free_tokens - needed_tokens < headroom(free_tokens + held_tokens)
 
 
-def queue_is_long(
-    sessions: int, decode_p95_s: float | None, *, decoding: int, untried: int
-) -> bool:
+def queue_is_long(load: Load, decode_p95_s: float | None) -> bool:
     """Whether ordinary sessions should go elsewhere although there is KV for them.
 
     ``decode_p95_s`` is the 95th percentile of what decodes took here lately, from their coming to
-    the end of their step; None while unknown. ``decoding`` of the sessions are past their prompts,
-    ``untried`` have come lately and are not (:func:`untried_of`).
+    the end of their step; None while unknown.
     """
-    if sessions < QUEUE_SESSIONS_LEAST:
+    if load.sessions < QUEUE_SESSIONS_LEAST:
         return False
     is_slow = decode_p95_s is not None and decode_p95_s > QUEUE_WAIT_S
-    return is_slow or untried >= max(UNTRIED_SESSIONS, decoding)
+    return is_slow or load.untried >= max(UNTRIED_SESSIONS, load.decoding)
 
 
 def untried_of(clients: Iterable[str]) -> int:

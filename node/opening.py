@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from dht.channel import FrameSender
 from dht.messages import (
-    NO_ROOM,
     Priority,
     RefusalCode,
     SessionAccepted,
@@ -26,6 +25,7 @@ from dht.messages import (
 from node.admission import (
     QUEUE_PLACES,
     Demand,
+    Load,
     TurnedAway,
     headroom,
     queue_is_long,
@@ -78,13 +78,8 @@ class Opening:
             return
         live = self._begin(open_, upstream)
         if not isinstance(live, Live):
-            code, reason = live
-            self._counters[f"refused_{code}"] += 1
-            if code == RefusalCode.NO_KV:
-                now_s = asyncio.get_running_loop().time()
-                self.demand = Demand(tokens=_kv_tokens(open_), at_s=now_s)
-            wait_s = self._retry_after_s(open_) if code in NO_ROOM else 0.0
-            upstream.send(_refused(open_, self._me, code, reason, wait_s))
+            self._counters[f"refused_{live.code}"] += 1
+            upstream.send(live)
             return
         session = live.session
         if session.is_last or open_.hop == open_.warm_until:
@@ -163,32 +158,36 @@ class Opening:
         if isinstance(message, SessionRefused | SessionFailed):
             self._table.warm(live, None)
 
-    def _begin(self, open_: SessionOpen, upstream: FrameSender) -> Live | tuple[RefusalCode, str]:
+    def _begin(self, open_: SessionOpen, upstream: FrameSender) -> Live | SessionRefused:
         """Make the session's new epoch, or say why not; then everything stays as it was."""
         before = self._table.get(open_.session)
-        if before is not None:
-            if open_.client != before.session.open.client:
-                return RefusalCode.BAD_REQUEST, "this session belongs to another client"
-            if open_.epoch <= before.session.open.epoch:
-                return RefusalCode.BAD_REQUEST, "this session is open already"
         kept = before is not None and before.session.can_take_over(open_)
         refusal = refusal_of(open_, self._engine.view, taken_over=kept)
+        if before is not None:
+            if open_.client != before.session.open.client:
+                refusal = RefusalCode.BAD_REQUEST, "this session belongs to another client"
+            elif open_.epoch <= before.session.open.epoch:
+                refusal = RefusalCode.BAD_REQUEST, "this session is open already"
         if refusal is not None:
-            return refusal
+            return _refused(open_, self._me, *refusal)
         if before is not None and kept:
             self._counters["taken_over"] += 1
             self._table.take_over(before, before.session.take_over(open_), upstream)
             return before
         if before is not None:  # other layers, or nothing left to take over
             self._table.forget(before)
-        refusal = self._refuse_for_room(open_)
-        if refusal is not None:
-            return refusal
-        session = StageSession(open=open_)
-        no_kv = self._engine.reserve(session.kv_key, session.kv_tokens)
-        if no_kv is not None:
-            return RefusalCode.NO_KV, no_kv
         now_s = asyncio.get_running_loop().time()
+        load = self._table.load(open_.client, now_s)
+        session = StageSession(open=open_)
+        refusal = self._refuse_for_room(open_, load)
+        if refusal is None:
+            no_kv = self._engine.reserve(session.kv_key, session.kv_tokens)
+            refusal = None if no_kv is None else (RefusalCode.NO_KV, no_kv)
+        if refusal is not None:
+            if refusal[0] is RefusalCode.NO_KV:
+                self.demand = Demand(tokens=_kv_tokens(open_), at_s=now_s)
+            wait_s = self._retry_after_s(open_, load, now_s)
+            return _refused(open_, self._me, *refusal, wait_s)
         live = Live(
             session=session,
             upstream=upstream,
@@ -199,50 +198,42 @@ class Opening:
         self._table.add(live)
         return live
 
-    def _refuse_for_room(self, open_: SessionOpen) -> tuple[RefusalCode, str] | None:
-        config, holding = self._config, self._table.holding
-        urgent = self._is_urgent(open_)
+    def _refuse_for_room(self, open_: SessionOpen, load: Load) -> tuple[RefusalCode, str] | None:
+        config = self._config
+        urgent = self._is_urgent(open_, load)
         limit = config.sessions_max - (0 if urgent else headroom(config.sessions_max))
-        if holding >= limit:
-            return RefusalCode.TOO_MANY, f"{holding} sessions are open, that is the limit"
-        mine = self._table.of_client(open_.client)
-        if mine >= config.sessions_per_client_max:
-            return RefusalCode.TOO_MANY, f"you have {mine} sessions here, that is the limit"
-        if not urgent and self._queue_is_long():
-            waits = self._flow.decode_waits.p95_s or 0.0
-            decoding = self._table.decoding
-            reason = f"{holding} sessions, {decoding} of which decode, a token in {waits:.1f} s"
-            return RefusalCode.TOO_MANY, reason
+        if load.sessions >= limit:
+            return RefusalCode.TOO_MANY, f"{load.sessions} sessions are open, that is the limit"
+        if load.own >= config.sessions_per_client_max:
+            return RefusalCode.TOO_MANY, f"you have {load.own} sessions here, that is the limit"
+        waits_s = self._flow.decode_waits.p95_s
+        if not urgent and queue_is_long(load, waits_s):
+            decoding = f"{load.sessions} sessions, {load.decoding} of which decode"
+            return RefusalCode.TOO_MANY, f"{decoding}, a token in {waits_s or 0.0:.1f} s"
         free = self._engine.kv_tokens_free
-        if not urgent and takes_headroom(_kv_tokens(open_), free, self._table.kv_tokens):
+        if not urgent and takes_headroom(_kv_tokens(open_), free, load.kv_tokens):
             return RefusalCode.NO_KV, f"{free} tokens of KV are free, some kept for urgent requests"
         return None
 
-    def _queue_is_long(self) -> bool:
-        table, now_s = self._table, asyncio.get_running_loop().time()
-        waits_s = self._flow.decode_waits.p95_s
-        decoding, untried = table.decoding, table.untried(now_s)
-        return queue_is_long(table.holding, waits_s, decoding=decoding, untried=untried)
-
-    def _is_urgent(self, open_: SessionOpen) -> bool:
+    def _is_urgent(self, open_: SessionOpen, load: Load) -> bool:
         """Of high priority, as far as that goes for one client, or an answer that has begun."""
         if open_.answered:
             return True
         most = self._config.urgent_per_client_max
-        return open_.priority is Priority.HIGH and self._table.urgent_of(open_.client) < most
+        return open_.priority is Priority.HIGH and load.own_urgent < most
 
-    def _retry_after_s(self, open_: SessionOpen) -> float:
-        now_s = asyncio.get_running_loop().time()
+    def _retry_after_s(self, open_: SessionOpen, load: Load, now_s: float) -> float:
         free, needed = self._engine.kv_tokens_free, _kv_tokens(open_)
-        kept = headroom(capacity := free + self._table.kv_tokens)
-        urgent = self._is_urgent(open_)
+        kept = headroom(capacity := free + load.kv_tokens)
+        urgent = self._is_urgent(open_, load)
         if not urgent and needed + kept <= capacity:
             free -= kept
             capacity -= kept
         crowd = needed * self._turned_away.turn(open_.client, now_s)
         wanted = max(needed, min(crowd, capacity))
-        if not urgent and self._queue_is_long():  # whatever is free, sessions have to end
-            wanted, free = min(QUEUE_PLACES * crowd, self._table.kv_tokens), 0
+        # Whatever is free, sessions have to end.
+        if not urgent and queue_is_long(load, self._flow.decode_waits.p95_s):
+            wanted, free = min(QUEUE_PLACES * crowd, load.kv_tokens), 0
         return retry_after_s(wanted, free, self._table.holdings(now_s))
 
     def replied(self, peer_id: str, message: HopReply) -> None:

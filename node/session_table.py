@@ -10,7 +10,7 @@ from coordinator.balance import Movable
 from dht.channel import FrameSender
 from dht.messages import Priority, SessionFailed, SessionLeaving, SessionOpen
 from node.activation_log import ActivationLog
-from node.admission import UNTRIED_S, Holding, untried_of
+from node.admission import UNTRIED_S, Holding, Load, untried_of
 from node.copied_rows import CopiedRows
 from node.stage_session import StageEvent, StageSession
 
@@ -120,34 +120,33 @@ class SessionTable:
         """Sessions that hold KV here."""
         return len(self._holders)
 
-    @property
-    def decoding(self) -> int:
-        """Those of them that are past their prompts."""
-        return sum(live.session.decodes for live in self._holders.values())
-
-    def untried(self, now_s: float) -> int:
-        """Sessions that came lately and have no token yet, as far as they count."""
-        return untried_of(
-            live.session.open.client
-            for live in self._holders.values()
-            if now_s - live.opened_s < UNTRIED_S and not live.session.decodes
+    def load(self, client: str, now_s: float) -> Load:
+        """What they amount to for ``client``."""
+        own = own_urgent = decoding = kv_tokens = 0
+        untried: list[str] = []
+        for live in self._holders.values():
+            open_ = live.session.open
+            kv_tokens += live.session.kv_tokens
+            if open_.client == client:
+                own += 1
+                own_urgent += open_.priority is Priority.HIGH
+            if live.session.decodes:
+                decoding += 1
+            elif now_s - live.opened_s < UNTRIED_S:
+                untried.append(open_.client)
+        return Load(
+            sessions=len(self._holders),
+            own=own,
+            own_urgent=own_urgent,
+            decoding=decoding,
+            untried=untried_of(untried),
+            kv_tokens=kv_tokens,
         )
 
     @property
     def kv_tokens(self) -> int:
         """KV that is promised to the sessions here."""
         return sum(live.session.kv_tokens for live in self._holders.values())
-
-    def of_client(self, client: str) -> int:
-        """Sessions of ``client`` that hold KV here."""
-        return sum(live.session.open.client == client for live in self._holders.values())
-
-    def urgent_of(self, client: str) -> int:
-        """Sessions of high priority that ``client`` has here."""
-        return sum(
-            live.session.open.client == client and live.session.open.priority is Priority.HIGH
-            for live in self._holders.values()
-        )
 
     @property
     def serves_urgent(self) -> bool:

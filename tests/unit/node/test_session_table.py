@@ -9,6 +9,7 @@ from dht.channel import FrameSender
 from dht.messages import Priority
 from node import session_table
 from node.activation_log import ActivationLog
+from node.admission import UNTRIED_S, Load
 from node.session_table import Live, SessionTable
 from node.stage_session import StageSession, StageState
 from tests.unit.node.test_stage_session import make_open
@@ -32,10 +33,15 @@ class Table:
 def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     side = Table()
     one, other = side.add("one", "a"), side.add("other", "a", Priority.HIGH)
-    assert (side.table.holding, side.table.of_client("a"), side.table.urgent_of("a")) == (2, 2, 1)
-    assert side.table.kv_tokens == one.session.kv_tokens + other.session.kv_tokens
+    both = one.session.kv_tokens + other.session.kv_tokens
+    load = Load(sessions=2, own=2, own_urgent=1, untried=2, kv_tokens=both)
+    assert side.table.load("a", now_s=0.0) == load
+    assert side.table.load("b", now_s=0.0) == replace(load, own=0, own_urgent=0)
+    assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=0)
+    assert side.table.kv_tokens == both
     side.table.finish(other)
-    assert (side.table.holding, side.table.of_client("a"), side.table.urgent_of("a")) == (1, 1, 0)
+    left = Load(sessions=1, own=1, untried=1, kv_tokens=one.session.kv_tokens)
+    assert side.table.load("a", now_s=0.0) == left
     assert side.table.kv_tokens == one.session.kv_tokens
     assert side.table.get("other") is other, "its client may attach late"
     assert side.freed == [other.session.kv_key]
@@ -58,7 +64,7 @@ def test_of_one_client_only_the_newest_finished_answers_are_kept(
         side.table.finish(side.add(f"b{number % 2}", "b"))
     kept = {live.session.key for live in side.table}
     assert kept == {"serving", "a2", "a3", "b0", "b1"}
-    assert side.table.of_client("a") == 1
+    assert side.table.load("a", now_s=0.0).own == 1
     assert side.table.holding == 1
     side.table.finish(serving)
     assert side.table.get("a2") is None
