@@ -19,6 +19,7 @@ from bench.reference import Reference, memory_for
 from bench.starting import Watching
 from client import Answer, Swarm
 from dht.command_line import EXIT_INTERRUPTED
+from dht.identity import short_name
 from dht.types import Plan
 
 MODEL = ROOT / "models" / "brook"
@@ -75,7 +76,7 @@ def plan_table(plan: Plan, names: dict[str, str]) -> Table:
     for assignment in sorted(plan.assignments, key=lambda a: (a.start, a.end)):
         inflow = sum(e.tokens_per_s for e in plan.edges if e.head == assignment.peer_id)
         table.add_row(
-            names.get(assignment.peer_id, assignment.peer_id[-8:]),
+            names.get(assignment.peer_id, short_name(assignment.peer_id)),
             f"{assignment.start}-{assignment.end - 1} of {plan.model.layers}",
             f"{inflow:.0f}",
         )
@@ -115,7 +116,7 @@ def run(console: Console, arguments: argparse.Namespace) -> int:
         console.print(f"All three serve after {watching.elapsed_s:.0f} s. Asking them …\n")
         _, names, answer, total_s = asyncio.run(ask(console, swarm.addresses, arguments))
         route = " → ".join(
-            f"{names.get(stage.peer_id, stage.peer_id[-8:])} [{stage.start}, {stage.end})"
+            f"{names.get(stage.peer_id, short_name(stage.peer_id))} [{stage.start}, {stage.end})"
             for stage in answer.route
         )
         rate = len(answer.token_ids) / total_s

@@ -15,6 +15,7 @@ from client.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
 from client.swarm import Swarm, SwarmConfig
 from dht.command_line import EXIT_DONE, MODEL_HELP, Parser, add_swarm, run_command
 from dht.errors import UserError
+from dht.identity import short_name
 from dht.messages import Priority
 
 USUAL = frozenset({"max-new-tokens", "temperature", "top-k", "top-p", "seed", "stop"})
@@ -135,7 +136,7 @@ def figures(answer: Answer) -> str:
     """One line for people: how long it took and who computed it."""
     rate = f", {1 / answer.tpot_s:.1f} tokens/s" if answer.tpot_s > 0 else ""
     route = " → ".join(
-        f"{stage.peer_id[-8:]} [{stage.start}, {stage.end})" for stage in answer.route
+        f"{short_name(stage.peer_id)} [{stage.start}, {stage.end})" for stage in answer.route
     )
     noun = "failover" if answer.failovers == 1 else "failovers"
     failovers = f", {answer.failovers} {noun}" if answer.failovers else ""

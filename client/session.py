@@ -36,6 +36,7 @@ from client.progress import Progress, Waiting
 from coordinator.routes import NoRoute
 from dht import wire
 from dht.errors import NetworkError, SwarmError
+from dht.identity import short_name
 from dht.messages import Priority, SessionClose, SessionOpen
 from dht.transport import SESSION_PROTOCOL, Transport
 
@@ -218,7 +219,7 @@ class OwnerSession:
                 self._leave(epoch, [stage.peer_id for stage in stages])
             case Avoid() as avoid:
                 self._progress.failovers = self._owner.failovers
-                self._waiting.heard(f"peer {avoid.peer_id[-8:]}: {avoid.reason}")
+                self._waiting.heard(f"peer {short_name(avoid.peer_id)}: {avoid.reason}")
                 self._source.avoid(avoid, urgent=self._urgent)
             case Wait(no_route=no_route):
                 self._waiting.say(no_route)

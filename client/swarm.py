@@ -41,6 +41,7 @@ from dht.connecting import connect
 from dht.directory import DEFAULT_NETWORK, Directory
 from dht.errors import NetworkError, UserError
 from dht.hub import HubId, fetch_text_files
+from dht.identity import short_name
 from dht.messages import RefusalCode
 from dht.transport import Transport
 from dht.transport_config import TransportConfig, TransportKind
@@ -320,7 +321,7 @@ class Swarm:
         full = False
         match avoid.code:
             case None:
-                reason = f"peer {avoid.peer_id[-8:]}: {avoid.reason}"
+                reason = f"peer {short_name(avoid.peer_id)}: {avoid.reason}"
                 self._on_status(f"{reason}; going on over another route")
                 for_s = config.avoid_s
             case RefusalCode.NO_KV | RefusalCode.TOO_MANY:

@@ -15,6 +15,7 @@ from dht import wire
 from dht.directory import RecordKind
 from dht.errors import NetworkError, PeerError
 from dht.helpers import Chance, Helpers
+from dht.identity import short_name
 from dht.messages import (
     KNOWN_BYTES,
     Ping,
@@ -192,7 +193,7 @@ class RecordClient:
                     raise
         except (NetworkError, PeerError, TimeoutError) as error:
             why = str(error) or "no answer in time"
-            errors.append(f"{peer_id[-8:]}: {why}")
+            errors.append(f"{short_name(peer_id)}: {why}")
             _log.debug("helper %s: %s", peer_id, why)
             self._helpers.failed(peer_id, self._clock())
             return []

@@ -7,6 +7,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from dht.identity import short_name
 from dht.types import Link, NodeState
 from node.contribution import Contribution
 from node.report import counted, gibibytes, layers_sentence
@@ -91,7 +92,7 @@ def panel(figures: Figures) -> Panel:
 def peers_text(others: int, links: Sequence[Link]) -> str:
     """How many others there are, and round trips to the nearest."""
     near = sorted(links, key=lambda link: link.rtt_s)[:PEERS_SHOWN_MAX]
-    trips = ", ".join(f"{link.source[-8:]} {1000 * link.rtt_s:.1f} ms" for link in near)
+    trips = ", ".join(f"{short_name(link.source)} {1000 * link.rtt_s:.1f} ms" for link in near)
     return counted(others, "other") + (f": {trips}" if trips else "")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from coordinator.self_help import span_to_take
 from dht.directory import Directory
 from dht.errors import NetworkError
+from dht.identity import short_name
 from dht.transport import Transport
 from dht.types import NodeRecord, NodeState, Reach, model_key
 from node import VERSION
@@ -58,10 +59,12 @@ async def rehearse(
         try:
             link = await measure_link(transport, peer_id, each.addresses)
         except NetworkError as error:
-            reporter.say(f"  {peer_id[-8:]} cannot be reached from here: {error}")
+            reporter.say(f"  {short_name(peer_id)} cannot be reached from here: {error}")
             continue
         megabits = link.bandwidth_bytes_per_s * 8 / 1e6
-        reporter.say(f"  {peer_id[-8:]}: {1000 * link.rtt_s:.1f} ms, {megabits:.0f} Mbit/s from it")
+        reporter.say(
+            f"  {short_name(peer_id)}: {1000 * link.rtt_s:.1f} ms, {megabits:.0f} Mbit/s from it"
+        )
     reach = await _dialled_back(transport, nodes, host, port, reporter)
     span = span_to_take(record, nodes)
     if span is None:

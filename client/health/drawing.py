@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import groupby
 from typing import Any
 
+from client.health.clean import peer_name
 from dht.types import SINK, SOURCE
 
 Json = dict[str, Any]
@@ -74,7 +75,7 @@ def _box(members: list[Json], x: float, y: float, names: Mapping[str, str], here
     known = [each["capacity_tokens_per_s"] for each in members]
     capacity = sum(known) if None not in known else None
     use = flow / capacity if capacity else None
-    label = names.get(first["id"], f"peer {first['id'][-8:]}") if len(members) == 1 else None
+    label = names.get(first["id"]) or peer_name("", first["id"]) if len(members) == 1 else None
     label = label or f"{len(members)} peers"
     of = f" of {capacity:.0f}" if capacity else ""
     absent = sum(each["id"] not in here for each in members)

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from dht.errors import UserError
+from dht.identity import Identity
 from dht.types import DeviceSpec, Link, NodeState
 from node.contribution import Contribution, load, save
 from node.hardware import Machine, at_most
@@ -16,6 +17,7 @@ from node.join_options import join_parser
 from node.live_view import Figures, clock, panel, sentence
 from node.report import Reporter
 
+NEAR = Identity(b"n" * 32).peer_id
 FIGURES = Figures(
     state=NodeState.SERVING,
     start=4,
@@ -31,7 +33,7 @@ FIGURES = Figures(
     lifetime=Contribution(tokens=99_000, sessions=120, serving_s=90_000.0),
     links=(
         Link(
-            source="12D3nearby",
+            source=NEAR,
             target="me",
             bandwidth_bytes_per_s=1e6,
             rtt_s=0.012,
@@ -52,7 +54,7 @@ def test_the_panel_and_the_line_say_the_same_figures() -> None:
         "serving: layers 4 to 7 of 12",
         "3 sessions, 12.5 tokens/s, 4321 tokens",
         "5.0 MiB",
-        "4 others: D3nearby 12.0 ms",
+        f"4 others: {NEAR[-8:]} 12.0 ms",
         "GPU [bold]9000[/bold], 61 °C, 143 W",
         "99000 tokens in 120 answers, 1 d 01:00 of serving",
         "3:07",
