@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from dht import wire
 from dht.errors import NetworkError, PeerError
-from dht.messages import Ping, Pong, Witness, WitnessRequest
+from dht.messages import Ping, Pong
+from dht.peer_messages import Witness, WitnessRequest
 from dht.transport import PLAN_PROTOCOL, Transport
 
 

@@ -13,7 +13,13 @@ from coordinator.trust import STRIKES, Trust
 from dht import wire
 from dht.directory import Directory
 from dht.errors import NetworkError, PeerError
-from dht.messages import Ping, PlanBody, PlanRequest, Pong, Witness, WitnessRequest
+from dht.messages import Ping, Pong
+from dht.peer_messages import (
+    PlanBody,
+    PlanRequest,
+    Witness,
+    WitnessRequest,
+)
 from dht.transport import PLAN_PROTOCOL, Stream, Transport
 from dht.types import NO_EPOCH, Plan, PlanEpoch, PlanHead
 

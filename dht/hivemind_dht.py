@@ -22,7 +22,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
 
 from dht.errors import PeerError
-from dht.messages import SignedRecord
+from dht.peer_messages import SignedRecord
 from dht.rates import Rates
 from dht.records import RecordError, RecordGuard
 from dht.types import PEERS_MAX

@@ -25,7 +25,7 @@ from dht.libp2p import (
     parse_peers,
     raw_id,
 )
-from dht.messages import SignedRecord
+from dht.peer_messages import SignedRecord
 from dht.record_helper import RecordHelper
 from dht.records import RecordSigner
 from dht.streams import StreamHandlers

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from dht.errors import NetworkError
 from dht.identity import Identity
-from dht.messages import SignedRecord
+from dht.peer_messages import SignedRecord
 from dht.records import RecordError, RecordGuard, RecordSigner
 from dht.streams import PIPE_BYTES_MAX, Pipe, PipeStream, StreamHandlers
 from dht.transport import Stream, StreamHandler

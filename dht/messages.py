@@ -1,4 +1,4 @@
-"""Messages on streams: sessions, hops, tokens, probes and plan bodies.
+"""Messages of sessions: between a client and stages, and from stage to stage; and pings.
 
 Every frame of a session carries the session, its route epoch and a position; frames of an older
 epoch or an unexpected position are dropped and counted.
@@ -13,7 +13,6 @@ from msgspec import Meta
 from dht import wire
 from dht.types import (
     CONTEXT_TOKENS_MAX,
-    PEERS_MAX,
     Address,
     Count,
     LeaseRecord,
@@ -24,14 +23,12 @@ from dht.types import (
     PlanHead,
     RouteStage,
     Seconds,
-    ShortText,
 )
 
 STAGES_MAX = 128
 ITEMS_MAX = 1024
 STOP_TOKENS_MAX = 64
 BIASED_TOKENS_MAX = 1024
-KNOWN_BYTES = 8
 LOGPROBS_MAX = 20
 """Alternatives per token that a client may ask for, as with OpenAI."""
 
@@ -365,129 +362,12 @@ class Delivered:
     """Of it: prefill and bulk that the receiver is done with."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRequest:
-    """Ask the other side to send ``size_bytes`` at once; the asker times their arrival."""
-
-    size_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeData:
-    """The answer to a :class:`ProbeRequest`; its bytes are the frame's body."""
-
-    size_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    sha256: Annotated[str, Meta(min_length=64, max_length=64)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanBody:
-    """The body of a plan as the frame's body; empty when this peer does not have it."""
-
-    sha256: Annotated[str, Meta(min_length=64, max_length=64)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WitnessRequest:
-    """Does this peer answer your pings? Only about a peer that the other one pings anyway."""
-
-    peer_id: PeerId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Witness:
-    """The answer; ``answers`` is None when the peer is not watched here, or just became silent."""
-
-    peer_id: PeerId
-    answers: bool | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignedRecord:
-    """A DHT value: ``payload`` is the envelope of a record, signed by ``peer_id``'s key.
-
-    The signature covers ``key``, ``expires_unix_s`` and ``payload``; see :mod:`dht.records`.
-    """
-
-    key: Annotated[str, Meta(max_length=512)]
-    peer_id: PeerId
-    expires_unix_s: Seconds
-    payload: Annotated[bytes, Meta(max_length=wire.RECORD_BYTES_MAX)]
-    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordsRequest:
-    """Light peer to full peer: the living records under ``key``, read in the DHT for it."""
-
-    key: Annotated[str, Meta(max_length=512)]
-    known: Annotated[bytes, Meta(max_length=KNOWN_BYTES * PEERS_MAX)] = b""
-    """The first ``KNOWN_BYTES`` of the signatures of records that the asker has: left out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordsFound:
-    """The answer: values as they lie in the DHT, for the asker to check."""
-
-    records: Annotated[
-        tuple[Annotated[bytes, Meta(max_length=wire.SIGNED_BYTES_MAX)], ...],
-        Meta(max_length=PEERS_MAX),
-    ]
-    more: bool
-    """There are more than fit into this answer: ask again, with these as known."""
-    unix_s: Seconds
-    """The full peer's clock."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordStore:
-    """Light peer to full peer: store this record, signed by the light peer itself."""
-
-    record: Annotated[bytes, Meta(max_length=wire.SIGNED_BYTES_MAX)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordStored:
-    """The answer: whether any replica took it, and if not, perhaps why."""
-
-    taken: bool
-    reason: Reason = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordsBusy:
-    """The answer to a peer that asks more than its share."""
-
-    retry_after_s: Annotated[float, Meta(ge=0.0, le=3600.0)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReachRequest:
-    """Dial me back, where you see me come from, at this port of mine."""
-
-    port: Annotated[int, Meta(ge=1, le=65_535)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReachAnswer:
-    """Whether libp2p answered there; None where this peer cannot say or will not look."""
-
-    reached: bool | None
-    host: ShortText = ""
-    """The address that was dialled: how the asker looks from here."""
-
-
 for _kind, _cls in {
     "node": NodeRecord,
     "links": LinksRecord,
     "lease": LeaseRecord,
     "plan-head": PlanHead,
     "plan": Plan,
-    "signed": SignedRecord,
     "open": SessionOpen,
     "accepted": SessionAccepted,
     "refused": SessionRefused,
@@ -505,18 +385,5 @@ for _kind, _cls in {
     "pong": Pong,
     "part": Part,
     "delivered": Delivered,
-    "probe-request": ProbeRequest,
-    "probe-data": ProbeData,
-    "plan-request": PlanRequest,
-    "plan-body": PlanBody,
-    "witness-request": WitnessRequest,
-    "witness": Witness,
-    "records-request": RecordsRequest,
-    "records-found": RecordsFound,
-    "record-store": RecordStore,
-    "record-stored": RecordStored,
-    "records-busy": RecordsBusy,
-    "reach-request": ReachRequest,
-    "reach-answer": ReachAnswer,
 }.items():
     wire.register(_kind, _cls)

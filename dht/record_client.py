@@ -16,10 +16,9 @@ from dht.directory import RecordKind
 from dht.errors import NetworkError, PeerError
 from dht.helpers import Chance, Helpers
 from dht.identity import short_name
-from dht.messages import (
+from dht.messages import Ping, Pong
+from dht.peer_messages import (
     KNOWN_BYTES,
-    Ping,
-    Pong,
     RecordsBusy,
     RecordsFound,
     RecordsRequest,

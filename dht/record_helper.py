@@ -13,10 +13,9 @@ from typing import Protocol
 
 from dht import wire
 from dht.errors import NetworkError
-from dht.messages import (
+from dht.messages import Ping, Pong
+from dht.peer_messages import (
     KNOWN_BYTES,
-    Ping,
-    Pong,
     RecordsBusy,
     RecordsFound,
     RecordsRequest,

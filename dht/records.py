@@ -1,10 +1,10 @@
 """Signed DHT records: who says what under which key, and until when.
 
-A value in the DHT is the envelope of a :class:`dht.messages.SignedRecord`. Its signature covers
-the key, the expiry and the payload, each with its length, behind a prefix of its own; the author's
-peer id carries the public key. Stock DHT storage knows no owners: without these checks a later
-expiry replaces another peer's record, an infinite one pins a key, and an old record pushes out a
-newer one. See the table in ``docs/`` for keys and lifetimes.
+A value in the DHT is the envelope of a :class:`dht.peer_messages.SignedRecord`. Its signature
+covers the key, the expiry and the payload, each with its length, behind a prefix of its own; the
+author's peer id carries the public key. Stock DHT storage knows no owners: without these checks a
+later expiry replaces another peer's record, an infinite one pins a key, and an old record pushes
+out a newer one. See the table in ``docs/`` for keys and lifetimes.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from dht import wire
 from dht.directory import LIFETIME_S, RecordKind
 from dht.errors import PeerError
 from dht.identity import Identity, verify
-from dht.messages import SignedRecord
+from dht.peer_messages import SignedRecord
 from dht.types import PEERS_MAX
 
 SIGNATURE_PREFIX = b"anabranch-record-v1\0"

@@ -9,7 +9,8 @@ import statistics
 
 from dht import wire
 from dht.errors import NetworkError, PeerError
-from dht.messages import Ping, Pong, ProbeData, ProbeRequest
+from dht.messages import Ping, Pong
+from dht.peer_messages import ProbeData, ProbeRequest
 from dht.transport import PROBE_PROTOCOL, Stream, Transport
 from dht.types import Link
 from node.traffic import Traffic

@@ -16,7 +16,7 @@ from dht import wire
 from dht.addresses import CIRCUIT, host_of
 from dht.directory import Directory
 from dht.errors import NetworkError, PeerError, UserError
-from dht.messages import ReachAnswer, ReachRequest
+from dht.peer_messages import ReachAnswer, ReachRequest
 from dht.rates import Rates
 from dht.transport import REACH_PROTOCOL, Stream, Transport
 from dht.types import NodeRecord, Reach

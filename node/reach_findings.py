@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dht.messages import ReachAnswer
+from dht.peer_messages import ReachAnswer
 from dht.types import Reach
 
 NEWEST = 6

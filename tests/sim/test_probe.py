@@ -8,7 +8,7 @@ from dht import wire
 from dht.errors import NetworkError, PeerError
 from dht.identity import Identity
 from dht.memory import LinkModel, MemoryNetwork
-from dht.messages import ProbeRequest
+from dht.peer_messages import ProbeRequest
 from dht.transport import PROBE_PROTOCOL
 from dht.virtual_time import run_virtual
 from node.probe import FRAME_BYTES, SERVED_BYTES_MAX, ProbeServer, late_rate, measure_link

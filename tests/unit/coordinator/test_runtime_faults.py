@@ -10,7 +10,7 @@ from coordinator.plan_store import PlanStore
 from dht import wire
 from dht.directory import Directory
 from dht.memory import MemoryNetwork
-from dht.messages import PlanBody, PlanRequest
+from dht.peer_messages import PlanBody, PlanRequest
 from dht.transport import PLAN_PROTOCOL, Stream
 from dht.types import Plan
 from dht.virtual_time import run_virtual

@@ -10,9 +10,8 @@ from dht import wire
 from dht.errors import NetworkError
 from dht.identity import Identity
 from dht.memory import MemoryNetwork, MemoryTransport
-from dht.messages import (
-    Ping,
-    Pong,
+from dht.messages import Ping, Pong
+from dht.peer_messages import (
     RecordsFound,
     RecordsRequest,
     RecordStore,

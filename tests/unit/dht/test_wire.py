@@ -21,13 +21,6 @@ from dht.messages import (
     Ping,
     Prompt,
     PromptScores,
-    ReachAnswer,
-    ReachRequest,
-    RecordsBusy,
-    RecordsFound,
-    RecordsRequest,
-    RecordStore,
-    RecordStored,
     RefusalCode,
     RingToken,
     RingTokens,
@@ -35,8 +28,17 @@ from dht.messages import (
     SessionClose,
     SessionOpen,
     SessionRefused,
-    SignedRecord,
     Tokens,
+)
+from dht.peer_messages import (
+    ReachAnswer,
+    ReachRequest,
+    RecordsBusy,
+    RecordsFound,
+    RecordsRequest,
+    RecordStore,
+    RecordStored,
+    SignedRecord,
 )
 from dht.types import LeaseRecord, Link, LinksRecord, PlanEpoch, PlanHead, RouteStage
 

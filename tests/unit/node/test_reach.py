@@ -11,7 +11,8 @@ from dht import wire
 from dht.errors import NetworkError, UserError
 from dht.identity import Identity
 from dht.memory import MemoryNetwork
-from dht.messages import Ping, ReachAnswer, ReachRequest
+from dht.messages import Ping
+from dht.peer_messages import ReachAnswer, ReachRequest
 from dht.streams import stream_pair
 from node.reach import (
     GREETING,

@@ -1,6 +1,6 @@
 """What a peer concludes from what others found, and what liars among them can do."""
 
-from dht.messages import ReachAnswer
+from dht.peer_messages import ReachAnswer
 from dht.types import Reach
 from node.reach_findings import KEPT_S, NEWEST, Findings
 

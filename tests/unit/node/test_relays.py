@@ -9,7 +9,7 @@ from dht.circuit import RELAY_PROTOCOL, RESERVE
 from dht.directory import Directory
 from dht.identity import Identity
 from dht.memory import MemoryNetwork, MemoryTransport
-from dht.messages import ReachAnswer, ReachRequest
+from dht.peer_messages import ReachAnswer, ReachRequest
 from dht.transport import REACH_PROTOCOL, Stream
 from dht.types import NodeRecord, Reach
 from dht.virtual_time import run_virtual
