@@ -23,6 +23,8 @@ from bench.local_swarm import ROOT, LocalPeer, LocalSwarm
 
 MODEL = ROOT / "models" / "brook"
 EVENTS = ("listening", "measured", "assigned", "serving")
+SHARED_MIB_MAX = 16.0
+"""Of a lone peer with other programs: Python and the system's libraries. torch alone is more."""
 
 
 def parse() -> argparse.Namespace:
@@ -103,6 +105,10 @@ def main() -> int:
         "rounds": rounds,
     }
     console.print(result)
+    shared_mib = alone["resident_mib"] - alone["pss_mib"]
+    if shared_mib > SHARED_MIB_MAX:
+        console.print(f"Another program here shares {shared_mib:.0f} MiB with it: nothing written.")
+        return 1
     if arguments.out is not None:
         report.write(arguments.out, result)
     return 0
