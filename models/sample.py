@@ -180,7 +180,11 @@ def card(folder: Path) -> str:
 
 def main() -> None:
     """Tell a story, or write the model card."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m models.sample",
+        description=main.__doc__,
+        epilog='example: python -m models.sample "A small otter" --temperature 0.7 --seed 3',
+    )
     parser.add_argument("prompt", nargs="?", default=PROMPT)
     parser.add_argument("--model", type=Path, default=DEFAULT_OUT)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")

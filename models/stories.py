@@ -1251,7 +1251,11 @@ def texts(seed: int, start: int = 0) -> Iterator[str]:
 
 def main() -> None:
     """Print some stories."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m models.stories",
+        description=main.__doc__,
+        epilog="example: python -m models.stories --count 5 --seed 2",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=3)
     args = parser.parse_args()

@@ -295,7 +295,11 @@ def train(recipe: Recipe, out: Path, save_every: int = 200) -> dict[str, object]
 def main() -> None:
     """Train the bundled model."""
     defaults = Recipe()
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m models.train",
+        description=main.__doc__,
+        epilog="example: python -m models.train --steps 200 --out /tmp/brook",
+    )
     parser.add_argument("--steps", type=int, default=defaults.steps)
     parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument("--threads", type=int, default=defaults.threads)

@@ -22,6 +22,9 @@ COMMANDS = (
     "coordinator.plan",
     "coordinator.simulate",
     "bench.demo",
+    "models.sample",
+    "models.stories",
+    "models.train",
 )
 LINES_MAX, COLUMNS = 40, 80
 
