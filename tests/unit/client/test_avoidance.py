@@ -1,38 +1,12 @@
 """Laws of passing peers over."""
 
 from client.avoidance import CROWDED_S, SECOND_CHANCE_S, TRY_S, UNANSWERED_MAX, Avoidance
-from dht.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
-
-SPEC = ModelSpec(
-    name="m",
-    fingerprint="f",
-    layers=2,
-    layer_bytes=1,
-    embed_bytes=1,
-    head_bytes=1,
-    kv_bytes_per_token_layer=1,
-    activation_bytes=1,
-    context_tokens=8,
-    vocab=8,
-)
+from dht.types import NodeRecord
+from tests.unit.records import record_of
 
 
 def record(peer_id: str = "a", joined_unix_s: float = 100.0) -> NodeRecord:
-    return NodeRecord(
-        peer_id=peer_id,
-        name="n",
-        version="0",
-        device=DeviceSpec(kind="cpu", name="c", memory_bytes=1),
-        model=SPEC,
-        memory_bytes=1,
-        kv_tokens_min=1,
-        kv_tokens_free=1,
-        tokens_per_s=(1.0, 1.0),
-        state=NodeState.SERVING,
-        start=0,
-        end=2,
-        joined_unix_s=joined_unix_s,
-    )
+    return record_of(peer_id, 0, 2, joined_unix_s=joined_unix_s)
 
 
 def test_a_peer_that_fails_again_is_avoided_for_longer() -> None:

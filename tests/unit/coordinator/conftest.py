@@ -8,17 +8,16 @@ import pytest
 
 from dht.types import (
     Assignment,
-    DeviceSpec,
     FlowEdge,
     Link,
     ModelSpec,
     NodeRecord,
-    NodeState,
     Plan,
     PlanEpoch,
     PlannerNode,
     Problem,
 )
+from tests.unit.records import record_of
 
 MODEL = ModelSpec(
     name="tiny",
@@ -118,18 +117,13 @@ def make_record(
     memory: int = 600,
     joined_unix_s: float = 0.0,
 ) -> NodeRecord:
-    return NodeRecord(
-        peer_id=peer_id,
-        name=peer_id,
-        version="0",
-        device=DeviceSpec(kind="cpu", name="test", memory_bytes=1000),
+    return record_of(
+        peer_id,
+        start,
+        end,
         model=replace(MODEL, layers=layers),
         memory_bytes=memory,
-        kv_tokens_min=0,
         tokens_per_s=tuple(rate / count for count in range(1, layers + 1)),
-        state=NodeState.SERVING if end > start else NodeState.WAITING,
-        start=start,
-        end=end,
         joined_unix_s=joined_unix_s,
     )
 

@@ -11,7 +11,6 @@ from coordinator.flow import solve_flow
 from coordinator.placement import Placement, make_plan
 from dht.types import (
     Assignment,
-    DeviceSpec,
     Link,
     ModelSpec,
     NodeRecord,
@@ -22,6 +21,7 @@ from dht.types import (
     Problem,
     fits,
 )
+from tests.unit.records import record_of
 
 LAYER_BYTES = 100
 
@@ -105,18 +105,8 @@ def record(
     layers: int = 12,
 ) -> NodeRecord:
     """What a peer announces that serves ``[start, end)``."""
-    return NodeRecord(
-        peer_id=peer_id,
-        name=peer_id,
-        version="0",
-        device=DeviceSpec(kind="cpu", name="cpu", memory_bytes=1),
-        model=model(layers),
-        memory_bytes=1000,
-        kv_tokens_min=0,
-        tokens_per_s=tuple(rates),
-        state=state,
-        start=start,
-        end=end,
+    return record_of(
+        peer_id, start, end, model=model(layers), tokens_per_s=tuple(rates), state=state
     )
 
 

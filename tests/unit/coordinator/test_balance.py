@@ -19,45 +19,19 @@ from coordinator.balance import (
 )
 from coordinator.routes import NoRoute
 from dht.types import (
-    DeviceSpec,
     Link,
     LinksRecord,
-    ModelSpec,
     NodeRecord,
     NodeState,
     RouteStage,
 )
+from tests.unit.records import record_of
 
 CAPACITY = 10_000
-SPEC = ModelSpec(
-    name="m",
-    fingerprint="f",
-    layers=8,
-    layer_bytes=1,
-    embed_bytes=1,
-    head_bytes=1,
-    kv_bytes_per_token_layer=1,
-    activation_bytes=4,
-    context_tokens=4096,
-    vocab=100,
-)
 
 
 def record(peer_id: str, start: int = 0, end: int = 4, **fields: object) -> NodeRecord:
-    told: dict[str, object] = {"state": NodeState.SERVING, "kv_tokens_free": 900, **fields}
-    return NodeRecord(
-        peer_id=peer_id,
-        name="",
-        version="",
-        device=DeviceSpec(kind="cpu", name="", memory_bytes=1),
-        model=SPEC,
-        memory_bytes=1,
-        kv_tokens_min=1,
-        tokens_per_s=told.pop("tokens_per_s", (100.0,) * 8),  # type: ignore[arg-type]
-        start=start,
-        end=end,
-        **told,  # type: ignore[arg-type]
-    )
+    return record_of(peer_id, start, end, **{"kv_tokens_free": 900, **fields})
 
 
 def load(free_tokens: int, sessions: int, **fields: int) -> Load:

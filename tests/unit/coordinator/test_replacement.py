@@ -8,41 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.routes import NoRoute, replacement
-from dht.types import DeviceSpec, ModelSpec, NodeRecord, NodeState, RouteStage
+from dht.types import NodeRecord, RouteStage
+from tests.unit.records import MODEL, record_of
 
-LAYERS = 8
-MODEL = ModelSpec(
-    name="m",
-    fingerprint="f",
-    layers=LAYERS,
-    layer_bytes=1,
-    embed_bytes=1,
-    head_bytes=1,
-    kv_bytes_per_token_layer=1,
-    activation_bytes=1,
-    context_tokens=64,
-    vocab=10,
-)
-
-
-def node(peer_id: str, start: int, end: int, speed: float = 100.0) -> NodeRecord:
-    return NodeRecord(
-        peer_id=peer_id,
-        name="",
-        version="",
-        device=DeviceSpec(kind="cpu", name="", memory_bytes=1),
-        model=MODEL,
-        memory_bytes=1,
-        kv_tokens_min=1,
-        tokens_per_s=(speed,) * LAYERS,
-        state=NodeState.SERVING,
-        start=start,
-        end=end,
-    )
+LAYERS = MODEL.layers
 
 
 def nodes(*spans: tuple[str, int, int]) -> dict[str, NodeRecord]:
-    return {peer: node(peer, start, end) for peer, start, end in spans}
+    return {peer: record_of(peer, start, end) for peer, start, end in spans}
 
 
 def route(*spans: tuple[str, int, int]) -> tuple[RouteStage, ...]:
@@ -118,8 +91,14 @@ def test_laws(cuts: set[int], lost: set[int], spare: list[tuple[int, int, float]
     spans = list(itertools.pairwise([0, *sorted(cuts), LAYERS]))
     old = route(*((f"s{i}", *span) for i, span in enumerate(spans)))
     gone = {f"s{i}" for i in lost}
-    records = {s.peer_id: node(s.peer_id, s.start, s.end) for s in old if s.peer_id not in gone}
-    records |= {f"x{i}": node(f"x{i}", a, b, v) for i, (a, b, v) in enumerate(spare) if a < b}
+    records = {
+        s.peer_id: record_of(s.peer_id, s.start, s.end) for s in old if s.peer_id not in gone
+    }
+    records |= {
+        f"x{i}": record_of(f"x{i}", a, b, tokens_per_s=(v,) * LAYERS)
+        for i, (a, b, v) in enumerate(spare)
+        if a < b
+    }
     found = replacement(old, gone, records, LAYERS)
     if isinstance(found, NoRoute):
         held = {n for r in records.values() for n in range(r.start, r.end)}
