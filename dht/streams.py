@@ -210,8 +210,9 @@ async def until_closed(stream: Stream) -> None:
 class StreamHandlers:
     """Runs one handler per incoming stream in a task of its own; an error ends that stream alone.
 
-    ``errors`` counts failed streams by the type of the error. A peer's or the network's fault is
-    not worth a line in the log; anything else is a fault of ours and is logged with its traceback.
+    ``errors`` counts failed streams by the type of the error. A peer's or the network's fault, or
+    its silence, is not worth a line in the log; anything else is a fault of ours and is logged with
+    its traceback.
     """
 
     def __init__(self) -> None:
@@ -254,7 +255,7 @@ class StreamHandlers:
                 self._streams[peer_id] -= 1
                 if not self._streams[peer_id]:
                     del self._streams[peer_id]
-        except (PeerError, NetworkError) as error:
+        except (PeerError, NetworkError, TimeoutError) as error:
             self.errors[type(error).__name__] += 1
             _log.debug("stream of %s ended: %s", peer_id, error)
         except Exception as error:  # noqa: BLE001  (one stream must not end the process)

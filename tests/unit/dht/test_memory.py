@@ -228,17 +228,17 @@ def test_handlers_fail_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         network = MemoryNetwork(random.Random(1))
         a, b = network.transport(), network.transport()
-        errors = [PeerError("bad"), ValueError("ours")]
+        errors = [PeerError("bad"), ValueError("ours"), TimeoutError()]
 
         async def fail(stream: Stream) -> None:
             raise errors.pop()
 
         await b.serve(ECHO, fail)
-        for _ in range(2):
+        while errors:
             stream = await a.open_stream(b.peer_id, ECHO)
             with pytest.raises(NetworkError):
                 await stream.read_exactly(1)
-        assert b.stream_errors == {"PeerError": 1, "ValueError": 1}
+        assert b.stream_errors == {"PeerError": 1, "ValueError": 1, "TimeoutError": 1}
 
     virtual(body())
     assert [r.exc_info[0] for r in caplog.records if r.exc_info] == [ValueError]
