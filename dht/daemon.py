@@ -213,9 +213,11 @@ def _environment(config: DaemonConfig) -> dict[str, str]:
     """What the daemon's Go runtime reads.
 
     At its start it sets up two relays, one with libp2p's own limits and, in the background, one
-    with ours, and the later one counts. With one processor the background waits, unless the
-    machine is very busy; with more it mostly does not. Who reserves a slot reads the limits and
-    passes over a relay of the first kind.
+    with ours, and the later one counts. With one processor the background waits, unless the machine
+    is so busy that the foreground is held up within a call of the kernel's; with more it mostly
+    does not. Only a reservation shows which one counts, and that takes a second libp2p host: a
+    daemon more at every start, for what few starts need. So who reserves a slot reads the limits
+    and passes over a relay of the first kind.
     """
     one = {"GOMAXPROCS": "1"} if config.passes_calls_on else {}
     return {"GOLOG_LOG_LEVEL": "error", **os.environ, **one}
