@@ -1,7 +1,8 @@
 """``python -m bench.engine_gpu``: layers of Llama-3's shapes against what the hardware allows.
 
-A few layers with random weights in bfloat16 are decoded at several batches and contexts; the floor
-of a step is the bytes that it must read (weights and KV) over the memory's measured bandwidth. A
+Eight layers with random weights in bfloat16 are decoded at several batches and contexts; what a
+step costs beside its layers (bringing rows, fetching results) is counted and divided by them. The
+floor of a step is the bytes that it must read (weights and KV) over the measured bandwidth. A
 prefill's floor is its multiplications over the measured rate of one large matrix product.
 ``transformers`` eager runs the same layers beside it. ``--device cpu --tiny`` only proves that the
 script runs.
@@ -63,7 +64,7 @@ FULL = Plan(
         "llama-3-8b": Shape(hidden=4096, intermediate=14336, heads=32, kv_heads=8),
         "llama-3-70b": Shape(hidden=8192, intermediate=28672, heads=64, kv_heads=8),
     },
-    layers=2,
+    layers=8,
     batches=(1, 8, 64, 256),
     contexts=(128, 2048, 8192),
     prefill=2048,
@@ -123,7 +124,9 @@ class EngineSide:
     """The engine over all layers, fed with hidden states, so that neither embedding nor head
     counts."""
 
-    def __init__(self, directory: Path, device: str, kv_tokens: int, plan: Plan) -> None:
+    def __init__(
+        self, directory: Path, device: str, kv_tokens: int, plan: Plan, *, kernels: bool
+    ) -> None:
         store = WeightStore.open(str(directory))
         shape_bytes = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
         probe = LlamaConfig.from_pretrained(directory)
@@ -140,12 +143,14 @@ class EngineSide:
                 device=device,
                 dtype="bfloat16",
                 memory_bytes=memory_bytes,
+                kernels=kernels,
             )
         )
         self._layers = plan.layers
         self._engine.load(0, plan.layers)
         self._at: dict[str, int] = {}
         self.device = self._engine.device
+        self.reads_in_place = self._engine.reads_in_place
         self.hidden = probe.hidden_size
         self.layer_bytes = self._engine.spec.layer_bytes
         self.kv_bytes = self._engine.spec.kv_bytes_per_token_layer
@@ -210,11 +215,17 @@ class EagerSide:
 
     def decoder(self, batch: int, context: int) -> Callable[[], None]:
         """A function that decodes one token of each of ``batch`` sequences."""
+        config = self._model.config
+        width = config.hidden_size // config.num_attention_heads
         cache = DynamicCache()
-        chunk = torch.ones(batch, min(context, 128), dtype=torch.long, device=self._device)
-        for _ in range(context // chunk.shape[1]):
-            self._forward(chunk, cache)
-        return lambda: self._forward(chunk[:, :1], cache)
+        for layer in range(config.num_hidden_layers):
+            shape = (batch, config.num_key_value_heads, context, width)
+            keys, values = (
+                torch.randn(shape, dtype=torch.bfloat16, device=self._device) for _ in range(2)
+            )
+            cache.update(keys, values, layer)
+        ids = torch.ones(batch, 1, dtype=torch.long, device=self._device)
+        return lambda: self._forward(ids, cache)
 
     def prefill(self, tokens: int) -> None:
         """One prompt."""
@@ -231,7 +242,7 @@ def machine_rates(device: torch.device, plan: Plan) -> tuple[float, float]:
     return plan.copied_bytes / read_s, 2 * plan.matrix**3 / product_s
 
 
-def measure(directory: Path, device: str, plan: Plan) -> dict[str, Any]:
+def measure(directory: Path, device: str, plan: Plan, *, kernels: bool) -> dict[str, Any]:
     """All batches and contexts of one shape, both sides in turn."""
     at = torch.device(device)
     gc.collect()  # the shape before
@@ -240,11 +251,14 @@ def measure(directory: Path, device: str, plan: Plan) -> dict[str, Any]:
     bytes_per_s, flops_per_s = machine_rates(at, plan)
     steps = plan.rounds + 2
     most = max(plan.batches) * (max(plan.contexts) + steps + 16) + plan.prefill
-    engine = EngineSide(directory, device, most, plan)
+    engine = EngineSide(directory, device, most, plan, kernels=kernels)
     eager = EagerSide(directory, device)
     found: dict[str, Any] = {
-        "bytes_per_s": round(bytes_per_s), "flops_per_s": round(flops_per_s)
-    }  # fmt: skip
+        "layers": plan.layers,
+        "bytes_per_s": round(bytes_per_s),
+        "flops_per_s": round(flops_per_s),
+        "attention": "in place" if engine.reads_in_place else "over copies",
+    }
     for batch in plan.batches:
         for context in plan.contexts:
             name = f"decode_{batch}_{context}"
@@ -311,6 +325,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.engine_gpu", description=__doc__)
     parser.add_argument("--device", default="cuda:0", help="with its number (cuda:0)")
     parser.add_argument("--tiny", action="store_true", help="a shape that proves nothing")
+    parser.add_argument("--no-kernels", action="store_true", help="torch's own kernels alone")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     arguments = parser.parse_args()
     plan = TINY if arguments.tiny else FULL
@@ -321,7 +336,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as made:
             longest = max(plan.contexts) + plan.rounds + 64 + plan.prefill
             directory = make_layers(Path(made), shape, plan.layers, longest)
-            result["shapes"][name] = measure(directory, arguments.device, plan)
+            result["shapes"][name] = measure(
+                directory, arguments.device, plan, kernels=not arguments.no_kernels
+            )
         for what, figures in result["shapes"][name].items():
             print(f"{name} {what}: {figures}", flush=True)
         if arguments.out is not None:  # after each shape: what was measured is not lost

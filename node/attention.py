@@ -6,6 +6,7 @@ Queries of all sessions in the step come packed in one row, ``[1, heads, tokens,
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 
 from node.decode_rows import DecodeRows, attend_rows, scripted
 from node.mask_rules import CAUSAL, MaskRule, describe
+from node.paged_rows import AttendPages, PagedRows
 
 ATTENTION_NAME = "anabranch_paged"
 
@@ -58,7 +60,12 @@ class Segment:
     context_tokens: int
     """Tokens attended to by the last row, itself included."""
     slots: torch.Tensor | slice
-    """Pool rows of the whole context: a slice where the pages are one run."""
+    """Pool rows of the whole context: a slice where the pages are one run; empty where they are not
+    and a kernel finds them by ``pages``."""
+    pages: Sequence[int] = ()
+    """Of the pool, at least those of the context, in its order."""
+    run: bool = True
+    """Whether the pages are consecutive."""
     tokens_max: int = 0
     """Tokens that the session may reach: what rotary embeddings that depend on the length of the
     context go by, the same for every row of the session however often it is replayed."""
@@ -93,6 +100,12 @@ class Step:
     segments: list[Segment]
     decode: DecodeRows | None = None
     """Set where every segment is one row; ``write_slots`` is a tensor then."""
+    paged: PagedRows | None = None
+    """Set where ``attend_pages`` is there: it goes by these."""
+    attend_pages: AttendPages | None = None
+    compared: list[float] | None = None
+    """Where it is a list, what layers give is what they give without ``attend_pages``, and how far
+    the two are apart is added: the norm of the difference over that of the answer."""
     calls: int = 0
     """How often attention was called."""
 
@@ -163,6 +176,10 @@ def paged_attention(
         raise RuntimeError("paged attention was called outside a step")
     step.calls += 1
     pool = step.pools[module.layer_idx]
+    by_pages = step.paged is not None and rule.predicate is None
+    if by_pages and not _whole_prompt(step, rule, softcap, s_aux):
+        pool.write(step.write_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        return _in_place(query, pool, step, rule, scaling, softcap, s_aux), None
     if step.decode is not None and rule.predicate is None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         assert isinstance(step.write_slots, torch.Tensor)  # noqa: S101 - so it is in such steps
@@ -174,14 +191,62 @@ def paged_attention(
         )
         return attended, None
     pool.write(step.write_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    if softcap is None and s_aux is None:
+    return _session_by_session(query, pool, step, rule, scaling, softcap, s_aux), None
+
+
+def _in_place(
+    query: torch.Tensor,
+    pool: LayerPool,
+    step: Step,
+    rule: MaskRule,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """``[1, rows, heads, value width]``, by the kernel over pages."""
+    assert step.attend_pages is not None and step.paged is not None  # noqa: S101, PT018 - together
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    attended = step.attend_pages(
+        query, pool.keys, pool.values, step.paged, sinks, rule.window, scale, softcap or 0.0
+    )
+    if step.compared is None:
+        return attended
+    plain = _session_by_session(query, pool, step, rule, scaling, softcap, sinks)
+    apart = torch.linalg.vector_norm((attended - plain).float())
+    step.compared.append(float(apart / torch.linalg.vector_norm(plain.float())))
+    return plain
+
+
+def _whole_prompt(
+    step: Step, rule: MaskRule, softcap: float | None, sinks: torch.Tensor | None
+) -> bool:
+    """Whether the step is one session's first rows, all causal and in one run of pages: what
+    torch's own kernels are best at."""
+    if len(step.segments) != 1 or softcap is not None or sinks is not None:
+        return False
+    segment = step.segments[0]
+    whole = 1 < segment.rows == segment.context_tokens and isinstance(segment.slots, slice)
+    return whole and not 0 < rule.window < segment.rows
+
+
+def _session_by_session(
+    query: torch.Tensor,
+    pool: LayerPool,
+    step: Step,
+    rule: MaskRule,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """``[1, rows, heads, value width]``, by torch's kernels."""
+    if softcap is None and sinks is None:
         parts = [_attend(query, pool, segment, rule, scaling) for segment in step.segments]
     else:
         parts = [
-            _attend_explicitly(query, pool, segment, rule, scaling, softcap, s_aux)
+            _attend_explicitly(query, pool, segment, rule, scaling, softcap, sinks)
             for segment in step.segments
         ]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)), None
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def _refuse_unknown(module: Any, rule: Any, is_causal: bool | None, others: dict[str, Any]) -> None:

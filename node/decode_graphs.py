@@ -2,9 +2,11 @@
 
 A graph replays on the tensors with which it was captured. A step is therefore padded to a bucket
 of rows and a bucket of context, and staged into the buffers of that bucket; rows that pad it write
-to a row of the pool that belongs to nobody, and what comes out of them is dropped. Capturing itself
-is a function that is passed in: everything else runs, and is tested, without CUDA. Has not been run
-on a GPU yet.
+to a row of the pool that belongs to nobody, and what comes out of them is dropped. Where a kernel
+reads contexts page by page, one bucket of context serves most steps, and its graphs are captured at
+load; where contexts are copied by a table, padding is read too, and graphs are captured as steps
+come. Capturing itself is a function that is passed in: everything else runs, and is tested, without
+CUDA. Has not been run on a GPU yet.
 """
 
 import logging
@@ -20,16 +22,20 @@ import torch
 from torch import Tensor
 
 from node.anatomy import Anatomy
-from node.attention import LayerPool, Step
+from node.attention import Step
 from node.decode_rows import TABLE_BYTES_MAX, DecodeRows
 from node.layer_arguments import Arguments, Constant
 from node.mask_rules import MaskRule
+from node.paged_rows import PagedRows
 
 logger = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 COLUMNS_LEAST = 128
 """Of context; buckets double from here, so that at most half of what is read is padding."""
+PAGES_COLUMNS_LEAST = 4096
+"""Of context where it is read page by page."""
+PAGES_COLUMNS_STEP = 8
 GRAPHS_MAX = 64
 """Kept at a time, those used last; each holds its buffers and its intermediate results."""
 BYTES_MAX = TABLE_BYTES_MAX
@@ -56,16 +62,24 @@ def column_bucket(columns: int) -> int:
     return size
 
 
+def page_bucket(columns: int) -> int:
+    """Likewise for contexts that are read page by page, which cost nothing where they end."""
+    size = PAGES_COLUMNS_LEAST
+    while size < columns:
+        size *= PAGES_COLUMNS_STEP
+    return size
+
+
 def recordable(anatomy: Anatomy, start: int, end: int) -> bool:
     """Whether layers ``[start, end)`` and what makes their arguments can be captured at all."""
     return anatomy.packed and (
         all(traits.recordable for traits in anatomy.traits[start:end])
-        and not any(_looks_at_sessions(call) for call in anatomy.calls[start:end])
+        and not any(looks_at_sessions(call) for call in anatomy.calls[start:end])
         and all(source.recordable and not source.by_length for source in anatomy.sources)
     )
 
 
-def _looks_at_sessions(call: Arguments) -> bool:
+def looks_at_sessions(call: Arguments) -> bool:
     """Whether a layer's mask is a predicate, which is asked session by session."""
     origins = [*call.positional, *(origin for _, origin in call.named)]
     rules = [o.value for o in origins if isinstance(o, Constant) and isinstance(o.value, MaskRule)]
@@ -79,42 +93,75 @@ class Buffers:
     hidden: Tensor
     positions: Tensor
     slots: Tensor
-    spans: Tensor
-    table: Tensor
+    decode: DecodeRows | None
+    """Where contexts are, by a table; or else"""
+    paged: PagedRows | None
+    """page by page."""
     scrap_row: int
     out: Tensor | None = field(default=None)
 
     @classmethod
-    def of(cls, rows: int, columns: int, like: Tensor, scrap_row: int) -> "Buffers":
-        """For steps of so many rows of the width, dtype and device of ``like``."""
+    def of(
+        cls, rows: int, columns: int, like: Tensor, scrap_row: int, page_tokens: int = 0
+    ) -> "Buffers":
+        """For steps of so many rows of the width, dtype and device of ``like``.
+
+        Their contexts are found by a table, or by pages of ``page_tokens`` where that is not 0.
+        """
+        device = like.device
 
         def full(value: int, *shape: int) -> Tensor:
-            return torch.full(shape, value, dtype=torch.long, device=like.device)
+            return torch.full(shape, value, dtype=torch.long, device=device)
 
+        decode = paged = None
+        if page_tokens:
+            paged = PagedRows.room(rows, columns, page_tokens, scrap_row // page_tokens, device)
+        else:
+            decode = DecodeRows(spans=full(1, rows, 2), table=full(scrap_row, rows, columns))
         return cls(
             hidden=like.new_zeros(rows, like.shape[-1]),
             positions=full(0, rows),
             slots=full(scrap_row, rows),
-            spans=full(1, rows, 2),
-            table=full(scrap_row, rows, columns),
+            decode=decode,
+            paged=paged,
             scrap_row=scrap_row,
         )
 
-    def stage(self, hidden: Tensor, positions: Tensor, slots: Tensor, rows: DecodeRows) -> None:
+    def stage(self, hidden: Tensor, positions: Tensor, step: Step) -> None:
         """Put a step's rows first and let the others write where nobody reads."""
-        count, columns = rows.table.shape
+        assert isinstance(step.write_slots, Tensor)  # noqa: S101 - so it is in decode steps
+        count = hidden.shape[0]
         self.hidden[:count] = hidden
         self.hidden[count:] = 0
         self.positions[:count] = positions
         self.positions[count:] = 0
-        self.slots[:count] = slots
+        self.slots[:count] = step.write_slots
         self.slots[count:] = self.scrap_row
-        self.spans[:count] = rows.spans
-        self.spans[count:] = 1
+        if self.paged is not None and step.paged is not None:
+            self.paged.stage(step.paged, self.scrap_row // self.paged.page_tokens)
+        if self.decode is not None and step.decode is not None:
+            self._stage_table(self.decode, step.decode)
+
+    def _stage_table(self, into: DecodeRows, rows: DecodeRows) -> None:
+        count, columns = rows.table.shape
+        into.spans[:count] = rows.spans
+        into.spans[count:] = 1
         # Behind a row's end stands its last token: masked, but a number in any case.
-        self.table[:count, :columns] = rows.table
-        self.table[:count, columns:] = rows.table[:, -1:]
-        self.table[count:] = self.scrap_row
+        into.table[:count, :columns] = rows.table
+        into.table[:count, columns:] = rows.table[:, -1:]
+        into.table[count:] = self.scrap_row
+
+
+def _size_of(step: Step) -> tuple[int, int] | None:
+    """Rows and columns of a step that a graph could run; None where none could."""
+    if step.compared is not None:  # which waits for the device
+        return None
+    if step.paged is not None:
+        return (len(step.paged.spans), step.paged.columns) if step.paged.decode else None
+    if step.decode is None or not step.decode.table.numel():
+        return None
+    rows, columns = step.decode.table.shape
+    return rows, columns
 
 
 def _token_bytes(step: Step, start: int, end: int) -> int:
@@ -153,39 +200,57 @@ class DecodeGraphs:
         self, start: int, end: int, step: Step, hidden: Tensor, positions: Tensor
     ) -> Tensor | None:
         """``[rows, hidden]`` behind layers ``[start, end)``; None where no graph can do it."""
-        rows = step.decode
-        if rows is None or not rows.table.numel() or (start, end) in self._failed:
+        asked = _size_of(step)
+        if asked is None or (start, end) in self._failed:
             return None
-        assert isinstance(step.write_slots, Tensor)  # noqa: S101 - so it is in decode steps
-        count, columns = rows.table.shape
+        count, columns = asked
         size = row_bucket(count)
         if size is None:
             return None
-        key = (start, end, size, column_bucket(columns))
-        if key in self._too_large or size * key[3] * _token_bytes(step, start, end) > BYTES_MAX:
+        bucket = page_bucket(columns) if step.paged is not None else column_bucket(columns)
+        key = (start, end, size, bucket)
+        if key in self._too_large or (
+            step.paged is None and size * bucket * _token_bytes(step, start, end) > BYTES_MAX
+        ):
             return None
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._made(key, step.pools, hidden)
+            graph = self._made(key, step, hidden)
             if graph is None:
                 return None
         self._graphs.move_to_end(key)
-        graph.buffers.stage(hidden, positions, step.write_slots, rows)
+        graph.buffers.stage(hidden, positions, step)
         graph.replay()
         step.calls += end - start
         assert graph.buffers.out is not None  # noqa: S101 - the capture made it
         return graph.buffers.out[:count].clone()  # the next replay writes there
 
-    def _made(
-        self, key: tuple[int, int, int, int], pools: dict[int, LayerPool], like: Tensor
-    ) -> _Graph | None:
+    def prepare(self, start: int, end: int, step: Step, like: Tensor) -> int:
+        """Capture steps of every number of rows over contexts of :data:`PAGES_COLUMNS_LEAST`
+        tokens, so that no answer waits for it; returns how many there are.
+
+        ``step`` says where pages are and who reads them; ``like`` is a row of hidden states.
+        """
+        made = 0
+        for size in reversed(ROW_BUCKETS):  # what the largest needs in between serves the others
+            key = (start, end, size, PAGES_COLUMNS_LEAST)
+            if (start, end) in self._failed:
+                break
+            made += self._made(key, step, like) is not None
+        return made
+
+    def _made(self, key: tuple[int, int, int, int], like_step: Step, like: Tensor) -> _Graph | None:
         start, end, size, columns = key
-        buffers = Buffers.of(size, columns, like, pools[start].scrap_row)
+        pools, paged = like_step.pools, like_step.paged
+        page_tokens = 0 if paged is None else paged.page_tokens
+        buffers = Buffers.of(size, columns, like, pools[start].scrap_row, page_tokens)
         step = Step(
             pools=pools,
             write_slots=buffers.slots,
             segments=[],
-            decode=DecodeRows(spans=buffers.spans, table=buffers.table),
+            decode=buffers.decode,
+            paged=buffers.paged,
+            attend_pages=like_step.attend_pages,
         )
 
         def body() -> None:

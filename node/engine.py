@@ -16,10 +16,12 @@ from dht.errors import MachineError, UserError
 from dht.types import ModelSpec, PlannerNode, fits, stage_bytes
 from node.attention import LayerPool
 from node.heap import give_back
+from node.kernels import pages_kernel
 from node.kv_accounts import Reservation
 from node.kv_pool import KvPool
 from node.kv_transfer import KvBytes, KvRows
 from node.model import LoadedRange, ModelLayout, kv_shape
+from node.paged_rows import AttendPages
 from node.step_rows import StepRows
 from node.step_run import AcceleratorError, StepRun
 from node.weights import Progress, WeightStore
@@ -56,6 +58,8 @@ class EngineConfig:
     """For weights and KV pages together."""
     page_tokens: int = 16
     threads: int | None = None
+    kernels: bool = True
+    """Kernels of our own where the device can run them; see :mod:`node.kernels`."""
     share_prefixes: bool = False
     """Sessions whose tokens begin the same hold the same KV pages, where this engine has all
     layers. Off by default: how soon an answer begins then tells what others have asked."""
@@ -77,6 +81,9 @@ class Engine:
         self.held = (0, 0)
         self.bytes_loaded = 0
         self._range = LoadedRange(self.layout, self.device)
+        self._attend_pages: AttendPages | None = None
+        if config.kernels:
+            self._attend_pages = pages_kernel(self.device, self.layout.dtype)
         self._pools: dict[int, LayerPool] = {}
         self._kv = self._kv_pool(0)
         self._steps = self._step_run()
@@ -103,6 +110,16 @@ class Engine:
             f"{self.config.memory_bytes / 2**30:.4f} GiB cannot hold {wanted} of {self.spec.name}:"
             f" --memory {least_gib:.4f} would do (GiB, with room for {self.kv_tokens_min} tokens)"
         )
+
+    @property
+    def by_pages(self) -> bool:
+        """Whether there is a kernel here that reads contexts in place, to be tried at each load."""
+        return self._attend_pages is not None
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether that kernel passed its trial on the layers that are held."""
+        return self._steps.reads_in_place
 
     @property
     def kv_tokens_free(self) -> int:
@@ -137,6 +154,8 @@ class Engine:
             self.bytes_loaded = self._range.set(start, end, progress, made_up=made_up)
             self._pools.update((index, self._pool(pages, index)) for index in range(start, end))
             self._steps.warm_up()
+            if self._attend_pages is not None:
+                self._steps.use_pages(self._attend_pages)
         except AcceleratorError as error:
             self._raise_if_lost(error)
             raise

@@ -140,6 +140,14 @@ class Flow:
             return done[0]
         return self._as_they_are(start, end, step, hidden, positions)
 
+    def prepare(
+        self, layers: dict[int, nn.Module], start: int, end: int, step: Step, like: torch.Tensor
+    ) -> None:
+        """Capture decode steps like ``step`` through layers ``[start, end)``, if any are."""
+        self._layers = layers
+        if self.graphs is not None and recordable(self._anatomy, start, end):
+            self.graphs.prepare(start, end, step, like)
+
     def _as_they_are(
         self, start: int, end: int, step: Step, hidden: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:

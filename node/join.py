@@ -184,6 +184,7 @@ async def _open_engine(
             quantize=arguments.quantize,
             memory_bytes=machine.lend_bytes,
             threads=arguments.threads,
+            kernels=not arguments.no_kernels,
             refresh_profile=arguments.refresh_profile,
         )
     fastest = max(engine.tokens_per_s)

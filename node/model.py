@@ -25,8 +25,8 @@ from node.layer_traits import FAILURES
 from node.memory_layout import favour_few_rows
 from node.quantize import held_bytes, quantize_linears
 from node.skeleton import Skeleton
-from node.tensors import DTYPES
-from node.weights import Progress, WeightStore, is_finite
+from node.tensors import DTYPES, is_finite
+from node.weights import Progress, WeightStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +219,11 @@ class LoadedRange:
     ) -> torch.Tensor:
         """Rows ``[tokens, hidden]`` behind layers ``[start, end)``, which must be held."""
         return self._flow.run(self.layers, start, end, step, hidden, positions)
+
+    def prepare(self, start: int, end: int, step: Step, like: torch.Tensor) -> None:
+        """Capture decode steps through layers ``[start, end)`` before they come, where that is
+        possible; see :meth:`node.decode_graphs.DecodeGraphs.prepare`."""
+        self._flow.prepare(self.layers, start, end, step, like)
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits ``[rows, vocabulary]`` of rows that come out of the last layer."""

@@ -45,12 +45,13 @@ class ProfileKey:
         """Of what ``engine`` computes with here."""
         config, device = engine.config, engine.device
         cuda = device.type == "cuda"
+        kernels = ["pages"] if engine.by_pages else []
         return cls(
             device=torch.cuda.get_device_name(device) if cuda else _cpu_name(),
             driver=driver() if cuda else "",
             threads=torch.get_num_threads(),
             model=engine.spec.fingerprint,
-            precision=f"{config.dtype}/{config.quantize or ''}",
+            precision="/".join([config.dtype, config.quantize or "", *kernels]),
             torch=torch.__version__,
         )
 

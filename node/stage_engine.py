@@ -58,6 +58,7 @@ class EngineStage:
         quantize: str | None = None,
         memory_bytes: int,
         threads: int | None,
+        kernels: bool = True,
         profiles: Path | None = None,
         refresh_profile: bool = False,
     ) -> "EngineStage":
@@ -76,6 +77,7 @@ class EngineStage:
                     quantize=quantize,
                     memory_bytes=memory_bytes,
                     threads=threads,
+                    kernels=kernels,
                 )
             )
             folder = profiles or default_folder()

@@ -10,7 +10,7 @@ from node.penalties import Draw
 from node.sampling import draw_rows
 from node.scoring import score_prompt, score_rows
 from node.step_rows import StepRows
-from node.tensors import brought
+from node.tensors import brought, finite_rows, leaving
 from node.work import WorkResult
 
 
@@ -30,13 +30,11 @@ def results_of(
         greedy = torch.argmax(logits, dim=-1)
     # What is needed here of a step comes from the device at once: rows for the next stage, or
     # tokens together with whether they were made of numbers.
-    leaving = hidden
+    finite = finite_rows(hidden)
+    passed_on = hidden
     if any(row.item.end < spec.layers for row in rows):
-        leaving = hidden.to("cpu")
-    finite = torch.isfinite(leaving).all(dim=-1).to(torch.long)
-    if drawn:
-        finite = torch.cat([brought(finite, greedy.device), greedy])
-    known: list[int] = finite.tolist()
+        passed_on = leaving(hidden)
+    known: list[int] = torch.cat([finite, greedy]).tolist()
     sampled = _sampled(drawn, logits, known[len(hidden) :]) if drawn else {}
     results = []
     for row in rows:
@@ -49,7 +47,7 @@ def results_of(
         results.append(
             WorkResult(
                 item=row.item,
-                hidden=leaving[row.first : row.last] if row.item.end < spec.layers else None,
+                hidden=passed_on[row.first : row.last] if row.item.end < spec.layers else None,
                 token_id=token_id,
                 score=score,
                 prompt_scores=_prompt_scores(row, hidden, loaded, spec.vocab),

@@ -1,23 +1,31 @@
 """One step: rows of many sessions packed, run through the layers that each needs, and split."""
 
 import itertools
+import logging
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from dht.errors import UserError
+from dht.errors import MachineError, UserError
 from dht.types import ModelSpec
 from node.attention import LayerPool, Segment, Step
+from node.decode_graphs import looks_at_sessions
 from node.decode_rows import decode_rows
 from node.kv_accounts import Reservation
 from node.kv_pool import pool_rows
 from node.model import LoadedRange, ModelLayout
+from node.paged_rows import AttendPages, PagedRows
+from node.pages_trial import trial_step, try_kernel
 from node.step_results import results_of
 from node.step_rows import StepRows, joined
 from node.tensors import brought
 from node.work import WorkResult
 
+logger = logging.getLogger(__name__)
+
 ALONE = slice(0, 1)
+ELSEWHERE = slice(0, 0)
+"""In the place of a context's pool rows where a kernel finds them by its pages."""
 
 
 class _NeverRaised(RuntimeError):
@@ -44,6 +52,9 @@ class StepRun:
         self._pools = pools
         self._page_tokens = page_tokens
         self._spec = spec
+        self._attend_pages: AttendPages | None = None
+        self._by_pages_alone = not any(map(looks_at_sessions, layout.anatomy.calls))
+        """Whether no layer needs a context's pool rows where ``attend_pages`` is there."""
         self._kv_bytes = layout.dtype.itemsize * max(
             kv_heads * (key_width + value_width)
             for kv_heads, key_width, value_width in layout.anatomy.kv_shapes
@@ -53,6 +64,11 @@ class StepRun:
     def device(self) -> torch.device:
         """Where layers and pools are."""
         return self._loaded.device
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether attention reads contexts page by page."""
+        return self._attend_pages is not None
 
     def warm_up(self) -> None:
         """One row through every layer; UserError when its attention cannot be computed here."""
@@ -74,6 +90,42 @@ class StepRun:
                     f"{where} cannot be served yet: its layers do not call attention through"
                     " transformers' interface"
                 )
+
+    def use_pages(self, attend_pages: AttendPages) -> None:
+        """Let ``attend_pages`` read contexts if it does so rightly on this device, see
+        :mod:`node.pages_trial`; and capture the steps that it makes possible.
+
+        To be called before any session comes. Raises MachineError where it crashed the device.
+        """
+        anatomy = self._layout.anatomy
+        if not anatomy.packed:
+            return
+        try:
+            apart = try_kernel(
+                attend_pages,
+                self._loaded,
+                self._pools,
+                self._page_tokens,
+                anatomy.width,
+                self._layout.dtype,
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except AcceleratorError as error:
+            raise MachineError(
+                f"{self.device} failed in a kernel of ours ({error}): start again with --no-kernels"
+            ) from error
+        except Exception as error:  # noqa: BLE001 - a compiler's, a driver's: copying works
+            told = str(error).strip().splitlines() or [repr(error)]
+            logger.warning("attention copies what it reads: its kernel failed: %s", told[0])
+            return
+        logger.info("attention reads pages in place; off by %.1g at most", apart)
+        self._attend_pages = attend_pages
+        step, _ = trial_step(self._pools, ((1, 1),), self._page_tokens, self.device)
+        step.attend_pages, step.compared = attend_pages, None
+        like = torch.zeros(1, anatomy.width, dtype=self._layout.dtype, device=self.device)
+        with torch.inference_mode():
+            self._loaded.prepare(min(self._pools), max(self._pools) + 1, step, like)
 
     def run(self, rows: list[StepRows]) -> list[WorkResult]:
         """Pack the rows, run each layer over those that need it, split the results.
@@ -131,11 +183,19 @@ class StepRun:
         written: list[torch.Tensor | slice] = []
         for row in rows:
             whole, position = row.segment.slots, row.item.position
-            if isinstance(whole, slice):
+            if whole is ELSEWHERE:
+                written.append(brought(self._new_rows(row), self.device))
+            elif isinstance(whole, slice):
                 written.append(slice(whole.start + position, whole.stop))
             else:
                 written.append(brought(whole[position:], self.device))
         return written[0] if len(rows) == 1 else joined([self._rows_of(w) for w in written])
+
+    def _new_rows(self, row: StepRows) -> torch.Tensor:
+        """Pool rows of an item's own tokens, on the CPU."""
+        first, skipped = divmod(row.item.position, self._page_tokens)
+        pages = row.reservation.pages[first:]
+        return pool_rows(pages, skipped + row.item.tokens, self._page_tokens)[skipped:]
 
     def _segment(self, row: StepRows) -> Segment:
         context = row.item.position + row.item.tokens
@@ -143,6 +203,8 @@ class StepRun:
         whole: torch.Tensor | slice
         if row.reservation.run:
             whole = slice(pages[0] * size, pages[0] * size + context)
+        elif self._attend_pages is not None and self._by_pages_alone:
+            whole = ELSEWHERE
         else:
             whole = pool_rows(pages, context, size)
             if row.item.tokens > 1 or not self._loaded.has_graphs:  # a table needs it here
@@ -153,6 +215,8 @@ class StepRun:
             context_tokens=context,
             slots=whole,
             tokens_max=row.reservation.tokens,
+            pages=pages,
+            run=row.reservation.run,
         )
 
     def _rows_of(self, slots: torch.Tensor | slice) -> torch.Tensor:
@@ -188,7 +252,13 @@ class StepRun:
 
     def _step(self, segments: list[Segment], slots: torch.Tensor | slice) -> Step:
         step = Step(pools=self._pools, write_slots=slots, segments=segments)
-        if self._layout.anatomy.packed and all(segment.rows == 1 for segment in segments):
+        decode = all(segment.rows == 1 for segment in segments)
+        if decode:
+            step.write_slots = self._rows_of(slots)
+        if self._attend_pages is not None:
+            step.attend_pages = self._attend_pages
+            step.paged = PagedRows.of(segments, self._page_tokens, self.device)
+        elif decode and self._layout.anatomy.packed:
             step.decode = decode_rows(
                 segments,
                 self._kv_bytes,
@@ -196,7 +266,6 @@ class StepRun:
                 self.device,
                 tables_only=self._loaded.has_graphs,
             )
-            step.write_slots = self._rows_of(slots)
             if step.decode is None:
                 for segment in segments:
                     if isinstance(segment.slots, torch.Tensor):

@@ -193,6 +193,8 @@ class WeightStore:
     ) -> "torch.Tensor":
         import torch
 
+        from node.tensors import is_finite
+
         entry = self.tensors[name]
         data = torch.empty(entry.size_bytes, dtype=torch.uint8)
         view = memoryview(data.numpy().data)
@@ -210,16 +212,6 @@ class WeightStore:
         if not is_finite(tensor):
             raise DamagedError(entry.shard, f"{path} is damaged: {name} holds NaN or infinity")
         return tensor
-
-
-def is_finite(tensor: "torch.Tensor") -> bool:
-    """Whether all numbers are finite; one pass without a temporary copy."""
-    import torch
-
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return True
-    low, high = torch.aminmax(tensor)
-    return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def _torch_dtype(dtype: str) -> "torch.dtype":

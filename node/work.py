@@ -6,6 +6,7 @@ import torch
 
 from dht.messages import Sampling
 from node.kv_accounts import Reservation
+from node.tensors import is_finite
 from node.token_history import PromptTargets, TokenHistory
 
 
@@ -105,6 +106,6 @@ def _hidden_refusal(hidden: torch.Tensor, item: WorkItem, width: int) -> str | N
         return f"hidden states of shape {shape}, ({item.tokens}, {width}) expected"
     if not hidden.is_floating_point():
         return f"hidden states of {hidden.dtype}, floating point expected"
-    if not bool(torch.isfinite(hidden).all()):
+    if not is_finite(hidden):
         return f"hidden states that are not finite came in for layers [{item.start}, {item.end})"
     return None

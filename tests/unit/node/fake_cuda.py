@@ -25,6 +25,9 @@ NUMBERS_FROM_CPU = frozenset({aten.index.Tensor, aten.index_put_.default, aten.i
 STRICT = frozenset({aten.index_copy_.default, aten.index_select.default, aten.gather.default})
 """Whose index has to be where the numbers are, which fake tensors do not look at."""
 
+PAGE_LOCKED = "page_locked_by_the_fake"
+"""Marks memory into which the device copies while the CPU goes on."""
+
 FAST_GROUPS = frozenset({9, 10})
 """Major compute capabilities on which torch has a kernel for products by groups of rows; elsewhere
 it reads on the CPU where the groups end (``aten/src/ATen/native/cuda/GroupedBlas.cpp``)."""
@@ -248,7 +251,9 @@ class _Operations(TorchDispatchMode):
                 return torch.ones(args[0].shape, dtype=named.get("dtype") or args[0].dtype)
         elif func is aten.copy_.default and real:
             if real[0] is args[0]:
-                self._seen.waited("rows are read")
+                in_background = len(args) > 2 and args[2] and hasattr(real[0], PAGE_LOCKED)
+                if not in_background:
+                    self._seen.waited("rows are read")
                 return args[0].fill_(1)
             self._seen.uploaded("a copy from the CPU", waits=real[0].dim() > 0)
         elif func in NUMBERS_FROM_CPU:
@@ -294,6 +299,11 @@ class _Functions(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         instead = self._instead.get(func)
+        if func is torch.empty and (kwargs or {}).get("pin_memory"):
+            named = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
+            made = func(*args, **named)
+            setattr(made, PAGE_LOCKED, True)
+            return made
         if func in self._made and _is_cuda(device := (kwargs or {}).get("device")):
             named = {name: value for name, value in (kwargs or {}).items() if name != "device"}
             return func(*args, **named).to(device)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bench.tiny_families import make
 from dht.messages import Sampling
 from node import decode_graphs
+from node.attention import Step
 from node.decode_graphs import (
     COLUMNS_LEAST,
     ROW_BUCKETS,
@@ -101,17 +102,20 @@ def test_what_was_staged_before_is_gone(turns: list[tuple[int, int, int]]) -> No
         slots = torch.arange(count) + first
         table = torch.arange(count * columns).view(count, columns) + first
         spans = torch.arange(count * 2).view(count, 2) + first
-        rows = DecodeRows(spans=spans, table=table)
-        buffers.stage(torch.full((count, 3), 1.0 + first), slots + 1, slots, rows)
+        step = Step(
+            pools={}, write_slots=slots, segments=[], decode=DecodeRows(spans=spans, table=table)
+        )
+        buffers.stage(torch.full((count, 3), 1.0 + first), slots + 1, step)
+        assert buffers.decode is not None
         assert torch.equal(buffers.hidden[:count], torch.full((count, 3), 1.0 + first))
         assert not buffers.hidden[count:].any()
         assert torch.equal(buffers.slots, torch.cat([slots, torch.full((4 - count,), 77)]))
         assert torch.equal(buffers.positions[:count], slots + 1)
-        assert torch.equal(buffers.spans[:count], spans)
-        assert torch.equal(buffers.table[:count, :columns], table)
-        assert (buffers.table[:count, columns:] == table[:, -1:]).all()
-        assert (buffers.table[count:] == 77).all()
-        assert (buffers.spans[count:] == 1).all()
+        assert torch.equal(buffers.decode.spans[:count], spans)
+        assert torch.equal(buffers.decode.table[:count, :columns], table)
+        assert (buffers.decode.table[:count, columns:] == table[:, -1:]).all()
+        assert (buffers.decode.table[count:] == 77).all()
+        assert (buffers.decode.spans[count:] == 1).all()
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "mistral", "deepseek_v2"])

@@ -14,9 +14,11 @@ from torch import Tensor
 from bench.random_model import make_llama
 from bench.tiny_families import FAMILIES, make
 from dht.messages import Sampling
-from node import attention, quantize, step_run
+from node import attention, decode_graphs, pages_trial, quantize, step_run
+from node import engine as engine_module
 from node.decode_graphs import DecodeGraphs
 from node.engine import Engine, EngineConfig, WorkItem, WorkResult
+from node.paged_rows import PagedRows
 from node.token_history import PromptTargets, TokenHistory
 from node.weights import WeightStore
 from tests.unit.node.fake_cuda import FakeCuda, fake_cuda
@@ -68,11 +70,65 @@ def step(engine: Engine, seen: FakeCuda, items: list[WorkItem]) -> list[WorkResu
     return results
 
 
+def attend_nowhere(
+    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, *_: object
+) -> Tensor:
+    """In the place of a kernel: what it takes is on its device, what it gives has the shape."""
+    blocks = [rows.blocks(size, single=single) for size, single in ((1, True), (16, False))]
+    taken = [b for block in blocks if block is not None for b in (block.blocks, block.tokens)]
+    for tensor in (query, keys, values, rows.pages, rows.segments, *taken):
+        assert str(tensor.device) == DEVICE
+    return query.new_empty(1, query.shape[2], query.shape[1], values.shape[2])
+
+
+@pytest.fixture(autouse=True)
+def _no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts are copied, as where there is no Triton."""
+    monkeypatch.setattr(engine_module, "pages_kernel", lambda *_: None)
+
+
 families = [pytest.param(n, marks=[] if n in FIRST else pytest.mark.slow) for n in FAMILIES]
 
 
 @pytest.mark.parametrize("name", families)
 def test_every_step_stays_on_the_device(name: str, tmp_path: Path) -> None:
+    every_kind_of_step(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama, tied", "gemma3", "gpt_oss", "bloom", "llama4_text"])
+def test_every_step_by_pages_stays_on_the_device(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a kernel that reads contexts in place, whose trial finds nothing to object to."""
+    monkeypatch.setattr(engine_module, "pages_kernel", lambda *_: attend_nowhere)
+    monkeypatch.setattr(pages_trial, "ERROR_MAX", 1.0)
+    monkeypatch.setattr(decode_graphs, "ROW_BUCKETS", (1, 2, 4))
+    every_kind_of_step(name, tmp_path)
+
+
+def test_steps_by_pages_are_captured_at_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None while answers wait, whatever the number of sessions and however long they are."""
+    make(tmp_path, "llama")
+    monkeypatch.setattr(engine_module, "pages_kernel", lambda *_: attend_nowhere)
+    monkeypatch.setattr(pages_trial, "ERROR_MAX", 1.0)
+    monkeypatch.setattr(decode_graphs, "ROW_BUCKETS", (1, 2, 4))
+    with fake_cuda() as seen:
+        engine = engine_of(tmp_path, "bfloat16")
+        assert len(seen.captures) == len(graphs_of(engine)) == 3
+        assert len(set(seen.captures)) == 1
+        for n in range(3):
+            assert engine.reserve(str(n), 200) is None
+            step(engine, seen, [item(engine, str(n), (1,) * 100, 0)])
+        for turn in range(40):
+            step(engine, seen, [item(engine, str(n), (1,), 100 + turn) for n in range(3)])
+            assert seen.waits == ["a list is read"]
+            assert not seen.uploads
+        assert (seen.replays, len(seen.captures)) == (40, 3)
+
+
+def every_kind_of_step(name: str, tmp_path: Path) -> None:
     """Prefill, decode, both mixed, parts of the layers, sampling, scores; one wait in a step."""
     make(tmp_path, name)
     with fake_cuda() as seen:

@@ -1,0 +1,349 @@
+"""Attention straight from pages: the same numbers as in the open, the same answers, refused where
+it differs. Without a GPU the kernels are interpreted on the CPU, and compiled for several cards."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.tiny_families import make
+from node import pages_trial
+from node.attention import attend_openly
+from node.engine import Engine
+from node.mask_rules import MaskRule
+from node.paged_rows import AttendPages, PagedRows
+from tests.unit.node.test_decode_graphs import LAYERS, PROMPTS, answers, engine_of, with_graphs
+
+pytest.importorskip("triton", reason="Triton has no wheels for this platform")
+
+from node import paged_kernel
+from node.paged_kernel import attend_pages, splits_of, tile_tokens
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+PAGE = 16
+
+
+@dataclass
+class Part:
+    """One session's rows, and its pages."""
+
+    first: int
+    rows: int
+    context_tokens: int
+    pages: list[int]
+    run: bool = False
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    key_width: int
+    value_width: int
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+
+
+PLAIN = Shape(8, 2, 32, 32)
+DECODES = ((1, 40), (1, 7), (1, 100), (1, 16))
+MIXED = ((5, 40), (1, 7), (35, 60), (1, 290))
+
+
+def compared(
+    shape: Shape, sessions: tuple[tuple[int, int], ...], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the kernel gives, and what attention in the open gives in the same dtype."""
+    generator = torch.Generator().manual_seed(7)
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator).to(DEVICE, dtype)
+
+    free = torch.randperm(64, generator=generator).tolist()
+    pools = [
+        torch.full((64 * PAGE + 1, shape.kv_heads, width), float("nan"), dtype=dtype, device=DEVICE)
+        for width in (shape.key_width, shape.value_width)
+    ]
+    parts: list[Part] = []
+    for rows, context in sessions:
+        first = parts[-1].first + parts[-1].rows if parts else 0
+        own = [free.pop() for _ in range(-(-context // PAGE))]
+        parts.append(Part(first, rows, context, own))
+        for pool in pools:
+            pool[slots_of(parts[-1])] = random(context, *pool.shape[1:])
+    query = random(1, shape.heads, parts[-1].first + parts[-1].rows, shape.key_width)
+    sinks = random(shape.heads) if shape.sinks else None
+    scale = shape.key_width**-0.5
+    given = attend_pages(
+        query, *pools, PagedRows.of(parts, PAGE, DEVICE), sinks, shape.window, scale, shape.softcap
+    )
+    rule = MaskRule(window=shape.window)
+    wanted = [
+        attend_openly(
+            query[0, :, part.first : part.first + part.rows],
+            pools[0][slots_of(part)].permute(1, 2, 0),
+            pools[1][slots_of(part)].transpose(0, 1),
+            rule.allowed(part.rows, part.context_tokens, DEVICE),
+            scale,
+            shape.softcap or None,
+            sinks,
+        )
+        for part in parts
+    ]
+    return given, torch.cat(wanted)[None]
+
+
+def slots_of(part: Part) -> torch.Tensor:
+    rows = torch.tensor(part.pages)[:, None] * PAGE + torch.arange(PAGE)
+    return rows.flatten()[: part.context_tokens].to(DEVICE)
+
+
+@pytest.mark.parametrize("processors", [1, 12], ids=["whole", "split"])
+@pytest.mark.parametrize("sessions", [DECODES, MIXED], ids=["decodes", "mixed"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        PLAIN,
+        Shape(6, 2, 24, 40),  # widths and groups that are no power of two
+        Shape(7, 1, 80, 80),
+        Shape(4, 4, 48, 32),  # latent attention: keys wider than values
+        Shape(8, 2, 32, 32, window=17),
+        Shape(8, 2, 32, 32, window=64, softcap=30.0),
+        Shape(8, 2, 32, 32, window=17, sinks=True),
+        Shape(8, 2, 32, 32, sinks=True),
+    ],
+    ids=str,
+)
+def test_it_gives_what_attention_in_the_open_gives(
+    shape: Shape,
+    sessions: tuple[tuple[int, int], ...],
+    processors: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was never written is no number here, and must not be read."""
+    monkeypatch.setattr(paged_kernel, "processors", lambda _: processors)
+    given, wanted = compared(shape, sessions, torch.float32)
+    assert torch.isfinite(given).all()
+    assert (given - wanted).abs().max() < 1e-5
+
+
+def test_half_precision() -> None:
+    """bfloat16 is left to a GPU, as Triton's interpreter cannot multiply it."""
+    given, wanted = compared(PLAIN, MIXED, torch.float16)
+    assert (given - wanted).abs().max() < 4e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="no CUDA device")
+def test_bfloat16_on_a_gpu() -> None:
+    given, wanted = compared(PLAIN, MIXED, torch.bfloat16)
+    assert (given - wanted).abs().max() < 3e-2
+
+
+def engine_by_pages(directory: Path, kernel: AttendPages = attend_pages) -> Engine:
+    engine = engine_of(directory, str(DEVICE))
+    engine._attend_pages = kernel
+    engine.load(0, LAYERS)
+    return engine
+
+
+@pytest.fixture
+def _small_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreting takes its time."""
+    monkeypatch.setattr(pages_trial, "SHORT", ((1, 20), (5, 23)))
+    monkeypatch.setattr(pages_trial, "LONG", ((1, 35),))
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.usefixtures("_small_trial")
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "gpt_oss",  # sinks, windows that alternate
+        pytest.param("gemma2", marks=SLOW),  # scores capped softly
+        pytest.param("deepseek_v3", marks=SLOW),  # latent attention
+        pytest.param("llama4_text", marks=SLOW),  # some layers attend by a predicate
+    ],
+)
+def test_answers_are_the_same(family: str, tmp_path: Path) -> None:
+    make(tmp_path, family)
+    expected = answers(engine_of(tmp_path, str(DEVICE)), PROMPTS[1:4], 3)
+    engine = engine_by_pages(tmp_path)
+    assert engine.reads_in_place
+    assert answers(engine, PROMPTS[1:4], 3) == expected
+    # Pages that are no run: others hold what would follow.
+    fragments(engine)
+    assert answers(engine, PROMPTS[1:4], 3) == expected
+
+
+def fragments(engine: Engine) -> None:
+    """Leave only single pages free, and no two of them beside each other."""
+    page = engine.config.page_tokens
+    names = [f"fragment {n}" for n in range(engine.kv_tokens_free // page)]
+    for name in names:
+        assert engine.reserve(name, page) is None
+    for name in names[::2]:
+        engine.free(name)
+
+
+@pytest.mark.usefixtures("_small_trial")
+def test_padded_steps_answer_the_same(tmp_path: Path) -> None:
+    make(tmp_path, "llama")
+    expected = answers(engine_of(tmp_path, str(DEVICE)), PROMPTS[:3], 4)
+    engine = engine_by_pages(tmp_path)
+    graphs = with_graphs(engine)
+    assert answers(engine, PROMPTS[:3], 4) == expected
+    assert len(graphs) == 1
+
+
+@pytest.mark.usefixtures("_small_trial")
+def test_a_kernel_that_errs_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make(tmp_path, "llama")
+    expected = answers(engine_of(tmp_path), PROMPTS[:2], 3)
+
+    def skewed(*given: object) -> torch.Tensor:
+        return attend_pages(*given) * 1.05  # type: ignore[arg-type]
+
+    def nothing(query: torch.Tensor, *_: object) -> torch.Tensor:
+        return torch.full_like(query.transpose(1, 2), float("nan"))
+
+    def fails(*_: object) -> torch.Tensor:
+        raise RuntimeError("no C compiler\nand much more")
+
+    for kernel, told in (
+        (skewed, "off by 0.05"),
+        (nothing, "off by nan"),
+        (fails, "its kernel failed: no C compiler"),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            engine = engine_by_pages(tmp_path, kernel)
+        assert not engine.reads_in_place
+        assert [record.getMessage() for record in caplog.records if told in record.getMessage()]
+        assert answers(engine, PROMPTS[:2], 3) == expected
+
+
+def test_tiles_and_splits() -> None:
+    assert tile_tokens(16, 128, 128, 2, 227 << 10) == 64
+    assert tile_tokens(64, 256, 256, 2, 99 << 10) == 16
+    for programs in (1, 8, 100, 1000):
+        splits = splits_of(programs, 528, tiles=64)
+        assert splits <= 32
+        assert splits == 1 or splits * programs <= 528 < 2 * splits * programs or splits == 32
+    assert splits_of(1, 528, tiles=1) == 1
+
+
+COMPILE = """
+import json, shutil, subprocess, sys
+from pathlib import Path
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from node.paged_kernel import STAGES, _attend_block, _merge_parts, tile_tokens
+
+WIDTH, GROUP = 128, 4
+FLOATS = {"scale", "softcap"}
+TABLES = {"pages", "segments", "blocks", "tokens"}
+ALIGNED = {"key_row", "key_head", "value_row", "value_head"}
+
+
+def compiled(kernel, target, constants, kinds, warps):
+    names = kernel.arg_names
+    signature = {}
+    for name in names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in TABLES:
+            signature[name] = "*i32"
+        elif name in kinds:
+            signature[name] = kinds[name]
+        else:
+            signature[name] = "fp32" if name in FLOATS else "i32"
+    whole = {
+        (at,): [["tt.divisibility", 16]]
+        for at, name in enumerate(names)
+        if signature[name].startswith("*") or name in ALIGNED
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=whole)
+    return triton.compile(source, target=target, options={"num_warps": warps, "num_stages": STAGES})
+
+
+def spilled(cubin):
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if not tool.exists():
+        return None
+    path = Path(sys.argv[1]) / "kernel.cubin"
+    path.write_bytes(cubin)
+    told = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True)
+    words = told.stdout.split()
+    return [int(word[6:]) for word in words if word.startswith("STACK:")]
+
+
+found = []
+numbers = {name: "*bf16" for name in ("query", "keys", "values", "sinks", "out")}
+for backend, arch, warp, room in json.loads(sys.argv[2]):
+    target = GPUTarget(backend, arch, warp)
+    for block_rows, split in ((1, True), (1, False), (16, False)):
+        lanes = max(16, GROUP * block_rows)
+        constants = {
+            "GROUP": GROUP, "GROUP_LANES": lanes // block_rows, "BLOCK_ROWS": block_rows,
+            "KEY_WIDTH": WIDTH, "KEY_LANES": WIDTH, "VALUE_WIDTH": WIDTH, "VALUE_LANES": WIDTH,
+            "PAGE_TOKENS": 16, "TILE": tile_tokens(lanes, WIDTH, WIDTH, 2, room),
+            "SPLIT": split, "WINDOWED": False, "CAPPED": False, "SINKS": False,
+        }
+        kinds = {**numbers, "peaks": "*fp32", "sums": "*fp32"}
+        if split:
+            kinds["out"] = "*fp32"
+        made = compiled(_attend_block, target, constants, kinds, 4)
+        spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
+        found.append([arch, block_rows, split, made.metadata.shared, room, spill])
+    merge = {"VALUE_WIDTH": WIDTH, "VALUE_LANES": WIDTH, "PARTS": 64, "SINKS": True}
+    kinds = {**numbers, "parts": "*fp32", "peaks": "*fp32", "sums": "*fp32"}
+    made = compiled(_merge_parts, target, merge, kinds, 4)
+    found.append([arch, 0, True, made.metadata.shared, room, None])
+print(json.dumps(found))
+"""
+CARDS = [
+    ("cuda", 80, 32, 163 << 10),
+    ("cuda", 86, 32, 99 << 10),
+    ("cuda", 90, 32, 227 << 10),
+    ("cuda", 120, 32, 99 << 10),
+    ("hip", "gfx942", 64, 64 << 10),
+    ("hip", "gfx1100", 32, 64 << 10),
+]
+"""Backend, architecture, threads of a warp, and the memory that a block of them may share."""
+
+
+@pytest.mark.slow
+def test_it_compiles_for_cards_that_are_not_here(tmp_path: Path) -> None:
+    """Within the memory that each card shares, and without spilling registers where that is known:
+    heads of 128 numbers, four of them to a KV head."""
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": os.getcwd(),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, str(tmp_path), json.dumps(CARDS)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 4 * len(CARDS)
+    for arch, block_rows, split, shared, room, spill in found:
+        assert shared <= room, (arch, block_rows, split)
+        if spill is not None:
+            assert max(spill) <= 64, (arch, block_rows, split, spill)
