@@ -15,8 +15,9 @@ import torch
 from dht.errors import MachineError, UserError
 from dht.types import ModelSpec, PlannerNode, fits, stage_bytes
 from node.attention import LayerPool
+from node.experts import GroupedKernel
 from node.heap import give_back
-from node.kernels import pages_kernel
+from node.kernels import experts_kernel, pages_kernel
 from node.kv_accounts import Reservation
 from node.kv_pool import KvPool
 from node.kv_transfer import KvBytes, KvRows
@@ -82,8 +83,10 @@ class Engine:
         self.bytes_loaded = 0
         self._range = LoadedRange(self.layout, self.device)
         self._attend_pages: AttendPages | None = None
+        self._experts: GroupedKernel | None = None
         if config.kernels:
             self._attend_pages = pages_kernel(self.device, self.layout.dtype)
+            self._experts = experts_kernel(self.device, self.layout.dtype)
         self._pools: dict[int, LayerPool] = {}
         self._kv = self._kv_pool(0)
         self._steps = self._step_run()
@@ -154,6 +157,8 @@ class Engine:
             self.bytes_loaded = self._range.set(start, end, progress, made_up=made_up)
             self._pools.update((index, self._pool(pages, index)) for index in range(start, end))
             self._steps.warm_up()
+            if self._experts is not None:
+                self._steps.use_experts(self._experts)
             if self._attend_pages is not None:
                 self._steps.use_pages(self._attend_pages)
         except AcceleratorError as error:

@@ -2,15 +2,17 @@
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from dht.errors import MachineError, UserError
 from dht.types import ModelSpec
+from node import experts
 from node.attention import LayerPool, Segment, Step
 from node.decode_graphs import looks_at_sessions
 from node.decode_rows import decode_rows
+from node.experts import GroupedKernel
 from node.kv_accounts import Reservation
 from node.kv_pool import pool_rows
 from node.model import LoadedRange, ModelLayout
@@ -91,6 +93,18 @@ class StepRun:
                     " transformers' interface"
                 )
 
+    def use_experts(self, kernel: GroupedKernel) -> None:
+        """Let ``kernel`` run mixtures of experts if it does so rightly on this device.
+
+        To be called before any session comes. Raises MachineError where it crashed the device.
+        """
+        layers = list(self._loaded.layers.values())
+        apart = self._tried(
+            "experts wait for the device", lambda: experts.try_kernel(kernel, layers)
+        )
+        if apart is not None and experts.use(kernel, layers):
+            logger.info("experts run without waiting for the device; off by %.1g at most", apart)
+
     def use_pages(self, attend_pages: AttendPages) -> None:
         """Let ``attend_pages`` read contexts if it does so rightly on this device, see
         :mod:`node.pages_trial`; and capture the steps that it makes possible.
@@ -100,24 +114,18 @@ class StepRun:
         anatomy = self._layout.anatomy
         if not anatomy.packed:
             return
-        try:
-            apart = try_kernel(
+        apart = self._tried(
+            "attention copies what it reads",
+            lambda: try_kernel(
                 attend_pages,
                 self._loaded,
                 self._pools,
                 self._page_tokens,
                 anatomy.width,
                 self._layout.dtype,
-            )
-        except torch.OutOfMemoryError:
-            raise
-        except AcceleratorError as error:
-            raise MachineError(
-                f"{self.device} failed in a kernel of ours ({error}): start again with --no-kernels"
-            ) from error
-        except Exception as error:  # noqa: BLE001 - a compiler's, a driver's: copying works
-            told = str(error).strip().splitlines() or [repr(error)]
-            logger.warning("attention copies what it reads: its kernel failed: %s", told[0])
+            ),
+        )
+        if apart is None:
             return
         logger.info("attention reads pages in place; off by %.1g at most", apart)
         self._attend_pages = attend_pages
@@ -126,6 +134,21 @@ class StepRun:
         like = torch.zeros(1, anatomy.width, dtype=self._layout.dtype, device=self.device)
         with torch.inference_mode():
             self._loaded.prepare(min(self._pools), max(self._pools) + 1, step, like)
+
+    def _tried(self, without: str, trial: Callable[[], float]) -> float | None:
+        """What ``trial`` of a kernel says; None where it failed, and what that means is logged."""
+        try:
+            return trial()
+        except torch.OutOfMemoryError:
+            raise
+        except AcceleratorError as error:
+            raise MachineError(
+                f"{self.device} failed in a kernel of ours ({error}): start again with --no-kernels"
+            ) from error
+        except Exception as error:  # noqa: BLE001 - a compiler's, a driver's: there is another way
+            told = str(error).strip().splitlines() or [repr(error)]
+            logger.warning("%s: its kernel failed: %s", without, told[0])
+            return None
 
     def run(self, rows: list[StepRows]) -> list[WorkResult]:
         """Pack the rows, run each layer over those that need it, split the results.

@@ -5,6 +5,7 @@ and how much memory there is stay unchecked until there is a GPU.
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from bench.random_model import make_llama
 from bench.tiny_families import FAMILIES, make
 from dht.messages import Sampling
-from node import attention, decode_graphs, pages_trial, quantize, step_run
+from node import attention, decode_graphs, experts, pages_trial, quantize, step_run
 from node import engine as engine_module
 from node.decode_graphs import DecodeGraphs
 from node.engine import Engine, EngineConfig, WorkItem, WorkResult
@@ -22,6 +23,10 @@ from node.paged_rows import PagedRows
 from node.token_history import PromptTargets, TokenHistory
 from node.weights import WeightStore
 from tests.unit.node.fake_cuda import FakeCuda, fake_cuda
+
+pytest.importorskip("triton", reason="Triton has no wheels for this platform")
+
+from node.grouped_kernel import Groups, group
 
 DEVICE = "cuda:1"
 """Not the current device, as with ``--gpu 1``."""
@@ -85,6 +90,18 @@ def attend_nowhere(
 def _no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contexts are copied, as where there is no Triton."""
     monkeypatch.setattr(engine_module, "pages_kernel", lambda *_: None)
+    monkeypatch.setattr(engine_module, "experts_kernel", lambda *_: None)
+
+
+def product_of_nothing(
+    rows: Tensor, weights: Tensor, bias: Tensor | None, groups: Groups, *, gathered: bool,
+    transposed: bool,
+) -> Tensor:  # fmt: skip
+    """In the place of a kernel: what it takes is on its device, what it gives has the shape."""
+    for tensor in (rows, weights, groups.tokens, groups.ends, groups.block_ends):
+        assert str(tensor.device) == DEVICE
+    assert rows.dtype == weights.dtype
+    return rows.new_empty(groups.tokens.shape[0], weights.shape[2 if transposed else 1])
 
 
 families = [pytest.param(n, marks=[] if n in FIRST else pytest.mark.slow) for n in FAMILIES]
@@ -208,6 +225,23 @@ def test_what_waits_is_found_before_anything_is_captured(tmp_path: Path) -> None
                 step(engine, seen, [item(engine, "a", (1,), at)])
             assert len(seen.captures) == captures
             assert not seen.forbidden
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3", "mixtral"])
+def test_experts_need_not_wait(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a kernel that finds the groups itself; its trial finds nothing to object to."""
+    make(tmp_path, name)
+    kernel = SimpleNamespace(group=group, grouped_product=product_of_nothing, FEW_ROWS=16)
+    monkeypatch.setattr(engine_module, "experts_kernel", lambda *_: kernel)
+    monkeypatch.setattr(experts, "ERROR_MAX", 1.0)
+    with fake_cuda(capability=(8, 6)) as seen:
+        engine = engine_of(tmp_path, "bfloat16")
+        assert engine.reserve("a", 64) is None
+        for at in range(3):
+            step(engine, seen, [item(engine, "a", (1,), at)])
+            assert seen.waits == ["a list is read"]
+            assert not seen.uploads
+        assert (len(seen.captures), seen.replays) == (1, 3)
 
 
 def test_a_stream_is_put_back_where_capturing_fails(
