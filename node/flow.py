@@ -14,6 +14,7 @@ from torch import nn
 from node.anatomy import Anatomy
 from node.attention import Segment, Step, set_step
 from node.decode_graphs import Capture, DecodeGraphs, recordable
+from node.fused_norms import fuse_norms
 from node.kv_cache import PoolCache
 from node.memory_layout import favour_few_rows
 from node.shared_products import share_products
@@ -50,10 +51,12 @@ class Flow:
     def prepared(
         self, index: int, layer: nn.Module, dtype: torch.dtype, device: torch.device
     ) -> nn.Module:
-        """A layer as it runs: fewer products, in a better layout, recorded on a CPU."""
+        """A layer as it runs: fewer products and launches, a better layout, recorded on a CPU."""
         if self._anatomy.packed:
             share_products(layer, self._anatomy.traits[index].siblings)
         layer = favour_few_rows(layer)
+        if device.type == "cuda":
+            fuse_norms(layer, dtype)
         if device.type == "cpu":
             self.traced.add(index, layer, dtype)
         return layer

@@ -1,0 +1,89 @@
+"""RMS norms in one launch: models' own code takes six, and a decode step of a layer has two to six.
+
+A norm is known by what it computes, not by its name: a module with one vector of weights and an
+epsilon is tried on random rows, and replaced where torch's fused norm gives the same.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+EPSILONS = ("variance_epsilon", "eps", "epsilon")
+"""What models call the epsilon."""
+TRIAL_SCALES = (1.0, 30.0, 1e-3)
+"""Of the rows in a trial; in the last, the epsilon is as large as what it is added to."""
+ERRORS_MAX = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""Of the norm of what a module gives for a row: a few roundings."""
+
+
+class FusedNorm(nn.Module):
+    """``x / sqrt(mean(x²) + eps) · w``, or ``· (1 + w)`` where it is ``shifted``."""
+
+    def __init__(self, weight: Tensor, eps: float, *, shifted: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.scale: Tensor | None
+        self.register_buffer("scale", 1.0 + weight.float() if shifted else None, persistent=False)
+        self.eps = eps
+
+    def forward(self, rows: Tensor) -> Tensor:
+        shape = self.weight.shape
+        if self.scale is None:
+            return F.rms_norm(rows, shape, self.weight, self.eps)
+        return (F.rms_norm(rows, shape, None, self.eps) * self.scale).to(rows.dtype)
+
+
+def fuse_norms(layer: nn.Module, dtype: torch.dtype) -> int:
+    """Replace the RMS norms in ``layer``, which compute in ``dtype``; returns how many."""
+    fused = 0
+    for parent in list(layer.modules()):
+        for name, child in list(parent.named_children()):
+            made = _fused(child, dtype)
+            if made is not None:
+                setattr(parent, name, made)
+                fused += 1
+    return fused
+
+
+def _fused(module: Any, dtype: torch.dtype) -> FusedNorm | None:
+    """What may stand for ``module``; None where nothing may."""
+    if isinstance(module, FusedNorm) or next(module.children(), None) is not None:
+        return None
+    eps = next((e for e in (getattr(module, n, None) for n in EPSILONS) if e is not None), None)
+    held = dict(module.named_parameters(recurse=False))
+    weight = held.get("weight")
+    if not isinstance(eps, float) or weight is None or len(held) != 1 or weight.dim() != 1:
+        return None
+    if (
+        weight.dtype is not dtype
+        or dtype not in ERRORS_MAX
+        or module._forward_hooks
+        or module._forward_pre_hooks
+    ):
+        return None
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(1, len(TRIAL_SCALES), weight.shape[0], generator=generator)
+    rows *= torch.tensor(TRIAL_SCALES)[None, :, None]
+    rows = rows.to(weight.device, dtype)
+    with torch.inference_mode():
+        try:
+            wanted = module(rows)
+        except (RuntimeError, TypeError, ValueError):  # it takes something else
+            return None
+        for shifted in (False, True):
+            made = FusedNorm(weight.data, eps, shifted=shifted)
+            if _alike(made(rows), wanted):
+                return made
+    return None
+
+
+def _alike(given: Tensor, wanted: Any) -> bool:
+    if not isinstance(wanted, Tensor):
+        return False
+    if given.shape != wanted.shape or given.dtype is not wanted.dtype:
+        return False
+    norm = torch.linalg.vector_norm
+    apart, size = norm((given - wanted).float(), dim=-1), norm(wanted.float(), dim=-1)
+    return bool((apart <= ERRORS_MAX[given.dtype] * size).all())
