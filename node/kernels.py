@@ -1,6 +1,7 @@
 """Which kernels of our own a device can run."""
 
 import logging
+import sys
 
 import torch
 
@@ -25,7 +26,11 @@ def pages_kernel(device: torch.device, dtype: torch.dtype) -> AttendPages | None
     try:
         from node.paged_kernel import attend_pages
     except ImportError as error:
-        logger.warning("attention copies what it reads: its kernel needs Triton (%s)", error)
+        logger.warning(
+            "attention copies what it reads: its kernel needs Triton (%s): pip install %s",
+            error,
+            "triton-windows" if sys.platform == "win32" else "triton",
+        )
         return None
     return attend_pages
 

@@ -41,7 +41,7 @@ if ($LASTEXITCODE -ne 0) {
     Write-Warning "No NVIDIA GPU is visible in WSL2: install the newest Windows driver (none inside Linux). The CPU is lent until then."
 }
 
-wsl.exe -d $Distribution -- bash -c "command -v git make python3.11 > /dev/null || (sudo apt-get update && sudo apt-get install -y git make python3 python3-venv)"
+wsl.exe -d $Distribution -- bash -c "command -v git make gcc python3.11 > /dev/null || (sudo apt-get update && sudo apt-get install -y git make gcc libc6-dev python3 python3-venv python3-dev)"
 wsl.exe -d $Distribution -- bash -c "test -d ~/anabranch || git clone $Repository ~/anabranch"
 wsl.exe -d $Distribution -- bash -c "cd ~/anabranch && make .venv/.ready"
 if ($LASTEXITCODE -ne 0) { throw "The installation inside $Distribution failed; what it says stands above." }
