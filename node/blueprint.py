@@ -1,13 +1,10 @@
 """A model's code built from its configuration, on the meta device: shapes without memory."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from node.anatomy import Unservable
 from node.weights import WeightStore
@@ -23,26 +20,12 @@ def context_tokens(config: Any) -> int:
     return int(named or CONTEXT_TOKENS)
 
 
-@contextmanager
-def weightless() -> Iterator[None]:
-    """While active, modules' parameters are on the meta device as soon as they have them; what is
-    computed rather than loaded (buffers) has its numbers."""
-
-    def forgotten(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter:
-        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-
-    handle = register_module_parameter_registration_hook(forgotten)  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def build(store: WeightStore, dtype: torch.dtype, attention: str | None) -> tuple[Any, nn.Module]:
     """Configuration and model; ``attention`` None: the implementation that it has by itself.
 
     Raises whatever the model's code raises, and Unservable.
     """
+    from accelerate.big_modeling import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
@@ -52,7 +35,7 @@ def build(store: WeightStore, dtype: torch.dtype, attention: str | None) -> tupl
     ):
         raise Unservable("its checkpoint is quantised already; give the one in 16 or 32 bits")
     chosen = {} if attention is None else {"attn_implementation": attention}
-    with weightless(), no_init_weights():
+    with init_empty_weights(), no_init_weights():
         model = AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=False, **chosen
         )

@@ -23,7 +23,7 @@ HEADROOM = 1.1
 """Over what was recorded: other processors, kernels and allocators differ by less."""
 NEEDLESS = frozenset(
     {
-        *("PIL", "accelerate", "bitsandbytes", "jinja2", "matplotlib", "networkx", "ortools"),
+        *("PIL", "bitsandbytes", "jinja2", "matplotlib", "networkx", "ortools"),
         *("pandas", "pydantic", "scipy", "sklearn", "sympy", "trio"),
         *("aiohttp", "client", "torch._dynamo", "torch._inductor"),
     }

@@ -23,8 +23,8 @@ from node.weights import WeightStore
 found = {}
 for name, directory in json.load(sys.stdin).items():
     anatomy = repr(ModelLayout.of(WeightStore.open(directory), "float32").anatomy)
-    needless = ("torch._dynamo", "sympy", *lean_transformers.OPTIONAL)
-    heavy = [module for module in needless if module in sys.modules]
+    needless = {"torch._dynamo", "sympy", *lean_transformers.OPTIONAL} - {"accelerate"}
+    heavy = sorted(module for module in needless if module in sys.modules)
     found[name] = [anatomy, heavy]
 print(json.dumps(found))
 """
