@@ -154,11 +154,11 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def renew(document: Path, text: str) -> None:
+def renew(document: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
     """Put ``text`` between the document's marks."""
-    before, _, rest = document.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    document.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    before, _, rest = document.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    document.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 def main() -> int:

@@ -112,6 +112,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", LATENT),
     "gpt2": ("gpt2", {"n_positions": CONTEXT}),
     "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "bart": (
+        "bart",  # counts positions from the length of its cache
+        {
+            "d_model": 32,
+            "is_decoder": True,
+            "forced_eos_token_id": None,
+            **dict.fromkeys(("encoder_layers", "decoder_layers"), LAYERS),
+            **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+            **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 48),
+        },
+    ),
     "stablelm": ("stablelm", {}),
     "starcoder2": ("starcoder2", {"sliding_window": WINDOW}),
     "nemotron": ("nemotron", {}),

@@ -98,16 +98,30 @@ class StandIn(nn.Module):
         shadows = [_shadow(value) for value in given]
         with without_compiler():
             out = self.__dict__["part"](*shadows, **{k: _shadow(v) for k, v in named.items()})
-        tensors = [v for v in (*given, *named.values()) if isinstance(v, torch.Tensor)]
-        device, dtype = tensors[0].device, out.dtype
+        values = (*given, *named.values())
+        device = next(v.device for v in values if isinstance(v, torch.Tensor))
+        rows, dtype = out.shape[:-1], out.dtype
         channel = torch.arange(out.shape[-1], device=device) * 1.3
-        seed = torch.zeros(out.shape[:-1], device=device)
-        for tensor in tensors:
-            if tensor.shape == out.shape[:-1]:
-                seed = seed + tensor
-            elif tensor.shape[:-1] == out.shape[:-1]:
-                seed = seed + tensor.float().mean(-1)
-        return torch.sin(seed[..., None] * 0.7 + channel).to(dtype)
+        seed = torch.zeros(rows, device=device)
+        for place, value in enumerate(values):  # weighed apart: no two of them may cancel out
+            weight = 0.7 + 0.31 * place
+            if isinstance(value, torch.Tensor):
+                for numbers in (value, value.float().mean(-1) if value.dim() else value):
+                    if _spreads(numbers.shape, rows):
+                        seed = seed + weight * numbers
+                        break
+            elif isinstance(value, int | float):
+                seed = seed + weight * value
+        return torch.sin(seed[..., None] + channel).to(dtype)
+
+
+def _spreads(shape: torch.Size, rows: torch.Size) -> bool:
+    """Whether numbers of ``shape`` are one for each of ``rows``, or for all that share a row."""
+    try:
+        spread: torch.Size = torch.broadcast_shapes(shape, rows)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return spread == rows
 
 
 def _shadow(value: Any) -> Any:

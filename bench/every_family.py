@@ -1,0 +1,229 @@
+"""``python -m bench.every_family``: every causal language model of ``transformers``, made small.
+
+Nobody can name them all, and new ones come with every release. So each class that
+``AutoModelForCausalLM`` knows is made small by its own configuration, filled with random weights,
+and asked for eight greedy tokens behind a prompt in two chunks. What matters is the last column:
+a model is served as ``transformers`` runs it, or refused by name, never served wrongly. A class
+that cannot be made small this way is said to be unknown. Each runs in a process of its own.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bench.report import provenance, write
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "families.md"
+BEGIN = "<!-- figures: python -m bench.every_family -->"
+END = "<!-- end of every family -->"
+
+SEED = 0
+LAYERS, NEW_TOKENS, LIMIT_S = 4, 8, 120
+PROMPT = (3, 17, 25, 9, 44, 100, 7, 61, 5, 30) * 4
+FIRST_CHUNK = 13
+SPREAD = 0.08
+"""Of the random weights."""
+MEMORY_BYTES = 64 << 20
+SMALL: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 64),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
+    **dict.fromkeys(("decoder_layers", "encoder_layers"), LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), 4),
+    **dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads"), 4),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 96),
+    **dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim"), 96),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), 256),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "vocab_size": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "head_dim": 16,
+    "rotary_dim": 16,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "sliding_window": 24,
+    "attention_chunk_size": 32,
+}
+"""What a configuration is given where it has such a name."""
+SAME, REFUSED, WRONG, UNKNOWN, FAILED = "same", "refused", "wrong", "unknown", "failed"
+
+
+def small_config(name: str) -> Any:
+    """The configuration of ``name``, with few and narrow layers of each of its kinds."""
+    from transformers import CONFIG_MAPPING
+
+    text = CONFIG_MAPPING[name]().get_text_config()
+    known, aliases = text.to_dict(), getattr(text, "attribute_map", {})
+    given = {
+        key: value
+        for key, value in SMALL.items()
+        if key not in aliases and (key in known or key in aliases.values())
+    }
+    kinds = list(dict.fromkeys(known.get("layer_types") or ()))
+    if kinds:
+        given["layer_types"] = [kinds[at % len(kinds)] for at in range(LAYERS)]
+    return type(text)(**given)
+
+
+def made(name: str, directory: Path) -> list[int]:
+    """Write the model; returns what ``transformers`` answers, without a cache."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(SEED)
+    model: Any = AutoModelForCausalLM.from_config(small_config(name), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, SPREAD)
+    model.save_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    seen = torch.tensor([PROMPT])
+    with torch.no_grad():
+        for _ in range(NEW_TOKENS):
+            chosen = model(input_ids=seen).logits[0, -1].argmax()
+            seen = torch.cat([seen, chosen[None, None]], dim=1)
+    return [int(token) for token in seen[0, len(PROMPT) :]]
+
+
+def answered(directory: Path) -> list[int]:
+    """What the engine answers. Raises UserError where the model is refused."""
+    from dht.messages import Sampling
+    from node.engine import Engine, EngineConfig, WorkItem
+    from node.weights import WeightStore
+
+    store = WeightStore.open(str(directory))
+    engine = Engine(EngineConfig(store=store, name="small", memory_bytes=MEMORY_BYTES))
+    engine.load(0, engine.spec.layers)
+    refused = engine.reserve("a", len(PROMPT) + NEW_TOKENS)
+    assert refused is None, refused
+    out: list[int] = []
+
+    def run(position: int, token_ids: tuple[int, ...], *, drawn: bool) -> None:
+        item = WorkItem(
+            session="a", start=0, end=engine.spec.layers, position=position, token_ids=token_ids,
+            sampling=Sampling() if drawn else None,
+        )  # fmt: skip
+        [result] = engine.step([item])
+        assert result.error is None, result.error
+        if drawn:
+            assert result.token_id is not None
+            out.append(result.token_id)
+
+    run(0, PROMPT[:FIRST_CHUNK], drawn=False)
+    run(FIRST_CHUNK, PROMPT[FIRST_CHUNK:], drawn=True)
+    for position in range(len(PROMPT), len(PROMPT) + NEW_TOKENS - 1):
+        run(position, (out[-1],), drawn=True)
+    return out
+
+
+def outcome(name: str) -> tuple[str, str]:
+    """What came of a family, and why."""
+    import torch
+
+    from dht.errors import UserError
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            expected = made(name, Path(directory))
+        except Exception as error:  # noqa: BLE001 - whatever its code says to such a configuration
+            return UNKNOWN, _line(error)
+        try:
+            given = answered(Path(directory))
+        except UserError as error:
+            return REFUSED, str(error).rpartition("cannot be served yet: ")[2]
+        except Exception as error:  # noqa: BLE001 - this is what is looked for
+            return FAILED, _line(error)
+    return (SAME, "") if given == expected else (WRONG, f"{given} instead of {expected}")
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
+
+
+def apart(name: str) -> tuple[str, str]:
+    """:func:`outcome` in a process of its own."""
+    command = [sys.executable, "-m", "bench.every_family", "--one", name]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return UNKNOWN, f"took more than {LIMIT_S} s"
+    if done.returncode:
+        return FAILED, f"its process ended with {done.returncode}"
+    found, why = json.loads(done.stdout.splitlines()[-1])
+    return found, why
+
+
+def table(result: dict[str, Any]) -> str:
+    """The outcome as Markdown."""
+    families: dict[str, list[str]] = result["families"]
+    of = {kind: [n for n, (found, _) in families.items() if found == kind]
+          for kind in (SAME, REFUSED, WRONG, FAILED, UNKNOWN)}  # fmt: skip
+    lines = [
+        f"Of the {len(families)} causal language models of transformers {result['transformers']},"
+        f" made small by their own configuration, {len(of[SAME])} are served with the ids that"
+        f" transformers gives, {len(of[REFUSED])} are refused with a reason, {len(of[WRONG])} are"
+        f" served wrongly, {len(of[FAILED])} fail otherwise, and {len(of[UNKNOWN])} could not be"
+        " made small in this way.",
+        "",
+        f"Served: {', '.join(of[SAME])}.",
+        "",
+        "| refused | reason |",
+        "|---|---|",
+        *(f"| {name} | {families[name][1]} |" for name in of[REFUSED]),
+    ]
+    for kind in (WRONG, FAILED):
+        lines += [f"\n{kind}: {name}, {families[name][1]}" for name in of[kind]]
+    if of[UNKNOWN]:
+        lines += ["", f"Could not be made small: {', '.join(of[UNKNOWN])}."]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Go through all of them, print, and write the result."""
+    parser = argparse.ArgumentParser(prog="python -m bench.every_family", description=__doc__)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these alone")
+    parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
+    parser.add_argument("--docs", action="store_true", help="renew docs/families.md")
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(outcome(arguments.one)))
+        return 0
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    families: dict[str, tuple[str, str]] = {}
+    for name in arguments.only or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        families[name] = apart(name)
+        print(f"{name:28} {': '.join(part for part in families[name] if part)}", flush=True)
+    counts = Counter(found for found, _ in families.values())
+    print(dict(counts))
+    result = {**provenance(SEED), "counts": counts, "families": families}
+    if arguments.out is not None:
+        write(arguments.out, result)
+    if arguments.docs:
+        from bench.families import renew
+
+        renew(DOCUMENT, table(result), BEGIN, END)
+    return 1 if counts[WRONG] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
