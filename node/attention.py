@@ -225,7 +225,8 @@ def _whole_prompt(
     if len(step.segments) != 1 or softcap is not None or sinks is not None:
         return False
     segment = step.segments[0]
-    whole = 1 < segment.rows == segment.context_tokens and isinstance(segment.slots, slice)
+    # Not by ``slots``: where pages are no run and a kernel goes by them, those are an empty slice.
+    whole = 1 < segment.rows == segment.context_tokens and segment.run
     return whole and not 0 < rule.window < segment.rows
 
 

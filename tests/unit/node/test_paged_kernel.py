@@ -179,6 +179,7 @@ def test_answers_are_the_same(family: str, tmp_path: Path) -> None:
     # Pages that are no run: others hold what would follow.
     fragments(engine)
     assert answers(engine, PROMPTS[1:4], 3) == expected
+    assert answers(engine, PROMPTS[1:2], 3) == expected[:1]  # a prompt alone in its step
 
 
 def fragments(engine: Engine) -> None:
