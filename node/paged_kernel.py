@@ -12,6 +12,7 @@ the tokens that it attends to. Imports ``triton``, which CUDA builds of torch br
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,8 @@ BLOCK_LANES = 64
 each reads the context once."""
 LANES_LEAST = 16
 """Of a product on a tensor core."""
+LOADED_AT_ONCE = 8
+"""Numbers of two bytes that a thread loads with one instruction."""
 SHARED_BYTES_KNOWN = 48 << 10
 """Of memory that the programs of one block share: what every device has."""
 SHARED_SHARE_MAX = 0.75
@@ -41,7 +44,7 @@ STAGES = 3
 WIDE_LANES = 64 * 128
 """Rows times heads times numbers of a head that the registers of four warps hold."""
 
-_SIZES = ["splits", "window", "pages_wide", "query_token", "query_head", "out_token"]
+_SIZES = ["splits", "window", "pages_wide", "query_token", "query_head"]
 """Arguments that may differ from step to step: a kernel is not compiled anew for each."""
 
 
@@ -63,12 +66,12 @@ def _attend_block(
     key_head,
     value_row,
     value_head,
-    out_token,
     pages_wide,
     splits,
     window,
     scale,
     softcap,
+    QUERY_UNIT: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_LANES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -102,8 +105,7 @@ def _attend_block(
     value_lanes = tl.arange(0, VALUE_LANES)
     asked = tl.load(
         query
-        + token[:, None] * query_token
-        + (head * GROUP + member)[:, None] * query_head
+        + (token[:, None] * query_token + (head * GROUP + member)[:, None] * query_head) * QUERY_UNIT
         + key_lanes[None, :],
         mask=live[:, None] & (key_lanes < KEY_WIDTH)[None, :],
         other=0.0,
@@ -171,7 +173,7 @@ def _attend_block(
             total = total * tl.exp(peak - higher) + tl.exp(sink - higher)
             gathered = gathered * tl.exp(peak - higher)[:, None]
         answer = gathered / tl.where(live, total, 1.0)[:, None]
-        target = out + token[:, None] * out_token + here[:, None] * VALUE_WIDTH
+        target = out + (token * heads + here)[:, None] * VALUE_WIDTH
         tl.store(
             target + value_lanes[None, :],
             answer.to(out.dtype.element_ty),
@@ -179,7 +181,7 @@ def _attend_block(
         )
 
 
-@triton.jit(do_not_specialize=["out_token", "splits"])
+@triton.jit(do_not_specialize=["splits"])
 def _merge_parts(
     parts,
     peaks,
@@ -187,7 +189,6 @@ def _merge_parts(
     sinks,
     tokens,
     out,
-    out_token,
     splits,
     VALUE_WIDTH: tl.constexpr,
     VALUE_LANES: tl.constexpr,
@@ -199,7 +200,8 @@ def _merge_parts(
     head = tl.program_id(1)
     part = tl.arange(0, PARTS)
     there = part < splits
-    each = (token * tl.num_programs(1) + head) * splits + part
+    row = token * tl.num_programs(1) + head
+    each = row * splits + part
     peak = tl.load(peaks + each, mask=there, other=float("-inf"))
     highest = tl.max(peak, 0)
     if SINKS:
@@ -218,7 +220,7 @@ def _merge_parts(
     )
     answer = tl.sum(found * weights[:, None], 0) / total
     tl.store(
-        out + token * out_token + head * VALUE_WIDTH + lanes,
+        out + row * VALUE_WIDTH + lanes,
         answer.to(out.dtype.element_ty),
         mask=lanes < VALUE_WIDTH,
     )
@@ -254,6 +256,12 @@ def tile_tokens(lanes: int, key_lanes: int, value_lanes: int, item: int, room_by
     return tile
 
 
+def query_unit(width: int) -> int:
+    """In how many numbers the strides of a query are counted: a constant of the kernel, which so
+    knows that it may load as many at once, and a divisor of ``width``."""
+    return math.gcd(width, LOADED_AT_ONCE)
+
+
 def splits_of(programs: int, wanted: int, tiles: int) -> int:
     """Into how many parts a context is split, a power of two, for ``wanted`` programs in all.
 
@@ -281,7 +289,8 @@ def attend_pages(
     kv_heads, width]``; ``window`` and ``softcap`` 0: none; ``sinks`` ``[heads]``. Returns ``[1,
     tokens, heads, value width]``.
     """
-    if query.stride(3) != 1:
+    unit = query_unit(query.shape[3])
+    if query.stride(3) != 1 or query.stride(1) % unit or query.stride(2) % unit:
         query = query.contiguous()
     out = query.new_empty(1, query.shape[2], query.shape[1], values.shape[2])
     given = out if sinks is None else sinks.contiguous()
@@ -354,6 +363,7 @@ def _attend(
     """Fill the rows of ``out`` that ``block`` names."""
     heads, tokens = query.shape[1:3]
     kv_heads, value_width = values.shape[1:]
+    unit = query_unit(query.shape[3])
     programs = block.blocks.shape[0] * kv_heads
     wanted = PROGRAMS_PER_PROCESSOR * processors(query.device)
     splits = splits_of(programs, wanted, rows.columns // shape.tile)
@@ -373,18 +383,18 @@ def _attend(
         rows.pages,
         rows.segments,
         block.blocks,
-        query.stride(2),
-        query.stride(1),
+        query.stride(2) // unit,
+        query.stride(1) // unit,
         keys.stride(0),
         keys.stride(1),
         values.stride(0),
         values.stride(1),
-        heads * value_width,
         rows.pages.shape[1],
         splits,
         window,
         scale,
         softcap,
+        QUERY_UNIT=unit,
         GROUP=shape.group,
         GROUP_LANES=shape.group_lanes,
         BLOCK_ROWS=shape.block_rows,
@@ -409,7 +419,6 @@ def _attend(
             sinks,
             block.tokens,
             out,
-            heads * value_width,
             splits,
             VALUE_WIDTH=value_width,
             VALUE_LANES=shape.value_lanes,

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
 COMPILE = """
-import json, shutil, subprocess, sys
+import json, re, subprocess, sys
 from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
@@ -67,7 +67,7 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
     for block_rows, split in ((1, True), (1, False), (16, False)):
         lanes = max(16, GROUP * block_rows)
         constants = {
-            "GROUP": GROUP, "GROUP_LANES": lanes // block_rows, "BLOCK_ROWS": block_rows,
+            "QUERY_UNIT": 8, "GROUP": GROUP, "GROUP_LANES": lanes // block_rows, "BLOCK_ROWS": block_rows,
             "KEY_WIDTH": WIDTH, "KEY_LANES": WIDTH, "VALUE_WIDTH": WIDTH, "VALUE_LANES": WIDTH,
             "PAGE_TOKENS": 16, "TILE": tile_tokens(lanes, WIDTH, WIDTH, 2, room),
             "SPLIT": split, "WINDOWED": False, "CAPPED": False, "SINKS": False,
@@ -77,11 +77,12 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
             kinds["out"] = "*fp32"
         made = compiled(_attend_block, target, constants, kinds, 4)
         spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
-        found.append([arch, block_rows, split, made.metadata.shared, room, spill])
+        single = len(re.findall(r"(?:ld|st)\\.global\\.b16", made.asm.get("ptx", "")))
+        found.append([arch, block_rows, split, made.metadata.shared, room, spill, single])
     merge = {"VALUE_WIDTH": WIDTH, "VALUE_LANES": WIDTH, "PARTS": 64, "SINKS": True}
     kinds = {**numbers, "parts": "*fp32", "peaks": "*fp32", "sums": "*fp32"}
     made = compiled(_merge_parts, target, merge, kinds, 4)
-    found.append([arch, 0, True, made.metadata.shared, room, None])
+    found.append([arch, 0, True, made.metadata.shared, room, None, 0])
     for tiles in (FEW, MANY):
         constants = {
             "in_stride": 1, "EXPERTS": 128, "ROWS": tiles.rows, "OUTS": tiles.outs,
@@ -90,7 +91,7 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
         kinds = {name: "*bf16" for name in ("rows", "weights", "biases", "out")}
         made = compiled(_grouped_product, target, constants, kinds, tiles.warps, tiles.stages)
         spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
-        found.append([arch, tiles.rows, False, made.metadata.shared, room, spill])
+        found.append([arch, tiles.rows, False, made.metadata.shared, room, spill, 0])
 print(json.dumps(found))
 """
 CARDS = [
@@ -106,8 +107,8 @@ CARDS = [
 
 @pytest.mark.slow
 def test_kernels_compile_for_cards_that_are_not_here(tmp_path: Path) -> None:
-    """Within the memory that each card shares, and without spilling registers where that is known:
-    heads of 128 numbers, four of them to a KV head."""
+    """Within the memory that each card shares; without spilling registers, and attention moving no
+    number of two bytes alone, where that is known: heads of 128 numbers, four to a KV head."""
     environment = {
         **os.environ,
         "TRITON_INTERPRET": "0",
@@ -124,7 +125,8 @@ def test_kernels_compile_for_cards_that_are_not_here(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) == 6 * len(CARDS)
-    for arch, block_rows, split, shared, room, spill in found:
+    for arch, block_rows, split, shared, room, spill, single in found:
         assert shared <= room, (arch, block_rows, split)
+        assert single == 0, (arch, block_rows, split)
         if spill is not None:
             assert max(spill) <= 64, (arch, block_rows, split, spill)

@@ -129,6 +129,24 @@ def test_it_gives_what_attention_in_the_open_gives(
     assert (given - wanted).abs().max() < 1e-5
 
 
+def test_queries_of_any_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads beside each other, rows beside each other, parts of something wider."""
+    monkeypatch.setattr(paged_kernel, "processors", lambda _: 1)
+    pool = torch.randn(4 * PAGE + 1, 2, 24, device=DEVICE)
+    rows = PagedRows.of([Part(0, 5, 40, [2, 0, 1])], PAGE, DEVICE)
+    wide = torch.randn(1, 5, 8, 75, device=DEVICE)
+    given = [
+        attend_pages(query, pool, pool, rows, None, 0, 0.2, 0.0)
+        for query in (
+            wide[..., 3:27].transpose(1, 2),
+            wide[..., 3:27].transpose(1, 2).contiguous(),
+            wide[..., 3:27].contiguous().transpose(1, 2),
+        )
+    ]
+    assert torch.equal(given[0], given[1])
+    assert torch.equal(given[0], given[2])
+
+
 def test_half_precision() -> None:
     """bfloat16 is left to a GPU, as Triton's interpreter cannot multiply it."""
     given, wanted = compared(PLAIN, MIXED, torch.float16)
