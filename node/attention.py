@@ -23,6 +23,9 @@ SCORES_BYTES_MAX = 64 << 20
 """Of the float32 scores of one session's rows that an accelerator may be asked for at once: several
 copies are alive, beside all that is lent to weights and pages."""
 
+SHARE_LEAST = 1e-3
+"""Of the size of values around 1: answers that are smaller are compared as if they were not."""
+
 WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "position_embeddings", "deterministic", "use_cache"}
 )
@@ -104,8 +107,9 @@ class Step:
     """Set where ``attend_pages`` is there: it goes by these."""
     attend_pages: AttendPages | None = None
     compared: list[float] | None = None
-    """Where it is a list, what layers give is what they give without ``attend_pages``, and how far
-    the two are apart is added: the norm of the difference over that of the answer."""
+    """Where it is a list, layers give what attention in float32 gives, and how far ``attend_pages``
+    is from that is added: of all rows and heads the greatest norm of the difference, over the norm
+    of what is right."""
     calls: int = 0
     """How often attention was called."""
 
@@ -211,10 +215,38 @@ def _in_place(
     )
     if step.compared is None:
         return attended
-    plain = _session_by_session(query, pool, step, rule, scaling, softcap, sinks)
-    apart = torch.linalg.vector_norm((attended - plain).float())
-    step.compared.append(float(apart / torch.linalg.vector_norm(plain.float())))
-    return plain
+    right = _in_float32(query, pool, step, rule, scale, softcap, sinks)
+    apart = torch.linalg.vector_norm(attended.float() - right, dim=-1)
+    # Where nearly all goes to a sink, what is left may be less than the dtype can tell.
+    least = SHARE_LEAST * right.shape[-1] ** 0.5
+    whole = torch.linalg.vector_norm(right, dim=-1).clamp_min(least)
+    step.compared.append(float((apart / whole).max()))
+    return right.to(query.dtype)
+
+
+def _in_float32(
+    query: torch.Tensor,
+    pool: LayerPool,
+    step: Step,
+    rule: MaskRule,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """``[1, rows, heads, value width]``: in the open, with scores that no dtype has rounded."""
+    parts = [
+        attend_openly(
+            query[0, :, segment.first : segment.last].float(),
+            pool.keys[segment.slots].float().permute(1, 2, 0),
+            pool.values[segment.slots].float().transpose(0, 1),
+            segment.mask(rule, query.device),
+            scale,
+            softcap,
+            sinks,
+        )
+        for segment in step.segments
+    ]
+    return torch.cat(parts)[None]
 
 
 def _whole_prompt(

@@ -105,7 +105,8 @@ def _attend_block(
     value_lanes = tl.arange(0, VALUE_LANES)
     asked = tl.load(
         query
-        + (token[:, None] * query_token + (head * GROUP + member)[:, None] * query_head) * QUERY_UNIT
+        + (token[:, None] * query_token + (head * GROUP + member)[:, None] * query_head)
+        * QUERY_UNIT
         + key_lanes[None, :],
         mask=live[:, None] & (key_lanes < KEY_WIDTH)[None, :],
         other=0.0,

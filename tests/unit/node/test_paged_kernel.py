@@ -170,8 +170,7 @@ def engine_by_pages(directory: Path, kernel: AttendPages = attend_pages) -> Engi
 @pytest.fixture
 def _small_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpreting takes its time."""
-    monkeypatch.setattr(pages_trial, "SHORT", ((1, 20), (5, 23)))
-    monkeypatch.setattr(pages_trial, "LONG", ((1, 35),))
+    monkeypatch.setattr(pages_trial, "CONTEXTS", (((1, 20), (5, 23)), ((1, 35),)))
 
 
 SLOW = pytest.mark.slow
@@ -231,11 +230,17 @@ def test_a_kernel_that_errs_is_not_used(tmp_path: Path, caplog: pytest.LogCaptur
     def nothing(query: torch.Tensor, *_: object) -> torch.Tensor:
         return torch.full_like(query.transpose(1, 2), float("nan"))
 
+    def one_head(*given: object) -> torch.Tensor:
+        answer = attend_pages(*given)  # type: ignore[arg-type]
+        answer[:, -1, -1] *= 1.05  # of the longest context, whose answer is the smallest
+        return answer
+
     def fails(*_: object) -> torch.Tensor:
         raise RuntimeError("no C compiler\nand much more")
 
     for kernel, told in (
         (skewed, "off by 0.05"),
+        (one_head, "off by 0.05"),
         (nothing, "off by nan"),
         (fails, "its kernel failed: no C compiler"),
     ):
