@@ -241,7 +241,8 @@ def shared_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return SHARED_BYTES_KNOWN
     found = torch.cuda.get_device_properties(device)
-    return int(getattr(found, "shared_memory_per_block_optin", SHARED_BYTES_KNOWN))
+    # AMD's may say 0 there.
+    return max(SHARED_BYTES_KNOWN, getattr(found, "shared_memory_per_block_optin", 0))
 
 
 def tile_tokens(lanes: int, key_lanes: int, value_lanes: int, item: int, room_bytes: int) -> int:
@@ -367,7 +368,9 @@ def _attend(
     unit = query_unit(query.shape[3])
     programs = block.blocks.shape[0] * kv_heads
     wanted = PROGRAMS_PER_PROCESSOR * processors(query.device)
-    splits = splits_of(programs, wanted, rows.columns // shape.tile)
+    # What a block sees at most: behind a window there is nothing to split.
+    reach = min(rows.columns, window + shape.block_rows) if window else rows.columns
+    splits = splits_of(programs, wanted, reach // shape.tile)
     parts, peaks, sums = out, out, out
     if splits > 1:
         parts = query.new_empty(tokens, heads, splits, value_width, dtype=torch.float32)

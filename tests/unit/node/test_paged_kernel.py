@@ -111,6 +111,7 @@ def slots_of(part: Part) -> torch.Tensor:
         Shape(4, 4, 48, 32),  # latent attention: keys wider than values
         Shape(8, 2, 32, 32, window=17),
         Shape(8, 2, 32, 32, window=64, softcap=30.0),
+        Shape(8, 2, 32, 32, window=260, sinks=True),  # wide enough to be split
         Shape(8, 2, 32, 32, window=17, sinks=True),
         Shape(8, 2, 32, 32, sinks=True),
     ],
@@ -250,6 +251,20 @@ def test_a_kernel_that_errs_is_not_used(tmp_path: Path, caplog: pytest.LogCaptur
         assert not engine.reads_in_place
         assert [record.getMessage() for record in caplog.records if told in record.getMessage()]
         assert answers(engine, PROMPTS[:2], 3) == expected
+
+
+def test_windows_are_not_split_into_parts_without_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the contexts may be, as those of graphs."""
+    tiles: list[int] = []
+
+    def counted(programs: int, wanted: int, count: int) -> int:
+        tiles.append(count)
+        return 1
+
+    monkeypatch.setattr(paged_kernel, "splits_of", counted)
+    for window in (17, 128, 0):
+        compared(Shape(8, 2, 32, 32, window=window), ((1, 1000),), torch.float32)
+    assert tiles == [0, 2, 15]
 
 
 def test_tiles_and_splits() -> None:
