@@ -10,6 +10,7 @@ Another session whose tokens begin the same then holds that page, too (vLLM's au
 caching). Sealed pages that nobody holds stay until the room is needed, the longest unused first.
 """
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ class Reservation:
     """How long the session may become."""
     home: range
     """Pages that the session would like to be its own, in one run; empty where none was free."""
-    pages: list[int] = field(default_factory=list)
+    pages: "array[int]" = field(default_factory=lambda: array("i"))
     run: bool = True
     """Whether the pages are consecutive."""
     written: int = 0

@@ -13,7 +13,6 @@ from node.attention import LayerPool, Segment, Step
 from node.decode_graphs import looks_at_sessions
 from node.decode_rows import decode_rows
 from node.experts import GroupedKernel
-from node.kv_accounts import Reservation
 from node.kv_pool import pool_rows
 from node.model import LoadedRange, ModelLayout
 from node.paged_rows import AttendPages, PagedRows
@@ -56,7 +55,8 @@ class StepRun:
         self._spec = spec
         self._attend_pages: AttendPages | None = None
         self._by_pages_alone = not any(map(looks_at_sessions, layout.anatomy.calls))
-        """Whether no layer needs a context's pool rows where ``attend_pages`` is there."""
+        """Whether no layer needs a context's pool rows where ``attend_pages`` or a table is
+        there."""
         self._kv_bytes = layout.dtype.itemsize * max(
             kv_heads * (key_width + value_width)
             for kv_heads, key_width, value_width in layout.anatomy.kv_shapes
@@ -188,37 +188,23 @@ class StepRun:
 
     def _positions(self, rows: Sequence[StepRows]) -> torch.Tensor:
         """``[tokens]``: where in its session each row stands."""
-        items = [row.item for row in rows]
-        if all(item.tokens == 1 for item in items):
-            return brought([item.position for item in items], self.device)
-        spans = [torch.arange(item.position, item.position + item.tokens) for item in items]
-        return brought(joined(spans), self.device)
-
-    def _pool_row(self, reservation: Reservation, position: int) -> int:
-        page, offset = divmod(position, self._page_tokens)
-        return reservation.pages[page] * self._page_tokens + offset
+        spans = [range(row.item.position, row.item.position + row.item.tokens) for row in rows]
+        return brought(list(itertools.chain.from_iterable(spans)), self.device)
 
     def _slots(self, rows: Sequence[StepRows]) -> torch.Tensor | slice:
         """Pool rows of the step's new tokens."""
-        if all(row.item.tokens == 1 for row in rows):
-            found = [self._pool_row(row.reservation, row.item.position) for row in rows]
-            return brought(found, self.device)
-        written: list[torch.Tensor | slice] = []
-        for row in rows:
-            whole, position = row.segment.slots, row.item.position
-            if whole is ELSEWHERE:
-                written.append(brought(self._new_rows(row), self.device))
-            elif isinstance(whole, slice):
-                written.append(slice(whole.start + position, whole.stop))
-            else:
-                written.append(brought(whole[position:], self.device))
-        return written[0] if len(rows) == 1 else joined([self._rows_of(w) for w in written])
+        found = [self._new_rows(row) for row in rows]
+        if len(rows) == 1 and isinstance(found[0], range) and rows[0].item.tokens > 1:
+            return slice(found[0].start, found[0].stop)
+        return brought(list(itertools.chain.from_iterable(found)), self.device)
 
-    def _new_rows(self, row: StepRows) -> torch.Tensor:
-        """Pool rows of an item's own tokens, on the CPU."""
-        first, skipped = divmod(row.item.position, self._page_tokens)
-        pages = row.reservation.pages[first:]
-        return pool_rows(pages, skipped + row.item.tokens, self._page_tokens)[skipped:]
+    def _new_rows(self, row: StepRows) -> Sequence[int]:
+        """Pool rows of an item's own tokens; a range where its pages are one run."""
+        pages, size, first = row.reservation.pages, self._page_tokens, row.item.position
+        last = first + row.item.tokens
+        if row.reservation.run:
+            return range(pages[0] * size + first, pages[0] * size + last)
+        return [pages[at // size] * size + at % size for at in range(first, last)]
 
     def _segment(self, row: StepRows) -> Segment:
         context = row.item.position + row.item.tokens
@@ -266,7 +252,8 @@ class StepRun:
         if at == total:
             step = self._step(segments, slots)
             return self._loaded.run(start, end, step, hidden, positions)
-        chosen = joined([self._rows_of(slice(row.first, row.last)) for row in active])
+        spans = [range(row.first, row.last) for row in active]
+        chosen = brought(list(itertools.chain.from_iterable(spans)), self.device)
         step = self._step(segments, self._rows_of(slots)[chosen])
         merged = hidden.clone()
         rows = self._loaded.run(start, end, step, hidden[chosen], positions[chosen])
@@ -289,8 +276,8 @@ class StepRun:
                 self.device,
                 tables_only=self._loaded.has_graphs,
             )
-            if step.decode is None:
-                for segment in segments:
-                    if isinstance(segment.slots, torch.Tensor):
-                        segment.slots = brought(segment.slots, self.device)
+        if step.decode is None or not self._by_pages_alone:
+            for segment in segments:
+                if isinstance(segment.slots, torch.Tensor):
+                    segment.slots = brought(segment.slots, self.device)
         return step

@@ -28,6 +28,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
 from node.grouped_kernel import Groups, group
 
+PAGE = 16
 DEVICE = "cuda:1"
 """Not the current device, as with ``--gpu 1``."""
 GREEDY = Sampling()
@@ -143,6 +144,35 @@ def test_steps_by_pages_are_captured_at_load(
             assert seen.waits == ["a list is read"]
             assert not seen.uploads
         assert (seen.replays, len(seen.captures)) == (40, 3)
+
+
+@pytest.mark.parametrize("by_pages", [True, False], ids=["by pages", "by copies"])
+@pytest.mark.parametrize("name", ["llama", "llama4_text"])
+def test_scattered_pages_are_found_on_the_device(
+    name: str, by_pages: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decodes, and decodes beside a prefill, of sessions whose pages are no run: in layers that
+    attend by a predicate, too, which read a context by its slots."""
+    make(tmp_path, name)
+    if by_pages:
+        monkeypatch.setattr(engine_module, "pages_kernel", lambda *_: attend_nowhere)
+        monkeypatch.setattr(pages_trial, "ERROR_MAX", 1.0)
+        monkeypatch.setattr(decode_graphs, "ROW_BUCKETS", (1, 2, 4))
+    with fake_cuda() as seen:
+        engine = engine_of(tmp_path, "bfloat16")
+        names = [f"fragment {n}" for n in range(engine.kv_tokens_free // PAGE)]
+        for fragment in names:
+            assert engine.reserve(fragment, PAGE) is None
+        for fragment in names[::2]:
+            engine.free(fragment)
+        for session in "abc":
+            assert engine.reserve(session, 4 * PAGE) is None
+            step(engine, seen, [item(engine, session, (1,) * 40, 0)])
+        for turn in range(3):
+            step(engine, seen, [item(engine, session, (1,), 40 + turn) for session in "ab"])
+            assert (seen.waits, seen.uploads) == (["a list is read"], [])
+        step(engine, seen, [item(engine, "a", (1,), 43), item(engine, "c", (1,) * 9, 40)])
+        assert (seen.waits, seen.uploads) == (["a list is read"], [])
 
 
 def every_kind_of_step(name: str, tmp_path: Path) -> None:

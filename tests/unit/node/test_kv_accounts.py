@@ -37,7 +37,7 @@ class Accounts(RuleBasedStateMachine):
         self.names[session] = []
         got = self.accounts.get(session)
         assert got is not None
-        assert (got.tokens, got.pages) == (tokens, [])
+        assert (got.tokens, list(got.pages)) == (tokens, [])
 
     @rule(session=sessions, share=st.floats(0, 1.2))
     def grow(self, session: str, share: float) -> None:
@@ -53,11 +53,11 @@ class Accounts(RuleBasedStateMachine):
             return
         before = list(got.pages)
         self.accounts.grow(session, tokens)  # what was promised is never refused
-        assert got.pages[: len(before)] == before
+        assert list(got.pages[: len(before)]) == before
         assert len(got.pages) == max(len(before), -(-tokens // PAGE_TOKENS))
         assert all(0 <= page < PAGES for page in got.pages)
         first = got.pages[0] if got.pages else 0
-        assert got.run == (got.pages == list(range(first, first + len(got.pages))))
+        assert got.run == (list(got.pages) == list(range(first, first + len(got.pages))))
 
     @rule(session=sessions, word=st.binary(min_size=1, max_size=1))
     def seal(self, session: str, word: bytes) -> None:
@@ -117,7 +117,7 @@ def test_a_run_is_preferred_and_scattered_pages_are_used_where_there_is_none() -
     accounts.grow("scattered", 9)
     got = accounts.get("scattered")
     assert got is not None
-    assert (got.pages, got.run) == ([0, 2, 4], False)
+    assert (list(got.pages), got.run) == ([0, 2, 4], False)
     accounts.free("scattered")
     accounts.free("b")
     assert accounts.reserve("run", 12) is None
@@ -125,7 +125,7 @@ def test_a_run_is_preferred_and_scattered_pages_are_used_where_there_is_none() -
     assert got is not None
     for tokens in (1, 5, 12):  # page by page
         accounts.grow("run", tokens)
-    assert (got.pages, got.run) == ([0, 1, 2], True)
+    assert (list(got.pages), got.run) == ([0, 1, 2], True)
 
 
 def test_sessions_that_grow_in_turn_keep_their_runs() -> None:
