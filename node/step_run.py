@@ -141,14 +141,21 @@ class StepRun:
             return trial()
         except torch.OutOfMemoryError:
             raise
+        except Exception as error:  # noqa: BLE001 - a compiler's, a driver's: there is another way
+            self._raise_if_crashed()
+            told = str(error).strip().splitlines() or [repr(error)]
+            logger.warning("%s: its kernel failed: %s", without, told[0])
+            return None
+
+    def _raise_if_crashed(self) -> None:
+        """MachineError where the device does nothing any more: who launched a kernel that crashed
+        it, and hears of it, may be Triton, whose errors are not torch's."""
+        try:
+            torch.ones(1, device=self.device).add_(1).tolist()
         except AcceleratorError as error:
             raise MachineError(
                 f"{self.device} failed in a kernel of ours ({error}): start again with --no-kernels"
             ) from error
-        except Exception as error:  # noqa: BLE001 - a compiler's, a driver's: there is another way
-            told = str(error).strip().splitlines() or [repr(error)]
-            logger.warning("%s: its kernel failed: %s", without, told[0])
-            return None
 
     def run(self, rows: list[StepRows]) -> list[WorkResult]:
         """Pack the rows, run each layer over those that need it, split the results.

@@ -67,7 +67,8 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
     for block_rows, split in ((1, True), (1, False), (16, False)):
         lanes = max(16, GROUP * block_rows)
         constants = {
-            "QUERY_UNIT": 8, "GROUP": GROUP, "GROUP_LANES": lanes // block_rows, "BLOCK_ROWS": block_rows,
+            "QUERY_UNIT": 8, "GROUP": GROUP, "GROUP_LANES": lanes // block_rows,
+            "BLOCK_ROWS": block_rows,
             "KEY_WIDTH": WIDTH, "KEY_LANES": WIDTH, "VALUE_WIDTH": WIDTH, "VALUE_LANES": WIDTH,
             "PAGE_TOKENS": 16, "TILE": tile_tokens(lanes, WIDTH, WIDTH, 2, room),
             "SPLIT": split, "WINDOWED": False, "CAPPED": False, "SINKS": False,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bench.tiny_families import make
+from dht.errors import MachineError
 from node import pages_trial
 from node.attention import attend_openly
 from node.engine import Engine
@@ -251,6 +252,25 @@ def test_a_kernel_that_errs_is_not_used(tmp_path: Path, caplog: pytest.LogCaptur
         assert not engine.reads_in_place
         assert [record.getMessage() for record in caplog.records if told in record.getMessage()]
         assert answers(engine, PROMPTS[:2], 3) == expected
+
+
+@pytest.mark.usefixtures("_small_trial")
+@pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError])
+def test_a_kernel_that_crashes_the_device_is_named(
+    kind: type[RuntimeError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is told of it first; another load without kernels is what helps."""
+    make(tmp_path, "llama")
+
+    def gone(*_: object, **__: object) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    def crashes(*_: object) -> torch.Tensor:
+        monkeypatch.setattr(torch, "ones", gone)
+        raise kind("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    with pytest.raises(MachineError, match="start again with --no-kernels"):
+        engine_by_pages(tmp_path, crashes)
 
 
 def test_windows_are_not_split_into_parts_without_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
