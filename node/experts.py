@@ -88,7 +88,7 @@ def run(
 
 
 def try_kernel(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> float:
-    """How far the kernel is off at most, of the norm of what ``transformers`` gives.
+    """How far the kernel is off at most, of the norm of what ``transformers`` gives a token.
 
     0 where ``layers`` have no mixture of experts. Raises KernelRefused, and whatever the kernel and
     its compiler raise.
@@ -113,7 +113,7 @@ def try_kernel(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> float:
                 theirs = module(*given).float()
                 ours = run(kernel, module, *given).float()
             norm = torch.linalg.vector_norm
-            apart = float(norm(ours - theirs) / norm(theirs))
+            apart = float((norm(ours - theirs, dim=-1) / norm(theirs, dim=-1)).max())
             if not apart <= ERROR_MAX:  # or it is no number
                 raise KernelRefused(f"its answers are off by {apart:.3g} of their norm")
             worst = max(worst, apart)
