@@ -43,6 +43,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
     "num_key_value_heads": 2,
+    "kv_channels": 16,
     "num_experts_per_tok": 2,
     "vocab_size": 128,
     "pad_token_id": 0,
@@ -59,6 +60,7 @@ SMALL: dict[str, Any] = {
     "attention_chunk_size": 32,
 }
 """What a configuration is given where it has such a name."""
+EQUALS = (("num_key_value_heads", "num_attention_heads"), ("head_dim", "qk_rope_head_dim"))
 SAME, REFUSED, WRONG, UNKNOWN, FAILED = "same", "refused", "wrong", "unknown", "failed"
 
 
@@ -73,6 +75,9 @@ def small_config(name: str) -> Any:
         for key, value in SMALL.items()
         if key not in aliases and (key in known or key in aliases.values())
     }
+    for one, other in EQUALS:  # what is the same in the full size stays the same
+        if one in given and other in given and known.get(one) == known.get(other):
+            given[one] = given[other]
     kinds = list(dict.fromkeys(known.get("layer_types") or ()))
     if kinds:
         given["layer_types"] = [kinds[at % len(kinds)] for at in range(LAYERS)]
@@ -95,7 +100,7 @@ def made(name: str, directory: Path) -> list[int]:
     seen = torch.tensor([PROMPT])
     with torch.no_grad():
         for _ in range(NEW_TOKENS):
-            chosen = model(input_ids=seen).logits[0, -1].argmax()
+            chosen = model(input_ids=seen, use_cache=False).logits[0, -1].argmax()
             seen = torch.cat([seen, chosen[None, None]], dim=1)
     return [int(token) for token in seen[0, len(PROMPT) :]]
 
