@@ -15,7 +15,7 @@ from dht.types import NodeRecord, Reach
 from dht.virtual_time import run_virtual
 from node.reach import ReachKeeper
 from node.relays import MISSES_MAX, RELAYS, Relays, candidates
-from tests.unit.client.test_avoidance import SPEC, record
+from tests.unit.records import MODEL, record_of
 
 GRANTED = b"\x04\x08\x02\x28\x64"
 REFUSED = b"\x05\x08\x02\x28\xc8\x01"
@@ -32,13 +32,13 @@ class Other:
         me = self.transport.peer_id
         at = f"/ip4/1.2.3.{number}/tcp/5/p2p/{me}"
         self.record: NodeRecord = replace(
-            record(me), reach=Reach.DIRECT, relays=True, addresses=(at,)
+            record_of(me, 0, 2), reach=Reach.DIRECT, relays=True, addresses=(at,)
         )
 
     async def start(self) -> None:
         await self.transport.serve(RELAY_PROTOCOL, self._relay)
         await self.transport.serve(REACH_PROTOCOL, self._dial_back)
-        await Directory(self.transport, "net", SPEC.key).publish(self.record)
+        await Directory(self.transport, "net", MODEL.key).publish(self.record)
 
     async def _relay(self, stream: Stream) -> None:
         self.asked += 1
@@ -146,7 +146,7 @@ async def keeper(
     identity = Identity(network.rng.randbytes(32))
     transport = network.peers[identity.peer_id] = Listening(network, identity)
     told: Told = []
-    directory = Directory(transport, "net", SPEC.key)
+    directory = Directory(transport, "net", MODEL.key)
     made = ReachKeeper(
         transport,
         directory,
