@@ -29,7 +29,7 @@ PROMPT = (3, 17, 25, 9, 44, 100, 7, 61, 5, 30) * 4
 FIRST_CHUNK = 13
 SPREAD = 0.08
 """Of the random weights."""
-MEMORY_BYTES = 64 << 20
+MEMORY_BYTES = 1 << 30
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 64),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),

@@ -4,6 +4,8 @@ For families whose layers do not call attention through the interface, or bias i
 forward computes: they run session by session, and their cache is this view of the page pool.
 """
 
+from typing import Any
+
 import torch
 
 from node.attention import KvShapeFound, LayerPool, Segment
@@ -18,6 +20,9 @@ class PoolCache:
         self._pools = pools
         self._segment = segment
         self._written: set[int] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"its cache holds more than keys and values ({name})")
 
     @property
     def calls(self) -> int:
