@@ -3,8 +3,8 @@
 Starts a founder that keeps the plan alive, then times a peer that returns under an identity which
 the plan knows: from its command to each of its events. Memory is the proportional set size (PSS)
 of the peer and its children while nothing is asked of it. ``tests/e2e/test_footprint.py`` bounds
-what is resident, which does not depend on who else has the same libraries open, by the recorded
-figure.
+what of it is anonymous (no file's) by the recorded figure: how much of their libraries' files is
+resident depends on who else has them open, and on how they came into the page cache.
 """
 
 import argparse
@@ -55,14 +55,25 @@ def wait_idle(peer: LocalPeer, limit_s: float = 60.0) -> None:
         time.sleep(0.1)
 
 
+def anonymous_bytes(pid: int) -> int:
+    """What a process holds that no file does: heaps, stacks, and pages of files that it changed."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        name, _, size = line.partition(":")
+        if name == "Anonymous":
+            return int(size.split()[0]) << 10
+    raise LookupError(f"the kernel does not say what process {pid} holds")
+
+
 def footprint(peer: LocalPeer) -> dict[str, Any]:
-    """Processes, and MiB that a peer and its children hold: PSS, and all that is resident."""
+    """Processes, and MiB that a peer and its children hold: PSS, what is resident, and what of that
+    is in no file."""
     root = psutil.Process(peer.process.pid)
     family = [root, *root.children(recursive=True)]
     return {
         "processes": len(family),
         "pss_mib": sum(process.memory_full_info().pss for process in family) / 2**20,
         "resident_mib": sum(process.memory_info().rss for process in family) / 2**20,
+        "anonymous_mib": sum(anonymous_bytes(process.pid) for process in family) / 2**20,
         "by_process": [
             [process.name(), process.memory_full_info().pss / 2**20] for process in family
         ],

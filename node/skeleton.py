@@ -99,7 +99,7 @@ class StandIn(nn.Module):
         with without_compiler():
             out = self.__dict__["part"](*shadows, **{k: _shadow(v) for k, v in named.items()})
         values = (*given, *named.values())
-        device = next(v.device for v in values if isinstance(v, torch.Tensor))
+        device = next((v.device for v in values if isinstance(v, torch.Tensor)), self._device)
         rows, dtype = out.shape[:-1], out.dtype
         channel = torch.arange(out.shape[-1], device=device) * 1.3
         seed = torch.zeros(rows, device=device)

@@ -25,6 +25,9 @@ from node.work import WorkResult
 logger = logging.getLogger(__name__)
 
 ALONE = slice(0, 1)
+ROWS_TRIED = 4
+AHEAD_LEAST = 0.03
+"""Of the norm of what a layer makes of rows: more than rounding to bfloat16 changes it."""
 ELSEWHERE = slice(0, 0)
 """In the place of a context's pool rows where a kernel finds them by its pages."""
 
@@ -92,6 +95,27 @@ class StepRun:
                     f"{where} cannot be served yet: its layers do not call attention through"
                     " transformers' interface"
                 )
+            if not self._layout.anatomy.packed and self._looks_ahead(index):
+                raise UserError(f"{where} cannot be served yet: its layers look at later tokens")
+
+    def _looks_ahead(self, layer: int) -> bool:
+        """Whether what a layer makes of a row depends on rows behind it: where its masks are not
+        ours, only trying tells."""
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(ROWS_TRIED, self._layout.anatomy.width, generator=generator)
+        rows = rows.to(self.device, self._layout.dtype)
+
+        def made(first: int, last: int) -> torch.Tensor:
+            segment = Segment(first=0, last=last - first, context_tokens=last, slots=slice(0, last))
+            step = Step(pools=self._pools, write_slots=slice(first, last), segments=[segment])
+            positions = torch.arange(first, last, device=self.device)
+            return self._loaded.run(layer, layer + 1, step, rows[first:last], positions).float()
+
+        with torch.inference_mode():
+            whole = made(0, ROWS_TRIED)
+            apart = torch.cat([made(at, at + 1) for at in range(ROWS_TRIED)])
+            difference = torch.linalg.vector_norm(whole - apart)
+            return bool(difference > AHEAD_LEAST * torch.linalg.vector_norm(whole))
 
     def use_experts(self, kernel: GroupedKernel) -> None:
         """Let ``kernel`` run mixtures of experts if it does so rightly on this device.

@@ -56,7 +56,7 @@ def test_an_idle_peer_is_as_small_as_it_was_measured_to_be(swarm: LocalSwarm) ->
     [peer] = swarm.peers
     wait_idle(peer)
     found = footprint(peer)
-    assert found["resident_mib"] < HEADROOM * recorded["idle_peer"]["resident_mib"], (
+    assert found["anonymous_mib"] < HEADROOM * recorded["idle_peer"]["anonymous_mib"], (
         f"{found}; where that is meant, record it: {recorded['command']}"
     )
 
