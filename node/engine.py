@@ -24,7 +24,7 @@ from node.kv_transfer import KvBytes, KvRows
 from node.model import LoadedRange, ModelLayout, kv_shape
 from node.paged_rows import AttendPages
 from node.step_rows import StepRows
-from node.step_run import AcceleratorError, StepRun
+from node.step_run import AcceleratorError, StepRun, lost
 from node.weights import Progress, WeightStore
 from node.work import WorkBounds, WorkItem, WorkResult, refusal
 
@@ -299,11 +299,11 @@ class Engine:
         if not isinstance(error, AcceleratorError):
             return
         try:
-            torch.ones(1, device=self.device).add_(1).tolist()
-        except AcceleratorError:
-            raise DeviceLostError(_line(error)) from error
+            failed = lost(self.device) is not None
         except RuntimeError:  # such as no memory, which may come back
             return
+        if failed:
+            raise DeviceLostError(_line(error)) from error
 
     def _shared(self, item: WorkItem, reservation: Reservation) -> WorkItem:
         """``item`` without the leading tokens whose KV another session has left here.

@@ -16,7 +16,7 @@ from node.experts import GroupedKernel
 from node.kv_pool import pool_rows
 from node.model import LoadedRange, ModelLayout
 from node.paged_rows import AttendPages, PagedRows
-from node.pages_trial import trial_step, try_kernel
+from node.pages_trial import try_kernel
 from node.step_results import results_of
 from node.step_rows import StepRows, joined
 from node.tensors import brought
@@ -38,6 +38,15 @@ class _NeverRaised(RuntimeError):
 
 AcceleratorError: type[RuntimeError] = getattr(torch, "AcceleratorError", _NeverRaised)
 """What CUDA itself reports, as against what torch refuses; since torch 2.8."""
+
+
+def lost(device: torch.device) -> RuntimeError | None:
+    """What a device says that does nothing any more in this process; None where it computes."""
+    try:
+        torch.ones(1, device=device).add_(1).tolist()
+    except AcceleratorError as error:
+        return error
+    return None
 
 
 class StepRun:
@@ -153,8 +162,13 @@ class StepRun:
             return
         logger.info("attention reads pages in place; off by %.1g at most", apart)
         self._attend_pages = attend_pages
-        step, _ = trial_step(self._pools, ((1, 1),), self._page_tokens, self.device)
-        step.attend_pages, step.compared = attend_pages, None
+        step = Step(
+            pools=self._pools,
+            write_slots=ALONE,
+            segments=[],
+            paged=PagedRows.room(1, 1, self._page_tokens, 0, self.device),
+            attend_pages=attend_pages,
+        )
         like = torch.zeros(1, anatomy.width, dtype=self._layout.dtype, device=self.device)
         with torch.inference_mode():
             self._loaded.prepare(min(self._pools), max(self._pools) + 1, step, like)
@@ -165,21 +179,16 @@ class StepRun:
             return trial()
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - a compiler's, a driver's: there is another way
-            self._raise_if_crashed()
+        except Exception as error:  # a compiler's, a driver's: there is another way
+            # Who launched what crashed the device may be Triton, whose errors are not torch's.
+            if (crash := lost(self.device)) is not None:
+                raise MachineError(
+                    f"{self.device} failed in a kernel of ours ({crash}): start again with"
+                    " --no-kernels"
+                ) from error
             told = str(error).strip().splitlines() or [repr(error)]
             logger.warning("%s: its kernel failed: %s", without, told[0])
             return None
-
-    def _raise_if_crashed(self) -> None:
-        """MachineError where the device does nothing any more: who launched a kernel that crashed
-        it, and hears of it, may be Triton, whose errors are not torch's."""
-        try:
-            torch.ones(1, device=self.device).add_(1).tolist()
-        except AcceleratorError as error:
-            raise MachineError(
-                f"{self.device} failed in a kernel of ours ({error}): start again with --no-kernels"
-            ) from error
 
     def run(self, rows: list[StepRows]) -> list[WorkResult]:
         """Pack the rows, run each layer over those that need it, split the results.
