@@ -103,6 +103,8 @@ class Swarm:
                 f"{model!r} is not a directory; give a model's directory, its hub id or its name"
             )
         self._nodes: dict[str, NodeRecord] = {}
+        self._blind = ""
+        """Why the last look showed nothing; empty when it was answered."""
         self._router: Router | None = None
         self._avoidance = Avoidance()
         self._poll: asyncio.Task[None] | None = None
@@ -194,8 +196,9 @@ class Swarm:
         return counted.most_common(1)[0][0] if counted else None
 
     async def refresh(self) -> None:
-        """Read node records and plan from the DHT now."""
+        """Read node records and plan now."""
         self._nodes = await self._directory.nodes()
+        self._blind = ""
         await self._plans.refresh()
         plan = self._plans.newest
         if plan is not None and (self._router is None or self._router.plan is not plan):
@@ -341,12 +344,13 @@ class Swarm:
         )
 
     async def look(self) -> None:
-        """Read the DHT anew; one that cannot be read leaves the view as it is."""
+        """Read all anew; where nobody answers, the view stays as it is."""
         try:
             await self.refresh()
         except NetworkError as error:
+            self._blind = str(error)
             self.counters["refresh_failed"] += 1
-            logger.info("cannot read the DHT: %s", error)
+            logger.info("cannot read who serves what: %s", error)
 
     async def ready_spec(self) -> ModelSpec:
         """The model's description; waits for a first peer as long as an answer would."""
@@ -355,6 +359,8 @@ class Swarm:
         waiting = Waiting(self._on_status)
         while (spec := self.spec) is None:
             reason = f"nobody in network {self._config.network!r} announces {self.model_name}"
+            if self._blind:  # then nobody said so
+                reason = f"cannot read who serves {self.model_name}: {self._blind}"
             waiting.say(NoRoute(reason=reason, missing=()))
             if loop.time() >= deadline_s:
                 raise UnavailableError(waiting.text)

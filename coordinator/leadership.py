@@ -118,7 +118,7 @@ class Leadership:
             self._note_leader(observed)
             if not stored or self.election.leading:
                 return
-            leases = await self._directory.leases()
+            leases = await self._directory.leases(latest=True)
 
     def _note_leader(self, observed: Observed) -> None:
         leader = self._plans.leader = self.election.leader

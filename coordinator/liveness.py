@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from coordinator.plan_store import REQUESTS_MAX
 from dht import wire
 from dht.errors import NetworkError, PeerError
 from dht.messages import Ping, Pong
 from dht.peer_messages import Witness, WitnessRequest
-from dht.transport import PLAN_PROTOCOL, Transport
+from dht.transport import PLAN_PROTOCOL, Stream, Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,18 +96,58 @@ class Liveness:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ping(self, peer_id: str) -> None:
-        while True:
-            pause_s = self._config.every_s
+        line = _Line(self._transport, peer_id)
+        try:
+            while True:
+                pause_s = self._config.every_s
+                try:
+                    async with asyncio.timeout(self._config.answer_s):
+                        await line.ping(self._addresses.get(peer_id, ()))
+                    self._failures[peer_id] = 0
+                except (NetworkError, PeerError, TimeoutError) as error:
+                    await line.close()
+                    self._failures[peer_id] = self._failures.get(peer_id, 0) + 1
+                    silent = self._failures[peer_id] >= self._config.failures
+                    if isinstance(error, NetworkError) and not silent:
+                        pause_s = self._config.again_s
+                await asyncio.sleep(pause_s)
+        finally:
+            await line.close()
+
+
+class _Line:
+    """A stream to a watched peer: opening one costs several times as much as a ping."""
+
+    def __init__(self, transport: Transport, peer_id: str) -> None:
+        self._transport = transport
+        self._peer_id = peer_id
+        self._stream: Stream | None = None
+        self._requests = 0
+
+    async def ping(self, addresses: tuple[str, ...]) -> None:
+        """As :func:`ask_ping`; a stream that the other side has ended is opened again first."""
+        if self._requests >= REQUESTS_MAX:
+            await self.close()
+        if self._stream is not None:
             try:
-                async with asyncio.timeout(self._config.answer_s):
-                    await ask_ping(self._transport, peer_id, self._addresses.get(peer_id, ()))
-                self._failures[peer_id] = 0
-            except (NetworkError, PeerError, TimeoutError) as error:
-                self._failures[peer_id] = self._failures.get(peer_id, 0) + 1
-                silent = self._failures[peer_id] >= self._config.failures
-                if isinstance(error, NetworkError) and not silent:
-                    pause_s = self._config.again_s
-            await asyncio.sleep(pause_s)
+                await self._ask(self._stream)
+                return
+            except NetworkError:
+                await self.close()
+        self._stream = await self._transport.open_stream(
+            self._peer_id, PLAN_PROTOCOL, addresses=addresses
+        )
+        await self._ask(self._stream)
+
+    async def _ask(self, stream: Stream) -> None:
+        self._requests += 1
+        _check_pong(await _answer(stream, Ping(nonce=1)))
+
+    async def close(self) -> None:
+        """End the stream, where there is one."""
+        stream, self._stream, self._requests = self._stream, None, 0
+        if stream is not None:
+            await stream.close()
 
 
 async def ask_ping(transport: Transport, peer_id: str, addresses: tuple[str, ...]) -> None:
@@ -114,7 +155,11 @@ async def ask_ping(transport: Transport, peer_id: str, addresses: tuple[str, ...
 
     Raises NetworkError when it cannot be reached and PeerError when it answers something else.
     """
-    if not isinstance(await _ask(transport, peer_id, addresses, Ping(nonce=1)), Pong):
+    _check_pong(await _ask(transport, peer_id, addresses, Ping(nonce=1)))
+
+
+def _check_pong(answer: object) -> None:
+    if not isinstance(answer, Pong):
         raise wire.MalformedError("a ping was answered with something else")
 
 
@@ -123,7 +168,11 @@ async def _ask(
 ) -> object:
     stream = await transport.open_stream(peer_id, PLAN_PROTOCOL, addresses=addresses)
     try:
-        await wire.send_frame(stream, request)
-        return (await wire.read_frame(stream, limit_bytes=1 << 10)).message
+        return await _answer(stream, request)
     finally:
         await stream.close()
+
+
+async def _answer(stream: Stream, request: Ping | WitnessRequest) -> object:
+    await wire.send_frame(stream, request)
+    return (await wire.read_frame(stream, limit_bytes=1 << 10)).message

@@ -132,6 +132,17 @@ def falls_short(
     return _serves(plan, problem_of(plan.model, usable, links)) < wanted
 
 
+def long_known(
+    usable: Mapping[str, NodeRecord], now_unix_s: float, config: ReviewConfig
+) -> dict[str, NodeRecord]:
+    """Those of ``usable`` that a plan should not have missed."""
+    return {
+        peer_id: record
+        for peer_id, record in usable.items()
+        if now_unix_s - record.joined_unix_s >= config.known_for_s
+    }
+
+
 def _greedy_serves(
     plan: Plan,
     usable: Mapping[str, NodeRecord],
@@ -140,14 +151,10 @@ def _greedy_serves(
     config: ReviewConfig,
 ) -> float:
     """What the greedy placement serves on peers that have been here for a while, in tokens/s."""
-    long_known = {
-        peer_id: record
-        for peer_id, record in usable.items()
-        if now_unix_s - record.joined_unix_s >= config.known_for_s
-    }
-    if not long_known:
+    known = long_known(usable, now_unix_s, config)
+    if not known:
         return 0.0
-    problem = problem_of(plan.model, long_known, links)
+    problem = problem_of(plan.model, known, links)
     spans = greedy(replace(problem, nodes=tuple(_forget(node) for node in problem.nodes)))
     if spans is None:
         return 0.0

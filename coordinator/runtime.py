@@ -18,7 +18,7 @@ from coordinator.liveness import Liveness, LivenessConfig
 from coordinator.placement import why_uncoverable
 from coordinator.plan_store import PlanStore
 from coordinator.problem import problem_of
-from coordinator.review import ReviewConfig, falls_short
+from coordinator.review import ReviewConfig, falls_short, long_known
 from coordinator.solve import SolveAnswer, SolveRequest
 from coordinator.solver_process import solve_apart
 from coordinator.transition import (
@@ -129,7 +129,11 @@ class Coordinator:
         self._retry_s = 0.0
         self._idle: dict[str, float] = {}
         self._weighed_s = -math.inf
+        self._weighed: tuple[object, ...] = ()
+        """What the running plan was last held against, and for which peers' records."""
         self._poor = False
+        self._solved: Problem | None = None
+        """The last problem whose answer was seen."""
         plans.witness = self._liveness.answers
 
     async def run(self) -> None:
@@ -189,6 +193,9 @@ class Coordinator:
         )
         if reason is not None and self._solving is None and self._now() >= self._retry_s:
             problem = problem_of(self._model, usable, links, self._plans.newest)
+            if self._change is None and problem == self._solved:
+                self._planned_s = self._now()  # the answer would be the same
+                return
             shortage = why_uncoverable(problem)
             if shortage is not None:
                 shortage += left_out(nodes, self._model.fingerprint)
@@ -245,9 +252,14 @@ class Coordinator:
             return True
         if now_s - self._weighed_s >= self._config.weigh_every_s:
             self._weighed_s = now_s
-            self._poor = await asyncio.to_thread(
-                falls_short, plan, usable, links, self._transport.now(), self._config.review
-            )
+            unix_s = self._transport.now()
+            known = long_known(usable, unix_s, self._config.review)
+            weighed = (plan.epoch, problem_of(plan.model, usable, links), known.keys())
+            if weighed != self._weighed:  # weighing the same again would cost time for nothing
+                self._poor = await asyncio.to_thread(
+                    falls_short, plan, usable, links, unix_s, self._config.review
+                )
+                self._weighed = weighed
         return self._poor
 
     def _watch(self, usable: dict[str, NodeRecord], nodes: dict[str, NodeRecord]) -> None:
@@ -303,6 +315,7 @@ class Coordinator:
         if answer.error:
             self._say("no_plan", reason=answer.error, peers=len(problem.nodes))
             return
+        self._solved = problem
         best, kept = answer.best, answer.kept
         if best is None:
             logger.error("the solver found no plan that passes the checker")

@@ -53,6 +53,8 @@ class Directory:
         self._transport = transport
         self._network = network
         self._model_key = model_key
+        self._decoded: dict[RecordKind, dict[str, tuple[bytes, Any]]] = {}
+        """What was read last, by author: most of it is the same the next time."""
         self.rejected = 0
 
     @property
@@ -76,26 +78,37 @@ class Directory:
         """All living link records by the peer that measured them."""
         return await self._read(RecordKind.LINKS)
 
-    async def leases(self) -> dict[str, LeaseRecord]:
-        """All living claims to coordinate."""
-        return await self._read(RecordKind.LEASE)
+    async def leases(self, *, latest: bool = False) -> dict[str, LeaseRecord]:
+        """All living claims to coordinate; ``latest``: others are asked first."""
+        return await self._read(RecordKind.LEASE, latest=latest)
 
     async def plan_heads(self) -> dict[str, PlanHead]:
         """All living plan heads by the peer that published them."""
         return await self._read(RecordKind.PLAN)
 
-    async def _read(self, kind: RecordKind) -> dict[str, Any]:
-        expected = RECORD_TYPES[kind]
-        found: dict[str, Any] = {}
-        values = await self._transport.get(record_key(self._network, self._model_key, kind))
-        for author, payload in values.items():
-            try:
-                record: Any = wire.decode_as(expected, payload, limit_bytes=wire.RECORD_BYTES_MAX)
-            except wire.MalformedError:
-                self.rejected += 1
-                continue
-            if record.peer_id != author:
-                self.rejected += 1
-                continue
-            found[author] = record
-        return found
+    async def _read(self, kind: RecordKind, *, latest: bool = False) -> dict[str, Any]:
+        key = record_key(self._network, self._model_key, kind)
+        values = await self._transport.get(key, latest=latest)
+        before = self._decoded.get(kind, {})
+        decoded = {
+            author: before[author]
+            if author in before and before[author][0] == payload
+            else (payload, self._decode(kind, author, payload))
+            for author, payload in values.items()
+        }
+        self._decoded[kind] = decoded
+        return {author: record for author, (_, record) in decoded.items() if record is not None}
+
+    def _decode(self, kind: RecordKind, author: str, payload: bytes) -> Any:
+        """The record, or None, counted, for one that breaks a rule."""
+        try:
+            record: Any = wire.decode_as(
+                RECORD_TYPES[kind], payload, limit_bytes=wire.RECORD_BYTES_MAX
+            )
+        except wire.MalformedError:
+            self.rejected += 1
+            return None
+        if record.peer_id != author:
+            self.rejected += 1
+            return None
+        return record

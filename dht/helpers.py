@@ -1,8 +1,9 @@
-"""Which full peers a light peer asks. Pure: time and chance are passed in.
+"""Which full peers are asked for records. Pure: time and chance are passed in.
 
-One helper cannot invent records, but it can hide them. So two are asked at a time: one of the
-addresses that the owner gave as long as one answers, and one of all that are known, another one
-every few minutes, so that nobody who was lucky once goes on choosing what this peer sees.
+One helper cannot invent records, but it can hide them. Clients and light peers ask two at a time:
+one of the addresses that the owner gave as long as one answers, and one of all that are known,
+another one every few minutes, so that nobody who was lucky once goes on choosing what they see.
+Full peers ask another one each time (:meth:`Helpers.drawn`).
 """
 
 from collections.abc import Collection, Sequence
@@ -10,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 KNOWN_MAX = 64
-"""Helpers learnt from records; those that the owner gave are beyond it."""
 AVOID_S, AVOID_S_MAX = 2.0, 60.0
 """How long one that failed is left alone, doubled with each failure in a row."""
 ROTATE_S = 180.0
@@ -37,7 +37,11 @@ class Helpers:
     """The full peers that are known, and which of them are asked now."""
 
     rng: Chance
+    known_max: int = KNOWN_MAX
+    """Helpers learnt from records; those that the owner gave are beyond it."""
     _known: dict[str, _Helper] = field(default_factory=dict)
+    _living: frozenset[str] = frozenset()
+    """Those that records spoke of when last learnt from."""
     _second: str | None = None
     _since_s: float = -1e9
 
@@ -47,6 +51,7 @@ class Helpers:
 
     def learn(self, living: dict[str, tuple[str, ...]]) -> None:
         """All full peers that records speak of now; those that are gone are forgotten."""
+        self._living = frozenset(living)
         for peer_id in [p for p, h in self._known.items() if not h.given and p not in living]:
             del self._known[peer_id]
         fresh = [peer_id for peer_id in sorted(living) if peer_id not in self._known]
@@ -54,7 +59,7 @@ class Helpers:
         for peer_id, addresses in living.items():
             if peer_id in self._known and not self._known[peer_id].given:
                 self._known[peer_id].addresses = addresses
-        room = KNOWN_MAX - sum(not helper.given for helper in self._known.values())
+        room = self.known_max - sum(not helper.given for helper in self._known.values())
         for peer_id in fresh[: max(0, room)]:
             self._known[peer_id] = _Helper(addresses=living[peer_id], given=False)
 
@@ -77,6 +82,17 @@ class Helpers:
         helper = self._known.get(peer_id)
         if helper is not None:
             helper.failures = 0
+
+    def drawn(self, now_s: float, count: int, tried: Collection[str] = ()) -> tuple[str, ...]:
+        """Up to ``count`` at random, without ``tried`` and those that failed lately.
+
+        Those that the owner gave count only while no others are known: they may serve other models,
+        and everybody was given the same ones.
+        """
+        usable = [p for p, h in self._known.items() if p not in tried and h.until_s <= now_s]
+        usable = [p for p in usable if not self._known[p].given or p in self._living] or usable
+        self.rng.shuffle(usable)
+        return tuple(usable[:count])
 
     def pair(self, now_s: float, tried: Collection[str] = ()) -> tuple[str, ...]:
         """The one or two to ask now, without ``tried``.

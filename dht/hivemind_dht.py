@@ -51,9 +51,9 @@ _bringer: ContextVar[str] = ContextVar("bringer", default="")
 class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
     """Takes signed records of their authors only; ``rejected`` counts the reasons."""
 
-    def __init__(self) -> None:
-        self.guard = RecordGuard()
-        self.rejected: Counter[str] = Counter()
+    def __init__(self, guard: RecordGuard, rejected: Counter[str]) -> None:
+        self.guard = guard
+        self.rejected = rejected
 
     def validate(self, record: DHTRecord) -> bool:
         """Whether ``record`` may be stored or returned. Never raises."""
@@ -192,9 +192,9 @@ def _restated(found: Any) -> Any:
     return type(found)(found.value, found.value.latest_expiration_time)
 
 
-async def create_node(p2p: Any, *, client_mode: bool) -> tuple[Any, RecordValidator]:
-    """A DHT node on ``p2p`` that knows nobody yet, and its validator."""
-    validator = RecordValidator()
+async def create_node(p2p: Any, guard: RecordGuard, rejected: Counter[str]) -> Any:
+    """A DHT node on ``p2p`` that knows nobody yet; ``guard`` judges and knows what it finds."""
+    validator = RecordValidator(guard, rejected)
     # Made in client mode so that the stock protocol registers no handlers; ours then takes over.
     node = await DHTNode.create(
         p2p,
@@ -219,32 +219,30 @@ async def create_node(p2p: Any, *, client_mode: bool) -> tuple[Any, RecordValida
         DEPTH_MODULO,
         REPLICAS,
         RPC_LIMIT_S,
-        client_mode=client_mode,
+        client_mode=False,
         record_validator=validator,
     )
     node.protocol = protocol
-    validator.guard.on_evict = protocol.evict
-    return node, validator
+    guard.on_evict = protocol.evict
+    return node
 
 
-async def store(
-    node: Any, key: str, author: str, data: bytes, expires_unix_s: float, *, bringer: str = ""
-) -> bool:
-    """Store ``data`` under ``author``; True as soon as any replica has it.
+async def store(node: Any, record: SignedRecord, data: bytes) -> bool:
+    """Store ``record``, whose value is ``data``; True as soon as any replica has it.
 
-    ``bringer`` is who asked for it, where that is another peer. hivemind reports the answer of
-    whoever answered last, which one refusing peer can spoil.
+    It counts as brought by its author. hivemind reports the answer of whoever answered last, which
+    one refusing peer can spoil.
     """
     accepted: list[bool] = []
-    token, brought = _accepted.set(accepted), _bringer.set(bringer)
+    token, brought = _accepted.set(accepted), _bringer.set(record.peer_id)
     try:
         stored = await node.store(
-            key,
+            record.key,
             data,
-            expiration_time=expires_unix_s,
-            subkey=author,
-            # Nobody asks a client for records.
-            exclude_self=node.protocol.client_mode,
+            expiration_time=record.expires_unix_s,
+            subkey=record.peer_id,
+            # The replicas' neighbourhood alone: each more that is asked costs everybody a request.
+            beam_size=REPLICAS,
         )
     finally:
         _accepted.reset(token)

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 from dht import lean_hivemind
-from dht.addresses import host_of, ranked, unanswered
+from dht.addresses import by_peer, host_of, ranked, unanswered
 from dht.daemon import DaemonConfig, P2pDaemon
 from dht.errors import NetworkError, UserError
 from dht.libp2p import (
@@ -26,8 +27,9 @@ from dht.libp2p import (
     raw_id,
 )
 from dht.peer_messages import SignedRecord
+from dht.record_access import AskedRecords, RecordAccess, SharedRecords
 from dht.record_helper import RecordHelper
-from dht.records import RecordSigner
+from dht.records import RecordGuard, RecordSigner
 from dht.streams import StreamHandlers
 from dht.transport import RECORDS_PROTOCOL, Stream, StreamHandler
 from dht.transport_config import CONNECT_LIMIT_S, TransportConfig
@@ -52,7 +54,9 @@ class HivemindTransport:
         self._control_path = Path()
         self._p2p: Any = None
         self._node: Any = None
-        self._validator: Any = None
+        self._guard = RecordGuard()
+        self._rejected: Counter[str] = Counter()
+        self._records: RecordAccess | None = None
         self._closed = False
 
     @classmethod
@@ -79,11 +83,12 @@ class HivemindTransport:
         except BaseException:
             await self.close()
             raise
-        if not config.client_mode:
-            await self.serve(RECORDS_PROTOCOL, RecordHelper(self).serve)
+        if isinstance(self._records, SharedRecords):
+            await self.serve(RECORDS_PROTOCOL, RecordHelper(self._records).serve)
+            self._handlers.adopt(self._records.run())
             self._handlers.adopt(self._keep_addresses())
-        if peers:
-            self._handlers.adopt(self._keep_joined(peers))
+            if peers:
+                self._handlers.adopt(self._keep_joined(peers))
         return self
 
     @property
@@ -102,8 +107,7 @@ class HivemindTransport:
     @property
     def rejected_records(self) -> Counter[str]:
         """DHT records refused since the start, by the type of the error."""
-        rejected: Counter[str] = self._validator.rejected
-        return rejected
+        return self._rejected
 
     @property
     def daemon_pid(self) -> int:
@@ -149,42 +153,26 @@ class HivemindTransport:
             ) from None
 
     async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
-        from dht import hivemind_dht
-
         self._check_alive()
-        data, expires_unix_s = self._signer.sign(key, value, expires_unix_s)
-        stored: bool = await asking_daemon(
-            hivemind_dht.store(self._node, key, self.peer_id, data, expires_unix_s)
-        )
-        return stored
+        return await self._access.store(key, value, expires_unix_s)
 
-    async def get(self, key: str) -> Mapping[str, bytes]:
+    async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
+        self._check_alive()
+        return await self._access.get(key, latest=latest)
+
+    # What it does in the DHT as a full peer (dht.record_access)
+
+    async def search(self, key: str) -> None:
+        self._check_alive()
         # What is found goes through the validator's guard, which then holds the newest of each
         # author: later than any single replica, and never older than what was read before.
-        await self.find_signed(key)
-        return {author: record.payload for author, record in self.known_signed(key).items()}
-
-    # What it does in the DHT for others (dht.record_helper)
-
-    async def find_signed(self, key: str) -> None:
-        """Read ``key``, so that :meth:`known_signed` has what is there."""
-        self._check_alive()
         await asking_daemon(self._node.get(key, latest=True))
 
-    def known_signed(self, key: str) -> Mapping[str, SignedRecord]:
-        """The newest living records under ``key`` that were read, by author."""
-        living: dict[str, SignedRecord] = self._validator.guard.living(key, self.now())
-        return living
-
-    async def store_signed(self, record: SignedRecord, data: bytes) -> bool:
-        """Store a record of another peer, which brought it; whether any replica took it."""
+    async def put(self, record: SignedRecord, data: bytes) -> bool:
         from dht import hivemind_dht
 
         self._check_alive()
-        author, expires_unix_s = record.peer_id, record.expires_unix_s
-        stored: bool = await asking_daemon(
-            hivemind_dht.store(self._node, record.key, author, data, expires_unix_s, bringer=author)
-        )
+        stored: bool = await asking_daemon(hivemind_dht.store(self._node, record, data))
         return stored
 
     async def wait_ended(self) -> str:
@@ -197,6 +185,8 @@ class HivemindTransport:
         if self._closed:
             return
         self._closed = True
+        if self._records is not None:
+            await self._records.close()
         await self._handlers.close()
         p2p, node, daemon = self._p2p, self._node, self._daemon
         if node is not None:
@@ -246,11 +236,23 @@ class HivemindTransport:
         )
         if self._p2p.peer_id.to_base58() != self.peer_id:
             raise UserError("the identity file was exchanged while this peer started; start again")
-        self._node, self._validator = await hivemind_dht.create_node(
-            self._p2p, client_mode=config.client_mode
-        )
-        if not config.client_mode:
-            await self._read_addresses()
+        given = by_peer(config.initial_peers, lambda address: (_named(address), address))
+        shared = (self._open_helper, self._signer, self._guard, given, SystemRandom(), self.now)
+        if config.client_mode:
+            self._records = AskedRecords(*shared)
+            return
+        self._records = SharedRecords(*shared, dht=self, me=self.peer_id)
+        self._node = await hivemind_dht.create_node(self._p2p, self._guard, self._rejected)
+        await self._read_addresses()
+
+    @property
+    def _access(self) -> RecordAccess:
+        if self._records is None:
+            raise NetworkError("this peer is not connected yet")
+        return self._records
+
+    async def _open_helper(self, peer_id: str, protocol: str, where: tuple[str, ...]) -> Stream:
+        return await self.open_stream(peer_id, protocol, addresses=where)
 
     async def _read_addresses(self) -> None:
         visible = await asking_daemon(self._p2p.get_visible_maddrs())
@@ -267,9 +269,15 @@ class HivemindTransport:
                 _log.debug("cannot read this peer's addresses: %s", error)
 
     async def _join(self, peers: dict[str, tuple[bytes, ...]]) -> None:
-        """Reach at least one of ``peers`` and learn of their neighbours."""
+        """Reach at least one of ``peers``; a full peer learns of their neighbours, too."""
         others = [item for item in peers.items() if item[0] != self.peer_id]
         if not others:
+            return
+        if self._config.client_mode:
+            try:
+                await self._access.greet()
+            except NetworkError as error:
+                raise unanswered(self._config.initial_peers, [str(error)]) from None
             return
         results = await asyncio.gather(
             *(self._greet(peer, dialed) for peer, dialed in others), return_exceptions=True
@@ -359,6 +367,11 @@ class HivemindTransport:
         if self._daemon is None or self._daemon.ended.is_set():
             words = self._daemon.last_words() if self._daemon is not None else "it never started"
             raise NetworkError(f"the p2p daemon is gone: {words}")
+
+
+def _named(address: str) -> str:
+    """The peer id at the end of an address that was parsed before."""
+    return address.rstrip("/").rpartition("/p2p/")[2]
 
 
 def _quiet_hivemind() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from dht.addresses import checked_tcp, circuits_of, dialled_of, ranked, split_all, unanswered
 from dht.errors import NetworkError, UserError
-from dht.record_client import RecordClient
-from dht.records import RecordSigner
+from dht.record_access import AskedRecords
+from dht.records import RecordGuard, RecordSigner
 from dht.streams import StreamHandlers
 from dht.transport import Stream, StreamHandler
 from dht.transport_config import CONNECT_LIMIT_S, TransportConfig
@@ -36,7 +36,9 @@ class LightTransport:
         self._ended = asyncio.Event()
         self._given = split_all(config.initial_peers)
         self._given.pop(config.identity.peer_id, None)
-        self._records = RecordClient(self._open_helper, self.now, self._given, SystemRandom())
+        self._records = AskedRecords(
+            self._open_helper, self._signer, RecordGuard(), self._given, SystemRandom(), self.now
+        )
 
     @classmethod
     async def create(cls, config: TransportConfig) -> "LightTransport":
@@ -98,12 +100,11 @@ class LightTransport:
 
     async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
         self._check_alive()
-        data, _ = self._signer.sign(key, value, expires_unix_s)
-        return await self._records.store(data)
+        return await self._records.store(key, value, expires_unix_s)
 
-    async def get(self, key: str) -> Mapping[str, bytes]:
+    async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
         self._check_alive()
-        return await self._records.get(key)
+        return await self._records.get(key, latest=latest)
 
     async def wait_ended(self) -> str:
         await self._host.ended.wait()

@@ -322,7 +322,8 @@ class MemoryTransport:
         data, _ = self._signer.sign(key, value, expires_unix_s)
         return await self._network._store(self.peer_id, data)
 
-    async def get(self, key: str) -> Mapping[str, bytes]:
+    async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
+        del latest  # each read asks
         self._check_open()
         for data in await self._network._find(self.peer_id, key):
             self._admit(data, key)

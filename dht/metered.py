@@ -75,8 +75,8 @@ class MeteredTransport:
     async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
         return await self._inner.store(key, value, expires_unix_s=expires_unix_s)
 
-    async def get(self, key: str) -> Mapping[str, bytes]:
-        return await self._inner.get(key)
+    async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
+        return await self._inner.get(key, latest=latest)
 
     async def wait_ended(self) -> str:
         return await self._inner.wait_ended()

@@ -13,6 +13,8 @@ from dht.messages import Reason
 from dht.types import PEERS_MAX, PeerId, Seconds, ShortText
 
 KNOWN_BYTES = 8
+KEYS_ASKED_MAX = 16
+"""Keys that one request for records may name: four kinds of records of four models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +74,16 @@ class SignedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsRequest:
-    """Light peer to full peer: the living records under ``key``, read in the DHT for it."""
+    """Any peer to a full peer: the living records under ``keys``.
 
-    key: Annotated[str, Meta(max_length=512)]
-    known: Annotated[bytes, Meta(max_length=KNOWN_BYTES * PEERS_MAX)] = b""
+    A full peer that follows a key answers from what it knows; else it reads the DHT for the asker.
+    """
+
+    keys: Annotated[
+        tuple[Annotated[str, Meta(max_length=512)], ...],
+        Meta(min_length=1, max_length=KEYS_ASKED_MAX),
+    ]
+    known: Annotated[bytes, Meta(max_length=KNOWN_BYTES * 2 * PEERS_MAX)] = b""
     """The first ``KNOWN_BYTES`` of the signatures of records that the asker has: left out."""
 
 
@@ -95,14 +103,16 @@ class RecordsFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStore:
-    """Light peer to full peer: store this record, signed by the light peer itself."""
+    """Any peer to a full peer: take this record, signed by the sender itself."""
 
     record: Annotated[bytes, Meta(max_length=wire.SIGNED_BYTES_MAX)]
+    replicate: bool = True
+    """Store it in the DHT for the sender, as light peers need; else only know it, and say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStored:
-    """The answer: whether any replica took it, and if not, perhaps why."""
+    """The answer: whether it, or any replica, took the record, and if not, perhaps why."""
 
     taken: bool
     reason: Reason = ""

@@ -1,12 +1,13 @@
-"""A light peer's way to the DHT: through full peers, none of which has to be trusted.
+"""How records are had from full peers, none of which has to be trusted.
 
 Records are signed by their authors and checked here, whoever brought them. What a helper can still
-do is to hide records, so two helpers are asked and what either gives counts (:mod:`dht.helpers`).
+do is to hide records: clients and light peers ask two and count what either gives, full peers ask
+another one each time (:mod:`dht.helpers`).
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,19 +15,21 @@ from typing import Any, TypeVar
 from dht import wire
 from dht.directory import RecordKind
 from dht.errors import NetworkError, PeerError
-from dht.helpers import Chance, Helpers
+from dht.helpers import KNOWN_MAX, Chance, Helpers
 from dht.identity import short_name
 from dht.messages import Ping, Pong
 from dht.peer_messages import (
+    KEYS_ASKED_MAX,
     KNOWN_BYTES,
     RecordsBusy,
     RecordsFound,
     RecordsRequest,
     RecordStore,
     RecordStored,
+    SignedRecord,
 )
 from dht.record_helper import ANSWER_BYTES_MAX
-from dht.records import KEY_BYTES_MAX, RecordError, RecordGuard, kind_of
+from dht.records import TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
 from dht.transport import RECORDS_PROTOCOL, Stream
 from dht.types import PEERS_MAX, NodeRecord
 
@@ -36,7 +39,9 @@ OpenStream = Callable[[str, str, tuple[str, ...]], Awaitable[Stream]]
 """Peer id, protocol, addresses."""
 
 FRAME_BYTES_MAX = ANSWER_BYTES_MAX + (64 << 10)
-PAGES_MAX = KEY_BYTES_MAX // ANSWER_BYTES_MAX + 2
+PAGES_MAX = TOTAL_BYTES_MAX // ANSWER_BYTES_MAX + 2
+LINES_MAX = 24
+"""Streams that are kept open; beyond it the one that was not used for longest is closed."""
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +60,7 @@ class RecordClientConfig:
 
 
 class RecordClient:
-    """Reads and writes the DHT through full peers, and checks what they say."""
+    """Asks full peers for records, gives them this peer's own, and checks what they say."""
 
     def __init__(
         self,
@@ -64,51 +69,87 @@ class RecordClient:
         given: Mapping[str, tuple[str, ...]],
         rng: Chance,
         config: RecordClientConfig | None = None,
+        *,
+        me: str = "",
+        guard: RecordGuard | None = None,
+        helpers_max: int = KNOWN_MAX,
     ) -> None:
+        """``given`` are the peers that the owner named, with their addresses. What is had goes
+        into ``guard``; helpers beyond those given, ``helpers_max`` at most and never ``me``, are
+        learnt from it.
+        """
         self._open_stream = open_stream
         self._now = now
         self._config = config or RecordClientConfig()
-        self._helpers = Helpers(rng=rng)
+        self._helpers = Helpers(rng=rng, known_max=helpers_max)
         self._given = tuple(given)
         for peer_id, addresses in given.items():
             self._helpers.give(peer_id, addresses)
-        self._guard = RecordGuard()
+        self._me = me
+        self.guard = RecordGuard() if guard is None else guard
+        self._node_keys: dict[str, None] = {}
+        """Keys of node records that were asked for, the newest last."""
+        self._places: dict[str, tuple[SignedRecord, tuple[str, ...]]] = {}
+        """Where each author of a node record can be asked, by which record."""
         self._lines: dict[str, _Line] = {}
         self._late: set[asyncio.Future[Any]] = set()
         self._warned = False
         self.rejected = 0
         """Records that helpers gave and that break the rules."""
 
-    async def get(self, key: str) -> Mapping[str, bytes]:
-        """The newest payloads under ``key`` by author, of all that were ever read and live.
+    async def read(self, keys: Collection[str]) -> None:
+        """Bring the records under ``keys`` here from two helpers.
 
-        Raises NetworkError when no helper answers.
+        Raises NetworkError when none answers.
         """
+        self._learn(keys)
+        await self._ask_pair(lambda line: self._read(line, keys))
+        self._learn(keys)
 
-        async def read(line: "_Line") -> None:
-            await self._read(line, key)
+    async def read_drawn(self, keys: Collection[str]) -> None:
+        """The same from one that is drawn anew each time; up to three are tried.
 
-        await self._ask_pair(read)
-        living = self._guard.living(key, self._now())
-        if kind_of(key) is RecordKind.NODES:
-            self._learn({author: record.payload for author, record in living.items()})
-        return {author: record.payload for author, record in living.items()}
+        Raises NetworkError when none answers.
+        """
+        self._learn(keys)
+        tried, errors = set[str](), list[str]()
+        for _ in range(self._config.rounds):
+            for peer_id in self._helpers.drawn(self._clock(), 1, tried):
+                tried.add(peer_id)
+                if await self._ask_one(peer_id, lambda line: self._read(line, keys), errors):
+                    self._learn(keys)
+                    return
+        raise NetworkError(f"no full peer answers: {'; '.join(errors) or 'none is known'}")
 
     async def store(self, data: bytes) -> bool:
-        """Store this peer's own signed record; whether anybody took it.
+        """Have this peer's own signed record stored in the DHT; whether anybody took it.
 
         Raises NetworkError when no helper answers.
         """
+        return any(await self._ask_pair(lambda line: self._give(line, data, replicate=True)))
 
-        async def write(line: "_Line") -> bool:
-            answer = await line.ask(RecordStore(record=data))
-            if not isinstance(answer, RecordStored):
-                raise wire.MalformedError(f"a store was answered with {type(answer).__name__}")
-            if not answer.taken:
-                _log.debug("a record was not taken: %s", answer.reason)
-            return answer.taken
+    async def push(self, data: bytes, count: int) -> bool:
+        """Tell up to ``count`` others, drawn at random, of this peer's own new record.
 
-        return any(await self._ask_pair(write))
+        Whether any took it; they tell others when asked.
+        """
+        drawn = self._helpers.drawn(self._clock(), count)
+
+        async def give(line: "_Line") -> bool:
+            return await self._give(line, data, replicate=False)
+
+        errors: list[str] = []
+        tasks = [asyncio.create_task(self._ask_one(p, give, errors)) for p in drawn]
+        taken = await self._both(tasks)
+        return any(taken)
+
+    async def _give(self, line: "_Line", data: bytes, *, replicate: bool) -> bool:
+        answer = await line.ask(RecordStore(record=data, replicate=replicate))
+        if not isinstance(answer, RecordStored):
+            raise wire.MalformedError(f"a store was answered with {type(answer).__name__}")
+        if not answer.taken:
+            _log.debug("a record was not taken: %s", answer.reason)
+        return answer.taken
 
     async def greet(self) -> None:
         """Make sure that one of the helpers that were given is there.
@@ -124,8 +165,8 @@ class RecordClient:
         tasks = [asyncio.create_task(self._ask_one(p, ping, errors)) for p in self._given]
         if not await self._both(tasks):
             raise NetworkError(
-                f"no full peer answers: {'; '.join(errors[:4])}; a peer without the daemon joins"
-                " through the address of one that has it"
+                f"no full peer answers: {'; '.join(errors[:4])}; others join and ask through the"
+                " address of one that runs the daemon"
             )
 
     async def close(self) -> None:
@@ -200,11 +241,13 @@ class RecordClient:
         return [answer]
 
     def _line(self, peer_id: str) -> "_Line":
-        line = self._lines.get(peer_id)
-        if line is None:
-            for other in [p for p, each in self._lines.items() if each.unused]:
+        line = self._lines.pop(peer_id, None) or _Line(peer_id)
+        self._lines[peer_id] = line  # at the end, so that the order is that of the last use
+        for other in [p for p, each in self._lines.items() if each is not line]:
+            each = self._lines[other]
+            if each.unused or (len(self._lines) > LINES_MAX and not each.lock.locked()):
                 del self._lines[other]
-            line = self._lines[peer_id] = _Line(peer_id)
+                self._closing(each)
         return line
 
     def _closing(self, line: "_Line") -> None:
@@ -214,26 +257,32 @@ class RecordClient:
             self._late.add(task)
             task.add_done_callback(self._late.discard)
 
-    async def _read(self, line: "_Line", key: str) -> None:
+    async def _read(self, line: "_Line", keys: Collection[str]) -> None:
+        now_s = self._now()
         held = [
             record.signature[:KNOWN_BYTES]
-            for record in self._guard.living(key, self._now()).values()
+            for key in keys
+            for record in self.guard.living(key, now_s).values()
         ]
         for _ in range(PAGES_MAX):
-            known = b"".join(held[-PEERS_MAX:])
-            answer = await line.ask(RecordsRequest(key=key, known=known))
+            known = b"".join(held[-2 * PEERS_MAX :])
+            answer = await line.ask(RecordsRequest(keys=tuple(keys), known=known))
             if not isinstance(answer, RecordsFound):
                 raise wire.MalformedError(f"a read was answered with {type(answer).__name__}")
             self._mind_clock(answer.unix_s)
             for data in answer.records:
                 with suppress(RecordError):
-                    held.append(self._admit(data, key, line.peer_id))
+                    held.append(self._admit(data, keys, line.peer_id))
             if not answer.more or not answer.records:
                 return
 
-    def _admit(self, data: bytes, key: str, helper: str) -> bytes:
+    def _admit(self, data: bytes, keys: Collection[str], helper: str) -> bytes:
+        def asked(record: SignedRecord) -> None:
+            if record.key not in keys:
+                raise RecordError(f"a record of {record.key[:80]!r} was not asked for")
+
         try:
-            record = self._guard.admit(data, key=key, now_unix_s=self._now(), storer=helper)
+            record = self.guard.admit(data, now_unix_s=self._now(), check=asked, storer=helper)
         except RecordError as error:
             self.rejected += 1
             _log.debug("refused a record that %s gave: %s", helper, error)
@@ -246,19 +295,37 @@ class RecordClient:
             self._warned = True
             _log.warning("this clock and a full peer's are %.0f s apart: set yours", abs(apart_s))
 
-    def _learn(self, payloads: Mapping[str, bytes]) -> None:
-        """Take up the full peers among those that announce themselves."""
-        living: dict[str, tuple[str, ...]] = {}
-        for author, payload in payloads.items():
-            with suppress(wire.MalformedError):
-                record = wire.decode_as(NodeRecord, payload, limit_bytes=wire.RECORD_BYTES_MAX)
-                if record.peer_id == author and record.addresses and not record.light:
-                    living[author] = record.addresses
-        self._helpers.learn(living)
+    def _learn(self, keys: Collection[str]) -> None:
+        """Take up the full peers that announce themselves under the keys asked for so far."""
+        for key in keys:
+            if kind_of(key) is RecordKind.NODES:
+                self._node_keys.pop(key, None)
+                self._node_keys[key] = None
+        while len(self._node_keys) > KEYS_ASKED_MAX:
+            del self._node_keys[next(iter(self._node_keys))]
+        now_s, before = self._now(), self._places
+        self._places = {
+            author: before[author]
+            if author in before and before[author][0] is signed
+            else (signed, _address_in(signed))
+            for key in self._node_keys
+            for author, signed in self.guard.living(key, now_s).items()
+            if author != self._me
+        }
+        self._helpers.learn({author: where for author, (_, where) in self._places.items() if where})
 
     @staticmethod
     def _clock() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _address_in(signed: SignedRecord) -> tuple[str, ...]:
+    """Where a full peer says that it is; nothing for a light one or a malformed record."""
+    try:
+        record = wire.decode_as(NodeRecord, signed.payload, limit_bytes=wire.RECORD_BYTES_MAX)
+    except wire.MalformedError:
+        return ()
+    return () if record.light or record.peer_id != signed.peer_id else record.addresses
 
 
 class _Line:

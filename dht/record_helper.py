@@ -1,8 +1,9 @@
-"""A full peer's service to light peers: reads and writes in the DHT on their behalf.
+"""A full peer's word on records to any other peer: what it knows, and what it finds in the DHT.
 
-The helper is not trusted: what it gives is signed by the authors, what it takes is signed by the
-light peer. What it does for others is bounded: by requests and bytes of each peer, and by searches
-of all of them together. Only a peer's own records are stored for it: nobody hides behind another.
+Of keys that it follows it says what it knows, at once; for others it searches the DHT. The helper
+is not trusted: what it gives is signed by the authors, what it takes is signed by the sender. What
+it does for others is bounded: by requests and bytes of each peer, and by searches of all of them
+together. Only a peer's own records are taken from it: nobody hides behind another.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from dht.records import RecordError, kind_of, open_record
 from dht.transport import Stream
 
 ANSWER_BYTES_MAX = 1 << 20
-REQUEST_BYTES_MAX = 64 << 10
+REQUEST_BYTES_MAX = 128 << 10
 STREAMS_PER_PEER_MAX = 4
 STREAMS_MAX = 512
 SILENCE_LIMIT_S = 180.0
@@ -58,9 +59,13 @@ class HelperLimits:
 
 
 class SignedRecords(Protocol):
-    """What a full peer can do in the DHT."""
+    """What a full peer knows, and can do in the DHT."""
 
     def now(self) -> float: ...
+
+    def fresh(self, key: str) -> bool:
+        """Whether :meth:`known_signed` has what there is without a search."""
+        ...
 
     async def find_signed(self, key: str) -> None:
         """Read ``key`` in the DHT, so that :meth:`known_signed` has what is there."""
@@ -72,6 +77,10 @@ class SignedRecords(Protocol):
 
     async def store_signed(self, record: SignedRecord, data: bytes) -> bool:
         """Store a checked record of somebody's; whether any replica took it."""
+        ...
+
+    def keep_signed(self, data: bytes, sender: str) -> SignedRecord:
+        """Know a record that its author sent. Raises RecordError where it breaks a rule."""
         ...
 
 
@@ -147,19 +156,19 @@ class RecordHelper:
         match message:
             case Ping(nonce=nonce):
                 return Pong(nonce=nonce)
-            case RecordsRequest(key=key, known=known):
+            case RecordsRequest(keys=keys, known=known):
                 if not self._bytes.take(peer_id, 1, now_s):
                     return self._busy()
-                found = await self._find(peer_id, key, known, now_s)
+                found = await self._find(peer_id, keys, known, now_s)
                 if found is None:
                     return self._busy()
                 size_bytes = sum(map(len, found.records))
                 self._bytes.charge(peer_id, size_bytes, now_s)
                 return found
-            case RecordStore(record=record):
+            case RecordStore(record=record, replicate=replicate):
                 if not self._stores.take(peer_id, 1, now_s):
                     return self._busy()
-                return await self._store(peer_id, record)
+                return await self._store(peer_id, record, replicate=replicate)
             case other:
                 raise wire.MalformedError(f"{type(other).__name__} is no request for records")
 
@@ -168,17 +177,20 @@ class RecordHelper:
         return RecordsBusy(retry_after_s=1.0)
 
     async def _find(
-        self, peer_id: str, key: str, known: bytes, now_s: float
+        self, peer_id: str, keys: tuple[str, ...], known: bytes, now_s: float
     ) -> RecordsFound | None:
-        """The records under ``key``; None where the DHT was not read, so that others are asked."""
-        kind_of(key)  # raises RecordError for what is no key, which ends the stream
+        """The records under ``keys``; None where the DHT was not read, so that others are asked."""
+        for key in keys:
+            kind_of(key)  # raises RecordError for what is no key, which ends the stream
         self.counters["reads"] += 1
-        if not await self._read(peer_id, key, now_s):
+        stale = [key for key in keys if not self._records.fresh(key)]
+        if not all(await asyncio.gather(*(self._read(peer_id, key, now_s) for key in stale))):
             return None
         left_out = {known[at : at + KNOWN_BYTES] for at in range(0, len(known), KNOWN_BYTES)}
         given: list[bytes] = []
         size_bytes, more = 0, False
-        for record in self._records.known_signed(key).values():
+        living = (record for key in keys for record in self._records.known_signed(key).values())
+        for record in living:
             if record.signature[:KNOWN_BYTES] in left_out:
                 continue
             data = wire.encode(record)
@@ -222,10 +234,13 @@ class RecordHelper:
             while len(self._read_s) > STREAMS_MAX:
                 del self._read_s[next(iter(self._read_s))]
 
-    async def _store(self, peer_id: str, data: bytes) -> RecordStored:
+    async def _store(self, peer_id: str, data: bytes, *, replicate: bool) -> RecordStored:
         self.counters["stores"] += 1
         try:
             # Another's record would count as brought by this peer, and hide who brought it here.
+            if not replicate:
+                self._records.keep_signed(data, peer_id)
+                return RecordStored(taken=True)
             record = open_record(data, author=peer_id, now_unix_s=self._records.now())
         except RecordError as error:
             self.counters["stores_refused"] += 1

@@ -20,8 +20,8 @@ PLAN_PROTOCOL = "/anabranch/plan/1"
 """Plan bodies by hash."""
 REACH_PROTOCOL = "/anabranch/reach/1"
 """Being dialled back, to learn whether others can."""
-RECORDS_PROTOCOL = "/anabranch/records/1"
-"""The DHT through a full peer, for peers that are no part of it."""
+RECORDS_PROTOCOL = "/anabranch/records/2"
+"""What a full peer knows of the DHT's records, and what it finds there for others."""
 
 
 class Stream(Protocol):
@@ -94,8 +94,12 @@ class Transport(Protocol):
         """Store ``value`` in dictionary ``key`` under this peer's id; whether anyone took it."""
         ...
 
-    async def get(self, key: str) -> Mapping[str, bytes]:
-        """The newest values of dictionary ``key`` by author's peer id; validated ones only."""
+    async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
+        """The newest values of dictionary ``key`` by author's peer id; validated ones only.
+
+        They may be some seconds old; ``latest`` asks others before it answers. Raises NetworkError
+        where nobody could be asked.
+        """
         ...
 
     async def wait_ended(self) -> str:

@@ -184,7 +184,8 @@ class StageStreams:
         peer_id = stream.remote_peer_id
         reader = LinkReader(stream)
         async with _sending(stream) as sender:
-            crediting = asyncio.create_task(self._keep_crediting(reader, sender))
+            held = asyncio.Event()
+            crediting = asyncio.create_task(self._keep_crediting(reader, sender, held))
             try:
                 async with asyncio.timeout(self._limits.first_frame_s):
                     frame = await reader.read()
@@ -192,6 +193,8 @@ class StageStreams:
                     if frame is not None:
                         self._take_from_stage(peer_id, frame, sender)
                     self._credit(reader, sender)
+                    if reader.holds:
+                        held.set()
                     frame = await reader.read()
             finally:
                 crediting.cancel()
@@ -204,12 +207,16 @@ class StageStreams:
         if delivered is not None:
             sender.send(delivered)
 
-    async def _keep_crediting(self, reader: LinkReader, sender: FrameSender) -> None:
-        """Give credit that was held back once this stage is not behind any more."""
+    async def _keep_crediting(
+        self, reader: LinkReader, sender: FrameSender, held: asyncio.Event
+    ) -> None:
+        """Give credit that was ``held`` back once this stage is not behind any more."""
         while True:
+            await held.wait()
             await asyncio.sleep(self._limits.credit_s)
-            if reader.holds:
-                self._credit(reader, sender)
+            self._credit(reader, sender)
+            if not reader.holds:
+                held.clear()
 
     def _take_from_stage(self, peer_id: str, frame: wire.Frame, sender: FrameSender) -> None:
         match frame.message:

@@ -168,7 +168,7 @@ def test_a_flood_keeps_nobody_out() -> None:
                 assert all(took)
             assert len(storage.get(attacker.place(source=KEY)).value) == flood
         async with our_victim() as (attacker, victim):
-            guard = victim._validator.guard
+            guard = victim._guard
             guard.authors_max = 500
             taken = 0
             for first in range(0, flood, batch):

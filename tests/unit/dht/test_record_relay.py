@@ -45,6 +45,7 @@ class Shelf:
         self._guard = RecordGuard()
         self.searches = 0
         self.broken = False
+        self.followed: set[str] = set()
 
     def now(self) -> float:
         return self._network.now()
@@ -62,6 +63,12 @@ class Shelf:
 
     def known_signed(self, key: str) -> Mapping[str, SignedRecord]:
         return self._guard.living(key, self.now())
+
+    def fresh(self, key: str) -> bool:
+        return key in self.followed
+
+    def keep_signed(self, data: bytes, sender: str) -> SignedRecord:
+        return self._guard.admit(data, author=sender, now_unix_s=self.now(), storer=sender)
 
     async def store_signed(self, record: SignedRecord, data: bytes) -> bool:
         self._values.setdefault(record.key, {})[record.peer_id] = data
@@ -86,6 +93,13 @@ class World:
 
         given = {peer.peer_id: peer.addresses for peer in full}
         return RecordClient(open_stream, self.network.now, given, random.Random(1))
+
+    async def read(self, key: str, client: RecordClient | None = None) -> dict[str, bytes]:
+        """What ``client`` knows of ``key`` once it has asked."""
+        client = client or self.client
+        await client.read((key,))
+        living = client.guard.living(key, self.network.now())
+        return {author: record.payload for author, record in living.items()}
 
     async def start(self) -> None:
         for peer, helper in zip(self.full, self.helpers, strict=True):
@@ -127,10 +141,10 @@ def test_what_is_in_the_dht_is_read_and_written_through_full_peers() -> None:
         world = World()
         await world.start()
         world.put(ALICE, b"one")
-        assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+        assert await world.read(KEY) == {ALICE.peer_id: b"one"}
         mine = world.light._signer.sign(KEY, b"mine", world.network.now() + 60)[0]
         assert await world.client.store(mine)
-        found = await world.client.get(KEY)
+        found = await world.read(KEY)
         assert found == {ALICE.peer_id: b"one", world.light.peer_id: b"mine"}
         await world.client.close()
 
@@ -155,7 +169,7 @@ def test_one_helper_that_hides_records_hides_nothing_where_another_gives_them() 
         await world.start()
         await world.full[0].serve(RECORDS_PROTOCOL, hiding([]))
         world.put(ALICE, b"one")
-        assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+        assert await world.read(KEY) == {ALICE.peer_id: b"one"}
 
     within(body)
 
@@ -171,7 +185,7 @@ def test_what_a_helper_makes_up_is_refused() -> None:
         endless = world.signed(EVE, b"endless", left_s=1e6)
         bad = [bytes(forged), elsewhere, expired, endless, b"", b"\xff" * 5000]
         await world.full[0].serve(RECORDS_PROTOCOL, hiding([*bad, honest]))
-        assert await world.client.get(KEY) == {ALICE.peer_id: b"honest"}
+        assert await world.read(KEY) == {ALICE.peer_id: b"honest"}
         assert world.client.rejected == len(bad)
 
     within(body)
@@ -182,10 +196,10 @@ def test_reads_never_go_back_in_time() -> None:
         world = World(helpers=1)
         old, new = world.signed(ALICE, b"old", 30.0), world.signed(ALICE, b"new", 60.0)
         await world.full[0].serve(RECORDS_PROTOCOL, hiding([new]))
-        assert await world.client.get(KEY) == {ALICE.peer_id: b"new"}
+        assert await world.read(KEY) == {ALICE.peer_id: b"new"}
         await world.client.close()
         await world.full[0].serve(RECORDS_PROTOCOL, hiding([old]))
-        assert await world.client.get(KEY) == {ALICE.peer_id: b"new"}
+        assert await world.read(KEY) == {ALICE.peer_id: b"new"}
 
     within(body)
 
@@ -198,16 +212,16 @@ def test_a_silent_helper_costs_a_second_and_a_dead_one_nothing() -> None:
         clock = asyncio.get_running_loop().time
         world.network.freeze(world.full[0].peer_id)
         started_s = clock()
-        assert ALICE.peer_id in await world.client.get(KEY)
+        assert ALICE.peer_id in await world.read(KEY)
         assert clock() - started_s <= 1.2
         world.network.kill(world.full[1].peer_id)
         world.network.kill(world.full[2].peer_id)
         with pytest.raises(NetworkError, match="no full peer answers"):
-            await world.client.get(KEY)
+            await world.read(KEY)
         world.network.thaw(world.full[0].peer_id)
         await asyncio.sleep(70)
         world.put(ALICE, b"two")
-        assert await world.client.get(KEY) == {ALICE.peer_id: b"two"}
+        assert await world.read(KEY) == {ALICE.peer_id: b"two"}
         await world.client.close()
 
     within(body)
@@ -228,10 +242,10 @@ def test_nothing_is_sent_twice_and_long_answers_come_in_parts() -> None:
             return answer
 
         world.helpers[0]._answer = noted  # type: ignore[assignment, method-assign]
-        assert len(await world.client.get(KEY)) == 400
+        assert len(await world.read(KEY)) == 400
         assert len(answers) == 2
         assert all(sum(map(len, a.records)) <= ANSWER_BYTES_MAX for a in answers)
-        assert len(await world.client.get(KEY)) == 400
+        assert len(await world.read(KEY)) == 400
         assert answers[-1].records == ()
 
     within(body)
@@ -243,7 +257,7 @@ def test_those_who_ask_at_once_share_one_search() -> None:
         await world.start()
         world.put(ALICE, b"one")
         askers = [world.asker(world.network.transport(), world.full) for _ in range(30)]
-        found = await asyncio.gather(*(asker.get(KEY) for asker in askers))
+        found = await asyncio.gather(*(world.read(KEY, asker) for asker in askers))
         assert all(one == {ALICE.peer_id: b"one"} for one in found)
         assert world.shelves[0].searches == 1
 
@@ -257,13 +271,13 @@ def test_who_asks_more_than_his_share_is_put_off_and_others_are_not() -> None:
         await world.start()
         world.put(ALICE, b"one")
         for _ in range(10):
-            await world.client.get(KEY)
+            await world.read(KEY)
         with pytest.raises(NetworkError, match="busy"):
-            await world.client.get(KEY)
+            await world.read(KEY)
         other = world.asker(world.network.transport(), world.full)
-        assert await other.get(KEY) == {ALICE.peer_id: b"one"}
+        assert await world.read(KEY, other) == {ALICE.peer_id: b"one"}
         await asyncio.sleep(10)
-        assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+        assert await world.read(KEY) == {ALICE.peer_id: b"one"}
 
     within(body)
 
@@ -274,10 +288,10 @@ def test_searches_for_ever_new_keys_are_bounded_for_all_together() -> None:
         world = World(helpers=1, limits=limits)
         await world.start()
         for number in range(5):
-            assert await world.client.get(f"net/model{number}/links") == {}
+            assert await world.read(f"net/model{number}/links") == {}
         for number in range(5, 20):
             with pytest.raises(NetworkError, match="busy"):
-                await world.client.get(f"net/model{number}/links")
+                await world.read(f"net/model{number}/links")
         assert world.shelves[0].searches == 5
         assert world.helpers[0].counters["searches_spared"] == 15
 
@@ -292,14 +306,14 @@ def test_one_peer_s_searches_leave_the_others_theirs() -> None:
         refused = 0
         for number in range(150):
             try:
-                await world.client.get(f"net/model{number}/links")
+                await world.read(f"net/model{number}/links")
             except NetworkError:
                 refused += 1
         assert refused >= 100
         other = world.asker(world.network.transport(), world.full)
-        assert await other.get(KEY) == {ALICE.peer_id: b"one"}
+        assert await world.read(KEY, other) == {ALICE.peer_id: b"one"}
         # What somebody else has had read costs no search.
-        assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+        assert await world.read(KEY) == {ALICE.peer_id: b"one"}
 
     within(body)
 
@@ -319,12 +333,12 @@ def test_helpers_that_cannot_search_are_busy_and_others_are_asked(why: str) -> N
 
         cripple(0)
         cripple(1)
-        assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+        assert await world.read(KEY) == {ALICE.peer_id: b"one"}
         cripple(2)
         await asyncio.sleep(1)  # beyond what was read just now
         newcomer = world.asker(world.network.transport(), world.full)
         with pytest.raises(NetworkError, match="busy"):
-            await newcomer.get(KEY)
+            await world.read(KEY, newcomer)
 
     within(body)
 
@@ -335,7 +349,7 @@ def test_what_was_read_just_now_is_given_though_no_search_is_left() -> None:
         await world.start()
         world.put(ALICE, b"one")
         for _ in range(3):
-            assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+            assert await world.read(KEY) == {ALICE.peer_id: b"one"}
         assert world.shelves[0].searches == 1
 
     within(body)
@@ -347,7 +361,7 @@ def test_a_key_of_no_known_form_ends_the_stream(key: str) -> None:
         world = World(helpers=1)
         await world.start()
         stream = await world.light.open_stream(world.full[0].peer_id, RECORDS_PROTOCOL)
-        await wire.send_frame(stream, RecordsRequest(key=key))
+        await wire.send_frame(stream, RecordsRequest(keys=(key,)))
         with pytest.raises(NetworkError):
             await wire.read_frame(stream)
         assert world.shelves[0].searches == 0
@@ -430,7 +444,7 @@ def test_where_all_streams_are_taken_the_longest_idle_one_gives_way() -> None:
         await asyncio.sleep(1)
         await wire.send_frame(streams[0], Ping(nonce=1))
         assert (await wire.read_frame(streams[0])).message == Pong(nonce=1)
-        assert await world.client.get(KEY) == {ALICE.peer_id: b"one"}
+        assert await world.read(KEY) == {ALICE.peer_id: b"one"}
         assert helper.counters["streams_displaced"] == 1
         assert helper._streams.total() == STREAMS_MAX
         with pytest.raises(NetworkError):

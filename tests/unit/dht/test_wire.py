@@ -47,8 +47,8 @@ S = "session-1"
 GOLDEN: list[tuple[Any, str]] = [
     (Ping(nonce=7), "9301a470696e6781a56e6f6e636507"),
     (
-        RecordsRequest(key="n/m/nodes", known=bytes(8)),
-        "9301af7265636f7264732d7265717565737482a36b6579a96e2f6d2f6e6f646573a56b6e6f776ec408"
+        RecordsRequest(keys=("n/m/nodes",), known=bytes(8)),
+        "9301af7265636f7264732d7265717565737482a46b65797391a96e2f6d2f6e6f646573a56b6e6f776ec408"
         "0000000000000000",
     ),
     (
@@ -61,7 +61,10 @@ GOLDEN: list[tuple[Any, str]] = [
         ReachAnswer(reached=None, host="::1"),
         "9301ac72656163682d616e7377657282a772656163686564c0a4686f7374a33a3a31",
     ),
-    (RecordStore(record=b"ab"), "9301ac7265636f72642d73746f726581a67265636f7264c4026162"),
+    (
+        RecordStore(record=b"ab"),
+        "9301ac7265636f72642d73746f726582a67265636f7264c4026162a97265706c6963617465c3",
+    ),
     (
         RecordStored(taken=False, reason="no"),
         "9301ad7265636f72642d73746f72656482a574616b656ec2a6726561736f6ea26e6f",
