@@ -34,8 +34,8 @@ LOST_MAX_SHARE = 0.25
 """Of the fleet that may be missing until strikes wait for those who replace the lost."""
 AGAIN_S = (1.0, 8.0)
 """A lost peer is replaced after a time between these."""
-WRONG = ("untold", "never_joined", "ended_unasked", "left_badly")
-"""Lists of peers that should be empty."""
+WRONG = ("disagreements", "untold", "never_joined", "ended_unasked", "left_badly")
+"""Lists that should be empty, of peers and of what kept them from one plan."""
 SEEN = ("failed", "hangs")
 """Lists of answers that should be."""
 
@@ -114,6 +114,7 @@ class Round:
             "seed": options.seed,
             "quiet": None,
             "agreed_after_kill_s": None,
+            "disagreements": [],
         }
 
     async def run(self) -> dict[str, Any]:
@@ -124,6 +125,7 @@ class Round:
         started_unix_s = fleet.members[-1].started_unix_s
         await fleet.settle()
         self.result["agreed_s"] = await fleet.agreed_s(started_unix_s)
+        self._note_disagreement("after the start")
         self._tell("settled")
         if options.quiet_s:
             self.result["quiet"] = await quiet(fleet, options.quiet_s)
@@ -143,6 +145,7 @@ class Round:
             agreed = group.create_task(self.fleet.agreed_s(self.strikes[-1]["unix_s"]))
             group.create_task(self.clients.ask_times(len(self.fleet.living)))
         self.result["agreed_after_kill_s"] = agreed.result()
+        self._note_disagreement("after the kill")
         self._tell("struck and asked again")
 
     # Churn
@@ -159,9 +162,14 @@ class Round:
             await asking
             await asyncio.gather(*self._again, *fleet.leaving)
             if not await fleet.until(self._all_agree, SETTLE_S):
+                self._note_disagreement("after the churn")
                 self.spells.append({"since_unix_s": self._next_change_unix_s(), "agreed_s": None})
             agreeing.cancel()
         self._tell("churned")
+
+    def _note_disagreement(self, when: str) -> None:
+        if self.fleet.disagreement:
+            self.result["disagreements"].append(f"{when}: {self.fleet.disagreement}")
 
     def _all_agree(self) -> bool:
         return self.fleet.changed_unix_s[-1] <= self._agreed_unix_s
@@ -302,16 +310,8 @@ def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def went_wrong(found: dict[str, Any]) -> bool:
     """Whether a summary has something that must not be."""
-    people = [found[part][what] for part in ("before_kills", "after_kills") for what in SEEN]
-    agreed = [*found["agreed_s"]]
-    if not found["agreed_in_churn_s"]:
-        agreed += found["agreed_after_kill_s"]
-    return (
-        any(people)
-        or any(found[name] for name in WRONG)
-        or None in agreed
-        or bool(found["never_agreed_in_churn"] or found["unanswered_after_both"])
-    )
+    seen = [found[part][what] for part in ("before_kills", "after_kills") for what in SEEN]
+    return any(seen) or any(found[name] for name in (*WRONG, "unanswered_after_both"))
 
 
 def table(found: dict[str, Any]) -> Table:

@@ -118,6 +118,8 @@ class Fleet:
     leaving: list[asyncio.Task[None]] = field(default_factory=list)
     changed_unix_s: list[float] = field(default_factory=list)
     """When peers came or went."""
+    disagreement: str = ""
+    """Why the peers did not follow one plan when that was looked at last."""
 
     @property
     def living(self) -> list[Member]:
@@ -211,41 +213,55 @@ class Fleet:
 
     # What is seen of them
 
-    def follows_one_plan(self, plan: Plan | None, nodes: Mapping[str, NodeRecord]) -> bool:
-        """Whether all living peers announce this plan's epoch, and the layers that it gives them.
-
-        A plan that counts on a peer which is gone is none.
-        """
-        if plan is None or not all(member.listens for member in self.living):
-            return False
-        living = {member.peer.peer_id for member in self.living}
-        if not living <= nodes.keys() or any(a.peer_id not in living for a in plan.assignments):
-            return False
-        return all(nodes[peer_id].epoch == plan.epoch for peer_id in living) and all(
-            (record.state, record.start, record.end) == (NodeState.SERVING, a.start, a.end)
-            for a in plan.assignments
-            for record in [nodes[a.peer_id]]
-        )
+    def why_not_one_plan(self, plan: Plan | None, nodes: Mapping[str, NodeRecord]) -> str:
+        """Why not all living peers announce this plan's epoch and the layers that it gives them;
+        empty where they do. A plan that counts on a peer which is gone is not agreed upon."""
+        listening = {m.peer.peer_id: m.peer.name for m in self.living if m.listens}
+        if plan is None or len(listening) < len(self.living):
+            return "no plan is published" if plan is None else "a peer does not listen yet"
+        gone = [a.peer_id for a in plan.assignments if a.peer_id not in listening]
+        if gone:
+            return f"plan {plan.epoch} counts on {len(gone)} peers that are gone"
+        for peer_id, name in listening.items():
+            record, planned = nodes.get(peer_id), plan.assignment_of(peer_id)
+            if record is None:
+                return f"{name} is not announced"
+            if record.epoch != plan.epoch:
+                return f"{name} follows {record.epoch}, the newest plan is {plan.epoch}"
+            span = (record.start, record.end)
+            if planned is not None and (
+                record.state is not NodeState.SERVING or span != (planned.start, planned.end)
+            ):
+                return (
+                    f"{name} is {record.state} with layers {record.start}:{record.end}, plan"
+                    f" {plan.epoch} gives it {planned.start}:{planned.end}"
+                )
+        return ""
 
     async def agreed_s(self, since_unix_s: float, limit_s: float = SETTLE_S) -> float | None:
         """Seconds from ``since_unix_s`` until all living peers follow one plan, as their records in
-        the DHT say; None: they did not within ``limit_s`` from now."""
+        the DHT say; None: they did not within ``limit_s`` from now, see ``disagreement``."""
+        self.disagreement = "nothing can be read"
         try:
             async with asyncio.timeout(limit_s):
                 while True:
-                    addresses = [m.peer.address for m in self.living if m.listens]
                     try:
-                        async with Swarm.connect(
-                            addresses[:OBSERVED_FROM], model=str(MODEL)
-                        ) as observer:
-                            while not self.follows_one_plan(observer.plan, observer.nodes):
-                                await asyncio.sleep(1.0)
-                                await observer.refresh()
-                            return round(time.time() - since_unix_s, 3)
-                    except NetworkError:
+                        await self._until_agreed()
+                        return round(time.time() - since_unix_s, 3)
+                    except NetworkError as error:
+                        self.disagreement = f"the DHT cannot be read: {error}"
                         await asyncio.sleep(1.0)
         except TimeoutError:
             return None
+
+    async def _until_agreed(self) -> None:
+        addresses = [member.peer.address for member in self.living if member.listens]
+        async with Swarm.connect(addresses[:OBSERVED_FROM], model=str(MODEL)) as observer:
+            while why := self.why_not_one_plan(observer.plan, observer.nodes):
+                self.disagreement = why
+                await asyncio.sleep(1.0)
+                await observer.refresh()
+        self.disagreement = ""
 
     def seen(self) -> dict[str, Any]:
         """What the peers' events say of the whole run."""
