@@ -115,6 +115,7 @@ class Round:
             "quiet": None,
             "agreed_after_kill_s": None,
             "disagreements": [],
+            "yet_to_move": [],
         }
 
     async def run(self) -> dict[str, Any]:
@@ -168,6 +169,7 @@ class Round:
         self._tell("churned")
 
     def _note_disagreement(self, when: str) -> None:
+        self.result["yet_to_move"].append(self.fleet.yet_to_move)
         if self.fleet.disagreement:
             self.result["disagreements"].append(f"{when}: {self.fleet.disagreement}")
 
@@ -298,6 +300,7 @@ def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **{name: all_of(name) for name in WRONG},
         "agreed_s": [r["agreed_s"] for r in rounds],
         "agreed_after_kill_s": [r["agreed_after_kill_s"] for r in rounds],
+        "yet_to_move": [r["yet_to_move"] for r in rounds],
         "agreed_in_churn_s": spread([each for each in spells if each is not None]),
         "never_agreed_in_churn": sum(each is None for each in spells),
         "elections": [r["elections"] for r in rounds],

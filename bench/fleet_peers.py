@@ -120,6 +120,8 @@ class Fleet:
     """When peers came or went."""
     disagreement: str = ""
     """Why the peers did not follow one plan when that was looked at last."""
+    yet_to_move: int = 0
+    """How many had not the plan's layers when they last agreed on one: who moved lately rests."""
 
     @property
     def living(self) -> list[Member]:
@@ -214,8 +216,10 @@ class Fleet:
     # What is seen of them
 
     def why_not_one_plan(self, plan: Plan | None, nodes: Mapping[str, NodeRecord]) -> str:
-        """Why not all living peers announce this plan's epoch and the layers that it gives them;
-        empty where they do. A plan that counts on a peer which is gone is not agreed upon."""
+        """Why not all living peers announce this plan's epoch; empty where they do.
+
+        A plan that counts on a peer which is gone is not agreed upon.
+        """
         listening = {m.peer.peer_id: m.peer.name for m in self.living if m.listens}
         if plan is None or len(listening) < len(self.living):
             return "no plan is published" if plan is None else "a peer does not listen yet"
@@ -223,19 +227,11 @@ class Fleet:
         if gone:
             return f"plan {plan.epoch} counts on {len(gone)} peers that are gone"
         for peer_id, name in listening.items():
-            record, planned = nodes.get(peer_id), plan.assignment_of(peer_id)
+            record = nodes.get(peer_id)
             if record is None:
                 return f"{name} is not announced"
             if record.epoch != plan.epoch:
                 return f"{name} follows {record.epoch}, the newest plan is {plan.epoch}"
-            span = (record.start, record.end)
-            if planned is not None and (
-                record.state is not NodeState.SERVING or span != (planned.start, planned.end)
-            ):
-                return (
-                    f"{name} is {record.state} with layers {record.start}:{record.end}, plan"
-                    f" {plan.epoch} gives it {planned.start}:{planned.end}"
-                )
         return ""
 
     async def agreed_s(self, since_unix_s: float, limit_s: float = SETTLE_S) -> float | None:
@@ -261,7 +257,8 @@ class Fleet:
                 self.disagreement = why
                 await asyncio.sleep(1.0)
                 await observer.refresh()
-        self.disagreement = ""
+            self.disagreement = ""
+            self.yet_to_move = yet_to_move(observer.plan, observer.nodes)
 
     def seen(self) -> dict[str, Any]:
         """What the peers' events say of the whole run."""
@@ -288,6 +285,15 @@ class Fleet:
                 f"{m.peer.name} {m.ended}" for m in self.members if m.ended.startswith("did not")
             ],
         }
+
+
+def yet_to_move(plan: Plan | None, nodes: Mapping[str, NodeRecord]) -> int:
+    """How many peers do not serve the layers that a plan gives them."""
+    return sum(
+        record.state is not NodeState.SERVING or (record.start, record.end) != (a.start, a.end)
+        for a in (plan.assignments if plan is not None else ())
+        if (record := nodes.get(a.peer_id)) is not None
+    )
 
 
 def traffic_of(peer: LocalPeer) -> dict[str, int] | None:
