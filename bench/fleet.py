@@ -352,7 +352,8 @@ async def run(arguments: argparse.Namespace, result: dict[str, Any], say: Consol
             strike_every_s=arguments.strike_every,
             seed=arguments.seed + number,
         )
-        rounds.append(await run_round(options, expected, say))
+        round_ = await run_round(options, expected, say)
+        rounds.append({"commit": result["commit"], **round_})
         result["summary"] = summary(rounds)
         if arguments.out is not None:
             report.write(arguments.out, result)
@@ -374,7 +375,10 @@ def main() -> int:
     arguments = parse()
     rounds: list[dict[str, Any]] = []
     if arguments.resume and arguments.out is not None and arguments.out.exists():
-        rounds = json.loads(arguments.out.read_text())["rounds"]
+        earlier = json.loads(arguments.out.read_text())
+        if (earlier["peers"], earlier["churn"]) != (arguments.peers, arguments.churn):
+            sys.exit(f"error: {arguments.out} has rounds with other --peers or --churn")
+        rounds = earlier["rounds"]
     result = report.provenance(arguments.seed)
     result |= {"peers": arguments.peers, "churn": arguments.churn, "note": arguments.note}
     result |= {"summary": summary(rounds), "rounds": rounds}

@@ -174,6 +174,7 @@ def figures(asked: list[Asked]) -> dict[str, Any]:
         "failed_as_the_entry_was_lost": sum(each.entry_lost for each in failed),
         "hangs": [
             f"through {each.entry}: {each.silence_s:.1f} s of silence after {each.silence_after}"
+            f" (connected after {each.connect_s} s)"
             for each in hung
         ],
         "connect_s": spread([e.connect_s for e in asked if e.connect_s is not None]),
