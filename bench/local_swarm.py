@@ -147,14 +147,17 @@ class LocalSwarm:
         run_on: Sequence[str] = (),
         python: str = sys.executable,
         environment: dict[str, str] | None = None,
+        initial: Sequence[str] | None = None,
     ) -> LocalPeer:
         """Start one peer; the first founds the swarm. Returns at once.
 
+        ``initial`` are the addresses that it joins through, of two living peers if None.
         ``run_on`` is put before the command: it runs it elsewhere, where ``host`` is its address.
         ``python`` is the interpreter of another environment; ``environment`` adds to the swarm's.
         """
         name = name or f"peer{len(self.peers)}"
-        initial = [peer.address for peer in self.peers if peer.process.poll() is None][:2]
+        if initial is None:
+            initial = [peer.address for peer in self.peers if peer.process.poll() is None][:2]
         command = [*run_on, python, "-m", "node.join", "--model", str(self.model), "--cpu"]
         command += ["--json-log", "--name", name, "--host", host]
         command += ["--identity", str(self.directory / f"{name}.key")]

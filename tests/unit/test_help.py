@@ -22,6 +22,7 @@ COMMANDS = (
     "coordinator.plan",
     "coordinator.simulate",
     "bench.demo",
+    "bench.fleet",
     "models.sample",
     "models.stories",
     "models.train",
