@@ -33,6 +33,7 @@ from coordinator.transition import (
 )
 from dht.directory import Directory
 from dht.errors import NetworkError
+from dht.identity import short_name
 from dht.transport import Transport
 from dht.types import (
     LinksRecord,
@@ -132,6 +133,8 @@ class Coordinator:
         self._weighed: tuple[object, ...] = ()
         """What the running plan was last held against, and for which peers' records."""
         self._poor = False
+        self._shortage = ""
+        """Why all layers cannot be placed, as a follower without a plan sees it."""
         self._solved: Problem | None = None
         """The last problem whose answer was seen."""
         plans.witness = self._liveness.answers
@@ -164,6 +167,21 @@ class Coordinator:
         return self._leadership.election.leading
 
     @property
+    def why_no_plan(self) -> str:
+        """Why a follower has had no plan yet, in plain words; empty on who leads, who says so."""
+        if self.leads:
+            return ""
+        if self._shortage:
+            return f"no plan for all layers now: {self._shortage}"
+        leader = self._leadership.election.leader
+        if leader is None:
+            return "no plan yet: nobody coordinates"
+        return f"no plan yet from {short_name(leader)}, who coordinates"
+
+    def _left_out(self, nodes: dict[str, NodeRecord]) -> str:
+        return left_out(nodes, self._model.fingerprint)
+
+    @property
     def leaderless_s(self) -> float:
         """For how long no coordinator has been known, in seconds."""
         return self._leadership.leaderless_s
@@ -178,6 +196,9 @@ class Coordinator:
         self._watch(usable, nodes)
         if not self.leads:
             self._change = None
+            if self._plans.newest is None:
+                shortage = why_uncoverable(problem_of(self._model, usable, links))
+                self._shortage = "" if shortage is None else shortage + self._left_out(nodes)
             await self._note_idleness(usable, links)
             return
         self._note_change(usable)
@@ -198,7 +219,7 @@ class Coordinator:
                 return
             shortage = why_uncoverable(problem)
             if shortage is not None:
-                shortage += left_out(nodes, self._model.fingerprint)
+                shortage += self._left_out(nodes)
                 self._say("no_plan", reason=shortage, peers=len(problem.nodes))
                 return
             self._considered = frozenset(usable)

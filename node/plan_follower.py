@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 TURN_EVERY_S = 1.0
 """How often a peer that waits for its turn to move looks again."""
+UNTOLD_S = 5.0
+"""A peer that waits for a plan says why once the reason has stood for this long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,9 @@ class PlanFollower:
         """Held while layers change."""
         self.aside = False
         """The machine's owner needs it: plans are noted and not followed."""
+        self._waits_for = ""
+        self._waits_since_s = 0.0
+        self._told_waiting = ""
 
     async def follow(self) -> None:
         """Take the layers of each new plan."""
@@ -89,7 +94,7 @@ class PlanFollower:
                 record = self._announcer.record
             if record.state is NodeState.WAITING:
                 why = ": others cannot reach it" if record.reach is Reach.NONE else " yet"
-                self._reporter.say(f"The plan has no layers for this peer{why}; waiting.")
+                self._tell_waiting(f"the plan has no layers for this peer{why}")
             self._announcer.set(record.state, record.start, record.end, plan.epoch)
             return
         if record.state is NodeState.SERVING and (mine.start, mine.end) == (
@@ -116,6 +121,7 @@ class PlanFollower:
 
     async def _take(self, mine: Assignment, epoch: PlanEpoch) -> None:
         """Load layers and serve them."""
+        self._told_waiting = ""
         self._engine.stop_serving()
         self._announcer.set(NodeState.LOADING, mine.start, mine.end, epoch)
         self._stage.fail_outside(0, 0, "the peer moves to other layers")
@@ -141,6 +147,7 @@ class PlanFollower:
         """
         while True:
             await asyncio.sleep(TURN_EVERY_S)
+            self._mind_waiting()
             alone_s = self._coordinator.leaderless_s
             if (
                 self._announcer.record.state is not NodeState.WAITING
@@ -161,6 +168,23 @@ class PlanFollower:
                 self._reporter.event("assigned", start=span.start, end=span.end, epoch=str(epoch))
                 await self._fetch(span)
                 await self._take(span, epoch)
+
+    def _mind_waiting(self) -> None:
+        """Tell the owner why there is no plan that this peer could follow, once that is clear."""
+        if self._announcer.record.state is not NodeState.WAITING or self._plans.newest is not None:
+            return
+        reason, now_s = self._coordinator.why_no_plan, asyncio.get_running_loop().time()
+        if reason != self._waits_for:
+            self._waits_for, self._waits_since_s = reason, now_s
+        if reason and now_s - self._waits_since_s >= UNTOLD_S:
+            self._tell_waiting(reason)
+
+    def _tell_waiting(self, reason: str) -> None:
+        """Say, once, why this peer holds no layers."""
+        if reason != self._told_waiting:
+            self._told_waiting = reason
+            self._reporter.event("waiting", reason=reason)
+            self._reporter.say(f"{reason[0].upper()}{reason[1:]}; waiting.")
 
     async def _fetch(self, mine: Assignment) -> None:
         """Bring the files of new layers here while the old ones are served."""

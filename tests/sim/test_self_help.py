@@ -72,6 +72,7 @@ class Living:
     peer: Peer
     plans: PlanStore
     engine: LoadingEngine
+    out: io.StringIO
     task: "asyncio.Task[None]" = field(init=False)
 
     def start(self) -> None:
@@ -101,6 +102,7 @@ class World:
             transport, engine, StageConfig(chunk_tokens=16, hops=HopConfig(idle_s=30.0))
         )
         engine.on_results = stage.on_results
+        out = io.StringIO()
         config = CoordinatorConfig(coordinators=frozenset({self.leader}))
         record = NodeRecord(
             peer_id=transport.peer_id,
@@ -130,11 +132,11 @@ class World:
                 solve=solve_here,
             ),
             plans=plans,
-            reporter=Reporter(json_log=False, out=io.StringIO()),
+            reporter=Reporter(json_log=False, out=out),
             record=record,
             config=PeerConfig(),
         )
-        living = Living(transport, peer, plans, engine)
+        living = Living(transport, peer, plans, engine, out)
         living.start()
         self.peers.append(living)
         return living
@@ -173,7 +175,8 @@ async def world(*layers: int, seed: int = 1) -> AsyncIterator[World]:
     try:
         for count in layers:
             made.join(count)
-        await made.until(made.covered, SETTLE_S)
+        if layers:
+            await made.until(made.covered, SETTLE_S)
         yield made
     finally:
         for living in list(made.peers):
@@ -227,5 +230,20 @@ def test_a_peer_whose_device_is_lost_ends_rather_than_fail_every_session():
             broken.engine.on_lost("unspecified launch failure")
             with pytest.raises(MachineError, match="unspecified launch failure"):
                 await broken.task
+
+    run_virtual(scenario(), limit_s=2000)
+
+
+def test_whoever_holds_no_layers_says_why():
+    async def scenario() -> None:
+        async with world(seed=5) as swarm:
+            swarm.join(2)
+            follower = swarm.join(2)
+            await asyncio.sleep(30)
+            said = follower.out.getvalue()
+            assert "No plan for all layers now: the 2 peers here can hold at most" in said
+            assert said.count("waiting.") == 1
+            swarm.join(LAYERS)
+            await swarm.until(swarm.covered, SETTLE_S)
 
     run_virtual(scenario(), limit_s=2000)
