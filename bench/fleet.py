@@ -2,9 +2,10 @@
 
 Every peer is a ``node.join`` of the bundled model that knows the founder's address alone; every
 client is new and enters by the address of one living peer. A round starts the fleet, waits until
-each peer has layers or was told why not, looks on for a while with nobody asking, asks once through
-every peer, kills the leader and the founder together (SIGKILL), and asks once more through all that
-are left. With --churn peers come, leave and are killed for --minutes while clients ask.
+each peer has layers or was told why not, looks on for a while with nobody asking, asks once
+through every peer, kills the leader and the founder together (SIGKILL), and asks once more
+through all that are left (where the founder leads, the next oldest dies with it). With --churn
+peers come, leave and are killed for --minutes while clients ask.
 """
 
 import argparse
@@ -129,6 +130,7 @@ class Round:
         self._note_disagreement("after the start")
         self._tell("settled")
         if options.quiet_s:
+            self.result["links_measured"] = await fleet.links_measured()
             self.result["quiet"] = await quiet(fleet, options.quiet_s)
         try:
             await (self._churn() if options.churn_s else self._script())
@@ -218,7 +220,8 @@ class Round:
             case "kill founder":
                 struck = (founder,)
             case _:
-                struck = tuple(dict.fromkeys((leader, founder)))
+                second = [member for member in fleet.living if member is not founder]
+                struck = (founder, leader if leader is not founder else second[0])
         unix_s = time.time()
         if kind == "leave":
             fleet.leave(struck[0])

@@ -5,6 +5,7 @@ import os
 import signal
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,10 @@ import psutil
 from bench.chaos import percentile
 from bench.local_swarm import ROOT, LocalPeer, LocalSwarm
 from client import Swarm
+from coordinator.living import read_living
+from dht.directory import DEFAULT_NETWORK
 from dht.errors import NetworkError
-from dht.types import NodeRecord, NodeState, Plan, Reach
+from dht.types import LINKS_MAX, NodeRecord, NodeState, Plan, Reach
 
 MODEL = ROOT / "models" / "brook"
 LOOK_S = 0.1
@@ -259,6 +262,20 @@ class Fleet:
                 await observer.refresh()
             self.disagreement = ""
             self.yet_to_move = yet_to_move(observer.plan, observer.nodes)
+
+    async def links_measured(self, limit_s: float = SETTLE_S) -> bool:
+        """Whether every peer has announced the links that newcomers measure once, or does so within
+        ``limit_s``: only then nothing is left to do while nobody asks."""
+        each = min(len(self.living) - 1, LINKS_MAX)
+        until_s = time.monotonic() + limit_s
+        addresses = tuple(member.peer.address for member in self.living[:OBSERVED_FROM])
+        while time.monotonic() < until_s:
+            problem, _ = await read_living(addresses, MODEL.name, DEFAULT_NETWORK)
+            measured = Counter(link.target for link in problem.links)
+            if all(measured[m.peer.peer_id] >= each for m in self.living):
+                return True
+            await asyncio.sleep(5.0)
+        return False
 
     def seen(self) -> dict[str, Any]:
         """What the peers' events say of the whole run."""

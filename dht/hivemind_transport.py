@@ -84,7 +84,12 @@ class HivemindTransport:
             await self.close()
             raise
         if isinstance(self._records, SharedRecords):
-            await self.serve(RECORDS_PROTOCOL, RecordHelper(self._records).serve)
+            helper = RecordHelper(self._records)
+
+            async def tell(stream: Stream) -> None:
+                await helper.serve(config.metered(RECORDS_PROTOCOL, stream))
+
+            await self.serve(RECORDS_PROTOCOL, tell)
             self._handlers.adopt(self._records.run())
             self._handlers.adopt(self._keep_addresses())
             if peers:
@@ -252,7 +257,8 @@ class HivemindTransport:
         return self._records
 
     async def _open_helper(self, peer_id: str, protocol: str, where: tuple[str, ...]) -> Stream:
-        return await self.open_stream(peer_id, protocol, addresses=where)
+        stream = await self.open_stream(peer_id, protocol, addresses=where)
+        return self._config.metered(protocol, stream)
 
     async def _read_addresses(self) -> None:
         visible = await asking_daemon(self._p2p.get_visible_maddrs())

@@ -145,7 +145,8 @@ class LightTransport:
     async def _open_helper(self, peer_id: str, protocol: str, addresses: tuple[str, ...]) -> Stream:
         """Dial where the owner said; those whom others told of, where checked addresses say."""
         dialled = self._given.get(peer_id) or dialled_of(peer_id, addresses)
-        return await self._open_dialled(peer_id, protocol, dialled)
+        stream = await self._open_dialled(peer_id, protocol, dialled)
+        return self._config.metered(protocol, stream)
 
     async def _open_dialled(self, peer_id: str, protocol: str, dialled: tuple[str, ...]) -> Stream:
         """As the interface says, at addresses that are checked and lack the peer id."""

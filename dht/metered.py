@@ -1,5 +1,6 @@
-"""A transport that counts what its streams carry; what the DHT's daemon sends is not seen."""
+"""Counts what streams carry, by purpose; what the DHT's daemon sends by itself is not seen."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from dht.transport import Stream, StreamHandler, Transport
@@ -39,13 +40,36 @@ class MeteredStream:
         await self._inner.close()
 
 
-class MeteredTransport:
-    """``inner``, with ``sent`` and ``received`` called for the bytes of all its streams."""
+class Meter:
+    """Calls ``sent`` and ``received`` for the bytes of the streams that it is given."""
 
-    def __init__(self, inner: Transport, sent: Count, received: Count) -> None:
-        self._inner = inner
+    def __init__(self, sent: Count, received: Count) -> None:
         self._sent = sent
         self._received = received
+        self.purposes: Counter[str] = Counter()
+        """Bytes both ways by the middle of their protocol's name, such as ``hop``."""
+
+    def stream(self, protocol: str, inner: Stream) -> Stream:
+        """``inner``, metered."""
+        purpose = protocol.strip("/").split("/")[-2]
+
+        def sent(count: int) -> None:
+            self.purposes[purpose] += count
+            self._sent(count)
+
+        def received(count: int) -> None:
+            self.purposes[purpose] += count
+            self._received(count)
+
+        return MeteredStream(inner, sent, received)
+
+
+class MeteredTransport:
+    """``inner`` with ``meter`` on the streams that are opened and served through this."""
+
+    def __init__(self, inner: Transport, meter: Meter) -> None:
+        self._inner = inner
+        self._meter = meter
 
     @property
     def peer_id(self) -> str:
@@ -58,19 +82,17 @@ class MeteredTransport:
     def now(self) -> float:
         return self._inner.now()
 
-    def _metered(self, stream: Stream) -> Stream:
-        return MeteredStream(stream, self._sent, self._received)
-
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         async def run(stream: Stream) -> None:
-            await handler(self._metered(stream))
+            await handler(self._meter.stream(protocol, stream))
 
         await self._inner.serve(protocol, run)
 
     async def open_stream(
         self, peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()
     ) -> Stream:
-        return self._metered(await self._inner.open_stream(peer_id, protocol, addresses=addresses))
+        stream = await self._inner.open_stream(peer_id, protocol, addresses=addresses)
+        return self._meter.stream(protocol, stream)
 
     async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
         return await self._inner.store(key, value, expires_unix_s=expires_unix_s)

@@ -7,6 +7,8 @@ from enum import StrEnum
 from dht.addresses import is_loopback
 from dht.errors import UserError
 from dht.identity import Identity
+from dht.metered import Meter
+from dht.transport import Stream
 
 CONNECT_LIMIT_S = 15.0
 
@@ -43,6 +45,8 @@ class TransportConfig:
     may call."""
     relays: bool = False
     """Pass calls on for peers that others cannot reach, where NAT is traversed at all."""
+    meter: Meter | None = None
+    """Told of the bytes that the transport's own streams carry: records, asked for and given."""
     connect_timeout_s: float = CONNECT_LIMIT_S
 
     def listen_addresses(self) -> tuple[str, ...]:
@@ -59,6 +63,10 @@ class TransportConfig:
                 " or 0.0.0.0 for all"
             ) from None
         return (f"/ip{version}/{self.host}/tcp/{self.port}",)
+
+    def metered(self, protocol: str, stream: Stream) -> Stream:
+        """A stream of the transport's own, on the meter where there is one."""
+        return stream if self.meter is None else self.meter.stream(protocol, stream)
 
     def wants_nat_traversal(self) -> bool:
         """Whether to ask routers and relays for reachability."""

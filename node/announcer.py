@@ -1,11 +1,11 @@
-"""A peer's node record: what it says of itself, told whenever it changes and every so often."""
+"""A peer's node record: what it says of itself, told when it changes and before it expires."""
 
 import asyncio
 import logging
 from dataclasses import replace
 
 from dht.circuit import with_circuits
-from dht.directory import Directory
+from dht.directory import LIFETIME_S, Directory, RecordKind
 from dht.errors import NetworkError
 from dht.transport import Transport
 from dht.types import NodeRecord, NodeState, PlanEpoch, Reach
@@ -13,6 +13,9 @@ from node.stage import StageServer
 from node.stage_engine import EngineStage
 
 logger = logging.getLogger(__name__)
+
+RENEW_S = 0.6 * LIFETIME_S[RecordKind.NODES]
+"""A record that has not changed is told again before it is this old."""
 
 
 class Announcer:
@@ -28,13 +31,15 @@ class Announcer:
         record: NodeRecord,
         every_s: float,
     ) -> None:
-        """``every_s`` is the longest time between two announcements."""
+        """``every_s`` is the longest time until a change of load is told; others are at once."""
         self._transport = transport
         self._directory = directory
         self._engine = engine
         self._stage = stage
         self._record = record
         self._every_s = every_s
+        self._told: NodeRecord | None = None
+        self._told_s = 0.0
         self._changed = asyncio.Event()
         self._beside: tuple[str, ...] = ()
 
@@ -63,6 +68,35 @@ class Announcer:
 
     async def announce(self) -> None:
         """Tell it now. A network that does not take it is logged; the next time may do."""
+        self._note_load()
+        record, now_s = self._record, asyncio.get_running_loop().time()
+        self._told = None
+        try:
+            if await self._directory.publish(record):
+                self._told, self._told_s = record, now_s
+            else:
+                logger.info("nobody took this peer's announcement")
+        except NetworkError as error:
+            logger.info("cannot announce: %s", error)
+
+    async def run(self) -> None:
+        """Announce whenever something changed, and before the record expires."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout(self._every_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._note_load()
+                if (
+                    self._record == self._told
+                    and loop.time() + self._every_s - self._told_s < RENEW_S
+                ):
+                    continue
+            self._changed.clear()
+            await self.announce()
+
+    def _note_load(self) -> None:
         self._record = replace(
             self._record,
             kv_tokens_free=self._engine.kv_tokens_free,
@@ -72,19 +106,3 @@ class Announcer:
             answer_tokens=self._stage.counters["sampled"],
             addresses=with_circuits(self._transport.addresses, self._beside),
         )
-        try:
-            if not await self._directory.publish(self._record):
-                logger.info("nobody took this peer's announcement")
-        except NetworkError as error:
-            logger.info("cannot announce: %s", error)
-
-    async def run(self) -> None:
-        """Announce whenever something changed, and every so often."""
-        while True:
-            try:
-                async with asyncio.timeout(self._every_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
-            self._changed.clear()
-            await self.announce()

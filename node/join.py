@@ -22,6 +22,7 @@ from node.report import Reporter, gibibytes
 if TYPE_CHECKING:
     from dht.directory import Directory
     from dht.identity import Identity
+    from dht.metered import Meter
     from dht.transport import Transport
     from node.hardware import Machine
     from node.stage_engine import EngineStage
@@ -47,7 +48,7 @@ async def main(arguments: argparse.Namespace) -> int:
 
 async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from dht.identity import Identity
-    from dht.metered import MeteredTransport
+    from dht.metered import Meter, MeteredTransport
     from node.hardware import at_most, machine_of
     from node.hub_shards import open_model
     from node.nvidia import held_to
@@ -69,12 +70,14 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         f"{machine.device.name}: {gibibytes(machine.free_bytes)} free,"
         f" {gibibytes(machine.lend_bytes)} lent"
     )
-    transport = await _connect(arguments, identity, reporter)
+    meter = Meter(traffic.sent, traffic.received)
+    traffic.purposes = meter.purposes
+    transport = await _connect(arguments, identity, meter, reporter)
     try:
         with held_to(machine.driver_name, arguments.power_limit):
             engine = await _open_engine(arguments, store, machine, reporter)
             try:
-                metered = MeteredTransport(transport, traffic.sent, traffic.received)
+                metered = MeteredTransport(transport, meter)
                 if arguments.test:
                     await rehearse(
                         metered,
@@ -116,7 +119,7 @@ def _traffic(arguments: argparse.Namespace) -> "Traffic":
 
 
 async def _connect(
-    arguments: argparse.Namespace, identity: "Identity", reporter: Reporter
+    arguments: argparse.Namespace, identity: "Identity", meter: "Meter", reporter: Reporter
 ) -> "Transport":
     from dht.connecting import connect
     from dht.transport_config import TransportConfig
@@ -131,6 +134,7 @@ async def _connect(
                 initial_peers=tuple(arguments.initial_peers),
                 client_mode=arguments.test and bool(arguments.initial_peers),
                 relays=_relays(arguments),
+                meter=meter,
             )
         )
     reporter.event("listening", peer_id=transport.peer_id, addresses=list(transport.addresses))

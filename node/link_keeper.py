@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from zlib import crc32
 
 from dht.directory import Directory
 from dht.errors import NetworkError
@@ -80,7 +81,10 @@ class LinkKeeper:
             if peer_id in nodes and now_s - link.measured_unix_s < config.fresh_s
         }
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {me: None}]
-        for peer_id in missing[: config.per_round]:
+        # Others than everybody else: no more are announced, so no more are measured.
+        missing.sort(key=lambda peer_id: crc32(f"{me}{peer_id}".encode()))
+        room = min(config.per_round, LINKS_MAX - len(fresh))
+        for peer_id in missing[: max(0, room)]:
             try:
                 link = await measure_link(self._transport, peer_id, nodes[peer_id].addresses)
                 lent = self._stage.traffic.down.rate_bytes_per_s

@@ -266,6 +266,7 @@ class Peer:
         while True:
             await asyncio.sleep(SAVE_EVERY_S)
             traffic.save()
+            self._reporter.event("traffic", bytes=dict(traffic.purposes))
             if (why := traffic.exhausted()) is not None and not self._leaving.is_set():
                 self._reporter.event("month_used", reason=why)
                 self._reporter.say(f"{why}.")

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from coordinator.allowance import Allowance, MonthlyUse
@@ -33,6 +34,8 @@ class Traffic:
     ) -> None:
         self.up = up or Allowance()
         self.down = down or Allowance()
+        self.purposes: Mapping[str, int] = {}
+        """Bytes both ways by what they were for, where somebody counts that."""
         self.sent_bytes = 0
         self.received_bytes = 0
         self.month_bytes_max = month_bytes_max

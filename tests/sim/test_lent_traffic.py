@@ -14,7 +14,7 @@ from dht.errors import UserError
 from dht.identity import Identity
 from dht.memory import MemoryNetwork
 from dht.messages import ActivationItem, Activations, Ping
-from dht.metered import MeteredStream, MeteredTransport
+from dht.metered import Meter, MeteredStream, MeteredTransport
 from dht.streams import stream_pair
 from dht.virtual_time import run_virtual
 from node.link import STALLED_S, LinkReader, LinkSender
@@ -79,11 +79,13 @@ def test_a_probe_sees_the_rate_that_is_lent() -> None:
         asking = network.transport(Identity.generate())
         plain = network.transport(Identity.generate())
         traffic = Traffic(up=Allowance(RATE))
-        asked = MeteredTransport(plain, traffic.sent, traffic.received)
+        meter = Meter(traffic.sent, traffic.received)
+        asked = MeteredTransport(plain, meter)
         await ProbeServer(asked, traffic).start()
         link = await measure_link(asking, plain.peer_id)
         assert link.bandwidth_bytes_per_s == pytest.approx(RATE, rel=0.15)
         assert traffic.received_bytes > 0
+        assert meter.purposes == {"probe": traffic.sent_bytes + traffic.received_bytes}
 
     run_virtual(scenario(), limit_s=600)
 
