@@ -1,6 +1,8 @@
-"""For all tests: the same generated examples in every run, however long a busy machine takes."""
+"""For all tests: the same generated examples and sums in every run, on however busy a machine."""
 
 import os
+import random
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,24 @@ def pytest_configure() -> None:
         providers._get_local_constants = lambda: nothing
 
 
+def pytest_runtest_setup() -> None:
+    """Every test draws the same numbers, whichever ran before."""
+    torch.manual_seed(0)
+    random.seed(0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share the suite out by files, in their order, unless ``--dist`` says how to."""
+    if config.getoption("dist") != "load":
+        return None
+    from tests.workers import ProcessesLast
+
+    config.option.loadscopereorder = False
+    return ProcessesLast(config, log)
+
+
+torch.set_num_threads(1)  # sums in one order, and as many threads as there are workers
 # Our kernels run on the CPU, interpreted, where there is no GPU: said before Triton is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
