@@ -109,6 +109,7 @@ def test_a_stop_string_ends_the_answer_and_frees_the_session(swarm: LocalSwarm) 
     assert cut.finish_reason is FinishReason.STOP
 
 
+@pytest.mark.parametrize("swarm", [3], indirect=True)  # whose size makes no difference to it
 def test_a_prompt_longer_than_the_context_and_a_wrong_id(swarm: LocalSwarm) -> None:
     context = json.loads((MODEL / "config.json").read_text())["max_position_embeddings"]
     ask = ("--model", str(MODEL), "--initial-peers", *swarm.addresses)
