@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LIGHT := .venv-light
 
-.PHONY: demo test light-test swarm lint format clean bench
+.PHONY: demo test fuzz light-test swarm lint format clean bench
 
 demo: $(READY)  ## three peers, one model that none of them can hold, text on the screen
 	$(BIN)/python -m bench.demo
@@ -14,8 +14,13 @@ demo: $(READY)  ## three peers, one model that none of them can hold, text on th
 swarm: $(READY)  ## the same swarm, left running until Ctrl-C
 	$(BIN)/python -m bench.demo --keep
 
-test: $(READY)  ## the whole test suite
-	$(BIN)/python -m pytest
+WORKERS ?= 2
+test: $(READY)  ## the whole test suite; real peers and browsers run last, beside nothing else
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+FUZZ ?= tests
+fuzz: $(READY)  ## the suite's laws on other inputs each time, and on 20 times as many
+	$(BIN)/python -m pytest -m "property or hypothesis" --hypothesis-profile=fuzz --timeout=0 -n $(WORKERS) $(FUZZ)
 
 light-test: $(READY) $(LIGHT)/.ready  ## peers without the daemon, where hivemind is not installed
 	! $(LIGHT)/bin/python -c 'import hivemind' 2>/dev/null

@@ -19,8 +19,10 @@ BURST_BYTES_MIN = 16 << 10
 
 
 class Allowance:
-    """A token bucket that everything draws from, and that only the unhurried wait for.
+    """A virtual schedule (GCRA) that everything is booked on, and only the unhurried wait for.
 
+    It is one time, at which all that was booked has had its turn at the rate; that somebody asks
+    changes nothing, so whoever waits as told is let through, whatever floats round.
     ``rate_bytes_per_s`` may be infinite: then nothing ever waits.
     """
 
@@ -28,10 +30,10 @@ class Allowance:
         if not rate_bytes_per_s > 0:
             raise ValueError(f"a rate of {rate_bytes_per_s} bytes/s")
         self.rate_bytes_per_s = rate_bytes_per_s
-        self._burst = max(rate_bytes_per_s * BURST_S, float(BURST_BYTES_MIN))
-        self._debt = max(rate_bytes_per_s * DEBT_S, float(BURST_BYTES_MIN))
-        self._level = self._burst
-        self._at_us: int | None = None
+        frame_us = BURST_BYTES_MIN / rate_bytes_per_s * 1e6
+        self._burst_us = max(BURST_S * 1e6, frame_us)
+        self._debt_us = max(DEBT_S * 1e6, frame_us)
+        self._paid_at_us = -math.inf
 
     @property
     def limited(self) -> bool:
@@ -41,22 +43,13 @@ class Allowance:
     def spend(self, size_bytes: int, now_us: int) -> None:
         """Book bytes that leave or arrive now, whether or not they should have waited."""
         if self.limited:
-            self._refill(now_us)
-            self._level -= size_bytes
+            begun_us = max(self._paid_at_us, now_us - self._burst_us)
+            self._paid_at_us = begun_us + size_bytes / self.rate_bytes_per_s * 1e6
 
     def wait_us(self, now_us: int, *, urgent: bool = False) -> int:
-        """Microseconds until the next bytes may leave; 0: now."""
-        if not self.limited:
-            return 0
-        self._refill(now_us)
-        short = -self._level - (self._debt if urgent else 0.0)
-        return 0 if short < 0 else int(short / self.rate_bytes_per_s * 1e6) + 1
-
-    def _refill(self, now_us: int) -> None:
-        if self._at_us is not None and now_us > self._at_us:
-            gained = (now_us - self._at_us) / 1e6 * self.rate_bytes_per_s
-            self._level = min(self._burst, self._level + gained)
-        self._at_us = now_us if self._at_us is None else max(now_us, self._at_us)
+        """Microseconds until the next bytes may leave; 0: now, and once so much time is over."""
+        free_at_us = self._paid_at_us - (self._debt_us if urgent else 0.0)
+        return 0 if free_at_us <= now_us else math.ceil(free_at_us) - now_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,52 @@
-"""For all tests: a generated example may take as long as a busy machine needs."""
+"""For all tests: the same generated examples and sums in every run, on however busy a machine."""
 
 import os
+import random
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
-settings.register_profile("anabranch", deadline=None)
-settings.load_profile("anabranch")
+from tests.examples import USUAL
 
+settings.register_profile(
+    "same", max_examples=USUAL, deadline=None, derandomize=True, database=None
+)
+settings.register_profile("fuzz", max_examples=20 * USUAL, deadline=None, print_blob=True)
+settings.load_profile("same")
+
+
+@pytest.hookimpl(trylast=True)  # after --hypothesis-profile
+def pytest_configure() -> None:
+    """Draw no constants of ours where examples are to be the same.
+
+    Hypothesis draws some from the modules that happen to be loaded: by the tests before.
+    """
+    if settings.default.derandomize:
+        nothing = providers._local_constants
+        providers._get_local_constants = lambda: nothing
+
+
+def pytest_runtest_setup() -> None:
+    """Every test draws the same numbers, whichever ran before."""
+    torch.manual_seed(0)
+    random.seed(0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share the suite out by files, in their order, unless ``--dist`` says how to."""
+    if config.getoption("dist") != "load":
+        return None
+    from tests.workers import ProcessesLast
+
+    config.option.loadscopereorder = False
+    return ProcessesLast(config, log)
+
+
+torch.set_num_threads(1)  # sums in one order, and as many threads as there are workers
 # Our kernels run on the CPU, interpreted, where there is no GPU: said before Triton is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

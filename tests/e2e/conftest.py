@@ -25,14 +25,24 @@ def start_swarm(shares: tuple[float, ...], model: Path = MODEL) -> LocalSwarm:
     return swarm
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that share a swarm come last and together, so that none runs beside other tests."""
+
+    def sharing(item: pytest.Item) -> int:
+        return int(item.callspec.params.get("swarm", 0)) if hasattr(item, "callspec") else 0
+
+    items.sort(key=sharing)
+
+
 @pytest.fixture(scope="session")
 def reference() -> Reference:
     return Reference.load(MODEL)
 
 
-@pytest.fixture(scope="module", params=[3, 5])
+@pytest.fixture(scope="session", params=[3, 5])
 def swarm(request: pytest.FixtureRequest) -> Iterator[LocalSwarm]:
-    """3 or 5 peers of unequal memory; none can hold the model."""
+    """3 or 5 peers of unequal memory; none can hold the model. For tests that only ask."""
     shares = {3: (0.62, 0.45, 0.36), 5: (0.36, 0.3, 0.3, 0.28, 0.26)}[request.param]
     started = start_swarm(shares)
     yield started

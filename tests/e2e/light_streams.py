@@ -5,9 +5,8 @@ python -m tests.e2e.light_streams CASE ADDRESS
 
 import asyncio
 import hashlib
-import os
+import random
 import sys
-import time
 from collections.abc import Awaitable, Callable
 
 from dht.errors import NetworkError
@@ -19,6 +18,7 @@ from dht.transport_config import TransportConfig
 ECHO, SINK, SLOW_SINK, SOURCE = (f"/test/{n}/1" for n in ("echo", "sink", "slow", "source"))
 ARRIVED, CALL_ME, CALL = (f"/test/{n}/1" for n in ("arrived", "call-me", "call"))
 LAST, HEAR_ME = (f"/test/{n}/1" for n in ("last", "hear-me"))
+DRAWN = random.Random(1)
 BIG_BYTES = 24 << 20
 SLOW_S = 7.0
 """py-libp2p gives a stream up whose reader rests for 5 s; ours must not."""
@@ -49,7 +49,7 @@ async def echo_of_every_size(light: LightTransport, peer: str, where: tuple[str,
     stream = await light.open_stream(peer, ECHO, addresses=where)
     assert stream.remote_peer_id == peer
     for size in (1, 2, 100, 4 << 10, (64 << 10) - 1, (64 << 10) + 1, 1 << 20, 5 << 20):
-        data = os.urandom(size)
+        data = DRAWN.randbytes(size)
         stream.write(size.to_bytes(4, "little") + data)
         await stream.drain()
         assert await stream.read_exactly(size) == data
@@ -75,7 +75,7 @@ async def what_is_written_arrives_though_the_stream_is_closed_at_once(
     light: LightTransport, peer: str, where: tuple[str, ...]
 ) -> None:
     stream = await light.open_stream(peer, SINK, addresses=where)
-    data = os.urandom(BIG_BYTES)
+    data = DRAWN.randbytes(BIG_BYTES)
     stream.write(BIG_BYTES.to_bytes(4, "little") + hashlib.sha256(data).digest() + data)
     await stream.close()
     # The other side tells what it got over another stream.
@@ -94,7 +94,7 @@ async def a_reader_that_rests_holds_the_writer_and_loses_nothing(
 ) -> None:
     # The full peer rests: this side waits for longer than py-libp2p would.
     stream = await light.open_stream(peer, SLOW_SINK, addresses=where)
-    data = os.urandom(BIG_BYTES)
+    data = DRAWN.randbytes(BIG_BYTES)
     stream.write(BIG_BYTES.to_bytes(4, "little") + hashlib.sha256(data).digest())
     for at in range(0, BIG_BYTES, 1 << 20):
         stream.write(data[at : at + (1 << 20)])
@@ -159,7 +159,6 @@ async def mistakes_are_network_errors(
     light: LightTransport, peer: str, where: tuple[str, ...]
 ) -> None:
     nobody = Identity.generate().peer_id
-    started_s = time.monotonic()
     cases = (
         (nobody, ECHO, ()),
         (nobody, ECHO, (f"/ip4/127.0.0.1/tcp/1/p2p/{nobody}",)),
@@ -173,7 +172,6 @@ async def mistakes_are_network_errors(
         except NetworkError:
             continue
         raise AssertionError(f"{to} {protocol} opened")
-    assert time.monotonic() - started_s < 30
     # The connection to the full peer has survived all of it.
     await echo_of_every_size(light, peer, where)
 

@@ -1,6 +1,7 @@
 """Every answer of a swarm equals what one process says, token for token."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -10,6 +11,7 @@ from client import Answer, BlockingSwarm, GenerationOptions, Swarm
 from dht.messages import FinishReason, Sampling
 from node.sampling import sample
 from tests.e2e.conftest import MODEL
+from tests.unit.test_mistakes import assert_plain, run
 
 pytestmark = pytest.mark.e2e
 
@@ -105,3 +107,12 @@ def test_a_stop_string_ends_the_answer_and_frees_the_session(swarm: LocalSwarm) 
         cut = client.generate("Once upon a time", max_new_tokens=60, stop=(word,))
     assert cut.text == whole.text[: whole.text.index(word)]
     assert cut.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("swarm", [3], indirect=True)  # whose size makes no difference to it
+def test_a_prompt_longer_than_the_context_and_a_wrong_id(swarm: LocalSwarm) -> None:
+    context = json.loads((MODEL / "config.json").read_text())["max_position_embeddings"]
+    ask = ("--model", str(MODEL), "--initial-peers", *swarm.addresses)
+    too_long = ",".join(["300"] * (context + 1))
+    assert_plain(run("client.generate", *ask, "--prompt-ids", too_long), str(context))
+    assert_plain(run("client.generate", *ask, "--prompt-ids", "99999999"), "99999999")

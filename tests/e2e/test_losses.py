@@ -9,12 +9,15 @@ import pytest
 
 from bench.local_swarm import LocalPeer, LocalSwarm
 from bench.reference import Reference, memory_for
-from client import Answer, BlockingSwarm, GenerationOptions, Swarm
+from client import Answer, BlockingSwarm, GenerationOptions, Swarm, SwarmConfig
 from tests.e2e.conftest import MODEL, start_swarm
 
 pytestmark = pytest.mark.e2e
 
 PROMPT = "Once upon a time"
+WAIT_S = 240.0
+PATIENT = SwarmConfig(wait_s=WAIT_S)
+"""For another peer, which starts as fast as the machine lets it."""
 
 
 def coordinator_of(swarm: LocalSwarm) -> LocalPeer:
@@ -36,7 +39,7 @@ def test_a_killed_coordinator_is_replaced_and_the_swarm_replanned(reference: Ref
         seen = {peer.name: len(peer.read_events()) for peer in survivors}
         killed.kill()
         for peer in survivors:
-            event = peer.wait_for("coordinator", 90, since=seen[peer.name])
+            event = peer.wait_for("coordinator", since=seen[peer.name])
             assert event["peer_id"] in {survivor.peer_id for survivor in survivors}
         psutil.wait_procs(children, timeout=30)
         assert not [child for child in children if child.is_running()], "its daemon ended with it"
@@ -58,7 +61,9 @@ def test_missing_layers_are_named_and_the_answer_comes_when_a_peer_returns(
         addresses = [peer.address for peer in swarm.peers[:2]]
         held = lost.find("serving")
         assert held is not None
-        with BlockingSwarm.connect(addresses, model=str(MODEL), on_status=said.put) as client:
+        with BlockingSwarm.connect(
+            addresses, model=str(MODEL), config=PATIENT, on_status=said.put
+        ) as client:
             client.generate(PROMPT, max_new_tokens=2)
             lost.kill()
             answers: queue.Queue[tuple[int, ...]] = queue.Queue()
@@ -66,14 +71,14 @@ def test_missing_layers_are_named_and_the_answer_comes_when_a_peer_returns(
                 target=lambda: answers.put(client.generate(PROMPT, max_new_tokens=30).token_ids)
             )
             thread.start()
-            text = said.get(timeout=60)
+            text = said.get(timeout=WAIT_S)
             while "held by nobody" not in text:
-                text = said.get(timeout=60)
+                text = said.get(timeout=WAIT_S)
             first, last = held["start"], held["end"] - 1
             assert str(first) in text
             assert str(last) in text
             swarm.start_peer(memory_gib=0.45 * memory_for(MODEL) / 2**30, name=lost.name)
-            assert answers.get(timeout=60) == tuple(expected)
+            assert answers.get(timeout=WAIT_S) == tuple(expected)
             thread.join()
 
 

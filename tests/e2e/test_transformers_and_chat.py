@@ -14,23 +14,16 @@ from bench.local_swarm import ROOT, LocalSwarm
 from bench.reference import Reference
 from client.model import SwarmModel
 from dht.errors import UserError
-from tests.e2e.conftest import MODEL, start_swarm
+from tests.e2e.conftest import MODEL
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("swarm", [3], indirect=True)]
 
 PROMPTS = ("One morning", "The otter found a small blue boat and", "Rain")
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[LocalSwarm]:
-    started = start_swarm((0.62, 0.5))
-    yield started
-    started.stop()
-
-
-@pytest.fixture(scope="module")
-def model(small: LocalSwarm) -> Iterator[SwarmModel]:
-    with SwarmModel.from_swarm(small.addresses, model=str(MODEL)) as connected:
+def model(swarm: LocalSwarm) -> Iterator[SwarmModel]:
+    with SwarmModel.from_swarm(swarm.addresses, model=str(MODEL)) as connected:
         yield connected
 
 
@@ -90,10 +83,10 @@ def test_a_seed_repeats_a_sample_and_what_cannot_be_done_is_named(model: SwarmMo
         model.generate(ids, num_beams=2)
 
 
-def test_a_chat_answers_and_ctrl_c_stops_the_answer_alone(small: LocalSwarm) -> None:
+def test_a_chat_answers_and_ctrl_c_stops_the_answer_alone(swarm: LocalSwarm) -> None:
     command = [sys.executable, "-m", "client.chat", "--model", str(MODEL), "--ignore-eos"]
     process = subprocess.Popen(
-        [*command, "--max-new-tokens", "180", "--initial-peers", *small.addresses],
+        [*command, "--max-new-tokens", "180", "--initial-peers", *swarm.addresses],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ from collections.abc import Set
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from client.answer import AnswerLog, AnswerRequest
@@ -39,6 +39,7 @@ from client.failover import RELIEF_EVERY_S, Owner, OwnerState
 from coordinator.routes import NoRoute
 from dht.messages import RefusalCode, Sampling
 from dht.types import RouteStage
+from tests.examples import examples
 
 NEW = 12
 TRUTH = tuple(range(500, 500 + NEW))
@@ -250,7 +251,7 @@ def live(data: st.DataObject, steps: int) -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(data=st.data(), steps=st.integers(0, 40))
 def test_every_token_once_and_nothing_is_left_reserved(data: st.DataObject, steps: int) -> None:
     live(data, steps)
@@ -259,7 +260,7 @@ def test_every_token_once_and_nothing_is_left_reserved(data: st.DataObject, step
 @pytest.mark.slow
 @pytest.mark.property
 @pytest.mark.parametrize("most_steps", [10, 15, 20, 25])
-@settings(max_examples=900, deadline=None)
+@examples(900)
 @given(data=st.data())
 def test_every_token_once_in_thousands_of_lives(most_steps: int, data: st.DataObject) -> None:
     steps = data.draw(st.integers(0, most_steps))

@@ -4,7 +4,6 @@ import asyncio
 import random
 
 from client.pulse import Pulse, PulseConfig
-from dht.identity import Identity
 from dht.memory import MemoryNetwork, MemoryTransport
 from dht.virtual_time import run_virtual
 from node.probe import ProbeServer
@@ -13,7 +12,7 @@ CONFIG = PulseConfig()
 
 
 async def peers_of(network: MemoryNetwork, count: int) -> list[MemoryTransport]:
-    peers = [network.transport(Identity.generate()) for _ in range(count)]
+    peers = [network.transport() for _ in range(count)]
     for peer in peers:
         await ProbeServer(peer).start()
     return peers
@@ -24,7 +23,7 @@ def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() 
         network = MemoryNetwork(random.Random(1))
         changed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        pulse = Pulse(network.transport(Identity.generate()), changed.set, CONFIG)
+        pulse = Pulse(network.transport(), changed.set, CONFIG)
         killed, frozen, well = await peers_of(network, 3)
         pulse.watch({peer.peer_id: () for peer in (killed, frozen, well)})
         await asyncio.sleep(1)
@@ -58,7 +57,7 @@ def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() 
 def test_many_peers_are_asked_less_often() -> None:
     async def scenario() -> None:
         network = MemoryNetwork(random.Random(1))
-        pulse = Pulse(network.transport(Identity.generate()), lambda: None, CONFIG)
+        pulse = Pulse(network.transport(), lambda: None, CONFIG)
         peers = await peers_of(network, 400)
         pulse.watch({peer.peer_id: () for peer in peers})
         await asyncio.sleep(1)

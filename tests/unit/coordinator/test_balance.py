@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.balance import (
@@ -25,6 +25,7 @@ from dht.types import (
     NodeState,
     RouteStage,
 )
+from tests.examples import examples
 from tests.unit.records import record_of
 
 CAPACITY = 10_000
@@ -263,7 +264,7 @@ SIZES = st.lists(st.lists(st.integers(50, 600), max_size=16), min_size=2, max_si
 
 
 @pytest.mark.property
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(sizes=SIZES, data=st.data())
 def test_a_move_never_widens_the_gap(sizes: list[list[int]], data: st.DataObject) -> None:
     """With what is true known to all: every single move brings its two peers closer together."""
@@ -287,7 +288,7 @@ def test_a_move_never_widens_the_gap(sizes: list[list[int]], data: st.DataObject
 
 
 @pytest.mark.property
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(sizes=SIZES, data=st.data())
 def test_it_comes_to_rest_although_records_are_late(
     sizes: list[list[int]], data: st.DataObject

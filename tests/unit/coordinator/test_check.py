@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from coordinator.check import check_plan, check_shape, uncovered
 from coordinator.placement import HEURISTICS
 from dht.types import SINK, SOURCE, FlowEdge, Plan, Problem
+from tests.examples import examples
 from tests.unit.coordinator.problems import model, node, plan_of, problems, span
 
 PROBLEM = Problem(
@@ -155,7 +156,7 @@ class TestAgainstTheProblem:
         assert any("could serve" in line for line in wrong), wrong
 
     @pytest.mark.property
-    @settings(max_examples=100, deadline=None)
+    @examples(100)
     @given(problems())
     def test_what_planners_make_passes(self, problem: Problem) -> None:
         for name, heuristic in HEURISTICS.items():

@@ -2,7 +2,7 @@
 
 import networkx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from coordinator.check import max_flow_tokens_per_s
 from coordinator.flow import (
@@ -13,6 +13,7 @@ from coordinator.flow import (
     upper_bound,
 )
 from dht.types import SINK, SOURCE, Assignment, Problem
+from tests.examples import examples
 from tests.unit.coordinator.problems import link, model, node, placed, span, steady
 
 
@@ -36,7 +37,7 @@ def by_networkx(problem: Problem, spans: tuple[Assignment, ...]) -> float:
 
 class TestAgainstOtherAlgorithms:
     @pytest.mark.property
-    @settings(max_examples=150, deadline=None)
+    @examples(150)
     @given(placed())
     def test_three_algorithms_agree_on_any_placement(
         self, case: tuple[Problem, tuple[Assignment, ...]]
@@ -49,7 +50,7 @@ class TestAgainstOtherAlgorithms:
         assert flow == pytest.approx(slow, rel=1e-6, abs=1e-6)
 
     @pytest.mark.property
-    @settings(max_examples=100, deadline=None)
+    @examples(100)
     @given(placed())
     def test_no_placement_beats_the_bound(
         self, case: tuple[Problem, tuple[Assignment, ...]]

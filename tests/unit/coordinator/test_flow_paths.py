@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import networkx as nx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from networkx.algorithms.flow import preflow_push
 
@@ -12,6 +12,7 @@ from coordinator.check import max_flow_tokens_per_s
 from coordinator.flow import capacities, mean_latency_s, paths, ring_latency_s, solve_flow
 from coordinator.heuristics import fill
 from dht.types import Link
+from tests.examples import examples
 
 
 def test_a_chain_serves_what_its_slowest_peer_does(make):
@@ -55,7 +56,7 @@ def test_a_ring_is_closed(make):
 
 
 @pytest.mark.property
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(seed=st.integers(0, 10**6), peers=st.integers(1, 9), layers=st.integers(1, 12))
 def test_networkx_finds_the_same_flow(make, seed, peers, layers):
     problem = make.random_problem(seed, peers=peers, layers=layers)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from coordinator.check import check_plan, check_shape
 from coordinator.flow import solve_flow, upper_bound
@@ -13,6 +13,7 @@ from coordinator.placement import best_placement, make_plan
 from coordinator.planners import PLANNERS, Effort
 from coordinator.service import service_from_rates
 from dht.types import PlanEpoch, Problem
+from tests.examples import examples
 from tests.unit.coordinator.helix import problem_of, published
 from tests.unit.coordinator.problems import brute_force_flow, model, node, problems, steady
 
@@ -73,7 +74,7 @@ def test_many_peers_are_planned_in_cells_and_the_plan_is_sound() -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(problems(peers_max=4, layers_max=4))
 def test_every_planner_passes_the_checker(problem: Problem) -> None:
     service = service_from_rates(problem)
@@ -106,7 +107,7 @@ def test_one_more_peer_never_costs_more_than_a_tenth() -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(problems(peers_max=3, layers_max=4))
 def test_by_flow_it_is_the_optimum_where_all_can_be_tried(problem: Problem) -> None:
     best = brute_force_flow(problem)

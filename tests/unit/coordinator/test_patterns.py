@@ -1,7 +1,7 @@
 """The stage-pattern program on Helix's clusters and on made ones."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from coordinator.check import check_plan, uncovered
 from coordinator.flow import solve_flow
@@ -9,6 +9,7 @@ from coordinator.kinds import kinds, regions
 from coordinator.pattern_program import Limits, chain_flow, widest_chain
 from coordinator.patterns import Terrain, place, used
 from dht.types import Problem, fits
+from tests.examples import examples
 from tests.unit.coordinator.helix import problem_of
 from tests.unit.coordinator.problems import link, model, node, plan_of, problems
 
@@ -84,7 +85,7 @@ def test_a_crossing_takes_as_many_links_as_the_flow_needs() -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(problems(peers_max=6, layers_max=8))
 def test_a_chain_covers_the_model_and_fits_its_peers(problem: Problem) -> None:
     terrain = terrain_of(problem)

@@ -6,7 +6,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from coordinator import heuristics
 from coordinator.check import check_plan, uncovered
@@ -20,6 +20,7 @@ from coordinator.placement import (
 )
 from coordinator.solve import SolveRequest, solve
 from dht.types import Assignment, PlanEpoch, Problem
+from tests.examples import examples
 from tests.unit.coordinator.problems import model, node, plan_of, problems, span, steady
 
 EPOCH = PlanEpoch(term=3, counter=7)
@@ -140,7 +141,7 @@ class TestTightMemory:
 
 class TestBest:
     @pytest.mark.property
-    @settings(max_examples=12, deadline=None)
+    @examples(12)
     @given(problems(peers_max=4, layers_max=5))
     def test_never_worse_than_the_best_heuristic(self, problem: Problem) -> None:
         answers = [heuristic(problem) for heuristic in HEURISTICS.values()]

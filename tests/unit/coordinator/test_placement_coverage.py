@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import milp
@@ -20,6 +20,7 @@ from coordinator.placement import (
     why_uncoverable,
 )
 from dht.types import PlanEpoch, Problem, fits
+from tests.examples import examples
 
 
 def plan_of(problem: Problem, placement: Placement):
@@ -52,7 +53,7 @@ def can_cover(problem: Problem) -> bool:
 
 
 @pytest.mark.property
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(seed=st.integers(0, 10**6), peers=st.integers(1, 5), layers=st.integers(1, 8))
 def test_coverage_is_exact_and_the_chain_finds_it(make, seed, peers, layers):
     problem = make.random_problem(seed, peers=peers, layers=layers)
@@ -80,7 +81,7 @@ def test_coverage_is_exact_and_the_chain_finds_it(make, seed, peers, layers):
 
 
 @pytest.mark.property
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(seed=st.integers(0, 10**6), peers=st.integers(1, 9), layers=st.integers(1, 12))
 def test_every_heuristic_passes_the_checker(make, seed, peers, layers):
     problem = make.random_problem(seed, peers=peers, layers=layers)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given
 from hypothesis import strategies as st
 
 from coordinator.check import check_plan, uncovered
@@ -16,6 +16,7 @@ from coordinator.placement import NoPlacementError, Placement, best_placement, m
 from coordinator.planners import PLANNERS, Effort
 from coordinator.service import service_from_rates
 from dht.types import PlanEpoch, Problem, fits
+from tests.examples import examples
 from tests.unit.coordinator.problems import (
     brute_force_flow,
     model,
@@ -30,11 +31,10 @@ ESTIMATE_WITHIN = 0.95
 """Of the best estimate that any placement has, with its flow spread."""
 PEER_LOSS_MAX = 0.02
 """What one more peer may cost: the 2% within which shorter rings and second holders decide."""
-QUIET = settings(
-    deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes of solving
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+QUIET = {
+    "phases": [Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes of solving
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much],
+}
 
 
 def best(problem: Problem, *, estimated: bool, times: int = 200) -> Placement | None:
@@ -75,7 +75,7 @@ def brute_force_estimate(problem: Problem) -> float:
 
 
 @pytest.mark.property
-@settings(QUIET, max_examples=10)
+@examples(10, **QUIET)
 @given(problems(peers_max=4, layers_max=4))
 def test_by_flow_ours_is_the_best_of_all_placements(problem: Problem) -> None:
     most = brute_force_flow(problem)
@@ -98,7 +98,7 @@ def test_five_peers_and_six_layers_by_flow() -> None:
 
 
 @pytest.mark.property
-@settings(QUIET, max_examples=8)
+@examples(8, **QUIET)
 @given(problems(peers_max=3, layers_max=4))
 def test_by_the_estimate_ours_is_nearly_the_best_of_all_placements(problem: Problem) -> None:
     most = brute_force_estimate(problem)
@@ -109,7 +109,7 @@ def test_by_the_estimate_ours_is_nearly_the_best_of_all_placements(problem: Prob
 
 
 @pytest.mark.property
-@settings(QUIET, max_examples=8)
+@examples(8, **QUIET)
 @given(problems(peers_max=4, layers_max=5), st.randoms(use_true_random=False))
 def test_the_order_and_names_of_peers_do_not_matter(problem: Problem, random) -> None:
     names = [peer.peer_id for peer in problem.nodes]
@@ -132,7 +132,7 @@ def test_the_order_and_names_of_peers_do_not_matter(problem: Problem, random) ->
 
 
 @pytest.mark.property
-@settings(QUIET, max_examples=10)
+@examples(10, **QUIET)
 @given(problems(peers_max=4, layers_max=4), st.booleans())
 def test_one_more_peer_never_lowers_the_result(problem: Problem, estimated: bool) -> None:
     assume(len(problem.nodes) > 1)
@@ -153,7 +153,7 @@ def test_one_more_peer_never_lowers_the_result(problem: Problem, estimated: bool
 
 @pytest.mark.property
 @pytest.mark.parametrize("name", sorted(PLANNERS))
-@settings(QUIET, max_examples=4)
+@examples(4, **QUIET)
 @given(problem=problems(peers_max=4, layers_max=4))
 def test_every_planner_passes_the_checker(name: str, problem: Problem) -> None:
     steps = iter(range(60))

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from coordinator.check import check_plan
 from coordinator.estimate import estimate
@@ -14,12 +14,13 @@ from coordinator.refine import layout_of, refine, spans_of
 from coordinator.service import Service, service_from_rates
 from coordinator.service_file import read_service
 from dht.types import Assignment, PlanEpoch, Problem
+from tests.examples import examples
 from tests.unit.coordinator.helix import DATA, problem_of, published, service_of
 from tests.unit.coordinator.problems import model, node, placed, problems, span, steady
 
 
 @pytest.mark.property
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(placed())
 def test_a_balanced_flow_is_a_maximum_flow_that_fits(
     case: tuple[Problem, tuple[Assignment, ...]],
@@ -82,7 +83,7 @@ def test_layouts_and_spans_are_two_ways_to_say_the_same() -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(problems(peers_max=4, layers_max=5))
 def test_under_an_estimate_no_heuristic_is_better_and_the_plan_passes(problem: Problem) -> None:
     service = service_from_rates(problem)

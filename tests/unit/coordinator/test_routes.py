@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.routes import NoRoute, Router, Wheel, missing_layers, route_from_records
 from dht.types import Assignment, NodeRecord, NodeState, Plan, Problem, RouteStage
+from tests.examples import examples
 from tests.unit.coordinator.problems import model, node, placed, plan_of, record, span
 
 
@@ -48,7 +49,7 @@ def check_route(route: tuple[RouteStage, ...], usable: dict[str, NodeRecord], la
 
 class TestWheel:
     @given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
-    @settings(max_examples=100, deadline=None)
+    @examples(100)
     def test_one_turn_of_the_wheel_is_exactly_the_weights(self, weights: list[int]) -> None:
         wheel = Wheel({str(index): weight for index, weight in enumerate(weights)})
         drawn: Counter[str] = Counter()
@@ -151,7 +152,7 @@ class TestRouter:
 
     @pytest.mark.property
     @given(placed())
-    @settings(max_examples=100, deadline=None)
+    @examples(100)
     def test_every_route_of_every_plan_runs_each_layer_once(
         self, case: tuple[Problem, tuple[Assignment, ...]]
     ) -> None:
@@ -176,7 +177,7 @@ def _fits(problem: Problem, wanted: Assignment) -> bool:
 
 class TestMissingLayers:
     @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.booleans())))
-    @settings(max_examples=200, deadline=None)
+    @examples(200)
     def test_exactly_those_that_no_serving_peer_holds(
         self, holders: list[tuple[int, int, bool]]
     ) -> None:
@@ -226,7 +227,7 @@ class TestRouteFromRecords:
         st.lists(st.tuples(st.integers(0, 11), st.integers(1, 12)), max_size=8),
         st.lists(st.floats(0.0, 100.0), min_size=8, max_size=8),
     )
-    @settings(max_examples=200, deadline=None)
+    @examples(200)
     def test_a_route_is_found_exactly_when_every_layer_is_held(
         self, spans: list[tuple[int, int]], rates: list[float]
     ) -> None:

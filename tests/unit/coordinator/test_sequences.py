@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.chain_search import Judge
@@ -12,6 +12,7 @@ from coordinator.flow import solve_flow
 from coordinator.sequences import Row, disjoint, sequences
 from coordinator.service import service_from_rates
 from dht.types import Problem, fits
+from tests.examples import examples
 from tests.unit.coordinator.helix import problem_of, service_of
 from tests.unit.coordinator.problems import model, node, problems, span, steady
 
@@ -33,7 +34,7 @@ def test_the_fewest_stages_at_a_flow() -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(problems(), st.floats(0.1, 300.0), st.integers(1, 2))
 def test_chains_fit_cover_and_carry_their_flow(problem: Problem, flow: float, least: int) -> None:
     chain = Row(problem, problem.nodes).chain(flow, least)

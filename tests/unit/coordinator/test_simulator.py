@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.simulator import (
@@ -25,6 +25,7 @@ from coordinator.simulator.profiles import interpolated
 from coordinator.simulator.runs import Arrivals
 from coordinator.simulator.trace import Request, poisson
 from dht.types import SINK, SOURCE, Assignment, Link, ModelSpec, PlannerNode, Problem
+from tests.examples import examples
 
 PREFILL_S, DECODE_S = 0.001, 0.002
 LATENCY_S = 0.5
@@ -235,7 +236,7 @@ def test_tables_meet_their_points(points: list[tuple[int, float]]) -> None:
     ),
     prefills_max=st.integers(1, 3),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_every_request_ends_and_no_token_comes_early(
     cut: int, requests: list[tuple[float, int, int, bool]], prefills_max: int
 ) -> None:

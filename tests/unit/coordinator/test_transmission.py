@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.delivery import CreditError
@@ -15,6 +15,7 @@ from coordinator.transmission import (
     Slice,
     Traffic,
 )
+from tests.examples import examples
 from tests.unit.coordinator.paper_link import PaperLink
 
 MBIT = 125_000.0
@@ -31,7 +32,7 @@ OFFERS = st.lists(
 
 
 @pytest.mark.property
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     policy=st.sampled_from(POLICIES),
     offers=OFFERS,
@@ -67,7 +68,7 @@ def test_messages_arrive_whole_and_each_class_in_its_order(
 
 
 @pytest.mark.property
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(offers=OFFERS, mbit=st.sampled_from([5, 100]), delay_us=st.sampled_from([1_000, 60_000]))
 def test_bulk_in_flight_stays_within_the_window(
     offers: list[tuple[Traffic, int, int]], mbit: int, delay_us: int

@@ -3,12 +3,13 @@
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.check_waves import check_waves
 from coordinator.waves import Wave, keepers, waves
 from dht.types import Assignment
+from tests.examples import examples
 
 LAYERS = 5
 NAMES = "abcdef"
@@ -79,7 +80,7 @@ def transitions(draw: st.DrawFn):
 
 
 @pytest.mark.property
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(transitions())
 def test_every_transition_passes_the_checker_and_every_moment(transition):
     old, new, keeping = transition
@@ -90,7 +91,7 @@ def test_every_transition_passes_the_checker_and_every_moment(transition):
 
 
 @pytest.mark.property
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(transitions())
 def test_nothing_breaks_when_any_order_allows_it(transition):
     old, new, keeping = transition

@@ -1,7 +1,6 @@
 """The virtual clock: jumps, limits, deadlocks."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -17,9 +16,7 @@ def test_days_pass_at_once() -> None:
             times.append(loop.time())
         return times
 
-    started_s = time.monotonic()
-    times = run_virtual(body(), limit_s=1e9)
-    assert time.monotonic() - started_s < 2
+    times = run_virtual(body(), limit_s=1e9)  # no test has a real year
     year_s = 86400.0 * 366
     assert times == pytest.approx([0.0, 0.001, 1.001, 86401.001, year_s + 1.001, year_s + 1.002])
 
@@ -66,12 +63,10 @@ def test_a_deadlock_names_the_tasks() -> None:
 def test_the_limit_is_virtual_too() -> None:
     async def body() -> None:
         while True:  # noqa: ASYNC110  (a task that never ends is the point)
-            await asyncio.sleep(1)
+            await asyncio.sleep(86400)
 
-    started_s = time.monotonic()
-    with pytest.raises(TimeoutError, match="100 virtual s"):
-        run_virtual(body(), limit_s=100)
-    assert time.monotonic() - started_s < 2
+    with pytest.raises(TimeoutError, match="8640000 virtual s"):
+        run_virtual(body(), limit_s=100 * 86400)
 
 
 def test_threads_are_waited_for() -> None:

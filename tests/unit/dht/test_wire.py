@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dht import wire
@@ -41,6 +41,7 @@ from dht.peer_messages import (
     SignedRecord,
 )
 from dht.types import LeaseRecord, Link, LinksRecord, PlanEpoch, PlanHead, RouteStage
+from tests.examples import examples
 
 S = "session-1"
 # What version 1 looks like on the wire. A change here breaks every peer that runs today.
@@ -360,7 +361,7 @@ class Bytes:
 
 
 @pytest.mark.property
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.tuples(messages, st.binary(max_size=1000)), max_size=4))
 def test_frames_follow_one_another(frames: list[tuple[Any, bytes]]) -> None:
     async def body() -> None:
@@ -403,7 +404,7 @@ def test_a_frame_over_the_limit_is_never_made() -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=50)
+@examples(50)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_frame_an_end_or_malformed(data: bytes) -> None:
     async def body() -> None:

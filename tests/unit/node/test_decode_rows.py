@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from node import decode_rows as module
 from node.decode_rows import attend_rows, decode_rows, scripted
+from tests.examples import examples
 
 PAGE, KV_HEADS, GROUP, WIDTH = 4, 2, 3, 8
 
@@ -75,7 +76,7 @@ def expected(
     sinks=st.booleans(),
     in_script=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_every_way_gives_the_same(
     lengths: list[int],
     scattered: bool,

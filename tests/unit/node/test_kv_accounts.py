@@ -1,11 +1,11 @@
 """Laws of the page accounts under any order of reservations and releases."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from node.kv_accounts import KvAccounts
+from tests.examples import examples
 
 PAGES, PAGE_TOKENS = 12, 4
 sessions = st.sampled_from("abcdef")
@@ -103,7 +103,7 @@ class Accounts(RuleBasedStateMachine):
 
 
 TestAccounts = Accounts.TestCase
-TestAccounts.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestAccounts.settings = examples(80, stateful_step_count=40)
 
 
 def test_a_run_is_preferred_and_scattered_pages_are_used_where_there_is_none() -> None:

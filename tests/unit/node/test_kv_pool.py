@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from node.attention import LayerPool
 from node.kv_pool import KvPool
+from tests.examples import examples
 
 PAGES, PAGE_TOKENS, LAYERS = 10, 4, (2, 4)
 names = st.sampled_from("abcde")
@@ -118,4 +118,4 @@ class Pools(RuleBasedStateMachine):
 
 
 TestPools = Pools.TestCase
-TestPools.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestPools.settings = examples(40, stateful_step_count=30)

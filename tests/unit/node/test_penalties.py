@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation import logits_process as theirs
 
@@ -13,6 +13,7 @@ from dht.messages import Sampling
 from node.penalties import FLOAT32_MAX, Draw, adjust, finite
 from node.sampling import draw_rows
 from node.token_history import TokenHistory
+from tests.examples import examples
 
 VOCAB = 60
 token_ids = st.lists(st.integers(0, VOCAB - 1), max_size=40)
@@ -84,7 +85,7 @@ class Race:
 
 
 @pytest.mark.property
-@settings(max_examples=40)
+@examples(40)
 @given(
     some_logits,
     st.floats(0.5, 5.0),

@@ -79,7 +79,11 @@ def test_linear_layers_shrink_and_err_as_published(kind: str, dtype: torch.dtype
         out = block(rows)
         assert out.dtype == dtype
         assert out.shape == rows.shape
-        assert torch.equal(block(rows[1:, 3:4]), out[1:, 3:4])
+        alone = block(rows[1:, 3:4])
+        if kind == "int8":
+            assert torch.equal(alone, out[1:, 3:4])
+        else:  # float products of one row and of many add up in another order on some processors
+            torch.testing.assert_close(alone, out[1:, 3:4])
 
 
 @pytest.mark.parametrize("kind", KINDS)

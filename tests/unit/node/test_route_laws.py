@@ -10,13 +10,14 @@ KV that it really has.
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from client.answer import AnswerLog, AnswerRequest
 from dht.messages import Sampling, SessionOpen
 from dht.types import RouteStage
 from node.stage_session import Chunk, StageEvent, StageSession, resume_at
+from tests.examples import examples
 
 LAYERS = 6
 PROMPT = (11, 12, 13, 14, 15)
@@ -244,7 +245,7 @@ def live(data: st.DataObject, count: int, steps: int) -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(data=st.data(), count=st.integers(1, 4), steps=st.integers(0, 40))
 def test_every_token_once_whatever_the_network_does(
     data: st.DataObject, count: int, steps: int
@@ -255,7 +256,7 @@ def test_every_token_once_whatever_the_network_does(
 @pytest.mark.slow
 @pytest.mark.property
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-@settings(max_examples=1500, deadline=None)
+@examples(1500)
 @given(data=st.data(), steps=st.integers(0, 40))
 def test_every_token_once_in_thousands_of_lives(
     count: int, data: st.DataObject, steps: int

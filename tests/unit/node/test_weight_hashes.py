@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -18,6 +18,7 @@ from dht.errors import UserError
 from node.tensor_files import DamagedError
 from node.weight_hashes import MANIFEST, main, read_manifest
 from node.weights import WeightStore
+from tests.examples import examples
 
 SHARDS = {
     "model-00001-of-00002.safetensors": {"a.weight": (6, 5), "b.weight": (7,)},
@@ -78,7 +79,7 @@ def test_the_manifest_holds_what_sha256sum_says(hashed: Path) -> None:
     assert {n: t.dtype for n, t in read_all(hashed).items()} == DTYPES
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(150, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_flipped_bit_is_found_and_named(hashed: Path, data: st.DataObject) -> None:
     shard = hashed / data.draw(st.sampled_from(sorted(SHARDS)))

@@ -80,35 +80,50 @@ def test_a_client_that_takes_nothing_is_cut_off() -> None:
     asyncio.run(scenario())
 
 
-def test_a_hundred_half_open_and_slow_clients_leave_others_alone() -> None:
+async def half_open(
+    gateway: PaperGateway,
+) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """30 say nothing, 30 end within the head, 30 within the body, 10 take nothing."""
+    slow = []
+    for at in range(100):
+        reader, writer = await connect(gateway)
+        slow.append((reader, writer))
+        if 30 <= at < 60:
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        elif 60 <= at < 90:
+            writer.write(raw_request({"prompt": [5]}, length=10_000))
+        elif at >= 90:
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            body = {"prompt": [5], "max_tokens": 900, "stream": True, "logprobs": 20}
+            writer.write(raw_request(body))
+    return slow
 
+
+def test_a_hundred_half_open_and_slow_clients_leave_others_alone() -> None:
     async def scenario() -> None:
-        config = GatewayConfig(body_s=1.0, write_s=1.0, answers_at_once_max=48, requests_max=256)
-        async with paper_gateway(config=config, head_s=1.0) as gateway:
-            slow = []
-            for at in range(100):
-                reader, writer = await connect(gateway)
-                slow.append((reader, writer))
-                if 30 <= at < 60:
-                    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ")
-                elif 60 <= at < 90:
-                    writer.write(raw_request({"prompt": [5]}, length=10_000))
-                elif at >= 90:
-                    reader._transport.pause_reading()  # type: ignore[attr-defined]
-                    body = {"prompt": [5], "max_tokens": 900, "stream": True, "logprobs": 20}
-                    writer.write(raw_request(body))
+        async with paper_gateway(config=GatewayConfig(body_s=600.0), head_s=600.0) as gateway:
+            slow = await half_open(gateway)
             await until(lambda: gateway.answers.requests >= 30)
-            # While all of them are there, others are answered.
             statuses = await asyncio.gather(
                 *(gateway.post(TEXT, prompt=[at], max_tokens=5) for at in range(20))
             )
             assert [status for status, _ in statuses] == [200] * 20
-            # And none of them is there for ever.
-            await until(lambda: gateway.answers.requests == 0)
+            assert gateway.answers.requests >= 30, "they are still there"
+            for _, writer in slow:
+                writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
+def test_half_open_and_slow_clients_are_not_there_for_ever() -> None:
+    async def scenario() -> None:
+        config = GatewayConfig(body_s=0.5, write_s=0.5)
+        async with paper_gateway(config=config, head_s=0.5) as gateway:
+            slow = await half_open(gateway)
             for reader, _ in slow[:90]:
                 rest = await asyncio.wait_for(reader.read(), 60)
                 assert rest == b"" or b" 408 " in rest.split(b"\r\n")[0], rest
+            await until(lambda: gateway.answers.requests == 0)
             for _, writer in slow:
                 writer.transport.abort()
 

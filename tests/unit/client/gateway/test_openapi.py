@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
 from client.gateway.app import GatewayConfig
 from client.gateway.openapi import document
+from tests.examples import examples
 from tests.unit.client.gateway.paper import paper_gateway
 
 CASES = [
@@ -59,9 +60,8 @@ def test_nothing_is_a_server_error_and_everything_is_as_documented(
     checks = [CHECKS.get_one(name) for name in (*named, "response_schema_conformance")]
     session = requests.Session()
 
-    @settings(
-        max_examples=25 if method == "post" else 5,
-        deadline=None,
+    @examples(
+        25 if method == "post" else 5,
         database=None,
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
