@@ -1,7 +1,7 @@
 """How a process reads and writes records: as a client of full peers, or as a full peer.
 
 A full peer is a node of the DHT: it stores its records there, and finds others' there when it
-enters and now and then. From then on it asks another full peer each second what is new, and tells
+enters and now and then. From then on it asks another full peer every 2 s what is new, and tells
 some of them of its own new records at once: a search of the DHT costs twenty requests, this costs
 one, and what a peer has to do hardly grows with the swarm. Clients and light peers are no nodes:
 they ask full peers.
@@ -27,8 +27,11 @@ SHARED_FRESH_S = 10.0
 """A full peer that was told what is new less long ago reads what it knows, and tells others."""
 PARTNERS_MAX = 16
 """Full peers that one asks in turn, drawn at random from all."""
-PUSHED_TO = 8
-"""Full peers that are told at once of a new record."""
+ASK_PERIOD_S = 2.0
+"""Between two questions of a full peer what is new."""
+PUSHED_TO = 12
+"""Full peers that are told at once of a new record; the rest ask somebody who knows it within a few
+periods: of a swarm of 24 half know it at once, and each period squares the share that does not."""
 SEARCH_PERIOD_S = 60.0
 """Between searches of the DHT for others' node records, which join a swarm that was in two parts;
 up to half as long again, so that not all search at once."""
@@ -143,7 +146,7 @@ class SharedRecords:
         self._asked = RecordClient(
             open_stream, now, given, rng, me=me, guard=guard, helpers_max=PARTNERS_MAX
         )
-        config = ReplicaConfig(fresh_s=SHARED_FRESH_S)
+        config = ReplicaConfig(fresh_s=SHARED_FRESH_S, every_s=ASK_PERIOD_S)
         self._replica = Replica(guard, now, self._exchange, config)
         self._in_dht: dict[str, tuple[float, float]] = {}
         """When this peer's record under each key was stored in the DHT, and when it expires."""

@@ -170,7 +170,7 @@ def test_everybody_soon_knows_what_is_new_and_hardly_anybody_searches() -> None:
         aware = [author.peer_id in peer.records.known_signed(LEASE) for peer in world.peers]
         assert sum(aware) >= PUSHED_TO
         while not all(author.peer_id in p.records.known_signed(LEASE) for p in world.peers):
-            assert clock() - told_s < 8.0
+            assert clock() - told_s < 10.0
             await asyncio.sleep(0.1)
         await asyncio.sleep(120)
         per_peer = (world.shelves.searches.total() - before) / len(world.peers)
@@ -194,7 +194,7 @@ def test_what_a_peer_does_hardly_grows_with_the_swarm() -> None:
 
     small = run_virtual(requests(12), limit_s=500)
     large = run_virtual(requests(48), limit_s=500)
-    assert 1.0 < small < 2.0
+    assert 0.5 < small < 1.5
     assert large < 1.1 * small
 
 
@@ -249,7 +249,7 @@ def test_the_dead_are_forgotten_and_a_swarm_that_was_cut_heals() -> None:
         world.network.heal()
         for peer in world.peers:
             peer.side = 0
-        assert await world.agreed(200.0) < 1.5 * SEARCH_PERIOD_S + 45
+        assert await world.agreed(200.0) < 1.5 * SEARCH_PERIOD_S + 60
         await world.stop()
 
     within(body)
