@@ -109,7 +109,7 @@ def row(
     return {
         "planner": name,
         "flow_tokens_per_s": round(placement.flow_tokens_per_s, 3),
-        "estimate_tokens_per_s": round(placement.estimate_tokens_per_s, 1),
+        "estimate_tokens_per_s": round(placement.estimate_tokens_per_s or 0.0, 1),
         "token_time_s": round(placement.latency_s, 3),
         "simulated_tokens_per_s": simulate(cluster, model, placement.assignments, edges, simulate_s)
         if simulate_s > 0
@@ -193,7 +193,7 @@ def replicas(cluster: str, model: str, simulate_s: float) -> dict[str, Any]:
         edges = solve_flow(problem, spans).edges
         found = score(problem, spans, "published", service=service, edges=edges)
         flow += found.flow_tokens_per_s
-        estimated += found.estimate_tokens_per_s
+        estimated += found.estimate_tokens_per_s or 0.0
         if simulate_s > 0:
             simulated += simulate(part, model, spans, edges, simulate_s)
     return {

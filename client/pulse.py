@@ -47,10 +47,10 @@ class Pulse:
     def watch(self, peers: Mapping[str, tuple[str, ...]]) -> None:
         """Watch exactly these peers, by their addresses."""
         self._addresses = dict(peers)
-        for peer_id in self._tasks.keys() - peers.keys():
+        for peer_id in [p for p in self._tasks if p not in peers]:
             self._tasks.pop(peer_id).cancel()
             self._beats.pop(peer_id, None)
-        for peer_id in peers.keys() - self._tasks.keys():
+        for peer_id in [p for p in peers if p not in self._tasks]:
             self._beats[peer_id] = Beat()
             self._tasks[peer_id] = asyncio.create_task(self._follow(peer_id), name="pings")
 

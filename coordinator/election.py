@@ -191,7 +191,8 @@ def _observed(
     elif best is not None and best.peer_id != state.peer_id:
         state = replace(state, leaderless_since_s=None)
     else:
-        state = _seek(state, observed, now_s, config, effects)
+        followed = best is not None
+        state = _seek(state, observed, now_s, config, effects, followed=followed)
     leader = state.peer_id if state.leading else None
     if leader is None and best is not None and best.peer_id != state.peer_id:
         leader = best.peer_id
@@ -241,8 +242,14 @@ def _seek(
     now_s: float,
     config: ElectionConfig,
     effects: list[Effect],
+    *,
+    followed: bool,
 ) -> Election:
-    """Nobody leads: try for a lease when this peer's turn has come."""
+    """Nobody leads: try for a lease when this peer's turn has come.
+
+    At once where it is ``followed``: by a lease of its own that it has given up, for one that is
+    void since. The others wait for nobody else.
+    """
     if state.peer_id not in observed.candidates:
         return replace(state, leaderless_since_s=None)
     since_s = now_s if state.leaderless_since_s is None else state.leaderless_since_s
@@ -255,7 +262,7 @@ def _seek(
         silent=observed.silent - {state.peer_id},
         distrusted=observed.distrusted - {state.peer_id},
     )
-    place = succession(term, itself).index(state.peer_id)
+    place = 0 if followed else succession(term, itself).index(state.peer_id)
     if now_s - since_s >= place * config.stagger_s:
         effects.append(StoreLease(term=term))
         state = replace(state, term=term, seeking=True, stored_s=now_s)

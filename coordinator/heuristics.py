@@ -237,9 +237,11 @@ def _join_stages(problem: Problem, cuts: Sequence[int]) -> tuple[float, tuple[As
 def greedy(problem: Problem) -> tuple[Assignment, ...] | None:
     """Petals' rule: each peer in turn takes the span whose layers are served the least.
 
-    Petals (Borzunov et al., 2023), §3.3, with memory at the model's ends respected.
+    Petals (Borzunov et al., 2023), §3.3, with memory at the model's ends respected. What peers hold
+    now does not matter.
     """
-    placed = fill(problem, ())
+    nodes = tuple(replace(node, current=None) for node in problem.nodes)
+    placed = fill(replace(problem, nodes=nodes), ())
     return None if uncovered(placed, problem.model.layers) else placed
 
 

@@ -46,7 +46,7 @@ class Liveness:
         """Watch exactly these peers (by their addresses), and the silent ones among ``known``."""
         self._addresses.update(peers)
         keep = set(peers) | (self.silent & set(known))
-        for peer_id in set(self._tasks) - keep:
+        for peer_id in [p for p in self._tasks if p not in keep]:
             self._tasks.pop(peer_id).cancel()
             self._failures.pop(peer_id, None)
             self._addresses.pop(peer_id, None)

@@ -27,6 +27,7 @@ from dht.types import (
     Problem,
     fits,
     stage_bytes,
+    worth_tokens_per_s,
 )
 
 EXACT_PEERS_MAX = 12
@@ -48,6 +49,9 @@ SEARCH_SHARE = 0.93
 """Share of the time for the search; then spares are placed and the best is written down."""
 WORK_SHARE = 0.04
 """Of the time, what one program may take (in CP-SAT's deterministic seconds)."""
+FIRST = ("keep", "greedy")
+"""Heuristics that are asked however late it is: peers refuse what serves much less than the greedy
+placement (:mod:`coordinator.review`), so a planner without time must know at least that."""
 KEPT = 12
 """How many chains are held against the heuristics, for rings and movement."""
 
@@ -65,8 +69,8 @@ class Placement:
     planner: str
     edges: tuple[FlowEdge, ...] | None = None
     """Where the flow goes; None: any maximum flow."""
-    estimate_tokens_per_s: float = 0.0
-    """What it would serve (:mod:`coordinator.estimate`); 0 where that was not asked."""
+    estimate_tokens_per_s: float | None = None
+    """What it would serve (:mod:`coordinator.estimate`); None where that was not asked."""
     latency_s: float = 0.0
     """A token's turn of the ring: estimated, or the time on links alone where it was not."""
     moved_layers: int = 0
@@ -77,7 +81,7 @@ class Placement:
     @property
     def value(self) -> float:
         """Throughput in tokens/s: estimated, or the flow where nothing was estimated."""
-        return self.estimate_tokens_per_s or self.flow_tokens_per_s
+        return worth_tokens_per_s(self.estimate_tokens_per_s, self.flow_tokens_per_s)
 
 
 HEURISTICS: dict[str, Callable[[Problem], tuple[Assignment, ...] | None]] = {
@@ -148,14 +152,18 @@ def _best(
 def _heuristics(
     problem: Problem, service: Service | None, spent: Callable[[], float] | None
 ) -> list[Placement]:
-    """What the heuristics find: all of them, or one at least where the time is over."""
+    """What the heuristics find: all of them, or the first ones where the time is over."""
     found: list[Placement] = []
-    for name, heuristic in HEURISTICS.items():
-        if found and spent is not None and spent() >= 1:
+    for name in sorted(HEURISTICS, key=lambda name: name not in FIRST):
+        if found and name not in FIRST and spent is not None and spent() >= 1:
             break
-        assignments = heuristic(problem)
-        if assignments is not None and not uncovered(assignments, problem.model.layers):
-            found.append(score(problem, assignments, name, service=service))
+        assignments = HEURISTICS[name](problem)
+        if assignments is None or uncovered(assignments, problem.model.layers):
+            continue
+        found.append(score(problem, assignments, name, service=service))
+        if name == "greedy" and service is not None:  # and as reviewers let it flow
+            edges = solve_flow(problem, assignments).edges
+            found.append(score(problem, assignments, name, service=service, edges=edges))
     return found
 
 
@@ -202,7 +210,9 @@ def _by_cells(
             for part, placement in zip(parts, found, strict=True)
             for edge in placement.edges or solve_flow(part, placement.assignments).edges
         ),
-        estimate_tokens_per_s=sum(placement.estimate_tokens_per_s for placement in found),
+        estimate_tokens_per_s=(
+            sum(placement.estimate_tokens_per_s or 0.0 for placement in found) if service else None
+        ),
         latency_s=sum(p.value * p.latency_s for p in found) / max(value, 1e-9),
         moved_layers=sum(placement.moved_layers for placement in found),
         lone_layers=0 if len(found) > 1 else found[0].lone_layers,
@@ -308,7 +318,7 @@ def score(
         flow_tokens_per_s=solution.flow_tokens_per_s,
         planner=planner,
         edges=solution.edges,
-        estimate_tokens_per_s=served.tokens_per_s if served else 0.0,
+        estimate_tokens_per_s=served.tokens_per_s if served else None,
         latency_s=served.token_time_s if served else mean_latency_s(problem, solution),
         moved_layers=sum(milp.fetched(held.get(a.peer_id), a.start, a.end) for a in assignments),
         lone_layers=sum(1 for count in holders if count == 1),
@@ -367,6 +377,7 @@ def make_plan(
             raise ValueError(f"[{a.start}, {a.end}) does not fit {a.peer_id}")
     if placement.edges is None:
         placement = score(problem, placement.assignments, placement.planner)
+    estimated = placement.estimate_tokens_per_s
     return Plan(
         epoch=epoch,
         coordinator=coordinator,
@@ -376,7 +387,7 @@ def make_plan(
         flow_tokens_per_s=placement.flow_tokens_per_s,
         bound_tokens_per_s=upper_bound(problem),
         planner=placement.planner,
-        estimate_tokens_per_s=min(placement.estimate_tokens_per_s, RATE_MAX),
+        estimate_tokens_per_s=None if estimated is None else min(estimated, RATE_MAX),
         solve_s=solve_s,
         created_unix_s=now_unix_s,
     )

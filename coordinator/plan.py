@@ -119,7 +119,7 @@ def as_json(answer: Answer) -> dict[str, object]:
         "edges": [[e.tail, e.head, e.tokens_per_s] for e in plan.edges],
         "flow_tokens_per_s": plan.flow_tokens_per_s,
         "bound_tokens_per_s": plan.bound_tokens_per_s,
-        "estimate_tokens_per_s": plan.estimate_tokens_per_s,
+        "estimate_tokens_per_s": plan.estimate_tokens_per_s or 0.0,
         "fetch_bytes": fetched_bytes(answer),
         "seconds": plan.solve_s,
     }
@@ -137,7 +137,7 @@ def print_plan(answer: Answer, *, advise_s: float, seed: int) -> None:
     console.print(_stages(answer))
     share = plan.flow_tokens_per_s / plan.bound_tokens_per_s if plan.bound_tokens_per_s else 0.0
     console.print(
-        f"about {plan.estimate_tokens_per_s:.1f} decoded tokens/s under full load"
+        f"about {plan.estimate_tokens_per_s or 0.0:.1f} decoded tokens/s under full load"
         " (estimated from batches, queues, links and KV room)"
     )
     console.print(
@@ -178,7 +178,7 @@ def _print_most_flow(answer: Answer, console: "Console", *, limit_s: float, seed
         console.print(
             f"a plan for flow alone (--planner patterns-flow) carries"
             f" {found.flow_tokens_per_s:.3f} tokens/s and would serve about"
-            f" {found.estimate_tokens_per_s:.1f}"
+            f" {found.estimate_tokens_per_s or 0.0:.1f}"
         )
 
 

@@ -28,7 +28,6 @@ from dht.types import (
     NodeRecord,
     NodeState,
     Plan,
-    PlannerNode,
     Problem,
     fits,
 )
@@ -114,7 +113,8 @@ def review(
         served = _serves(plan, problem)
     if served < share * yardstick:
         return Verdict(
-            opinion=Opinion.WORSE,
+            # What goes over peers that are not seen here counts for nothing: they may be there.
+            opinion=Opinion.WORSE if len(known) == len(plan.assignments) else Opinion.UNSURE,
             reason=f"it serves {served:.1f} tokens/s, {what} {yardstick:.1f}",
         )
     return FINE
@@ -155,7 +155,7 @@ def _greedy_serves(
     if not known:
         return 0.0
     problem = problem_of(plan.model, known, links)
-    spans = greedy(replace(problem, nodes=tuple(_forget(node) for node in problem.nodes)))
+    spans = greedy(problem)
     if spans is None:
         return 0.0
     edges = solve_flow(problem, spans).edges
@@ -206,10 +206,6 @@ def _impossible(reason: str) -> Verdict:
     return Verdict(opinion=Opinion.IMPOSSIBLE, reason=reason)
 
 
-def _forget(node: PlannerNode) -> PlannerNode:
-    return replace(node, current=None)
-
-
 def _misordered(plan: Plan) -> str:
     """What is wrong with the waves; "" when nothing is."""
     peers = [peer_id for wave in plan.waves for peer_id in wave]
@@ -252,8 +248,10 @@ def _overloaded(
 
 
 def _as_it_is(plan: Plan, usable: Mapping[str, NodeRecord], running: Plan | None) -> bool:
-    """Whether the plan leaves everything as it is: it was only published anew."""
-    if running is not None and set(plan.assignments) == set(running.assignments):
+    """Whether the plan leaves everybody where the running one, or they themselves, say they are."""
+    held = running.assignments if running is not None else ()
+    staying = {a for a in held if a.peer_id in usable}
+    if staying and staying <= set(plan.assignments):
         return True
     serving = {
         Assignment(peer_id=peer_id, start=record.start, end=record.end)

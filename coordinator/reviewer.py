@@ -40,7 +40,7 @@ class Reviewer:
                 now_unix_s=self._transport.now(),
                 config=self._config,
             )
-            if verdict.opinion is not Opinion.WORSE or gone:
+            if verdict.opinion not in {Opinion.WORSE, Opinion.UNSURE} or gone:
                 return verdict
             gone = await self._gone(_left_out(plan, nodes, self._transport.peer_id))
             if not gone:

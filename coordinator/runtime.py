@@ -229,11 +229,13 @@ class Coordinator:
 
     @property
     def _behind(self) -> bool:
-        """Whether some peer adopted a later plan than this coordinator's, and would miss it."""
-        return (
-            self._plans.epoch < self._leadership.highest
-            and self._leadership.highest.term < self._leadership.election.term
-        )
+        """Whether some peer adopted a later plan than this coordinator's, and would miss it.
+
+        Of the same term, too: two may have led in it on two sides of a cut. Of a later one, this
+        peer has to be elected anew first.
+        """
+        highest = self._leadership.highest
+        return self._plans.epoch < highest and highest.term <= self._leadership.election.term
 
     @property
     def _republish_after_s(self) -> float:
@@ -293,7 +295,7 @@ class Coordinator:
             watched = {leader}
         watched.discard(self._transport.peer_id)
         self._liveness.watch(
-            {peer: usable[peer].addresses if peer in usable else () for peer in watched},
+            {p: usable[p].addresses if p in usable else () for p in sorted(watched)},
             nodes.keys(),
         )
 
@@ -370,7 +372,7 @@ class Coordinator:
             epoch=str(plan.epoch),
             reason=reason,
             planner=plan.planner,
-            estimate_tokens_per_s=round(plan.estimate_tokens_per_s, 3),
+            estimate_tokens_per_s=round(plan.estimate_tokens_per_s or 0.0, 3),
             flow_tokens_per_s=round(plan.flow_tokens_per_s, 3),
             bound_tokens_per_s=round(plan.bound_tokens_per_s, 3),
             solve_s=round(plan.solve_s, 3),

@@ -7,15 +7,23 @@ serving.
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from coordinator.check import check_plan
-from coordinator.placement import NoPlacementError, Placement, best_placement, make_plan, score
+from coordinator.check import check_plan, uncovered
+from coordinator.placement import (
+    NoPlacementError,
+    Placement,
+    best_placement,
+    make_plan,
+    score,
+    with_spares,
+)
 from coordinator.repair import repair
 from coordinator.service import announced_service
-from dht.types import Plan, PlanEpoch, Problem
+from dht.types import Assignment, Plan, PlanEpoch, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,29 +51,47 @@ class SolveAnswer:
     error: str = ""
 
 
-def solve(request: SolveRequest) -> SolveAnswer:
-    """Solve one request."""
-    started_s = time.monotonic()
+def solve(request: SolveRequest, spent: Callable[[], float] | None = None) -> SolveAnswer:
+    """Solve one request.
+
+    ``spent()`` says what share of the work allowed is done; by default, of the time, by the clock.
+    """
+    spent = spent or _by_clock(request.time_limit_s)
     service = announced_service(request.problem)
     try:
         placement = best_placement(
             request.problem,
             time_limit_s=request.time_limit_s,
             seed=request.seed,
-            spent=lambda: (time.monotonic() - started_s) / request.time_limit_s,
+            spent=spent,
             service=service,
         )
     except NoPlacementError as error:
         return SolveAnswer(error=str(error))
-    best = _checked(_plan(request, placement, time.monotonic() - started_s), request.problem)
+    solve_s = spent() * request.time_limit_s
+    best = _checked(_plan(request, placement, solve_s), request.problem)
     kept_spans = repair(request.problem)
     if kept_spans is None or not any(node.current for node in request.problem.nodes):
         return SolveAnswer(best=best)
-    kept_placement = score(request.problem, kept_spans, "keep", service=service)
-    kept = _checked(_plan(request, kept_placement, 0.0), request.problem)
+    kept = _checked(_plan(request, _kept(request.problem, kept_spans), 0.0), request.problem)
     if kept is not None and best is not None:
         kept = replace(kept, bound_tokens_per_s=best.bound_tokens_per_s)
     return SolveAnswer(best=best or kept, kept=kept)
+
+
+def _kept(problem: Problem, spans: Sequence[Assignment]) -> Placement:
+    """The placement that moves few. Who joined stands by where its part would cost flow."""
+    service = announced_service(problem)
+    holders = {node.peer_id for node in problem.nodes if node.current is not None}
+    held = [a for a in spans if a.peer_id in holders]
+    if uncovered(held, problem.model.layers):
+        return score(problem, spans, "keep", service=service)
+    return with_spares(problem, score(problem, held, "keep", service=service), service)
+
+
+def _by_clock(limit_s: float) -> Callable[[], float]:
+    started_s = time.monotonic()
+    return lambda: (time.monotonic() - started_s) / limit_s
 
 
 def _checked(plan: Plan, problem: Problem) -> Plan | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dht.errors import NetworkError
+from dht.event_log import note
 from dht.identity import Identity
 from dht.peer_messages import SignedRecord
 from dht.records import RecordError, RecordGuard, RecordSigner
@@ -91,6 +92,9 @@ class MemoryNetwork:
         self._versions: dict[str, dict[str, list[_Version]]] = {}
         self._guard = RecordGuard()
 
+    def _note(self, what: str, *details: object) -> None:
+        note(f"{asyncio.get_running_loop().time():.6f} {what}", *details)
+
     def now(self) -> float:
         """The network's time, in Unix seconds."""
         return EPOCH_UNIX_S + asyncio.get_running_loop().time()
@@ -115,6 +119,7 @@ class MemoryNetwork:
         Streams across the cut fall silent, as with a black hole, or break with ``breaks``.
         """
         named = [frozenset(side) for side in sides]
+        self._note("cut", *(" ".join(sorted(side)) for side in named))
         rest = frozenset(self.peers) - frozenset().union(*named)
         self._sides = [*named, rest] if rest else named
         if breaks:
@@ -124,6 +129,7 @@ class MemoryNetwork:
 
     def heal(self) -> None:
         """End the partition: silent streams go on, records reach everyone."""
+        self._note("heal")
         self._sides = []
         for authors in self._versions.values():
             for author, versions in authors.items():
@@ -135,15 +141,18 @@ class MemoryNetwork:
 
     def freeze(self, peer_id: str) -> None:
         """Let a peer fall silent without any stream breaking."""
+        self._note("freeze", peer_id)
         self._frozen.add(peer_id)
 
     def thaw(self, peer_id: str) -> None:
         """Let a frozen peer go on; what was held back arrives now."""
+        self._note("thaw", peer_id)
         self._frozen.discard(peer_id)
         self._release()
 
     def kill(self, peer_id: str) -> None:
         """End a peer as a crash does: its streams break, its handlers are cancelled."""
+        self._note("kill", peer_id)
         peer = self.peers.pop(peer_id, None)
         for pair in list(self._streams):
             if peer_id in pair:
@@ -169,19 +178,18 @@ class MemoryNetwork:
         for source, target in list(self._states):
             self._deliver(source, target)
 
-    def _carry(
-        self, source: str, target: str, size_bytes: int, deliver: Callable[[], None]
-    ) -> None:
+    def _carry(self, source: str, target: str, data: bytes, deliver: Callable[[], None]) -> None:
         """Bring bytes over a link: in order, after its queue, its delay and what is lost."""
         link = self.link_of(source, target)
         state = self._states.setdefault((source, target), _LinkState())
         sent_s = max(asyncio.get_running_loop().time(), state.free_at_s)
         if link.bandwidth_bytes_per_s is not None:
-            sent_s += size_bytes / link.bandwidth_bytes_per_s
+            sent_s += len(data) / link.bandwidth_bytes_per_s
         if link.loss and self.rng.random() < link.loss:
             sent_s += RETRY_S + 2 * link.delay_s
         state.free_at_s = sent_s
         state.arrives_s = max(state.arrives_s, sent_s + link.delay_s)
+        self._note("send", source, target, data, f"{state.arrives_s:.6f}")
         state.queue.append((state.arrives_s, deliver))
         if len(state.queue) == 1:
             self._deliver(source, target)
@@ -205,6 +213,7 @@ class MemoryNetwork:
             deliver()
 
     async def _open(self, source: str, target: str, protocol: str) -> PipeStream:
+        self._note("open", source, target, protocol)
         there, back = self.link_of(source, target), self.link_of(target, source)
         round_trip_s = there.delay_s + back.delay_s
         lost = any(link.loss and self.rng.random() < link.loss for link in (there, back))
@@ -220,11 +229,11 @@ class MemoryNetwork:
         if handler is None:
             raise NetworkError(f"peer {target} does not serve {protocol}")
         forth = Pipe(
-            lambda size, deliver: self._carry(source, target, size, deliver),
+            lambda data, deliver: self._carry(source, target, data, deliver),
             unread_bytes_max=there.unread_bytes_max,
         )
         answer = Pipe(
-            lambda size, deliver: self._carry(target, source, size, deliver),
+            lambda data, deliver: self._carry(target, source, data, deliver),
             unread_bytes_max=back.unread_bytes_max,
         )
         near, far = PipeStream(target, answer, forth), PipeStream(source, forth, answer)
@@ -247,6 +256,7 @@ class MemoryNetwork:
         side = self._side(author)
         versions[:] = [v for v in versions if v.record.expires_unix_s > now_s][-VERSIONS_MAX + 1 :]
         versions.append(_Version(data=data, record=record, stored_s=now_s, side=side))
+        self._note("store", author, record.key, data)
         return True
 
     async def _find(self, reader: str, key: str) -> list[bytes]:
@@ -266,6 +276,7 @@ class MemoryNetwork:
             ]
             if visible:
                 found.append(max(visible, key=lambda v: v.record.expires_unix_s).data)
+        self._note("find", reader, key, *found)
         return found
 
     async def _reach_dht(self, peer_id: str) -> bool:

@@ -25,13 +25,13 @@ _log = logging.getLogger(__name__)
 class Pipe:
     """One direction of an in-process stream: bytes in order, back-pressure, an end.
 
-    ``carry(size_bytes, deliver)`` decides when written bytes arrive; without one they arrive at
-    once. A break shows on both sides at the next read or drain.
+    ``carry(data, deliver)`` decides when written bytes arrive; without one they arrive at once. A
+    break shows on both sides at the next read or drain.
     """
 
     def __init__(
         self,
-        carry: Callable[[int, Callable[[], None]], None] | None = None,
+        carry: Callable[[bytes, Callable[[], None]], None] | None = None,
         *,
         unread_bytes_max: int = PIPE_BYTES_MAX,
     ) -> None:
@@ -49,7 +49,7 @@ class Pipe:
     def write(self, data: bytes) -> None:
         if self._broken is None and data:
             self._in_flight_bytes += len(data)
-            self._send(len(data), lambda: self._arrive(bytes(data)))
+            self._send(data, lambda: self._arrive(bytes(data)))
 
     def end(self, reason: str, then: Callable[[], None]) -> None:
         """Reads fail once everything written before has been read; ``then`` runs on arrival."""
@@ -59,7 +59,7 @@ class Pipe:
             self._wake()
             then()
 
-        self._send(0, arrive)
+        self._send(b"", arrive)
 
     def stop_reading(self, reason: str) -> None:
         """The reader left: its reads fail, what arrives is dropped. The writer does not know."""
@@ -100,11 +100,11 @@ class Pipe:
                 return
             await self._wait()
 
-    def _send(self, size_bytes: int, deliver: Callable[[], None]) -> None:
+    def _send(self, data: bytes, deliver: Callable[[], None]) -> None:
         if self._carry is None:
             deliver()
         else:
-            self._carry(size_bytes, deliver)
+            self._carry(data, deliver)
 
     def _arrive(self, data: bytes) -> None:
         if self._broken is None:

@@ -17,6 +17,8 @@ LINKS_MAX = 20
 CONTEXT_TOKENS_MAX = 1 << 22
 BYTES_MAX = 1 << 50
 RATE_MAX = 1e15
+FLOW_SHARE = 1e-9
+"""What a unit of flow is worth, in tokens/s, where the estimate says that nothing is served."""
 LAYER_TIMES_MAX = 8
 
 PeerId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -224,6 +226,17 @@ class FlowEdge:
     tokens_per_s: Rate
 
 
+def worth_tokens_per_s(estimate_tokens_per_s: float | None, flow_tokens_per_s: float) -> float:
+    """What placements are compared by: the estimate, or the flow where nobody estimated.
+
+    One that is estimated to serve nothing is worth less than any that serves something, however
+    wide its flow, which only tells it from others of its kind.
+    """
+    if estimate_tokens_per_s is None:
+        return flow_tokens_per_s
+    return max(estimate_tokens_per_s, FLOW_SHARE * flow_tokens_per_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A placement with the max flow over it (Helix §4). Advice, never a condition for safety."""
@@ -238,8 +251,8 @@ class Plan:
     planner: ShortText
     solve_s: Seconds
     created_unix_s: Seconds
-    estimate_tokens_per_s: Rate = 0.0
-    """Decoded tokens/s that it would serve under full load; 0 where nobody estimated."""
+    estimate_tokens_per_s: Rate | None = None
+    """Decoded tokens/s that it would serve under full load; None where nobody estimated."""
     waves: Annotated[
         tuple[Annotated[tuple[PeerId, ...], Meta(max_length=PEERS_MAX)], ...],
         Meta(max_length=PEERS_MAX),
@@ -250,8 +263,8 @@ class Plan:
 
     @property
     def value_tokens_per_s(self) -> float:
-        """What plans are compared by: the estimate, or the flow where nobody estimated."""
-        return self.estimate_tokens_per_s or self.flow_tokens_per_s
+        """What plans are compared by: see :func:`worth_tokens_per_s`."""
+        return worth_tokens_per_s(self.estimate_tokens_per_s, self.flow_tokens_per_s)
 
     def wave_of(self, peer_id: str) -> int:
         """Index of the wave in which ``peer_id`` moves; 0 when it is in none."""

@@ -1,23 +1,42 @@
 """An event loop whose clock jumps to the next timer, for tests and the simulator.
 
-Hours of a swarm's life pass in seconds, and the same seed gives the same run. The idea is trio's
-``MockClock`` with ``autojump_threshold=0``.
+Hours of a swarm's life pass in seconds, and the same seed gives the same run: nothing in it hangs
+on how busy the machine is, on addresses in memory or on what the operating system draws. The idea
+is trio's ``MockClock`` with ``autojump_threshold=0``.
 """
 
 import asyncio
 import heapq
 import math
-from collections.abc import Callable, Coroutine
+import os
+import random
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class _NumberedTask(asyncio.Task[Any]):
+    """A task whose place in a set follows from the order in which tasks were made.
+
+    asyncio keeps tasks in sets, and cancels and wakes them in the order of those.
+    """
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], *, number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
     """A loop without waiting: when nothing is ready, its time becomes that of the next timer.
 
     When nothing is ready and no timer is set, every task waits for another: a RuntimeError that
-    names them ends the run. Work in threads (``run_in_executor``) is waited for in real time.
+    names them ends the run. Work for threads (``run_in_executor``) is done at once, in the loop's
+    own: it takes no virtual time, however long it takes.
     """
 
     _ready: Any
@@ -28,7 +47,8 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         super().__init__()
         self._virtual_s = 0.0
         self._limit_s = limit_s
-        self._in_threads = 0
+        self._tasks_made = 0
+        self.set_task_factory(self._make_task)
         # Timers due within it run together; must exceed what a float resolves after long runs.
         self._clock_resolution = 1e-6
 
@@ -36,27 +56,24 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         """Seconds since the loop was made."""
         return self._virtual_s
 
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any
+    ) -> _NumberedTask:
+        self._tasks_made += 1
+        return _NumberedTask(coro, number=self._tasks_made, loop=loop, **options)
+
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> "asyncio.Future[T]":
-        future = super().run_in_executor(executor, func, *args)
-        self._in_threads += 1
-        future.add_done_callback(self._thread_done)
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            self.call_soon(_settle, future.set_result, future, func(*args))
+        except Exception as error:  # noqa: BLE001  (whoever awaits the work gets it)
+            self.call_soon(_settle, future.set_exception, future, error)
         return future
 
-    def _thread_done(self, _future: "asyncio.Future[Any]") -> None:
-        self._in_threads -= 1
-
-    async def shutdown_default_executor(self, *args: Any) -> None:
-        """Waits for the executor's threads, which is work in threads too."""
-        self._in_threads += 1
-        try:
-            await super().shutdown_default_executor(*args)
-        finally:
-            self._in_threads -= 1
-
     def _run_once(self) -> None:
-        if not self._ready and not self._in_threads:
+        if not self._ready:
             while self._scheduled and self._scheduled[0]._cancelled:
                 handle = heapq.heappop(self._scheduled)
                 handle._scheduled = False
@@ -78,8 +95,29 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, limit_s: float) -> T:
     the tasks, when all of them wait for each other.
     """
 
-    with asyncio.Runner(loop_factory=lambda: VirtualClockLoop(limit_s=limit_s)) as runner:
+    with (
+        _drawn_by_number(),
+        asyncio.Runner(loop_factory=lambda: VirtualClockLoop(limit_s=limit_s)) as runner,
+    ):
         return runner.run(coro)
+
+
+@contextmanager
+def _drawn_by_number() -> Iterator[None]:
+    """Let keys, sessions' names and all else that the operating system draws be the same again."""
+    drawn, system, state = random.Random(0), os.urandom, random.getstate()  # noqa: S311
+    os.urandom = random._urandom = drawn.randbytes  # type: ignore[attr-defined]
+    random.seed(0)
+    try:
+        yield
+    finally:
+        os.urandom = random._urandom = system  # type: ignore[attr-defined]
+        random.setstate(state)
+
+
+def _settle(settle: Callable[[Any], None], future: "asyncio.Future[Any]", outcome: object) -> None:
+    if not future.done():
+        settle(outcome)
 
 
 def _describe(loop: asyncio.AbstractEventLoop) -> str:

@@ -139,7 +139,7 @@ def after_seconds(cluster: str, model: str, limit_s: float) -> Row:
         "searched_s": took_s,
         "planner": placement.planner,
         "flow_tokens_per_s": placement.flow_tokens_per_s,
-        "estimate_tokens_per_s": placement.estimate_tokens_per_s,
+        "estimate_tokens_per_s": placement.estimate_tokens_per_s or 0.0,
         **figures(report, time.process_time() - started_s),
     }
 

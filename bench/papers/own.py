@@ -109,7 +109,7 @@ def grown(copies: int) -> Row:
         "searched_s": planned_s,
         "planner": placement.planner,
         "flow_tokens_per_s": placement.flow_tokens_per_s,
-        "estimate_tokens_per_s": placement.estimate_tokens_per_s,
+        "estimate_tokens_per_s": placement.estimate_tokens_per_s or 0.0,
         **row,
     }
 

@@ -18,6 +18,7 @@ from typing import Protocol
 from coordinator.simulator.parts import NEVER_S, NOWHERE, Hop, Link, Peer, Piece, Session, Wire
 from coordinator.simulator.profiles import NOTHING, PeerProfile, Profiles
 from coordinator.simulator.steps import chosen
+from dht.event_log import listened, note
 from dht.types import SINK, SOURCE, Assignment, Problem
 
 BATCH, WAKE, TOKEN, CALL = range(4)
@@ -222,11 +223,13 @@ class Engine:
 
     def run(self, until_s: float, observer: Observer) -> int:
         """Handle all events up to a time; returns how many there were."""
-        events, pop = self._events, heapq.heappop
+        events, pop, noting = self._events, heapq.heappop, listened()
         end_batch, token = self._end_batch, self._token
         handled = 0
         while events and events[0][0] <= until_s:
-            now_s, _, kind, what = pop(events)
+            now_s, number, kind, what = pop(events)
+            if noting:
+                note(f"{now_s:.6f} {number} {kind}")
             self.now_s = now_s
             handled += 1
             if kind == BATCH:

@@ -27,6 +27,7 @@ from coordinator.heuristics import chains, keep
 from coordinator.problem import problem_of
 from coordinator.transition import TransitionConfig, difference, elders, usable_nodes, with_effects
 from coordinator.turn import TurnConfig, WaitFor, why_wait
+from dht import event_log
 from dht.types import (
     NO_EPOCH,
     Assignment,
@@ -251,7 +252,7 @@ class World:
         mine = old is not None and old.coordinator == member.name
         epochs = [believed(record.epoch, self.unix_s(member)) for record in nodes.values()]
         seen = max([member.epoch, *epochs])
-        behind = member.epoch < seen and seen.term < member.election.term
+        behind = member.epoch < seen and seen.term <= member.election.term
         every_s = ELECTION.catch_up_s if behind else PUBLISH_S
         republish = self.now_s - member.published_s >= every_s
         if not joined and not lost and not republish:
@@ -390,7 +391,9 @@ class World:
                     item.readers = None
 
     def note(self, text: str) -> None:
-        self.trace.update(f"{self.now_s:.3f} {text}\n".encode())
+        line = f"{self.now_s:.3f} {text}"
+        event_log.note(line)
+        self.trace.update(f"{line}\n".encode())
 
     # Running
 

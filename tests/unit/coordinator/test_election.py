@@ -120,6 +120,23 @@ def test_a_lease_is_void_at_once_when_nobody_reaches_its_holder():
     assert after.leader == "a"
 
 
+def test_who_yielded_to_a_leader_that_is_lost_stands_again_at_once():
+    """The others follow the lease that it gave up, which lives on, and do not stand."""
+    last = max("abc", key=lambda peer: rank(peer, 3))
+    lost = next(peer for peer in "abc" if peer != last)
+    state = Election(peer_id=last, term=1)
+    leases = lease(last, 1), lease(lost, 2)
+    state, effects = step(state, observed(*leases), 0.0, CONFIG)
+    assert effects == (Elected(peer_id=lost, term=2),)
+    gone = {"silent": frozenset({lost}), "dead": frozenset({lost})}
+    for peer in set("abc") - {last, lost}:
+        other, _ = step(Election(peer_id=peer), observed(*leases), 0.0, CONFIG)
+        _, effects = step(other, observed(*leases, **gone), 1.0, CONFIG)
+        assert effects == (Elected(peer_id=last, term=1),)
+    _, effects = step(state, observed(*leases, **gone), 1.0, CONFIG)
+    assert effects == (StoreLease(term=3),)
+
+
 def test_terms_that_cannot_be_honest_count_for_nothing():
     made_up = observed(lease("a", 1 << 48), peers="ab", term_max=100)
     state, effects = step(Election(peer_id="b"), made_up, 0.0, CONFIG)

@@ -190,6 +190,17 @@ class TestBest:
         assert choose([shared, nearer]) is nearer
         assert choose([shared, nearer, stays]) is stays
 
+    def test_a_placement_that_would_serve_nothing_is_the_last_choice(self) -> None:
+        """Its flow counts where nobody estimated, not where the estimate is 0."""
+        little = Placement(
+            assignments=(), flow_tokens_per_s=1.0, planner="x", estimate_tokens_per_s=0.1
+        )
+        idle = replace(little, flow_tokens_per_s=100.0, estimate_tokens_per_s=0.0)
+        wider = replace(idle, flow_tokens_per_s=200.0)
+        assert choose([idle, little]) is little
+        assert choose([idle, wider]) is wider
+        assert choose([replace(idle, estimate_tokens_per_s=None), little]).flow_tokens_per_s == 100
+
     def test_of_equal_plans_the_swarm_takes_the_one_with_second_holders(self) -> None:
         """Four peers that hold half each: two halves twice, not a chain of four."""
         problem = Problem(

@@ -109,7 +109,7 @@ def test_flow_over_unknown_peers_does_not_count(make, judge, plan_of, nodes):
     more = nodes | {name: make.record(name, memory=1000) for name in "xyz"}
     plan = plan_of(*(make.span(name, 0, 8) for name in "abxyz"), nodes=more)
     assert judge(plan, seen=more) is Opinion.FINE
-    assert judge(plan) is Opinion.WORSE
+    assert judge(plan) is Opinion.UNSURE
 
 
 def test_the_running_placement_published_anew_is_fine_unless_its_flow_is_wrong(
@@ -124,6 +124,15 @@ def test_the_running_placement_published_anew_is_fine_unless_its_flow_is_wrong(
         flow_tokens_per_s=share * slow.flow_tokens_per_s,
     )
     assert judge(diverted, running=slow) is Opinion.WORSE
+
+
+def test_who_stays_where_the_running_plan_put_him_is_no_poor_choice(make, judge, plan_of, nodes):
+    """Also while he, or another, still serves what a plan before that gave him."""
+    running = plan_of(make.span("a", 0, 8), make.span("b", 0, 4))
+    late = nodes | {"b": make.record("b", 2, 8, memory=1000)}
+    with_joiner = plan_of(*running.assignments, make.span("c", 0, 4))
+    assert judge(with_joiner, seen=late) is Opinion.WORSE
+    assert judge(with_joiner, seen=late, running=running) is Opinion.FINE
 
 
 def test_depth_counts_not_flow_alone(make, judge, plan_of, nodes):

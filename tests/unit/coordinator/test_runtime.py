@@ -3,6 +3,7 @@
 import asyncio
 import random
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import pytest
 
@@ -10,7 +11,7 @@ from coordinator.check import check_shape
 from coordinator.plan_store import PlanStore
 from coordinator.review import ReviewConfig
 from coordinator.reviewer import Reviewer
-from coordinator.runtime import Coordinator, CoordinatorConfig
+from coordinator.runtime import Coordinator, CoordinatorConfig, Solver
 from coordinator.solve import SolveAnswer, SolveRequest, solve
 from coordinator.solver_process import solve_apart
 from dht.directory import Directory
@@ -21,10 +22,21 @@ from dht.virtual_time import run_virtual
 pytestmark = pytest.mark.sim
 
 
+STEPS = 100
+"""What a solve may do, by how often it asks whether it may go on."""
+
+
 async def solve_here(request: SolveRequest, limit_s: float) -> SolveAnswer:
-    """In this process, as real processes do not run on a virtual clock."""
+    """In this process, as real processes do not run on a virtual clock; nor is there a real one."""
     del limit_s
-    return solve(replace(request, time_limit_s=0.5))
+    asked = count()
+    return solve(request, lambda: next(asked) / STEPS)
+
+
+async def solve_without_time(request: SolveRequest, limit_s: float) -> SolveAnswer:
+    """As on a machine that is too busy to search at all."""
+    del limit_s
+    return solve(request, lambda: 1.0)
 
 
 @dataclass
@@ -33,6 +45,7 @@ class Member:
 
     transport: MemoryTransport
     record: NodeRecord
+    solve: Solver = solve_here
     events: list[tuple[str, dict]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -46,7 +59,7 @@ class Member:
             model=self.record.model,
             config=CoordinatorConfig(),
             on_event=lambda name, **fields: self.events.append((name, fields)),
-            solve=solve_here,
+            solve=self.solve,
         )
 
     def start(self) -> None:
@@ -77,8 +90,11 @@ class Member:
 
 
 class Swarm:
-    def __init__(self, make, memories: list[int], *, seed: int = 1, **network) -> None:
+    def __init__(
+        self, make, memories: list[int], *, seed: int = 1, solve: Solver = solve_here, **network
+    ) -> None:
         self.make = make
+        self.solve = solve
         self.network = MemoryNetwork(random.Random(seed), dht_delay_s=0.05, **network)
         self.members: list[Member] = []
         for memory in memories:
@@ -91,7 +107,7 @@ class Swarm:
             memory_bytes=memory,
             joined_unix_s=transport.now(),
         )
-        self.members.append(Member(transport, record))
+        self.members.append(Member(transport, record, self.solve))
         return self.members[-1]
 
     async def __aenter__(self) -> "Swarm":

@@ -1,9 +1,14 @@
 """The virtual clock: jumps, limits, deadlocks."""
 
 import asyncio
+import random
+import secrets
+import time
+from contextlib import suppress
 
 import pytest
 
+from dht.identity import Identity
 from dht.virtual_time import VirtualClockLoop, run_virtual
 
 
@@ -69,10 +74,57 @@ def test_the_limit_is_virtual_too() -> None:
         run_virtual(body(), limit_s=100 * 86400)
 
 
-def test_threads_are_waited_for() -> None:
-    async def body() -> int:
-        return await asyncio.to_thread(sum, [1, 2])
+def test_work_for_threads_takes_no_virtual_time_and_keeps_its_place() -> None:
+    def slow(number: int) -> int:
+        time.sleep(0.05 / number)
+        return number
 
-    assert run_virtual(body(), limit_s=1) == 3
+    def broken() -> None:
+        raise ValueError("broken")
+
+    async def body() -> tuple[list[int], float]:
+        done: list[int] = []
+
+        async def work(number: int) -> None:
+            done.append(await asyncio.to_thread(slow, number))
+
+        await asyncio.gather(work(1), work(2), work(3))
+        with pytest.raises(ValueError, match="broken"):
+            await asyncio.to_thread(broken)
+        return done, asyncio.get_running_loop().time()
+
+    assert run_virtual(body(), limit_s=1) == ([1, 2, 3], 0.0)
     with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
-        assert runner.run(body()) == 3
+        assert runner.run(body()) == ([1, 2, 3], 0.0)
+
+
+def test_what_the_system_draws_is_the_same_in_every_run() -> None:
+    async def body() -> tuple[str, str, int, float]:
+        drawn = Identity.generate().peer_id, secrets.token_hex(8), secrets.randbelow(1 << 40)
+        return *drawn, random.random()
+
+    first = run_virtual(body(), limit_s=1)
+    outside = secrets.token_hex(8)
+    assert run_virtual(body(), limit_s=1) == first
+    assert secrets.token_hex(8) not in {outside, first[1]}
+
+
+def test_tasks_are_cancelled_in_the_order_in_which_they_were_made() -> None:
+    async def body() -> list[int]:
+        ended: list[int] = []
+
+        async def wait(number: int) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(number)
+
+        with suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                for number in range(50):
+                    group.create_task(wait(number))
+                await asyncio.sleep(1)
+                raise ValueError("the group ends its tasks, which it keeps in a set")
+        return ended
+
+    assert run_virtual(body(), limit_s=10) == list(range(50))

@@ -1,0 +1,49 @@
+"""A plugin of pytest that writes what happens in every test's simulations, a file for each test.
+
+``--record-to DIR`` runs the first case of every test function alone: a seed, or a setting, of each.
+With ``--collect-often`` rubbish is collected all the time: nothing may hang on when it is.
+"""
+
+import gc
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dht.event_log import recorded
+
+COLLECT_AFTER = 200
+"""New objects after which rubbish is collected."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-to", type=Path)
+    parser.addoption("--collect-often", action="store_true")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("collect_often"):
+        gc.set_threshold(COLLECT_AFTER)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    firsts: dict[str, pytest.Item] = {}
+    for item in items:
+        firsts.setdefault(_function(item), item)
+    config.hook.pytest_deselected(items=[i for i in items if firsts[_function(i)] is not i])
+    items[:] = firsts.values()
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    name = re.sub(r"\W+", "-", item.nodeid)
+    with (
+        (item.config.getoption("record_to") / f"{name}.log").open("w") as log,
+        recorded(lambda line: print(line, file=log)),
+    ):
+        yield

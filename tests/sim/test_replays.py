@@ -1,0 +1,80 @@
+"""Every simulation's seed replays identically: in another process, on a machine that is busy.
+
+One run of each test's first case (:mod:`tests.sim.recording`) is compared, event by event, with a
+run under another seed of Python's hashes, beside a process that computes all the time.
+"""
+
+import os
+import subprocess
+import sys
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONTEXT = 3
+"""Lines shown before the first that differs."""
+MARK = "run_virtual("
+"""A test outside this folder that says so runs simulations."""
+PAPER = "tests/unit/coordinator/test_simulator.py"
+"""Swarms on paper (:mod:`coordinator.simulator`) have a clock of their own."""
+TOLD_MIN = 60
+"""So many tests, at least, must tell of something."""
+
+
+def simulations() -> list[str]:
+    """The files of all tests that run simulations."""
+    here = Path(__file__)
+    units = (p for p in ROOT.glob("tests/unit/**/test_*.py") if MARK in p.read_text())
+    files = [*here.parent.glob("test_*.py"), *units, ROOT / PAPER]
+    return sorted(str(path.relative_to(ROOT)) for path in files if path != here)
+
+
+def start(folder: Path, hash_seed: int, *options: str) -> "subprocess.Popen[str]":
+    folder.mkdir()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.sim.recording"]
+    command += ["-p", "no:cacheprovider", "-m", "not slow and not property and not netns"]
+    return subprocess.Popen(
+        [*command, "--record-to", str(folder), *options, *simulations()],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(run: "subprocess.Popen[str]") -> None:
+    """Until all tests of a run have passed."""
+    said, _ = run.communicate()
+    assert run.returncode == 0, said[-3000:]
+
+
+def first_difference(one: Path, other: Path) -> str:
+    """Where two logs part, with what came before; "" where they are the same."""
+    before: list[str] = []
+    with one.open() as lines, other.open() as others:
+        for number, (line, another) in enumerate(zip_longest(lines, others, fillvalue=""), 1):
+            if line != another:
+                past = "".join(before[-CONTEXT:])
+                return f"{one.stem}, event {number}:\n{past}- {line or 'end'}\n+ {another or 'end'}"
+            before = [*before[-CONTEXT:], line]
+    return ""
+
+
+@pytest.mark.slow
+def test_every_simulation_replays_from_its_seed_alone(tmp_path: Path) -> None:
+    calm, busy = tmp_path / "calm", tmp_path / "busy"
+    wait_for(start(calm, 1))
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        wait_for(start(busy, 2, "--collect-often"))
+    finally:
+        burner.kill()
+        burner.wait()
+    logs = sorted(log.name for log in calm.iterdir())
+    assert logs == sorted(log.name for log in busy.iterdir())
+    assert sum((calm / log).stat().st_size > 0 for log in logs) >= TOLD_MIN
+    differences = [first_difference(calm / log, busy / log) for log in logs]
+    assert not any(differences), "\n\n".join(filter(None, differences))
