@@ -230,9 +230,9 @@ class StageServer:
         """Sessions that could move elsewhere while they decode."""
         return self._table.movable(asyncio.get_running_loop().time())
 
-    def holding(self) -> set[str]:
-        """Sessions that hold KV here, by name."""
-        return {live.session.key for live in self._table if live.session.holds_kv}
+    def holding(self) -> dict[str, None]:
+        """Sessions that hold KV here, by name, in order."""
+        return {live.session.key: None for live in self._table if live.session.holds_kv}
 
     async def close(self, reason: str) -> None:
         """Fail what is left, telling clients and neighbours why, and end all hops."""

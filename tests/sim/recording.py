@@ -1,7 +1,7 @@
 """A plugin of pytest that writes what happens in every test's simulations, a file for each test.
 
 ``--record-to DIR`` runs the first case of every test function alone: a seed, or a setting, of each.
-With ``--collect-often`` rubbish is collected all the time: nothing may hang on when it is.
+With ``--collect-nothing`` rubbish is never collected: nothing may hang on when it is.
 """
 
 import gc
@@ -13,18 +13,15 @@ import pytest
 
 from dht.event_log import recorded
 
-COLLECT_AFTER = 200
-"""New objects after which rubbish is collected."""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-to", type=Path)
-    parser.addoption("--collect-often", action="store_true")
+    parser.addoption("--collect-nothing", action="store_true")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("collect_often"):
-        gc.set_threshold(COLLECT_AFTER)
+    if config.getoption("collect_nothing"):
+        gc.disable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
