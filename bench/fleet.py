@@ -65,7 +65,7 @@ def parse() -> argparse.Namespace:
         usage="%(prog)s [--peers N] [--churn --minutes M] [options]",
         description="Real peers on this machine, and what people see of them: starts a fleet, asks"
         " through every peer, kills leader and founder together and asks again.",
-        epilog="example: python -m bench.fleet --peers 12 --out bench/results/fleet.json"
+        epilog="example: python -m bench.fleet --peers 12 --out bench/results/fleet_12.json"
         " | exit codes: 0 nothing went wrong, 1 something did, 130 interrupted",
     )
     add, usual = parser.add_argument, FleetOptions()

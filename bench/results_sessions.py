@@ -52,6 +52,45 @@ def storms(result: dict[str, Any]) -> str:
     )
 
 
+def healing(result: dict[str, Any]) -> str:
+    """How long a swarm that was cut, killed and kept from its records takes to agree again."""
+    return (
+        f"Coordinators' shells under a virtual clock, {result['seeds']} seeds of kills, cuts,"
+        " joins, lost and late records, then healed: one leader and one plan that all follow after"
+        f" {result['p50_s']:.1f} s (median), {result['p95_s']:.1f} s (95th percentile),"
+        f" {result['max_s']:.1f} s at most; {result['never_settled']} seeds never did (simulated;"
+        " `python -m bench.healing`, [JSON](bench/results/healing.json))."
+    )
+
+
+def fleet(result: dict[str, Any]) -> str:
+    """What people see of a dozen and more real peers."""
+    found, peers = result["summary"], result["peers"]
+    asked = [found[part] for part in ("before_kills", "after_kills")]
+    both = found["answered_after_both_s"]
+    quiet = [each for each in found["quiet"] if each is not None]
+    text = (
+        f"{peers} real peers on one machine of {result['cores']} cores that know the founder's"
+        f" address alone, {len(result['rounds'])} rounds: {sum(each['asked'] for each in asked)}"
+        f" answers asked through every peer by turns, each by a new client,"
+        f" {sum(len(each['failed']) for each in asked)} failed,"
+        f" {sum(len(each['hangs']) for each in asked)} silences above 5 s; a client connects in"
+        f" {asked[0]['connect_s']['p50']:.2f} s (median, {asked[0]['connect_s']['max']:.2f} s at"
+        f" most); {found['peers_served']} of {found['peers_started']} peers served,"
+        f" {len(found['untold'])} waited for more than a minute without being told why; after"
+        " SIGKILL of leader and founder together the next answer came after"
+        f" {both['p50']:.1f} s (median, {both['max']:.1f} s at most)"
+    )
+    if quiet:
+        cpu = quiet[-1]["cpu_percent_of_a_core"]
+        text += (
+            f"; with nobody asking a peer and its daemon take {cpu['mean']:.2f}% of a core (mean;"
+            f" {cpu['max']:.1f}% at most, who coordinates)"
+        )
+    out = f"bench/results/fleet_{peers}.json"
+    return f"{text} (`python -m bench.fleet --peers {peers}`, [JSON]({out}))."
+
+
 def moves(result: dict[str, Any]) -> str:
     """What a planned move costs."""
     over, drain = result["hand_over"], result["drain"]

@@ -15,6 +15,8 @@ from bench.planner_tables import elections, flood, sizes
 from bench.results_sessions import (
     balance,
     chaos,
+    fleet,
+    healing,
     moves,
     moves_apart,
     moves_between_processes,
@@ -350,6 +352,9 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "light_transport": light_hop,
         "placement_sizes": sizes,
         "dht_flood": flood,
+        "fleet_12": fleet,
+        "fleet_24": fleet,
+        "healing": healing,
     },
 }
 """Which figures stand where, in this order."""
@@ -365,6 +370,8 @@ TITLES = {
     "light_transport": "## A hop without the daemon\n\n",
     "placement_sizes": "## Planning more and more peers\n\n",
     "dht_flood": "## A flood of records\n\n",
+    "fleet_12": "## A dozen and more real peers\n\n",
+    "healing": "## Swarms that were cut\n\n",
 }
 
 
