@@ -92,7 +92,7 @@ class RecordClient:
         self._places: dict[str, tuple[SignedRecord, tuple[str, ...]]] = {}
         """Where each author of a node record can be asked, by which record."""
         self._lines: dict[str, _Line] = {}
-        self._late: set[asyncio.Future[Any]] = set()
+        self._late: dict[asyncio.Future[Any], None] = {}  # in order, so that runs replay
         self._warned = False
         self.rejected = 0
         """Records that helpers gave and that break the rules."""
@@ -165,8 +165,8 @@ class RecordClient:
         tasks = [asyncio.create_task(self._ask_one(p, ping, errors)) for p in self._given]
         if not await self._both(tasks):
             raise NetworkError(
-                f"no full peer answers: {'; '.join(errors[:4])}; others join and ask through the"
-                " address of one that runs the daemon"
+                "no full peer answers, by whose address alone others enter:"
+                f" {'; '.join(errors[:4])}"
             )
 
     async def close(self) -> None:
@@ -211,9 +211,9 @@ class RecordClient:
                 if not done:
                     break
         finally:
-            self._late |= pending
-            for task in pending:
-                task.add_done_callback(self._late.discard)
+            for task in tasks:
+                if task in pending:
+                    self._mind(task)
         return [answer for task in tasks if task.done() for answer in task.result()]
 
     async def _ask_one(
@@ -253,9 +253,12 @@ class RecordClient:
     def _closing(self, line: "_Line") -> None:
         stream, line.stream = line.stream, None
         if stream is not None:
-            task = asyncio.ensure_future(stream.close())
-            self._late.add(task)
-            task.add_done_callback(self._late.discard)
+            self._mind(asyncio.ensure_future(stream.close()))
+
+    def _mind(self, task: asyncio.Future[Any]) -> None:
+        """Keep what goes on alone until it is done, or this is closed."""
+        self._late[task] = None
+        task.add_done_callback(lambda done: self._late.pop(done, None))
 
     async def _read(self, line: "_Line", keys: Collection[str]) -> None:
         now_s = self._now()

@@ -99,7 +99,22 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, limit_s: float) -> T:
         _drawn_by_number(),
         asyncio.Runner(loop_factory=lambda: VirtualClockLoop(limit_s=limit_s)) as runner,
     ):
-        return runner.run(coro)
+        return runner.run(_alone(coro))
+
+
+async def _alone(coro: Coroutine[Any, Any, T]) -> T:
+    """``coro``, and then the end of all tasks that it left, in the order in which they were made.
+
+    asyncio ends what is left in the order of a set that all loops of the process have filled.
+    """
+    try:
+        return await coro
+    finally:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        ordered = sorted(left, key=hash)  # a task's number
+        for task in ordered:
+            task.cancel()
+        await asyncio.gather(*ordered, return_exceptions=True)
 
 
 @contextmanager

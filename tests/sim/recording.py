@@ -1,6 +1,6 @@
 """A plugin of pytest that writes what happens in every test's simulations, a file for each test.
 
-``--record-to DIR`` runs the first case of every test function alone: a seed, or a setting, of each.
+``--record-to DIR`` runs some of each file's tests alone, the first case of each: a seed or setting.
 With ``--collect-nothing`` rubbish is never collected: nothing may hang on when it is.
 """
 
@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from dht.event_log import recorded
+
+EACH = 3
+"""Every third test of a file is run: those of one file run much the same simulation."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,8 +31,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     firsts: dict[str, pytest.Item] = {}
     for item in items:
         firsts.setdefault(_function(item), item)
-    config.hook.pytest_deselected(items=[i for i in items if firsts[_function(i)] is not i])
-    items[:] = firsts.values()
+    by_file: dict[str, list[pytest.Item]] = {}
+    for item in firsts.values():
+        by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    items[:] = [item for tests in by_file.values() for item in tests[::EACH]]
 
 
 def _function(item: pytest.Item) -> str:

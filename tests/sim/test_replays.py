@@ -1,6 +1,6 @@
 """Every simulation's seed replays identically: in another process, on a machine that is busy.
 
-One run of each test's first case (:mod:`tests.sim.recording`) is compared, event by event, with a
+A run of some of each file's tests (:mod:`tests.sim.recording`) is compared, event by event, with a
 run under another seed of Python's hashes, beside a process that computes all the time.
 """
 
@@ -21,7 +21,7 @@ PAPER = "tests/unit/coordinator/test_simulator.py"
 """Swarms on paper (:mod:`coordinator.simulator`) have a clock of their own."""
 LONG = "tests/sim/test_back_pressure.py::test_prefill_waits_at_the_routes_head_and_not_before"
 """Takes as long as half of the others together; another test has the same swarm."""
-TOLD_MIN = 60
+TOLD_MIN = 30
 """So many tests, at least, must tell of something."""
 
 
