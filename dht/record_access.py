@@ -10,7 +10,7 @@ they ask full peers.
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Protocol
 
@@ -75,9 +75,10 @@ class AskedRecords:
         guard: RecordGuard,
         given: Mapping[str, tuple[str, ...]],
         rng: Random,
-        now: "Clock",
+        now: Callable[[], float],
     ) -> None:
-        """``given`` are the peers that the owner named, with their addresses."""
+        """``given`` are the peers that the owner named, with their addresses; ``now`` is
+        the network's time in Unix seconds."""
         self._signer = signer
         self._asked = RecordClient(open_stream, now, given, rng, guard=guard)
         config = ReplicaConfig(fresh_s=ASKED_FRESH_S)
@@ -97,12 +98,6 @@ class AskedRecords:
 
     async def close(self) -> None:
         await self._asked.close()
-
-
-class Clock(Protocol):
-    """The network's time, in Unix seconds."""
-
-    def __call__(self) -> float: ...
 
 
 class RecordDht(Protocol):
@@ -130,7 +125,7 @@ class SharedRecords:
         guard: RecordGuard,
         given: Mapping[str, tuple[str, ...]],
         rng: Random,
-        now: Clock,
+        now: Callable[[], float],
         *,
         dht: RecordDht,
         me: str,

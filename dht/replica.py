@@ -47,7 +47,6 @@ class Replica:
         self._read_s: dict[str, float] = {}
         self._updated_s: dict[str, float] = {}
         self._refreshing: asyncio.Task[None] | None = None
-        self._asked: tuple[str, ...] = ()
 
     def living(self, key: str) -> Mapping[str, SignedRecord]:
         """The newest living records under ``key`` that are known here, by author."""
@@ -57,10 +56,6 @@ class Replica:
         """Whether ``key`` was brought up to date lately: others may be told what is known here."""
         return self._clock() - self._updated_s.get(key, -1e9) < self._config.fresh_s
 
-    def updated(self, key: str) -> None:
-        """Note that the records under ``key`` were brought up to date just now."""
-        self._updated_s[key] = self._clock()
-
     async def read(self, key: str) -> Mapping[str, bytes]:
         """The payloads under ``key`` by author; asks first where they are not fresh.
 
@@ -68,7 +63,7 @@ class Replica:
         """
         self._follow(key)
         while not self.fresh(key):
-            await self._share_refresh(key)
+            await self._share_refresh()
         return {author: record.payload for author, record in self.living(key).items()}
 
     async def run(self) -> None:
@@ -80,7 +75,7 @@ class Replica:
                 continue
             try:
                 await self._refresh_all(keys)
-            except NetworkError as error:
+            except (NetworkError, TimeoutError) as error:  # else nothing would ever be asked again
                 _log.debug("no records of others: %s", error)
 
     def _follow(self, key: str) -> None:
@@ -95,19 +90,17 @@ class Replica:
         self._updated_s = {k: at_s for k, at_s in self._updated_s.items() if k in self._read_s}
         return tuple(self._read_s)[-KEYS_ASKED_MAX:]
 
-    async def _share_refresh(self, key: str) -> None:
-        """Refresh ``key`` and all that is followed beside it; those who read at once share."""
+    async def _share_refresh(self) -> None:
+        """Refresh all that is followed; those who read at once share."""
         if self._refreshing is None:
-            self._asked = self.followed()
-            self._refreshing = asyncio.create_task(self._refresh_all(self._asked))
+            self._refreshing = asyncio.create_task(self._refresh_all(self.followed()))
             self._refreshing.add_done_callback(self._refreshed)
         # Shielded: who goes away must not end it for the others.
         await asyncio.shield(self._refreshing)
 
     async def _refresh_all(self, keys: tuple[str, ...]) -> None:
         await self._refresh(keys)
-        for key in keys:
-            self.updated(key)
+        self._updated_s.update(dict.fromkeys(keys, self._clock()))
 
     def _refreshed(self, done: "asyncio.Task[None]") -> None:
         self._refreshing = None
