@@ -27,6 +27,7 @@ from coordinator.transition import (
     choose_plan,
     difference,
     left_out,
+    moved_lately,
     reason_to_plan,
     usable_nodes,
     with_effects,
@@ -135,8 +136,8 @@ class Coordinator:
         self._poor = False
         self._shortage = ""
         """Why all layers cannot be placed, as a follower without a plan sees it."""
-        self._solved: Problem | None = None
-        """The last problem whose answer was seen."""
+        self._solved: tuple[Problem, frozenset[str]] | None = None
+        """The last problem whose answer was seen, and who was not to be moved then."""
         plans.witness = self._liveness.answers
 
     async def run(self) -> None:
@@ -214,7 +215,7 @@ class Coordinator:
         )
         if reason is not None and self._solving is None and self._now() >= self._retry_s:
             problem = problem_of(self._model, usable, links, self._plans.newest)
-            if self._change is None and problem == self._solved:
+            if self._change is None and (problem, self._resting(usable)) == self._solved:
                 self._planned_s = self._now()  # the answer would be the same
                 return
             shortage = why_uncoverable(problem)
@@ -338,7 +339,7 @@ class Coordinator:
         if answer.error:
             self._say("no_plan", reason=answer.error, peers=len(problem.nodes))
             return
-        self._solved = problem
+        self._solved = (problem, self._resting(usable))
         best, kept = answer.best, answer.kept
         if best is None:
             logger.error("the solver found no plan that passes the checker")
@@ -357,6 +358,10 @@ class Coordinator:
             plan = await asyncio.to_thread(with_effects, plan, usable)
             # Another epoch may have been seen while this was solved.
             await self._publish(replace(plan, epoch=self._next_epoch()), f"{reason}: {why}")
+
+    def _resting(self, usable: dict[str, NodeRecord]) -> frozenset[str]:
+        """Who has just moved: what the best plan is held against changes once they may again."""
+        return moved_lately(usable, self._transport.now(), self._config.transition)
 
     def _next_epoch(self) -> PlanEpoch:
         seen = max(self._leadership.highest, self._plans.epoch)
