@@ -165,8 +165,8 @@ class RecordClient:
         tasks = [asyncio.create_task(self._ask_one(p, ping, errors)) for p in self._given]
         if not await self._both(tasks):
             raise NetworkError(
-                "no full peer answers, by whose address alone others enter:"
-                f" {'; '.join(errors[:4])}"
+                "no full peer answers; a peer without the daemon joins through the address of one"
+                f" that has it: {'; '.join(errors[:4])}"
             )
 
     async def close(self) -> None:
