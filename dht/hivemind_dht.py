@@ -17,11 +17,12 @@ from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.p2p import P2PContext
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 from hivemind.proto import dht_pb2
-from hivemind.utils import get_dht_time
+from hivemind.utils import MAX_DHT_TIME_DISCREPANCY_SECONDS, get_dht_time
 
-from dht.errors import PeerError
+from dht.errors import NetworkError, PeerError
 from dht.peer_messages import SignedRecord
 from dht.rates import Rates
 from dht.records import RecordError, RecordGuard
@@ -225,6 +226,31 @@ async def create_node(p2p: Any, guard: RecordGuard, rejected: Counter[str]) -> A
     node.protocol = protocol
     guard.on_evict = protocol.evict
     return node
+
+
+async def greet(node: Any, peer_id: str) -> None:
+    """Take up a peer in the routing table, and have it take up this node, which it calls back.
+
+    How long that may take, the caller says: the peer may be a busy one. Raises NetworkError for a
+    peer without a DHT node.
+    """
+    peer = PeerID.from_base58(peer_id)
+    protocol = node.protocol
+    asked = dht_pb2.PingRequest(peer=protocol.node_info, validate=True)
+    try:
+        answer = await protocol.get_stub(peer).rpc_ping(asked)
+    except (P2PDaemonError, P2PHandlerError) as error:
+        raise NetworkError(
+            f"peer {peer_id} is there but is no member of a swarm: {error}"
+        ) from None
+    skew_s = answer.dht_time - get_dht_time()
+    if not answer.available:
+        # A peer behind a firewall can still serve.
+        _log.warning("peer %s cannot call this peer back: is a firewall in between?", peer_id)
+    elif abs(skew_s) > MAX_DHT_TIME_DISCREPANCY_SECONDS:
+        # Records carry some tolerance for clocks.
+        _log.warning("the clock of peer %s differs by %.1f s from this one", peer_id, skew_s)
+    await protocol.update_routing_table(node_id_of(peer), peer)
 
 
 async def store(node: Any, record: SignedRecord, data: bytes) -> bool:

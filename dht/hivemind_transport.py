@@ -296,19 +296,17 @@ class HivemindTransport:
                 await self._node.find_nearest_nodes([self._node.node_id])
 
     async def _greet(self, peer_id: str, dialed: Sequence[bytes]) -> None:
-        from hivemind.dht.protocol import ValidationError
-        from hivemind.p2p import PeerID
+        """Raises NetworkError for a peer that is away, too busy to answer, or no full peer."""
+        from dht import hivemind_dht
 
-        await self._connect(peer_id, dialed)
-        peer = PeerID.from_base58(peer_id)
         try:
-            answer = await self._node.protocol.call_ping(peer, validate=True, strict=True)
-        except ValidationError as error:
-            # Records carry some tolerance for clocks; a peer behind a firewall can still serve.
-            _log.warning("peer %s says: %s", peer_id, error)
-            answer = await self._node.protocol.call_ping(peer, validate=False)
-        if answer is None:
-            raise NetworkError(f"peer {peer_id} is there but is no member of a swarm")
+            async with asyncio.timeout(OPEN_LIMIT_S):
+                await self._connect(peer_id, dialed)
+                await asking_daemon(hivemind_dht.greet(self._node, peer_id))
+        except TimeoutError:
+            raise NetworkError(
+                f"peer {peer_id} did not answer within {OPEN_LIMIT_S:.0f} s"
+            ) from None
 
     async def _keep_joined(self, peers: dict[str, tuple[bytes, ...]]) -> None:
         """Greet again the initial peers that were lost, so that a swarm cut in two heals."""
@@ -321,9 +319,8 @@ class HivemindTransport:
                 if peer_id == self.peer_id or PeerID.from_base58(peer_id) in known:
                     continue
                 try:
-                    async with asyncio.timeout(OPEN_LIMIT_S):
-                        await self._greet(peer_id, dialed)
-                except (NetworkError, TimeoutError) as error:
+                    await self._greet(peer_id, dialed)
+                except NetworkError as error:
                     _log.debug("initial peer %s is still away: %s", peer_id, error)
 
     async def _open(self, peer_id: str, protocol: str, addresses: tuple[str, ...]) -> Stream:

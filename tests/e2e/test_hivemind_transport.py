@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
+from dht import hivemind_transport
 from dht.errors import NetworkError, PeerError, UserError
+from dht.hivemind_dht import RPC_LIMIT_S, RecordProtocol
 from dht.hivemind_transport import HivemindTransport
 from dht.identity import Identity
 from dht.records import sign_record
@@ -273,6 +275,29 @@ def test_a_taken_port_is_the_users_mistake() -> None:
                 await HivemindTransport.create(config)
         finally:
             await first.close()
+
+    asyncio.run(body())
+
+
+def test_a_busy_peer_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answering = RecordProtocol.rpc_ping
+
+    async def late(self: RecordProtocol, *asked: Any) -> Any:
+        await asyncio.sleep(RPC_LIMIT_S + 0.5)
+        return await answering(self, *asked)
+
+    async def body() -> None:
+        founder = await start()
+        try:
+            monkeypatch.setattr(RecordProtocol, "rpc_ping", late)
+            await (await start(founder)).close()
+            monkeypatch.setattr(hivemind_transport, "OPEN_LIMIT_S", RPC_LIMIT_S)
+            with pytest.raises(NetworkError, match="did not answer within 3 s"):
+                await start(founder)
+        finally:
+            await founder.close()
 
     asyncio.run(body())
 
