@@ -15,7 +15,7 @@ swarm: $(READY)  ## the same swarm, left running until Ctrl-C
 	$(BIN)/python -m bench.demo --keep
 
 WORKERS ?= 2
-test: $(READY)  ## the whole test suite; real peers and browsers run last, beside nothing else
+test: $(READY)  ## the whole test suite; real peers and browsers in one worker, the rest in the others
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 FUZZ ?= tests

@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,12 +25,45 @@ class PeerStartError(RuntimeError):
     """A peer ended, or did not reach an event in time; the message holds the end of its log."""
 
 
+class Process(Protocol):
+    """The part of ``subprocess.Popen`` that is used of a peer."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def spawned(command: Sequence[str], environment: Mapping[str, str], log: int) -> Process:
+    """Start a command in a process group of its own.
+
+    ``environment`` adds to this process's own; ``log`` is an open file for all that it says.
+    """
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+
+
 @dataclass(slots=True)
 class LocalPeer:
     """One peer process and the events it wrote."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
     host: str = "127.0.0.1"
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -119,12 +152,19 @@ class LocalSwarm:
     """Peers on loopback that found and join one swarm; use as a context manager."""
 
     def __init__(
-        self, model: Path, *, environment: dict[str, str] | None = None, extra: Sequence[str] = ()
+        self,
+        model: Path,
+        *,
+        environment: dict[str, str] | None = None,
+        extra: Sequence[str] = (),
+        start: Callable[[Sequence[str], Mapping[str, str], int], Process] = spawned,
     ) -> None:
+        """``extra`` are options of every peer; ``start`` starts a process, as `spawned` does."""
         self.model = model
         self.peers: list[LocalPeer] = []
         self._environment = environment or {}
         self._extra = tuple(extra)
+        self._start = start
         self._directory = tempfile.TemporaryDirectory(prefix="anabranch-")
 
     @property
@@ -165,14 +205,10 @@ class LocalSwarm:
         command += ["--initial-peers", *initial] if initial else []
         log = self.directory / f"{name}-{len(self.peers)}.log"
         with log.open("wb") as file:
-            process = subprocess.Popen(
+            process = self._start(
                 [*command, *self._extra, *extra],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                env={**os.environ, **self._environment, **(environment or {})},
-                start_new_session=True,
+                {**self._environment, **(environment or {})},
+                file.fileno(),
             )
         peer = LocalPeer(name=name, process=process, log=log, host=host)
         self.peers.append(peer)

@@ -40,10 +40,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Share the suite out by files, in their order, unless ``--dist`` says how to."""
     if config.getoption("dist") != "load":
         return None
-    from tests.workers import ProcessesLast
+    from tests.workers import ProcessesBesideFiles
 
     config.option.loadscopereorder = False
-    return ProcessesLast(config, log)
+    return ProcessesBesideFiles(config, log)
 
 
 torch.set_num_threads(1)  # sums in one order, and as many threads as there are workers

@@ -3,15 +3,22 @@
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-ALONE = ("tests/e2e/", "tests/browser/")
-"""Start processes that need every core: one after the other, and beside nothing else."""
+PROCESSES = ("tests/browser/", "tests/e2e/")
+ALONE = ("tests/e2e/test_fleet.py", "tests/e2e/test_footprint.py")
+"""Measure what peers cost, or start so many of them that they need every core."""
 
 
-class ProcessesLast(LoadScopeScheduling):
-    """File by file to whoever is free; then, once all that is over, ``ALONE`` to one worker."""
+class ProcessesBesideFiles(LoadScopeScheduling):
+    """``PROCESSES`` to the first worker, which share swarms and wait most of the time.
+
+    The other files, which compute, one by one to whoever is free. Once all that is over, ``ALONE``
+    to the first worker.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "alone" if nodeid.startswith(ALONE) else str(super()._split_scope(nodeid))
+        if nodeid.startswith(ALONE):
+            return "alone"
+        return "processes" if nodeid.startswith(PROCESSES) else str(super()._split_scope(nodeid))
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         if "alone" in self.workqueue:

@@ -7,6 +7,7 @@ import pytest
 
 from bench.local_swarm import ROOT, LocalSwarm
 from bench.reference import Reference, memory_for
+from tests.forked import forked
 
 MODEL = ROOT / "models" / "brook"
 
@@ -14,7 +15,7 @@ MODEL = ROOT / "models" / "brook"
 def start_swarm(shares: tuple[float, ...], model: Path = MODEL) -> LocalSwarm:
     """Peers that lend these parts of the whole model's memory; the caller stops the swarm."""
     whole_gib = memory_for(model) / 2**30
-    swarm = LocalSwarm(model, extra=("--threads", "1"))
+    swarm = LocalSwarm(model, extra=("--threads", "1"), start=forked)
     try:
         for share in shares:
             swarm.start_peer(memory_gib=share * whole_gib)

@@ -13,6 +13,7 @@ import pytest
 from bench.local_swarm import ROOT, LocalSwarm
 from bench.reference import Reference, memory_for
 from tests.e2e.conftest import MODEL
+from tests.forked import forked
 from tests.unit.node.fake_hub import FakeHub
 
 pytestmark = pytest.mark.e2e
@@ -132,7 +133,7 @@ def test_a_local_file_with_a_flipped_bit_is_named_before_it_serves(tmp_path: Pat
     content[-1000] ^= 8
     shard.write_bytes(content)
     assert "is not what" in run({}, "node.weight_hashes", str(model), "--check").stderr
-    with LocalSwarm(model) as swarm:
+    with LocalSwarm(model, start=forked) as swarm:
         peer = swarm.start_peer()
         assert peer.process.wait(120) == 2
         assert peer.find("serving") is None

@@ -16,6 +16,7 @@ from client import GenerationOptions, Swarm
 from dht.types import NodeState
 from tests.e2e.conftest import MODEL
 from tests.e2e.light import HIDING, PYTHON, needs_libp2p, run_light
+from tests.forked import forked
 
 pytestmark = [pytest.mark.e2e, needs_libp2p]
 NEW_TOKENS = 24
@@ -25,7 +26,7 @@ SPANS = ("0:2", "2:5", "5:8")
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[LocalSwarm]:
     """Two full peers that hold the middle, two light ones that hold the ends."""
-    swarm = LocalSwarm(MODEL, extra=("--threads", "1"))
+    swarm = LocalSwarm(MODEL, extra=("--threads", "1"), start=forked)
     try:
         for name in ("full0", "full1"):
             swarm.start_peer(name=name, extra=("--layers", SPANS[1]))

@@ -12,6 +12,7 @@ from bench.local_swarm import LocalSwarm
 from bench.reference import Reference, memory_for
 from client import Swarm
 from tests.e2e.conftest import MODEL
+from tests.forked import forked
 
 pytestmark = pytest.mark.e2e
 
@@ -23,7 +24,7 @@ NEW = 300
 def test_a_leaving_peer_hands_its_sessions_over(reference: Reference) -> None:
     """First the answer's first stage leaves, and in the next answer its last one."""
     expected, _ = reference.greedy(reference.encode(PROMPT), NEW, ignore_eos=True)
-    swarm = LocalSwarm(MODEL, extra=("--threads", "1"))
+    swarm = LocalSwarm(MODEL, extra=("--threads", "1"), start=forked)
 
     async def ask(stage: int) -> None:
         living = [peer for peer in swarm.peers if peer.process.poll() is None]
@@ -56,7 +57,7 @@ def test_a_peer_steps_aside_for_a_game_and_comes_back(reference: Reference, tmp_
     assert sleep is not None
     game = tmp_path / "pretend-game"
     shutil.copy(sleep, game)
-    swarm = LocalSwarm(MODEL, extra=("--threads", "1"))
+    swarm = LocalSwarm(MODEL, extra=("--threads", "1"), start=forked)
     players = ("--pause-on-process", game.name, "--calm", "1")
 
     def play() -> subprocess.Popen[bytes]:

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,19 +10,10 @@ from pathlib import Path
 import pytest
 
 from bench.local_swarm import ROOT
+from tests.forked import run
 
 MODEL = ROOT / "models" / "brook"
 DEAD = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
-
-
-def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def assert_plain(done: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:

@@ -1,0 +1,114 @@
+"""This project's commands as processes that need not import anything first.
+
+Before ``python -m node.join`` does anything it takes more than four seconds of CPU time to import
+torch, transformers and hivemind: three quarters of what a peer of the bundled model costs. Here
+one process per test worker imports them and does nothing else; each command is forked from it, and
+runs from its first line with arguments, environment, folder and files of its own.
+"""
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing import connection
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+from bench.local_swarm import ROOT, Process, spawned
+
+FORKS = "forkserver" in multiprocessing.get_all_start_methods()
+"""Not on Windows: commands are started as users start them there."""
+CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else None)
+if FORKS:
+    CONTEXT.set_forkserver_preload(["tests.imported_first"])
+STARTING = threading.Lock()
+"""multiprocessing looks after its children whenever one is started, in whichever thread."""
+
+
+class ForkedProcess:
+    """The part of ``subprocess.Popen`` that is used of a peer."""
+
+    def __init__(self, arguments: Sequence[str], out: int, error: int) -> None:
+        """Run ``python -m`` with these arguments; its output goes to these open files."""
+        from node.join import SPINS  # a command, which the new process must not find imported
+
+        # Read when torch is loaded; node.join sees to it where it loads torch itself.
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
+        with STARTING:
+            self._process = CONTEXT.Process(
+                target=_run,
+                args=(list(arguments), dict(os.environ), DupFd(out), DupFd(error)),
+                daemon=True,
+            )
+            self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, or the negative number of the signal that ended it; None: it runs."""
+        return self.poll()
+
+    def poll(self) -> int | None:
+        with STARTING:
+            return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        connection.wait([self._process.sentinel], timeout)
+        ended = self.poll()
+        if ended is None:
+            raise subprocess.TimeoutExpired(str(self._process), timeout or 0.0)
+        return ended
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _run(arguments: list[str], environment: dict[str, str], out: Any, error: Any) -> None:
+    """In the new process: what ``python -m`` would do with these arguments."""
+    os.setsid()
+    for number, file in ((1, out), (2, error)):
+        opened = file.detach()
+        os.dup2(opened, number)
+        os.close(opened)
+    assert "tests.imported_first" in sys.modules, "forked without what was to be imported"
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(ROOT)
+    sys.argv = arguments
+    try:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing ends its processes without
+
+
+def forked(command: Sequence[str], environment: Mapping[str, str], log: int) -> Process:
+    """A peer by fork, unless it is to run elsewhere or with an environment of its own."""
+    if not FORKS or list(command[:2]) != [sys.executable, "-m"] or environment:
+        return spawned(command, environment, log)
+    return ForkedProcess(command[2:], log, log)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """``python -m`` with these arguments, to its end, and what it wrote."""
+    if not FORKS:
+        command = [sys.executable, "-m", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
+        ended = ForkedProcess(arguments, out.fileno(), error.fileno()).wait()
+        out.seek(0)
+        error.seek(0)
+        return subprocess.CompletedProcess(arguments, ended, out.read(), error.read())
