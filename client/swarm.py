@@ -223,7 +223,7 @@ class Swarm:
             peer_id: record
             for peer_id, record in self._nodes.items()
             if record.state is NodeState.SERVING
-            and record.model.fingerprint == spec.fingerprint
+            and record.model.serves_with(spec)
             and not self._avoidance.avoids(
                 record, now_s, urgent=urgent, full=full, second_chance=second_chance
             )

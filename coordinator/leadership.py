@@ -89,7 +89,7 @@ class Leadership:
             # Others would have to reach the DHT through the same few peers as it does.
             and not record.light
             and record.reach is not Reach.NONE
-            and record.model.fingerprint == self._model.fingerprint
+            and record.model.serves_with(self._model)
             and (not allowed or peer_id in allowed)
         )
         for _ in range(2):  # a lease that was just stored is read back at once

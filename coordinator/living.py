@@ -40,7 +40,7 @@ async def problem_now(directory: Directory) -> tuple[Problem, Service]:
         raise UserError(f"no peer announces {directory.model_key}")
     weights = Counter(record.model.fingerprint for record in nodes.values())
     usual = max(sorted(weights), key=lambda fingerprint: weights[fingerprint])
-    usable = usable_nodes(nodes, usual, frozenset())
     model = next(nodes[p].model for p in sorted(nodes) if nodes[p].model.fingerprint == usual)
+    usable = usable_nodes(nodes, model, frozenset())
     problem = problem_of(model, usable, links)
     return problem, announced_service(problem)

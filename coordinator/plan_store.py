@@ -21,7 +21,7 @@ from dht.peer_messages import (
     WitnessRequest,
 )
 from dht.transport import PLAN_PROTOCOL, Stream, Transport
-from dht.types import NO_EPOCH, Plan, PlanEpoch, PlanHead
+from dht.types import NO_EPOCH, ModelSpec, Plan, PlanEpoch, PlanHead
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,8 @@ class PlanStore:
     """The newest plan this peer has seen and checked. Any peer may ask it for bodies.
 
     ``review`` judges plans of a right shape before they are adopted; without it, as in clients,
-    every such plan is. ``coordinators`` are the only ones whose plans count; none: everybody's.
+    every such plan is. ``model`` is the one that plans must be for, where it is known here.
+    ``coordinators`` are the only ones whose plans count; none: everybody's.
     """
 
     def __init__(
@@ -64,11 +65,13 @@ class PlanStore:
         directory: Directory,
         *,
         review: Review | None = None,
+        model: ModelSpec | None = None,
         coordinators: frozenset[str] = frozenset(),
     ) -> None:
         self._transport = transport
         self._directory = directory
         self._review = review
+        self._model = model
         self._coordinators = coordinators
         self._wanting: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self.trust = Trust()
@@ -224,7 +227,10 @@ class PlanStore:
             said = (head.epoch, head.peer_id, head.fetch_bytes)
             if (plan.epoch, plan.coordinator, plan.fetch_bytes) != said:
                 wrong.append("its head speaks of another plan")
-            if plan.model.key != self._directory.model_key:
+            mine = self._model
+            if plan.model.key != self._directory.model_key or (
+                mine is not None and not plan.model.serves_with(mine)
+            ):
                 wrong.append("it is for another model")
         if wrong:
             self._refuse(head, wrong[0], strikes=STRIKES)

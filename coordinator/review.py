@@ -87,7 +87,7 @@ def review(
     ``nodes`` and ``links`` are the records seen; ``running`` is the plan that is followed now;
     ``gone`` are peers that do not answer though they have records.
     """
-    usable = usable_nodes(nodes, plan.model.fingerprint, gone)
+    usable = usable_nodes(nodes, plan.model, gone)
     problem = problem_of(plan.model, usable, links)
     planner_nodes = {node.peer_id: node for node in problem.nodes}
     for a in plan.assignments:

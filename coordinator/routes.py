@@ -136,7 +136,7 @@ def being_loaded(nodes: Mapping[str, NodeRecord], model: ModelSpec) -> tuple[Ass
     return tuple(
         Assignment(peer_id=peer_id, start=record.start, end=record.end)
         for peer_id, record in nodes.items()
-        if record.state is NodeState.LOADING and record.model.fingerprint == model.fingerprint
+        if record.state is NodeState.LOADING and record.model.serves_with(model)
     )
 
 

@@ -180,7 +180,7 @@ class Coordinator:
         return f"no plan yet from {short_name(leader)}, who coordinates"
 
     def _left_out(self, nodes: dict[str, NodeRecord]) -> str:
-        return left_out(nodes, self._model.fingerprint)
+        return left_out(nodes, self._model)
 
     @property
     def leaderless_s(self) -> float:
@@ -193,7 +193,7 @@ class Coordinator:
         )
         await self._leadership.look(nodes, leases)
         silent = self._liveness.silent
-        usable = usable_nodes(nodes, self._model.fingerprint, silent)
+        usable = usable_nodes(nodes, self._model, silent)
         self._watch(usable, nodes)
         if not self.leads:
             self._change = None

@@ -24,7 +24,7 @@ def span_to_take(mine: NodeRecord, nodes: Mapping[str, NodeRecord]) -> Assignmen
         peer_id: record
         for peer_id, record in nodes.items()
         if peer_id != mine.peer_id
-        and record.model.fingerprint == model.fingerprint
+        and record.model.serves_with(model)
         and record.reach is not Reach.NONE
     }
     serving = {p: record for p, record in same.items() if record.state is NodeState.SERVING}

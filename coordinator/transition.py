@@ -45,26 +45,25 @@ def difference(plan: Plan | None, usable: Mapping[str, NodeRecord]) -> tuple[set
 
 
 def usable_nodes(
-    nodes: Mapping[str, NodeRecord], fingerprint: str, silent: frozenset[str]
+    nodes: Mapping[str, NodeRecord], model: ModelSpec, silent: frozenset[str]
 ) -> dict[str, NodeRecord]:
-    """Peers that a plan may count on: same weights, not leaving, answering, with room, and not
+    """Peers that a plan may count on: same model, not leaving, answering, with room, and not
     such that others found out of reach (where nobody tried yet, they may be)."""
     return {
         peer_id: record
         for peer_id, record in nodes.items()
         if record.state is not NodeState.DRAINING
-        and record.model.fingerprint == fingerprint
+        and record.model.serves_with(model)
         and peer_id not in silent
         and record.tokens_per_s
         and record.reach is not Reach.NONE
     }
 
 
-def left_out(nodes: Mapping[str, NodeRecord], fingerprint: str) -> str:
+def left_out(nodes: Mapping[str, NodeRecord], model: ModelSpec) -> str:
     """How many peers a plan passes over since others cannot reach them; empty for none."""
     count = sum(
-        record.reach is Reach.NONE and record.model.fingerprint == fingerprint
-        for record in nodes.values()
+        record.reach is Reach.NONE and record.model.serves_with(model) for record in nodes.values()
     )
     if not count:
         return ""

@@ -76,6 +76,17 @@ class ModelSpec:
         """The model's name as part of a DHT key (hub ids contain a slash, keys must not)."""
         return model_key(self.name)
 
+    def serves_with(self, other: "ModelSpec") -> bool:
+        """Whether peers of both can serve one session: all but the sizes is the same.
+
+        Sizes depend on the precision that each peer computes in.
+        """
+        return _identity(self) == _identity(other)
+
+
+def _identity(model: ModelSpec) -> tuple[str, str, int, int, int]:
+    return (model.key, model.fingerprint, model.layers, model.context_tokens, model.vocab)
+
 
 class NodeState(StrEnum):
     """What a peer says of itself. Only ``serving`` accepts sessions."""

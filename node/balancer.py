@@ -73,6 +73,6 @@ class Balancer:
         self._others = {
             peer_id: load_of(record, beside=mine)
             for peer_id, record in nodes.items()
-            if peer_id != mine.peer_id and record.model.fingerprint == mine.model.fingerprint
+            if peer_id != mine.peer_id and record.model.serves_with(mine.model)
         }
         self._rtt_s = round_trips(links)

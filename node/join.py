@@ -239,6 +239,7 @@ async def _serve(
         transport,
         directory,
         review=Reviewer(transport, directory, ReviewConfig()),
+        model=engine.spec,
         coordinators=coordinators,
     )
     coordinator = Coordinator(

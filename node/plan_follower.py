@@ -5,13 +5,14 @@ import logging
 from dataclasses import dataclass, field
 
 from coordinator.plan_store import PlanStore
+from coordinator.problem import problem_of
 from coordinator.runtime import Coordinator
 from coordinator.self_help import span_to_take
 from coordinator.turn import TurnConfig, WaitFor, why_wait
 from dht.directory import Directory
 from dht.errors import NetworkError
 from dht.transport import Transport
-from dht.types import NO_EPOCH, Assignment, NodeState, Plan, PlanEpoch, Reach
+from dht.types import NO_EPOCH, Assignment, NodeRecord, NodeState, Plan, PlanEpoch, Reach, fits
 from node.announcer import Announcer
 from node.report import Reporter, gibibytes, layers_sentence, span_text
 from node.stage import StageServer
@@ -95,6 +96,15 @@ class PlanFollower:
             if record.state is NodeState.WAITING:
                 why = ": others cannot reach it" if record.reach is Reach.NONE else " yet"
                 self._tell_waiting(f"the plan has no layers for this peer{why}")
+            self._announcer.set(record.state, record.start, record.end, plan.epoch)
+            return
+        if mine is not self._config.pinned and not _holds(record, mine):
+            self._reporter.event("unfit", start=mine.start, end=mine.end, epoch=str(plan.epoch))
+            logger.warning(
+                "plan %s asks for %s, which this peer cannot hold: not followed",
+                plan.epoch,
+                span_text(mine.start, mine.end),
+            )
             self._announcer.set(record.state, record.start, record.end, plan.epoch)
             return
         if record.state is NodeState.SERVING and (mine.start, mine.end) == (
@@ -233,3 +243,9 @@ class PlanFollower:
             await self._stage.wait_idle(self._config.move_s)
         finally:
             self._stage.stay()
+
+
+def _holds(record: NodeRecord, mine: Assignment) -> bool:
+    """Whether the peer can hold these layers, by what it announces itself."""
+    (node,) = problem_of(record.model, {record.peer_id: record}, {}).nodes
+    return fits(record.model, node, mine.start, mine.end)

@@ -53,7 +53,7 @@ async def rehearse(
         precision=engine.precision,
         state=NodeState.WAITING,
     )
-    same = {key: each for key, each in nodes.items() if each.model.fingerprint == spec.fingerprint}
+    same = {key: each for key, each in nodes.items() if each.model.serves_with(spec)}
     reporter.say(f"Peers under this name: {len(nodes)}; with these very weights: {len(same)}")
     for peer_id, each in list(same.items())[:LINKS_MAX]:
         try:

@@ -246,7 +246,7 @@ class World:
             leases = again
 
     def _plan(self, member: Member, nodes: dict[str, NodeRecord]) -> None:
-        usable = usable_nodes(nodes, "f", self.silent(member.name) | frozenset(self.hostile))
+        usable = usable_nodes(nodes, MODEL, self.silent(member.name) | frozenset(self.hostile))
         old = member.plan
         joined, lost = difference(old, usable)
         mine = old is not None and old.coordinator == member.name

@@ -33,7 +33,7 @@ class SlowEngine(LoadingEngine):
 
 
 def follower_of(peer: PaperPeer, out: io.StringIO | None = None) -> tuple[PlanFollower, Announcer]:
-    record = replace(peer.record(), state=NodeState.WAITING, start=0, end=0)
+    record = replace(peer.record(), state=NodeState.WAITING, start=0, end=0, memory_bytes=1 << 30)
     shared: Any = {
         "transport": peer.transport,
         "directory": Directory(peer.transport, NETWORK, SPEC.key),

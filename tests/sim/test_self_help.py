@@ -9,17 +9,19 @@ import io
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from coordinator.check import check_shape
 from coordinator.plan_store import PlanStore
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from dht.directory import Directory
-from dht.errors import MachineError
+from dht.errors import MachineError, UserError
 from dht.memory import MemoryNetwork, MemoryTransport
-from dht.types import DeviceSpec, NodeRecord, NodeState
+from dht.types import SINK, SOURCE, Assignment, DeviceSpec, FlowEdge, NodeRecord, NodeState
 from dht.virtual_time import run_virtual
 from node.hops import HopConfig
 from node.peer import Peer, PeerConfig
@@ -45,8 +47,9 @@ class LoadingEngine(PaperEngine):
     times = WorkerTimes()
     is_local = False
 
-    def __init__(self, peer_id: str) -> None:
+    def __init__(self, peer_id: str, memory_bytes: int = 1 << 30) -> None:
         super().__init__(peer_id, 0, 0, kv_tokens=10_000, step_s=0.01)
+        self.memory_bytes = memory_bytes
         self.serving = False
         self.on_lost: Callable[[str], None] = lambda reason: None
 
@@ -54,6 +57,8 @@ class LoadingEngine(PaperEngine):
         await asyncio.sleep(1.0)
 
     async def load(self, start: int, end: int, progress: Callable[[int, int], None]) -> int:
+        if (end - start) * LAYER_BYTES > self.memory_bytes or end > LAYERS:
+            raise UserError(f"layers [{start}, {end}) asked of {LAYERS}, or too many")
         await asyncio.sleep(2.0)
         return (end - start) * LAYER_BYTES
 
@@ -96,8 +101,8 @@ class World:
         transport = self.network.transport()
         self.leader = self.leader or transport.peer_id
         directory = Directory(transport, NETWORK, SPEC.key)
-        plans = PlanStore(transport, directory)
-        engine = LoadingEngine(transport.peer_id)
+        plans = PlanStore(transport, directory, model=SPEC)
+        engine = LoadingEngine(transport.peer_id, layers * LAYER_BYTES)
         stage = StageServer(
             transport, engine, StageConfig(chunk_tokens=16, hops=HopConfig(idle_s=30.0))
         )
@@ -245,5 +250,60 @@ def test_whoever_holds_no_layers_says_why():
             assert said.count("waiting.") == 1
             swarm.join(LAYERS)
             await swarm.until(swarm.covered, SETTLE_S)
+
+    run_virtual(scenario(), limit_s=2000)
+
+
+@pytest.mark.parametrize(
+    ("lie", "path", "spans"),
+    [
+        ({"layers": 2 * LAYERS}, "chain", [(0, LAYERS), (LAYERS, 2 * LAYERS)]),
+        ({"layer_bytes": 0, "kv_bytes_per_token_layer": 0}, "beside", [(0, LAYERS), (0, LAYERS)]),
+    ],
+)
+def test_a_strangers_plan_for_layers_that_peers_do_not_have_ends_nobody(lie, path, spans):
+    async def scenario() -> None:
+        async with world(5, 5) as swarm:
+            stranger = swarm.network.transport()
+            directory = Directory(stranger, NETWORK, SPEC.key)
+            store = PlanStore(stranger, directory)
+            await store.serve()
+            honest = swarm.peers[0].plans.newest
+            assert honest is not None
+            peers = [living.transport.peer_id for living in swarm.peers]
+            chains = [peers] if path == "chain" else [[peer] for peer in peers]
+            term = honest.epoch.term + 1
+            plan = replace(
+                honest,
+                epoch=replace(honest.epoch, term=term),
+                coordinator=stranger.peer_id,
+                model=replace(SPEC, **lie),
+                assignments=tuple(
+                    Assignment(peer_id=peer, start=start, end=end)
+                    for peer, (start, end) in zip(peers, spans, strict=True)
+                ),
+                edges=tuple(
+                    FlowEdge(tail=tail, head=head, tokens_per_s=1.0)
+                    for chain in chains
+                    for tail, head in pairwise([SOURCE, *chain, SINK])
+                ),
+                flow_tokens_per_s=float(len(chains)),
+                bound_tokens_per_s=1e9,
+                waves=(),
+            )
+            assert not check_shape(plan)
+            await directory.publish(await store.add(plan))
+            before = [living.plans.counters["refused"] for living in swarm.peers]
+            await swarm.until(
+                lambda: all(
+                    living.plans.counters["refused"] > refused or living.plans.epoch.term >= term
+                    for living, refused in zip(swarm.peers, before, strict=True)
+                ),
+                SETTLE_S,
+            )
+            await asyncio.sleep(60)
+            assert not any(living.task.done() for living in swarm.peers)
+            assert swarm.covered()
+            await swarm.ask()
 
     run_virtual(scenario(), limit_s=2000)

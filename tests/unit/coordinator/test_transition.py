@@ -84,14 +84,23 @@ def test_who_leaves_is_silent_or_serves_other_weights_is_not_counted_on(make):
     nodes = {name: make.record(name) for name in "abcd"}
     nodes["a"] = replace(nodes["a"], state=NodeState.DRAINING)
     nodes["b"] = replace(nodes["b"], model=replace(make.model, fingerprint="other"))
-    assert set(usable_nodes(nodes, "f", frozenset("c"))) == {"d"}
+    assert set(usable_nodes(nodes, make.model, frozenset("c"))) == {"d"}
+
+
+@pytest.mark.parametrize(
+    "lie", [{"layers": 9}, {"context_tokens": 1}, {"vocab": 1}, {"name": "m2"}]
+)
+def test_the_same_fingerprint_with_another_model_counts_for_nothing(make, lie):
+    nodes = {name: make.record(name) for name in "ab"}
+    nodes["a"] = replace(nodes["a"], model=replace(make.model, **lie))
+    assert set(usable_nodes(nodes, make.model, frozenset())) == {"b"}
 
 
 def test_who_cannot_be_reached_is_not_counted_on(make):
     nodes = {reach: replace(make.record(reach.value), reach=reach) for reach in Reach}
-    assert set(usable_nodes(nodes, "f", frozenset())) == set(Reach) - {Reach.NONE}
-    assert left_out(nodes, "f") == "; 1 more is left out: others cannot reach them"
-    assert left_out(nodes, "other") == ""
+    assert set(usable_nodes(nodes, make.model, frozenset())) == set(Reach) - {Reach.NONE}
+    assert left_out(nodes, make.model) == "; 1 more is left out: others cannot reach them"
+    assert left_out(nodes, replace(make.model, fingerprint="other")) == ""
 
 
 def test_elders(make):
