@@ -41,6 +41,16 @@ BULK_PER_S, BULK_BURST = 512.0, 4096.0
 each costs a signature to check, and identities cost nothing."""
 OWN_STORES_MAX = 4
 """An honest peer stores its own records alone or a few at a time."""
+FIND_KEYS_MAX = 16
+"""Keys of one request; our nodes ask for four at most."""
+FIND_BYTES_MAX = 3 << 20
+"""Values of one answer: hivemind's daemon takes messages of 4 MiB, and keeps what is too long."""
+FINDS_PER_S, FINDS_BURST = 1 << 20, 16 << 20
+"""Bytes that are found for one peer: per second in the long run, and at once."""
+ALL_FINDS_PER_S, ALL_FINDS_BURST = 16 << 20, 64 << 20
+"""Bytes that are found for all peers together: identities cost nothing."""
+ASKED_KEY_BYTES = 1024
+"""What a key costs that nobody stores: its neighbours are sent."""
 NODE_ID_PREFIX = b"anabranch-dht-node-v1\0"
 
 _log = logging.getLogger(__name__)
@@ -96,10 +106,13 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.refused_stores = 0
+        self.refused_finds = 0
         self.misplaced = 0
         """Peers that claimed another place in the DHT than their key gives them."""
         self._storers = Rates(per_s=STORES_PER_S, burst=STORES_BURST)
         self._bulk = Rates(per_s=BULK_PER_S, burst=BULK_BURST)
+        self._finders = Rates(per_s=FINDS_PER_S, burst=FINDS_BURST)
+        self._finds = Rates(per_s=ALL_FINDS_PER_S, burst=ALL_FINDS_BURST)
 
     @classmethod
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
@@ -121,6 +134,51 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             return await super().rpc_store(request, context)
         finally:
             _bringer.reset(token)
+
+    async def rpc_find(
+        self, request: dht_pb2.FindRequest, context: P2PContext
+    ) -> dht_pb2.FindResponse:
+        """Values and neighbours for a few different keys, within the peer's rate in bytes.
+
+        What would make the answer too long is left out, as if it were not stored here.
+        """
+        keys = list(request.keys)
+        answer = dht_pb2.FindResponse(results=[], peer=self.node_info)
+        asker = request.peer.node_id
+        if (
+            len(keys) > FIND_KEYS_MAX
+            or len(set(keys)) < len(keys)
+            or any(len(each) != DHTID.HASH_NBYTES for each in (*keys, *([asker] if asker else [])))
+        ):
+            self.refused_finds += 1
+            return answer
+        left = FIND_BYTES_MAX
+        for key in keys:
+            size = self._stored_bytes(key)
+            now_s: float = get_dht_time()
+            cost = size + ASKED_KEY_BYTES
+            if not (
+                self._finders.take(context.remote_id.to_base58(), cost, now_s)
+                and self._finds.take("", cost, now_s)
+            ):
+                self.refused_finds += 1
+                return dht_pb2.FindResponse(results=[], peer=self.node_info)
+            if size > left:
+                answer.results.append(dht_pb2.FindResult(type=dht_pb2.NOT_FOUND))
+                continue
+            one = dht_pb2.FindRequest(keys=[key], peer=request.peer)
+            answer.results.extend((await super().rpc_find(one, context)).results)
+            left -= size
+        return answer
+
+    def _stored_bytes(self, key: bytes) -> int:
+        """How long the value is that is stored here for a key, about."""
+        found = self.storage.get(DHTID.from_bytes(key))
+        if found is None:
+            return 0
+        if not isinstance(found.value, DictionaryDHTValue):
+            return len(found.value)
+        return sum(len(item.value) + len(name) for name, item in found.value.data.items())
 
     async def update_routing_table(
         self, node_id: Any, peer_id: Any, responded: bool = True

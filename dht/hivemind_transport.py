@@ -126,16 +126,26 @@ class HivemindTransport:
         return now_s
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        self._check_alive()
+        known = protocol in self._handlers.by_protocol
         self._handlers.by_protocol[protocol] = handler
+        if known:  # such as by a part of the peer that was started again
+            return
 
         async def on_stream(
             info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
             peer_id, host = info.peer_id.to_base58(), host_of(str(info.addr))
-            self._handlers.start(handler, LibP2PStream(peer_id, reader, writer, remote_host=host))
+            now_serving = self._handlers.by_protocol[protocol]
+            self._handlers.start(
+                now_serving, LibP2PStream(peer_id, reader, writer, remote_host=host)
+            )
 
-        self._check_alive()
-        await asking_daemon(self._p2p.add_binary_stream_handler(protocol, on_stream))
+        try:
+            await asking_daemon(self._p2p.add_binary_stream_handler(protocol, on_stream))
+        except BaseException:
+            del self._handlers.by_protocol[protocol]
+            raise
 
     async def open_stream(
         self, peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()

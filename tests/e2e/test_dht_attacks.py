@@ -14,6 +14,7 @@ from coordinator.plan_store import PlanStore
 from coordinator.review import ReviewConfig
 from coordinator.reviewer import Reviewer
 from dht.directory import Directory, RecordKind, record_key
+from dht.hivemind_dht import FINDS_BURST, FINDS_PER_S
 from dht.hivemind_transport import HivemindTransport
 from dht.identity import Identity
 from dht.records import sign_record
@@ -193,6 +194,51 @@ def test_a_flood_keeps_nobody_out() -> None:
             assert len(guard) <= 500
             kept = victim._node.protocol.storage.get(attacker.place(source=KEY)).value
             assert len(kept) <= 500, "what gave way is gone from the node as well"
+
+    asyncio.run(body())
+
+
+def test_asking_costs_no_memory() -> None:
+    records, times = 300, 60
+
+    async def ask(attacker: Attacker, *keys: Any) -> int:
+        """Bytes that one request brings."""
+        from hivemind.proto import dht_pb2
+
+        protocol = attacker.node.protocol
+        request = dht_pb2.FindRequest(
+            keys=[key.to_bytes() for key in keys], peer=protocol.node_info
+        )
+        answer = await protocol.get_stub(attacker.victim).rpc_find(request, timeout=20)
+        return int(answer.ByteSize())
+
+    async def body() -> None:
+        expires_unix_s = time.time() + 90
+        async with our_victim() as (attacker, victim):
+            names: list[str | None] = []
+            values = []
+            for number in range(records):
+                fake = Identity(number.to_bytes(32, "big"))
+                names.append(fake.peer_id)
+                values.append(sign_record(fake, KEY, b"x" * 4000, expires_unix_s))
+            for first in range(0, records, 100):
+                some = slice(first, first + 100)
+                assert all(await attacker.store(values[some], [expires_unix_s] * 100, names[some]))
+            key = attacker.place(source=KEY)
+            whole = await ask(attacker, key)
+            assert whole > records * 4000
+            assert await ask(attacker, *[key] * times) < 1000, "the same key again and again"
+            many = [attacker.place(source=f"{KEY}{n}") for n in range(times)]
+            assert await ask(attacker, *many) < 1000, "more keys than a peer of ours asks for"
+            got = [await ask(attacker, key) for _ in range(times)]
+            burst = FINDS_BURST + FINDS_PER_S * (time.time() + 90 - expires_unix_s)
+            assert sum(got) + whole <= burst, "a peer's rate"
+            assert got[-1] < 1000
+            joiner = await ours(victim)
+            try:
+                assert len(await joiner.get(KEY)) == records, "others are answered"
+            finally:
+                await joiner.close()
 
     asyncio.run(body())
 

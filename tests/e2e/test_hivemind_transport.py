@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -346,6 +347,23 @@ def test_a_failing_handler_ends_its_stream_alone(caplog: pytest.LogCaptureFixtur
     asyncio.run(body())
     assert "a fault of ours" in caplog.text
     assert "PeerError" not in caplog.text
+
+
+def test_a_protocol_that_is_served_again_has_a_new_handler() -> None:
+    async def says(word: bytes, stream: Stream) -> None:
+        stream.write(word)
+        await stream.drain()
+        await stream.close()
+
+    async def body() -> None:
+        async with swarm(2) as (here, there):
+            for word in (b"first", b"again"):
+                await there.serve(ECHO, functools.partial(says, word))
+                stream = await here.open_stream(there.peer_id, ECHO)
+                assert await stream.read_exactly(5) == word
+                await stream.close()
+
+    asyncio.run(body())
 
 
 def test_a_slow_reader_holds_the_writer_back() -> None:
