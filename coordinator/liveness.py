@@ -51,7 +51,7 @@ class Liveness:
             self._failures.pop(peer_id, None)
             self._addresses.pop(peer_id, None)
         for peer_id in peers:
-            if peer_id not in self._tasks:
+            if peer_id not in self._tasks or self._tasks[peer_id].done():
                 self._tasks[peer_id] = asyncio.create_task(self._ping(peer_id))
 
     def answers(self, peer_id: str) -> bool | None:
@@ -89,8 +89,9 @@ class Liveness:
         return reply.answers if isinstance(reply, Witness) and reply.peer_id == peer_id else None
 
     async def close(self) -> None:
-        """Stop all pings."""
+        """Stop all pings; who is watched again is pinged again."""
         tasks = list(self._tasks.values())
+        self._tasks.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
