@@ -1,15 +1,40 @@
 """A part of a peer that fails is set up again, and does its work as before."""
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
 
-from dht.directory import LIFETIME_S, RecordKind
+from coordinator.liveness import Liveness, LivenessConfig
+from coordinator.plan_store import PlanStore
+from dht.directory import LIFETIME_S, Directory, RecordKind
+from dht.memory import MemoryNetwork
 from dht.virtual_time import run_virtual
+from tests.sim.paper_swarm import NETWORK, SPEC
 from tests.sim.test_self_help import SETTLE_S, world
 
 pytestmark = pytest.mark.sim
+
+
+def test_who_is_watched_again_is_pinged_again() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(1))
+        here, there = network.transport(), network.transport()
+        await PlanStore(there, Directory(there, NETWORK, SPEC.key)).serve()
+        liveness = Liveness(here, LivenessConfig())
+        peers: dict[str, tuple[str, ...]] = {there.peer_id: ()}
+        liveness.watch(peers, peers)
+        await asyncio.sleep(10)
+        assert liveness.answers(there.peer_id) is True
+        await liveness.close()
+        liveness.watch(peers, peers)
+        network.kill(there.peer_id)
+        await asyncio.sleep(30)
+        assert liveness.silent == {there.peer_id}
+        await liveness.close()
+
+    run_virtual(scenario(), limit_s=100)
 
 
 def test_a_coordinator_that_failed_for_a_while_still_sees_who_dies(
