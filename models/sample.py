@@ -13,9 +13,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from models.train import DEFAULT_OUT, Recipe
 
 PROMPT = "Once upon a time"
@@ -99,6 +96,9 @@ Written by `python -m models.sample --card`, in float32, without any choosing.
 
 def load(folder: Path) -> tuple[Any, Any]:
     """Return the tokenizer and the float32 model in a folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return tokenizer, model.eval()
@@ -114,6 +114,8 @@ def tell(
     max_new_tokens: int = 400,
 ) -> str:
     """Continue the prompt until the story ends; temperature 0 is greedy."""
+    import torch
+
     torch.manual_seed(seed)
     inputs = tokenizer(prompt, return_tensors="pt")
     sampling: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None}
@@ -193,6 +195,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--card", action="store_true", help="write README.md beside the weights")
     args = parser.parse_args()
+    import torch  # --help is answered without
+
     torch.set_num_threads(args.threads)
     if args.card:
         (args.model / "README.md").write_text(card(args.model), encoding="utf-8")

@@ -16,18 +16,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from typing import TYPE_CHECKING
 
 from models.drills import drills
 from models.stories import texts
+
+if TYPE_CHECKING:  # imported where they are needed: --help is answered before
+    import torch
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 BOS, EOS = "<|bos|>", "<|endoftext|>"
 DEFAULT_OUT = Path(__file__).parent / "brook"
@@ -84,6 +80,9 @@ class Recipe:
 
 def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE on stories that the model is not trained on."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -112,6 +111,8 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
 
 def make_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> LlamaForCausalLM:
     """Return an untrained model of the bundled shape."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         vocab_size=recipe.vocab,
         hidden_size=192,
@@ -139,6 +140,8 @@ def initialize(model: LlamaForCausalLM, recipe: Recipe) -> None:
     transpose of its value matrix, whose rows are orthonormal: what a head attends to becomes a
     little more likely as output from the first step on.
     """
+    import torch
+
     config = model.config
     depth_scale = (2 * config.num_hidden_layers) ** -0.5
     for name, weight in model.named_parameters():
@@ -176,6 +179,8 @@ class Batches:
 
     def batch(self, step: int) -> torch.Tensor:
         """Return the token ids of a step; call it once for each step, in order."""
+        import torch
+
         recipe = self.recipe
         length = recipe.long_length if recipe.is_long(step) else recipe.length
         rows = recipe.batch_tokens // length
@@ -191,6 +196,8 @@ def story_loss(
     stories: list[str],
 ) -> float:
     """Return the mean loss per token over whole stories, each on its own."""
+    import torch
+
     total, count = 0.0, 0
     with torch.inference_mode():
         for text in stories:
@@ -208,6 +215,8 @@ def tokens_per_story(tokenizer: PreTrainedTokenizerFast, stories: list[str]) -> 
 
 def make_optimizer(model: LlamaForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
     """Return AdamW that decays matrices and leaves norms alone."""
+    import torch
+
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     return torch.optim.AdamW(
@@ -222,6 +231,8 @@ def make_optimizer(model: LlamaForCausalLM, recipe: Recipe) -> torch.optim.AdamW
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write the model in half precision, with its tokenizer and generation settings."""
+    from transformers import GenerationConfig, LlamaForCausalLM
+
     half = LlamaForCausalLM(model.config).half()
     half.load_state_dict(model.state_dict())
     half.generation_config = GenerationConfig(
@@ -244,6 +255,8 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 
 def train(recipe: Recipe, out: Path, save_every: int = 200) -> dict[str, object]:
     """Train by the recipe, write everything under ``out`` and return the summary."""
+    import torch
+
     started = time.monotonic()
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(recipe.seed)

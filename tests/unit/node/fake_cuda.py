@@ -8,13 +8,19 @@ where it must not happen. What comes back from the device is ones.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial, partialmethod
+from functools import cache, partial, partialmethod
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_impls import has_meta, op_implementations_checks
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -24,6 +30,16 @@ NUMBERS_FROM_CPU = frozenset({aten.index.Tensor, aten.index_put_.default, aten.i
 """Indexing takes its indices from the CPU, too, and brings them to the device by itself."""
 STRICT = frozenset({aten.index_copy_.default, aten.index_select.default, aten.gather.default})
 """Whose index has to be where the numbers are, which fake tensors do not look at."""
+LOOKED_AT = frozenset({
+    *NUMBERS_FROM_CPU, *STRICT, aten._local_scalar_dense.default, aten.nonzero.default,
+    aten.masked_select.default, aten._unique2.default, aten._grouped_mm.default,
+})  # fmt: skip
+"""Which may wait for the device, or not go on it, by more than where their tensors are."""
+NEVER_WAITING = frozenset({
+    aten.linear.default, aten.matmul.default, aten.rms_norm.default, aten.reshape.default,
+    aten.layer_norm.default, aten.scaled_dot_product_attention.default, aten.softmax.int,
+})  # fmt: skip
+"""Made of other operations, none of which ever waits: there is no need to look at each."""
 
 PAGE_LOCKED = "page_locked_by_the_fake"
 """Marks memory into which the device copies while the CPU goes on."""
@@ -225,6 +241,11 @@ class _Operations(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         named = kwargs or {}
+        if (kind := _kind(func)) and (device := _only_device(args, named)) is not None:
+            self._seen.ran_on(device.index)
+            if kind == "view":
+                return self._viewed(device, func, args, named)
+            return self._made_before(device, func, args, named)
         leaves = tree_leaves((args, named))
         if not any(map(_is_cuda, leaves)):
             return func(*args, **named)
@@ -274,6 +295,85 @@ class _Operations(TorchDispatchMode):
             if isinstance(made, FakeTensor):
                 self._seen.ran_on(made.device.index)
         return out
+
+    def _viewed(
+        self, device: torch.device, func: Any, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        """Do what ``FakeTensorMode`` comes to in the end, where there is nothing to consider."""
+        with in_kernel_invocation_manager(self._fake):
+            out = func(*args, **named)
+        if isinstance(out, Tensor):
+            return out if isinstance(out, FakeTensor) else FakeTensor(self._fake, out, device)
+        return [FakeTensor(self._fake, part, device) for part in out]
+
+    def _made_before(
+        self, device: torch.device, func: Any, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        """Find out once what comes of tensors of such shapes."""
+        key = (func, device, *map(_described, args), *named, *map(_described, named.values()))
+        if (known := _MADE.get(key)) is None:
+            if func._can_decompose():
+                with self:
+                    out = func.decompose(*args, **named)
+            else:
+                with self._fake:
+                    out = func(*args, **named)
+            parts = (out,) if isinstance(out, Tensor) else tuple(out)
+            layouts = [(part.shape, part.stride(), part.dtype, part.fake_device) for part in parts]
+            _MADE[key] = (None if isinstance(out, Tensor) else type(out), layouts)
+            return out
+        several, layouts = known
+        made = [
+            FakeTensor(self._fake, torch.empty_strided(*layout, dtype=dtype, device="meta"), at)
+            for *layout, dtype, at in layouts
+        ]
+        return made[0] if several is None else several(made)
+
+
+_MADE: dict[Any, tuple[type | None, list[tuple[Any, ...]]]] = {}
+"""Shape, strides, dtype and device of what operations gave, by what they were given."""
+
+
+def _described(given: Any) -> Any:
+    """All that what an operation gives depends on."""
+    if isinstance(given, Tensor):
+        return given.shape, given.stride(), given.dtype
+    if isinstance(given, tuple | list):
+        return tuple(map(_described, given))
+    return type(given), given
+
+
+@cache
+def _kind(func: Any) -> str:
+    """Say what comes of an operation: ``view``, ``new`` tensors, or what has to be looked at."""
+    schema = func._schema
+    if func in LOOKED_AT or func.namespace != "aten" or schema.is_mutable or not schema.returns:
+        return ""
+    if func not in NEVER_WAITING and func._can_decompose():
+        return ""
+    if any(str(result.type) not in {"Tensor", "List[Tensor]"} for result in schema.returns):
+        return ""
+    if not any(result.alias_info for result in schema.returns):
+        return "new"
+    special = any(matches(func) for matches, _ in op_implementations_checks)
+    return "view" if (has_meta(func) and not special) or func is aten.reshape.default else ""
+
+
+def _only_device(args: tuple[Any, ...], named: dict[str, Any]) -> torch.device | None:
+    """The device where all tensors are, and that nothing names another; ``None`` off CUDA."""
+    found: torch.device | None = None
+    for given in chain(args, named.values()):
+        for part in given if isinstance(given, tuple | list) else (given,):
+            if isinstance(part, torch.device):
+                return None
+            if isinstance(part, Tensor):
+                if not isinstance(part, FakeTensor):
+                    return None
+                if found is None:
+                    found = part.fake_device
+                elif found != part.fake_device:
+                    return None
+    return found if found is not None and found.type == "cuda" else None
 
 
 class _Functions(TorchFunctionMode):

@@ -17,6 +17,7 @@ from client.answer import AnswerLog, AnswerRequest
 from dht.messages import Sampling, SessionOpen
 from dht.types import RouteStage
 from node.stage_session import Chunk, StageEvent, StageSession, resume_at
+from tests.choices import Choices, choices
 from tests.examples import examples
 
 LAYERS = 6
@@ -40,6 +41,9 @@ def truth() -> tuple[int, ...]:
 
 
 TRUTH = truth()
+HAPPENINGS = ("deliver",) * 6 + ("drop", "repeat", "crash", "forget", "open")
+DECISIONS = 200
+"""More than a life takes: 160 at most, of 1,500."""
 
 
 @dataclass(slots=True)
@@ -66,8 +70,8 @@ class Frame:
 class Route:
     """One session over ``count`` stages, its owner and the frames on their way."""
 
-    def __init__(self, data: st.DataObject, count: int) -> None:
-        self.data = data
+    def __init__(self, chosen: Choices, count: int) -> None:
+        self.chosen = chosen
         cuts = [round(LAYERS * i / count) for i in range(count + 1)]
         self.route = tuple(
             RouteStage(peer_id=f"p{i}", start=cuts[i], end=cuts[i + 1]) for i in range(count)
@@ -148,7 +152,7 @@ class Route:
     def push(self) -> None:
         """The first stage runs what it can."""
         while (stage := self.stages[0]) is not None:
-            chunk = stage.session.next_chunk(self.data.draw(st.integers(1, 4)))
+            chunk = stage.session.next_chunk(1 + self.chosen.below(4))
             if chunk is None:
                 return
             assert chunk.token_ids is not None
@@ -199,12 +203,9 @@ class Route:
 
     def happen(self) -> None:
         """Something that the network or a peer may do."""
-        draw = self.data.draw
-        what = draw(
-            st.sampled_from(["deliver"] * 6 + ["drop", "repeat", "crash", "forget", "open"])
-        )
-        at = draw(st.integers(0, len(self.frames) - 1)) if self.frames else None
-        hop = draw(st.integers(0, len(self.stages) - 1))
+        what = self.chosen.one_of(HAPPENINGS)
+        at = self.chosen.below(len(self.frames)) if self.frames else None
+        hop = self.chosen.below(len(self.stages))
         match what:
             case "deliver" if at is not None:
                 self.deliver(self.frames.pop(at))
@@ -231,9 +232,9 @@ class Route:
                 self.open()
 
 
-def live(data: st.DataObject, count: int, steps: int) -> None:
+def live(chosen: Choices, count: int, steps: int) -> None:
     """One session's life, and what must hold in the end."""
-    route = Route(data, count)
+    route = Route(chosen, count)
     for _ in range(steps):
         if route.done:
             break
@@ -246,19 +247,17 @@ def live(data: st.DataObject, count: int, steps: int) -> None:
 
 @pytest.mark.property
 @examples(200)
-@given(data=st.data(), count=st.integers(1, 4), steps=st.integers(0, 40))
+@given(chosen=choices(DECISIONS), count=st.integers(1, 4), steps=st.integers(0, 40))
 def test_every_token_once_whatever_the_network_does(
-    data: st.DataObject, count: int, steps: int
+    chosen: Choices, count: int, steps: int
 ) -> None:
-    live(data, count, steps)
+    live(chosen, count, steps)
 
 
 @pytest.mark.slow
 @pytest.mark.property
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @examples(1500)
-@given(data=st.data(), steps=st.integers(0, 40))
-def test_every_token_once_in_thousands_of_lives(
-    count: int, data: st.DataObject, steps: int
-) -> None:
-    live(data, count, steps)
+@given(chosen=choices(DECISIONS), steps=st.integers(0, 40))
+def test_every_token_once_in_thousands_of_lives(count: int, chosen: Choices, steps: int) -> None:
+    live(chosen, count, steps)
