@@ -13,11 +13,11 @@ from pathlib import Path
 
 from client.chat_template import ChatTemplate
 from client.conversation import Conversation, Turn, fitted
-from client.generate import add_generation, figures, options_of
+from client.generate import add_generation, figures, note, options_of
 from client.generation import NEW_TOKENS_DEFAULT, GenerationOptions
 from client.swarm import Swarm, SwarmConfig
 from client.text import Tokenizer
-from dht.command_line import EXIT_DONE, Parser, add_swarm, on_interrupt, run_command
+from dht.command_line import EXIT_DONE, Parser, add_swarm, on_interrupt, printable, run_command
 from dht.errors import NetworkError, SwarmError, UserError
 
 HISTORY = Path("~/.anabranch/chat_history")
@@ -76,16 +76,16 @@ class Chat:
             self._stopping = True
             self._answering.cancel()
         else:
-            _note("\n(Ctrl-D or /exit leaves)")
+            note("\n(Ctrl-D or /exit leaves)")
             _prompt_again()
 
     async def run(self) -> None:
         """Lines until the end of input."""
         if self._template is None:
             unused = ", and --system is not used" if self._system else ""
-            _note(f"{PLAIN}{unused}.")
+            note(f"{PLAIN}{unused}.")
         if sys.stdin.isatty():
-            _note(HELP)
+            note(HELP)
         while (line := await _read_line()) is not None:
             match line.strip().partition(" "):
                 case ("", _, _):
@@ -93,7 +93,7 @@ class Chat:
                 case ("/exit" | "/quit", _, _):
                     return
                 case (command, _, text) if command.startswith("/"):
-                    _note(f"({self._command(command, text.strip())})")
+                    note(f"({self._command(command, text.strip())})")
                 case _:
                     await self._turn(line)
 
@@ -125,10 +125,10 @@ class Chat:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            _note("\n(stopped)")
+            note("\n(stopped)")
         except (UserError, SwarmError, NetworkError) as error:
             self._conversation = before
-            _note(f"error: {' '.join(str(error).split())}")
+            note(f"error: {' '.join(str(error).split())}")
         finally:
             self._answering = None
 
@@ -138,7 +138,7 @@ class Chat:
         room = spec.context_tokens - (self._options.max_new_tokens or NEW_TOKENS_DEFAULT)
         prompt, left_out = fitted(self._conversation, self._encode, room)
         if left_out:
-            _note(f"(the oldest {left_out} turns no longer fit and are left out)")
+            note(f"(the oldest {left_out} turns no longer fit and are left out)")
         running = self._swarm.begin(prompt, self._options)
         shown: list[str] = []
         try:
@@ -147,23 +147,19 @@ class Chat:
                     if self._stopping:
                         raise asyncio.CancelledError
                     shown.append(piece.text)
-                    sys.stdout.write(piece.text)
+                    sys.stdout.write(printable(piece.text) if sys.stdout.isatty() else piece.text)
                     sys.stdout.flush()
         finally:
             self._conversation = self._conversation.said("assistant", "".join(shown))
         sys.stdout.write("\n")
         sys.stdout.flush()
-        _note(figures(running.answer()))
+        note(figures(running.answer()))
 
     def _encode(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         if self._template is None:
             return self._tokenizer.encode(Conversation(turns=tuple(turns)).plain_text())
         text = self._template.render([turn.as_message() for turn in turns])
         return self._tokenizer.encode(text, special_tokens=False)
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 async def _read_line() -> str | None:
@@ -218,7 +214,7 @@ async def main(arguments: argparse.Namespace) -> int:
         arguments.initial_peers,
         model=arguments.model,
         config=SwarmConfig(network=arguments.network, transport=arguments.transport),
-        on_status=lambda text: _note(f"({text})"),
+        on_status=lambda text: note(f"({text})"),
     )
     async with swarm:
         chat = Chat(swarm, options, arguments.system)

@@ -13,7 +13,7 @@ from typing import Any
 
 from client.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
 from client.swarm import Swarm, SwarmConfig
-from dht.command_line import EXIT_DONE, MODEL_HELP, Parser, add_swarm, run_command
+from dht.command_line import EXIT_DONE, MODEL_HELP, Parser, add_swarm, printable, run_command
 from dht.errors import UserError
 from dht.identity import short_name
 from dht.messages import Priority
@@ -120,6 +120,11 @@ def prompt_of(arguments: argparse.Namespace) -> str | tuple[int, ...]:
         ) from None
 
 
+def note(text: str) -> None:
+    """A line beside the answer."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
 def as_json(answer: Answer) -> str:
     """The answer as the one JSON object that is this command's contract."""
     shown = asdict(answer)
@@ -159,14 +164,14 @@ async def main(arguments: argparse.Namespace) -> int:
         config=SwarmConfig(
             network=arguments.network, wait_s=arguments.wait, transport=arguments.transport
         ),
-        on_status=lambda text: print(text, file=sys.stderr, flush=True),
+        on_status=note,
     )
     async with swarm:
         running = swarm.begin(prompt, options)
         async for piece in running:
             if not arguments.json:
                 text = piece.text if swarm.tokenizer is not None else f"{_ids(piece.token_ids)}"
-                sys.stdout.write(text)
+                sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
                 sys.stdout.flush()
         answer = running.answer()
     if arguments.json:
@@ -174,7 +179,7 @@ async def main(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write("\n")
         sys.stdout.flush()
-        print(figures(answer), file=sys.stderr)
+        note(figures(answer))
     return EXIT_DONE
 
 

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -113,7 +114,9 @@ def run_command(
 ) -> int:
     """Parse, run ``main`` in an event loop and return its exit code; errors go to stderr."""
     level = logging.DEBUG if os.environ.get("ANABRANCH_DEBUG") else logging.WARNING
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Printable("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
     try:
         arguments = parse()
         kind = getattr(arguments, "transport", TransportKind.AUTO)
@@ -134,8 +137,21 @@ def run_command(
 
 def _say(error: Exception, code: int) -> int:
     text = " ".join(str(error).split())
-    sys.stderr.write(f"error: {text}\n")
+    sys.stderr.write(f"error: {printable(text)}\n")
     return code
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Text that others chose, without what steers a terminal: only line ends and tabs stay."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from dht.command_line import printable
 from dht.types import NodeState
 
 STATUS_EVERY_S = 300.0
@@ -60,7 +61,7 @@ class Reporter:
     def say(self, text: str) -> None:
         """One line for people."""
         if not self._json_log:
-            self._console.print(text, markup=False)
+            self._console.print(printable(text), markup=False)
 
     def show(self, view: RenderableType, line: str) -> None:
         """How it goes now: ``view`` stays at the end of a terminal, which it shares with phases;

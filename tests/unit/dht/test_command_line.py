@@ -1,8 +1,15 @@
-"""The loop that commands run on tells short times apart."""
+"""The loop that commands run on tells short times apart; what others say steers no terminal."""
 
+import argparse
 import asyncio
+import logging
 
-from dht.command_line import loop_factory
+import pytest
+
+from dht.command_line import loop_factory, printable, run_command
+from dht.errors import SwarmError
+
+TITLE = "no room\x1b]0;owned\x07\x9b2J\u202eback\r"
 
 
 def test_the_loops_clock_moves_within_a_millisecond() -> None:
@@ -20,3 +27,20 @@ def test_the_loops_clock_moves_within_a_millisecond() -> None:
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run())
+
+
+def test_what_others_say_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    async def refused(arguments: argparse.Namespace) -> int:
+        logging.getLogger("test").warning("a peer says: %s", TITLE)
+        raise SwarmError(TITLE)
+
+    root = logging.getLogger()
+    before, root.handlers = root.handlers, []
+    try:
+        assert run_command(argparse.Namespace, refused) == 3
+    finally:
+        root.handlers = before
+    said = capsys.readouterr().err
+    assert said.count("owned") == 2
+    assert not set(said) & set("\x1b\x07\x9b\u202e\r")
+    assert printable("Ünïcode\tand\nlines, 日本") == "Ünïcode\tand\nlines, 日本"
