@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from client.running import Generation
+from client.answer.running import Generation
 
 
 @dataclass(slots=True)

@@ -38,15 +38,15 @@ from bench.stand_in import (
     serving,
 )
 from bench.timed_engine import GpuTimes
-from coordinator.balance import load_of
-from coordinator.plan_store import PlanStore
-from dht.identity import Identity
-from dht.memory import MemoryNetwork, MemoryTransport
-from dht.types import SINK, SOURCE, Assignment, FlowEdge, NodeRecord, Plan, PlanEpoch
-from dht.virtual_time import run_virtual
-from node.balancer import Balancer
-from node.batching import BatchLimits
-from node.stage import StageConfig
+from coordinator.plans.store import PlanStore
+from coordinator.routing.balance import load_of
+from dht.identity.peer_id import Identity
+from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, NodeRecord, Plan, PlanEpoch
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryNetwork, MemoryTransport
+from node.engine.scheduler import BatchLimits
+from node.peer.balancer import Balancer
+from node.stage.server import StageConfig
 
 SPEC = QWEN_7B_GQA
 SLOW = GpuTimes(step_s=20e-3, decode_s=2e-3, prefill_s=0.5e-3)
@@ -112,7 +112,7 @@ class Growing:
         join_client(self.network, self._asker.peer_id, self.peers, DELAY_S)
 
     async def _announce(self, peer: StandInPeer) -> None:
-        """As :mod:`node.announcer` does."""
+        """As :mod:`node.peer.announcer` does."""
         while True:
             peer.record = now(peer)
             await peer.directory.publish(peer.record)

@@ -19,8 +19,8 @@ from bench.reference import Reference, memory_for
 from bench.starting import Watching
 from client import Answer, Swarm
 from dht.command_line import EXIT_INTERRUPTED
-from dht.identity import short_name
-from dht.types import Plan
+from dht.identity.peer_id import short_name
+from dht.messages.types import Plan
 
 MODEL = ROOT / "models" / "brook"
 SHARES = (0.62, 0.45, 0.36)

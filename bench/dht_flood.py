@@ -18,10 +18,10 @@ import psutil
 
 from bench import report
 from bench.local_swarm import ROOT
-from dht.hivemind_transport import HivemindTransport
-from dht.identity import Identity
-from dht.records import sign_record
-from dht.transport_config import TransportConfig
+from dht.daemon.transport import HivemindTransport
+from dht.identity.peer_id import Identity
+from dht.records.signed import sign_record
+from dht.transport.config import TransportConfig
 
 KEY = "bench/model/nodes"
 BATCH = 100

@@ -31,10 +31,10 @@ from bench.local_swarm import ROOT
 from bench.random_model import make_llama
 from bench.reference import Reference, memory_for
 from bench.report import provenance, write
-from dht.messages import Sampling
-from node.engine import Engine, EngineConfig, WorkItem
-from node.memory_layout import PackedLinear
-from node.weights import WeightStore
+from dht.messages.session import Sampling
+from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.model.packed_linear import PackedLinear
+from node.weights.store import WeightStore
 
 SEED = 0
 BUNDLED = ROOT / "models" / "brook"

@@ -23,9 +23,9 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
 from bench.report import provenance, write
-from node.engine import Engine, EngineConfig, WorkItem
-from node.profile_cache import driver
-from node.weights import WeightStore
+from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.profiling.profile_cache import driver
+from node.weights.store import WeightStore
 
 SEED = 0
 ENGINE_SHARE_MAX = 0.6

@@ -107,9 +107,9 @@ def made(name: str, directory: Path) -> list[int]:
 
 def answered(directory: Path) -> list[int]:
     """What the engine answers. Raises UserError where the model is refused."""
-    from dht.messages import Sampling
-    from node.engine import Engine, EngineConfig, WorkItem
-    from node.weights import WeightStore
+    from dht.messages.session import Sampling
+    from node.engine.engine import Engine, EngineConfig, WorkItem
+    from node.weights.store import WeightStore
 
     store = WeightStore.open(str(directory))
     engine = Engine(EngineConfig(store=store, name="small", memory_bytes=MEMORY_BYTES))

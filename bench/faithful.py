@@ -30,17 +30,17 @@ from bench.reference import memory_for
 from bench.report import provenance, write
 from client import Swarm
 from coordinator.simulator import PeerProfile, Profiles, Request, StepLimits
-from coordinator.simulator.chunks import MEASURED
-from coordinator.simulator.full_load import as_plan, build
-from coordinator.simulator.helix import ONLINE
-from coordinator.simulator.profiles import Points, interpolated
-from coordinator.simulator.runs import Arrivals
-from dht.messages import Sampling
-from dht.types import SINK, SOURCE, Assignment, Link, ModelSpec, PlannerNode, Problem
-from node.batching import limits_of
-from node.engine import Engine, EngineConfig, WorkItem
-from node.model import ModelLayout
-from node.weights import WeightStore
+from coordinator.simulator.core.chunks import MEASURED
+from coordinator.simulator.core.profiles import Points, interpolated
+from coordinator.simulator.routing.helix import ONLINE
+from coordinator.simulator.runs.full_load import as_plan, build
+from coordinator.simulator.runs.runs import Arrivals
+from dht.messages.session import Sampling
+from dht.messages.types import SINK, SOURCE, Assignment, Link, ModelSpec, PlannerNode, Problem
+from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.engine.scheduler import limits_of
+from node.model.layer_range import ModelLayout
+from node.weights.store import WeightStore
 
 HIDDEN, LAYERS = 512, 8
 SPANS = ((0, 4), (4, 8))

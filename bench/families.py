@@ -21,9 +21,9 @@ from bench import report
 from bench.local_swarm import ROOT
 from bench.tiny_families import FAMILIES, REFUSED, VOCAB, make
 from dht.errors import UserError
-from dht.messages import Sampling
-from node.engine import Engine, EngineConfig, WorkItem
-from node.weights import WeightStore
+from dht.messages.session import Sampling
+from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.weights.store import WeightStore
 
 PREFILL, TOKENS = 40, 72
 DOCUMENT = ROOT / "docs" / "families.md"

@@ -16,10 +16,10 @@ import psutil
 from bench.chaos import percentile
 from bench.local_swarm import ROOT, LocalPeer, LocalSwarm
 from client import Swarm
-from coordinator.living import read_living
-from dht.directory import DEFAULT_NETWORK
+from coordinator.plans.living_swarm import read_living
 from dht.errors import NetworkError
-from dht.types import LINKS_MAX, NodeRecord, NodeState, Plan, Reach
+from dht.messages.types import LINKS_MAX, NodeRecord, NodeState, Plan, Reach
+from dht.records.directory import DEFAULT_NETWORK
 
 MODEL = ROOT / "models" / "brook"
 LOOK_S = 0.1

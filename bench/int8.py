@@ -21,7 +21,7 @@ from rich.table import Table
 from bench.local_swarm import ROOT
 from bench.report import provenance, write
 from models.stories import texts
-from node.tensors import Rows, quantized
+from node.links.wire_rows import Rows, quantized
 
 MODEL = ROOT / "models" / "brook"
 BOUNDARIES = (2, 5)

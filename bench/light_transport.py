@@ -25,9 +25,9 @@ from bench.report import provenance, write
 from bench.transport import DECODE_BYTES, echo, measure, prefill, round_trips
 from dht.command_line import loop_factory
 from dht.connecting import connect
-from dht.identity import Identity
-from dht.transport import HOP_PROTOCOL
-from dht.transport_config import TransportConfig, TransportKind
+from dht.identity.peer_id import Identity
+from dht.transport.config import TransportConfig, TransportKind
+from dht.transport.interface import HOP_PROTOCOL
 
 PAIRS = (("daemon", "daemon"), ("light", "daemon"), ("daemon", "light"), ("light", "light"))
 """Who sends prefill, who receives it and echoes."""

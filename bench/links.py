@@ -47,11 +47,11 @@ def shapes(seed: int) -> dict[tuple[int, int], Shape]:
 
 async def read(addresses: list[str], peers: int) -> list[dict[str, Any]]:
     """All links that the DHT knows, once every peer has announced one from each other."""
-    from dht.directory import Directory
-    from dht.hivemind_transport import HivemindTransport
-    from dht.identity import Identity
-    from dht.transport_config import TransportConfig
-    from dht.types import model_key
+    from dht.daemon.transport import HivemindTransport
+    from dht.identity.peer_id import Identity
+    from dht.messages.types import model_key
+    from dht.records.directory import Directory
+    from dht.transport.config import TransportConfig
 
     config = TransportConfig(
         identity=Identity.generate(), initial_peers=tuple(addresses), client_mode=True

@@ -29,7 +29,7 @@ from bench.stand_in import SPANS, client_of
 from bench.wan_lab import Shape, WanLab, why_not
 from bench.wan_real import transport_on
 from dht.command_line import loop_factory
-from dht.transport import Transport
+from dht.transport.interface import Transport
 
 MBIT, DELAY_S = moves_virtual.LINKS["100 Mbit/s, 10 ms"]
 LINK = Shape(mbit=MBIT, delay_ms=DELAY_S * 1e3)

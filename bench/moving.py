@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from bench.answer_times import Stream
 from bench.stand_in import MBIT, QWEN_7B_GQA, RTX_4090, StandInPeer, serving
 from client import Swarm
-from dht.transport import Transport
-from dht.types import NodeState
-from node.batching import BatchLimits
-from node.stage import StageConfig
+from dht.messages.types import NodeState
+from dht.transport.interface import Transport
+from node.engine.scheduler import BatchLimits
+from node.stage.server import StageConfig
 
 SPEC = QWEN_7B_GQA
 SESSION_TOKENS = 1000

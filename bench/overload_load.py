@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from client import Swarm, UnavailableError
-from client.swarm import SwarmConfig
+from client.swarm.swarm import SwarmConfig
 from dht.errors import SwarmError
 
 PROMPT_TOKENS = 16

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from client.health.state import Json, Observed, Probe, SeenPeer, build_state
-from dht.types import (
+from dht.messages.types import (
     SINK,
     SOURCE,
     Assignment,

@@ -19,15 +19,15 @@ from typing import Any
 
 from bench import report
 from bench.local_swarm import ROOT
-from coordinator.cluster import read_cluster
-from coordinator.flow import balanced_flow, flow_parts, solve_flow, upper_bound
-from coordinator.placement import Placement, make_plan, score
-from coordinator.planners import PLANNERS, Effort
-from coordinator.service import Service
-from coordinator.service_file import read_service
+from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow, upper_bound
+from coordinator.planning.placement import Placement, make_plan, score
+from coordinator.planning.planners import PLANNERS, Effort
+from coordinator.problem.cluster_file import read_cluster
+from coordinator.problem.service import Service
+from coordinator.problem.service_file import read_service
 from coordinator.simulator import OfflineConfig, as_in_papers, offline, read_trace
 from coordinator.simulator.swarm_file import read_swarm
-from dht.types import Assignment, FlowEdge, PlanEpoch, Problem
+from dht.messages.types import Assignment, FlowEdge, PlanEpoch, Problem
 
 DATA = ROOT / "bench" / "data" / "helix"
 CASES = (

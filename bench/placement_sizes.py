@@ -22,11 +22,11 @@ from typing import Any
 from bench import report
 from bench.local_swarm import ROOT
 from bench.placement import load
-from coordinator.check import check_plan
-from coordinator.flow import upper_bound
-from coordinator.placement import HEURISTICS, Placement, best_placement, make_plan, score
-from coordinator.service import Service
-from dht.types import Link, PlanEpoch, Problem
+from coordinator.evaluation.max_flow import upper_bound
+from coordinator.evaluation.plan_check import check_plan
+from coordinator.planning.placement import HEURISTICS, Placement, best_placement, make_plan, score
+from coordinator.problem.service import Service
+from dht.messages.types import Link, PlanEpoch, Problem
 
 SIZES = (
     (10, "small10", "30b", 1.0),

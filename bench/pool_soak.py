@@ -16,9 +16,9 @@ import psutil
 
 from bench.random_model import make_llama
 from bench.report import provenance, write
-from dht.messages import Sampling
-from node.engine import Engine, EngineConfig, WorkItem
-from node.weights import WeightStore
+from dht.messages.session import Sampling
+from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.weights.store import WeightStore
 
 SESSIONS = 10_000
 LIVE = 16

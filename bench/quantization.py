@@ -21,9 +21,9 @@ from tokenizers import Tokenizer
 from bench.local_swarm import ROOT
 from bench.random_model import make_llama
 from bench.report import provenance, write
-from dht.messages import Sampling
-from node.engine import Engine, EngineConfig, WorkItem
-from node.weights import WeightStore
+from dht.messages.session import Sampling
+from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.weights.store import WeightStore
 
 SEED = 0
 BROOK = ROOT / "models" / "brook"

@@ -14,10 +14,10 @@ transformers_logging.disable_progress_bar()
 
 def memory_for(model: Path, dtype: str = "float32") -> int:
     """Bytes that a peer would have to lend to hold the whole model with its least KV room."""
-    from dht.types import stage_bytes
-    from node.engine import kv_tokens_least
-    from node.model import ModelLayout
-    from node.weights import WeightStore
+    from dht.messages.types import stage_bytes
+    from node.engine.engine import kv_tokens_least
+    from node.model.layer_range import ModelLayout
+    from node.weights.store import WeightStore
 
     spec = ModelLayout.of(WeightStore.open(str(model)), dtype).spec(model.name)
     return stage_bytes(spec, 0, spec.layers, kv_tokens_least(spec))

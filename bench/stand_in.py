@@ -17,17 +17,17 @@ from dataclasses import dataclass, field, replace
 from bench.local_swarm import ROOT
 from bench.timed_engine import GpuTimes, TimedEngine
 from client import Swarm, SwarmConfig
-from coordinator.suspicion import WatchConfig
-from dht.directory import Directory
-from dht.identity import Identity
-from dht.memory import LinkModel, MemoryNetwork, MemoryTransport
-from dht.transport import Transport
-from dht.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
-from dht.virtual_time import run_virtual
-from node.batching import BatchLimits
-from node.hops import HopConfig
-from node.stage import StageConfig, StageServer
-from node.stage_streams import StageStreams, StreamLimits
+from coordinator.failure.detector import WatchConfig
+from dht.identity.peer_id import Identity
+from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
+from dht.records.directory import Directory
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import LinkModel, MemoryNetwork, MemoryTransport
+from dht.transport.interface import Transport
+from node.engine.scheduler import BatchLimits
+from node.links.hops import HopConfig
+from node.stage.server import StageConfig, StageServer
+from node.stage.streams import StageStreams, StreamLimits
 
 MBIT = 125_000.0
 TRACE = ROOT / "bench" / "data" / "azure" / "conversations_2023.csv"

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from dht.types import ModelSpec
-from node.batching import Batcher, BatchLimits
-from node.open_checks import StageView
-from node.steps import StepRequest, StepResult
-from node.tensors import Rows
+from dht.messages.types import ModelSpec
+from node.engine.scheduler import Batcher, BatchLimits
+from node.links.wire_rows import Rows
+from node.stage.open_checks import StageView
+from node.stage.step_request import StepRequest, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,11 +26,11 @@ from rich.table import Table
 from bench.local_swarm import ROOT
 from bench.relay import relay
 from bench.report import provenance, write
-from dht import wire
 from dht.command_line import loop_factory
 from dht.errors import NetworkError
-from dht.messages import Ping, Pong
-from dht.transport import HOP_PROTOCOL, Stream
+from dht.messages import codec
+from dht.messages.session import Ping, Pong
+from dht.transport.interface import HOP_PROTOCOL, Stream
 
 DECODE_BYTES = (4 << 10, 16 << 10)
 """One row of 1024 float32 numbers, and of 8192 bfloat16 ones."""
@@ -69,12 +69,12 @@ async def echo(stream: Stream) -> None:
     """Answer a ping with a body by the same body, one without a body by a pong alone."""
     with_body = True
     while True:
-        frame = await wire.read_frame(stream)
+        frame = await codec.read_frame(stream)
         with_body = frame.message.nonce != 0
         if with_body:
-            await wire.send_frame(stream, Pong(nonce=1), frame.body)
+            await codec.send_frame(stream, Pong(nonce=1), frame.body)
         elif len(frame.body) == 0:
-            await wire.send_frame(stream, Pong(nonce=0))
+            await codec.send_frame(stream, Pong(nonce=0))
 
 
 async def serve(kind: str) -> None:
@@ -97,9 +97,9 @@ async def serve(kind: str) -> None:
         print(port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
         return
-    from dht.hivemind_transport import HivemindTransport
-    from dht.identity import Identity
-    from dht.transport_config import TransportConfig
+    from dht.daemon.transport import HivemindTransport
+    from dht.identity.peer_id import Identity
+    from dht.transport.config import TransportConfig
 
     config = TransportConfig(identity=Identity.generate(), host="127.0.0.1")
     transport = await HivemindTransport.create(config)
@@ -123,9 +123,9 @@ async def connected(kind: str, address: str) -> AsyncIterator[Stream]:
         yield stream
         await stream.close()
         return
-    from dht.hivemind_transport import HivemindTransport
-    from dht.identity import Identity
-    from dht.transport_config import TransportConfig
+    from dht.daemon.transport import HivemindTransport
+    from dht.identity.peer_id import Identity
+    from dht.transport.config import TransportConfig
 
     config = TransportConfig(
         identity=Identity.generate(), host="127.0.0.1", initial_peers=(address,)
@@ -156,8 +156,8 @@ async def round_trips(stream: Stream, size_bytes: int) -> list[float]:
     took = []
     for _ in range(ROUND_TRIPS):
         started_s = time.perf_counter()
-        await wire.send_frame(stream, Ping(nonce=1), body)
-        await wire.read_frame(stream)
+        await codec.send_frame(stream, Ping(nonce=1), body)
+        await codec.read_frame(stream)
         took.append(time.perf_counter() - started_s)
     return took[ROUND_TRIPS // 10 :]
 
@@ -167,9 +167,9 @@ async def prefill(stream: Stream, server: psutil.Process) -> dict[str, float]:
     body = bytes(PREFILL_FRAME_BYTES)
     before_cpu_s, started_s = cpu_s(server), time.perf_counter()
     for _ in range(PREFILL_BYTES // PREFILL_FRAME_BYTES):
-        await wire.send_frame(stream, Ping(nonce=0), body)
-    await wire.send_frame(stream, Ping(nonce=0))
-    await wire.read_frame(stream)
+        await codec.send_frame(stream, Ping(nonce=0), body)
+    await codec.send_frame(stream, Ping(nonce=0))
+    await codec.read_frame(stream)
     took_s = time.perf_counter() - started_s
     return {
         "mb_per_s": PREFILL_BYTES / 1e6 / took_s,

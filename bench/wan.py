@@ -52,7 +52,7 @@ from bench.stand_in import (
     serve,
     summary,
 )
-from dht.virtual_time import run_virtual
+from dht.simulated.clock import run_virtual
 
 REQUESTS = 30
 """Per cell, on average; the same ones for every policy."""

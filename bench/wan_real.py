@@ -38,10 +38,10 @@ from bench.stand_in import (
 from bench.wan import POLICIES, print_cells
 from bench.wan_lab import Shape, WanLab, why_not
 from dht.command_line import loop_factory
-from dht.hivemind_transport import HivemindTransport
-from dht.identity import Identity
-from dht.transport import Transport
-from dht.transport_config import TransportConfig
+from dht.daemon.transport import HivemindTransport
+from dht.identity.peer_id import Identity
+from dht.transport.config import TransportConfig
+from dht.transport.interface import Transport
 
 NEAR = Shape(mbit=1000, delay_ms=0.1)
 """The client's links to all stages."""

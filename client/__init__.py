@@ -11,12 +11,12 @@
 takes what ``transformers``' ``generate()`` takes.
 """
 
-from client.blocking import BlockingSwarm
+from client.answer.generation import Answer, GenerationOptions, Piece
 from client.errors import UnavailableError
-from client.generation import Answer, GenerationOptions, Piece
 from client.model import SwarmModel
-from client.swarm import Swarm, SwarmConfig
-from dht.scores import TokenScore
+from client.swarm.blocking import BlockingSwarm
+from client.swarm.swarm import Swarm, SwarmConfig
+from dht.messages.logprobs import TokenScore
 
 __all__ = [
     "Answer",

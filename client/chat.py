@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 
-from client.chat_template import ChatTemplate
-from client.conversation import Conversation, Turn, fitted
+from client.answer.generation import NEW_TOKENS_DEFAULT, GenerationOptions
 from client.generate import add_generation, figures, note, options_of
-from client.generation import NEW_TOKENS_DEFAULT, GenerationOptions
-from client.swarm import Swarm, SwarmConfig
-from client.text import Tokenizer
+from client.swarm.swarm import Swarm, SwarmConfig
+from client.text.chat_template import ChatTemplate
+from client.text.conversation import Conversation, Turn, fitted
+from client.text.tokenizer import Tokenizer
 from dht.command_line import EXIT_DONE, Parser, add_swarm, on_interrupt, printable, run_command
 from dht.errors import NetworkError, SwarmError, UserError
 

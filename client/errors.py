@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from dht.errors import SwarmError
-from dht.types import Assignment
+from dht.messages.types import Assignment
 
 
 def layers_text(ranges: tuple[tuple[int, int], ...]) -> str:

@@ -11,12 +11,12 @@ import sys
 from dataclasses import asdict, fields
 from typing import Any
 
-from client.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
-from client.swarm import Swarm, SwarmConfig
+from client.answer.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
+from client.swarm.swarm import Swarm, SwarmConfig
 from dht.command_line import EXIT_DONE, MODEL_HELP, Parser, add_swarm, printable, run_command
 from dht.errors import UserError
-from dht.identity import short_name
-from dht.messages import Priority
+from dht.identity.peer_id import short_name
+from dht.messages.session import Priority
 
 USUAL = frozenset({"max-new-tokens", "temperature", "top-k", "top-p", "seed", "stop"})
 """What most people say of an answer; ``--help-all`` shows the rest."""

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from client.blocking import BlockingSwarm
-from client.generation import GenerationOptions
-from client.swarm import Swarm, SwarmConfig
-from client.transformers_arguments import padded, understood, unpadded
+from client.answer.generation import GenerationOptions
+from client.answer.transformers_arguments import padded, understood, unpadded
+from client.swarm.blocking import BlockingSwarm
+from client.swarm.swarm import Swarm, SwarmConfig
 from dht.errors import UserError
 
 ROWS_AT_ONCE = 16
@@ -40,7 +40,7 @@ class SwarmModel:
     """A model that a swarm serves. A context manager; :meth:`close` does the same."""
 
     def __init__(self, swarm: Swarm) -> None:
-        """Connects at once; raises as :meth:`client.swarm.Swarm.connect` says."""
+        """Connects at once; raises as :meth:`client.swarm.swarm.Swarm.connect` says."""
         self._view = swarm
         self._swarm = BlockingSwarm(swarm)
         self._swarm.__enter__()

@@ -18,24 +18,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.advice import busiest, one_more
-from coordinator.check import check_plan
-from coordinator.cluster import read_cluster
-from coordinator.milp import fetched
-from coordinator.placement import (
+from coordinator.evaluation.plan_check import check_plan
+from coordinator.helix.helix_cpsat import fetched
+from coordinator.planning.advice import busiest, one_more
+from coordinator.planning.placement import (
     EXACT_PEERS_MAX,
     NoPlacementError,
     Placement,
     make_plan,
     why_uncoverable,
 )
-from coordinator.planners import PLANNERS, Effort
-from coordinator.service import Service
-from coordinator.service_file import read_service
+from coordinator.planning.planners import PLANNERS, Effort
+from coordinator.problem.cluster_file import read_cluster
+from coordinator.problem.service import Service
+from coordinator.problem.service_file import read_service
 from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SWARM, EXIT_USER, Parser
 from dht.errors import NetworkError, UserError
-from dht.identity import short_name
-from dht.types import Assignment, Plan, PlanEpoch, Problem
+from dht.identity.peer_id import short_name
+from dht.messages.types import Assignment, Plan, PlanEpoch, Problem
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -241,7 +241,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "       %(prog)s --initial-peers ADDR --model NAME [options]",
         epilog="example: python -m coordinator.plan cluster.json | estimate_tokens_per_s is what"
         " the plan would serve under full load, by"
-        " coordinator.estimate. Exit codes: 0 done, 2 your mistake (a cluster too small"
+        " coordinator.evaluation.estimate. Exit codes: 0 done, 2 your mistake (a cluster too small"
         " for the model, too), 3 the swarm cannot be reached, 130 interrupted.",
     )
     parser.add_argument(
@@ -301,7 +301,7 @@ def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
     if arguments.cluster is not None:
         problem = read_cluster(_read(arguments.cluster), arguments.model)
         return problem, read_service(arguments.cluster, problem)
-    from coordinator.living import read_living
+    from coordinator.plans.living_swarm import read_living
 
     directory = Path(arguments.model)
     name = directory.name if directory.is_dir() else arguments.model

@@ -11,17 +11,16 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from coordinator.election import ElectionConfig, rank
-from coordinator.epochs import next_epoch
-from coordinator.leadership import Leadership, LeadershipRules
-from coordinator.liveness import Liveness, LivenessConfig
-from coordinator.placement import why_uncoverable
-from coordinator.plan_store import PlanStore
-from coordinator.problem import problem_of
-from coordinator.review import ReviewConfig, falls_short, long_known
-from coordinator.solve import SolveAnswer, SolveRequest
-from coordinator.solver_process import solve_apart
-from coordinator.transition import (
+from coordinator.election.election import ElectionConfig, rank
+from coordinator.election.leadership import Leadership, LeadershipRules
+from coordinator.failure.liveness import Liveness, LivenessConfig
+from coordinator.planning.placement import why_uncoverable
+from coordinator.planning.solve import SolveAnswer, SolveRequest
+from coordinator.planning.solver_process import solve_apart
+from coordinator.plans.epochs import next_epoch
+from coordinator.plans.review import ReviewConfig, falls_short, long_known
+from coordinator.plans.store import PlanStore
+from coordinator.plans.transition import (
     Change,
     TransitionConfig,
     choose_plan,
@@ -32,11 +31,10 @@ from coordinator.transition import (
     usable_nodes,
     with_effects,
 )
-from dht.directory import Directory
+from coordinator.problem.from_records import problem_of
 from dht.errors import NetworkError
-from dht.identity import short_name
-from dht.transport import Transport
-from dht.types import (
+from dht.identity.peer_id import short_name
+from dht.messages.types import (
     LinksRecord,
     ModelSpec,
     NodeRecord,
@@ -45,6 +43,8 @@ from dht.types import (
     PlanHead,
     Problem,
 )
+from dht.records.directory import Directory
+from dht.transport.interface import Transport
 
 logger = logging.getLogger(__name__)
 

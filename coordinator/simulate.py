@@ -1,6 +1,6 @@
 """``python -m coordinator.simulate CLUSTER.json``: what a swarm would serve, on paper.
 
-Cluster files: :mod:`coordinator.cluster`, with profiles as in
+Cluster files: :mod:`coordinator.problem.cluster_file`, with profiles as in
 :mod:`coordinator.simulator.swarm_file`. A placement file is what ``python -m coordinator.plan
 --json`` prints, or any object with ``placement: {node: [start, end]}``.
 
@@ -20,8 +20,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from coordinator.check import uncovered
-from coordinator.placement import HEURISTICS, Placement, best_placement
+from coordinator.evaluation.plan_check import uncovered
+from coordinator.planning.placement import HEURISTICS, Placement, best_placement
 from coordinator.simulator import (
     OfflineConfig,
     OnlineConfig,
@@ -34,14 +34,14 @@ from coordinator.simulator import (
     read_trace,
     typical,
 )
-from coordinator.simulator.chunks import MEASURED
-from coordinator.simulator.full_load import LINKS, SCHEDULERS
-from coordinator.simulator.planning import service_of
+from coordinator.simulator.core.chunks import MEASURED
+from coordinator.simulator.core.trace import resampled
+from coordinator.simulator.planner_view import service_of
+from coordinator.simulator.runs.full_load import LINKS, SCHEDULERS
 from coordinator.simulator.swarm_file import read_file, read_swarm
-from coordinator.simulator.trace import resampled
 from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SWARM, EXIT_USER, Parser
 from dht.errors import SwarmError, UserError
-from dht.types import LAYERS_MAX, Assignment, Problem
+from dht.messages.types import LAYERS_MAX, Assignment, Problem
 
 EXAMPLE = """example, Helix's 24 peers with our planner's placement, then with your own plan:
   python -m coordinator.simulate single24.json --model 70b --trace azure.csv

@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any, NoReturn
 
 from dht.connecting import chosen
-from dht.directory import DEFAULT_NETWORK
 from dht.errors import MachineError, NetworkError, SwarmError, UserError
-from dht.transport_config import TransportKind
+from dht.records.directory import DEFAULT_NETWORK
+from dht.transport.config import TransportKind
 
 EXIT_DONE = 0
 EXIT_MACHINE = 1

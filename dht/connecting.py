@@ -3,8 +3,8 @@
 import importlib.util
 import sys
 
-from dht.transport import Transport
-from dht.transport_config import TransportConfig, TransportKind
+from dht.transport.config import TransportConfig, TransportKind
+from dht.transport.interface import Transport
 
 
 async def connect(config: TransportConfig) -> Transport:
@@ -14,10 +14,10 @@ async def connect(config: TransportConfig) -> Transport:
     """
     # Each of them is heavy, and they cannot be in one process: imported only when chosen.
     if chosen(config.kind) is TransportKind.LIGHT:
-        from dht.light_transport import LightTransport
+        from dht.light.transport import LightTransport
 
         return await LightTransport.create(config)
-    from dht.hivemind_transport import HivemindTransport
+    from dht.daemon.transport import HivemindTransport
 
     return await HivemindTransport.create(config)
 

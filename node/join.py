@@ -13,21 +13,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dht.command_line import EXIT_DONE, on_interrupt, run_command
-from dht.directory import DEFAULT_NETWORK
 from dht.errors import NetworkError, UserError
-from dht.types import Assignment, ModelSpec, NodeRecord, NodeState, model_key
-from node.join_options import parse, span_of, use_of
-from node.report import Reporter, gibibytes
+from dht.messages.types import Assignment, ModelSpec, NodeRecord, NodeState, model_key
+from dht.records.directory import DEFAULT_NETWORK
+from node.owner.reporter import Reporter, gibibytes
+from node.peer.join_options import parse, span_of, use_of
 
 if TYPE_CHECKING:
-    from dht.directory import Directory
-    from dht.identity import Identity
-    from dht.metered import Meter
-    from dht.transport import Transport
-    from node.hardware import Machine
-    from node.stage_engine import EngineStage
-    from node.traffic import Traffic
-    from node.weights import WeightStore
+    from dht.identity.peer_id import Identity
+    from dht.records.directory import Directory
+    from dht.transport.interface import Transport
+    from dht.transport.metered import Meter
+    from node.device.hardware import Machine
+    from node.links.lent_traffic import Traffic
+    from node.stage.local_engine import EngineStage
+    from node.weights.store import WeightStore
 
 SPINS = 1000
 """Of a CPU thread that waits for the others of its product, before it sleeps: microseconds."""
@@ -47,12 +47,12 @@ async def main(arguments: argparse.Namespace) -> int:
 
 
 async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
-    from dht.identity import Identity
-    from dht.metered import Meter, MeteredTransport
-    from node.hardware import at_most, machine_of
-    from node.hub_shards import open_model
-    from node.nvidia import held_to
-    from node.rehearsal import rehearse
+    from dht.identity.peer_id import Identity
+    from dht.transport.metered import Meter, MeteredTransport
+    from node.device.hardware import at_most, machine_of
+    from node.device.nvidia import held_to
+    from node.peer.dry_run import rehearse
+    from node.weights.hub_shards import open_model
 
     store = await asyncio.to_thread(open_model, arguments.model)
     reporter.say(
@@ -103,8 +103,8 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
 
 def _traffic(arguments: argparse.Namespace) -> "Traffic":
     """What the owner lends of the connection; the month's count is kept beside the identity."""
-    from coordinator.allowance import Allowance
-    from node.traffic import Traffic
+    from coordinator.links.token_bucket import Allowance
+    from node.links.lent_traffic import Traffic
 
     def allowance(mbit: float | None) -> Allowance:
         return Allowance() if mbit is None else Allowance(mbit * 1e6 / 8)
@@ -122,7 +122,7 @@ async def _connect(
     arguments: argparse.Namespace, identity: "Identity", meter: "Meter", reporter: Reporter
 ) -> "Transport":
     from dht.connecting import connect
-    from dht.transport_config import TransportConfig
+    from dht.transport.config import TransportConfig
 
     where = "Joining the swarm" if arguments.initial_peers else "Founding a swarm"
     with reporter.phase(where):
@@ -172,8 +172,8 @@ def _say_how_to_join(arguments: argparse.Namespace, address: str, reporter: Repo
 async def _open_engine(
     arguments: argparse.Namespace, store: "WeightStore", machine: "Machine", reporter: Reporter
 ) -> "EngineStage":
-    from node import lean_transformers
-    from node.stage_engine import EngineStage
+    from node.model import lean_transformers
+    from node.stage.local_engine import EngineStage
 
     dtype = arguments.dtype or machine.dtype
     if machine.hint and not arguments.dtype:
@@ -215,19 +215,19 @@ async def _serve(
     machine: "Machine",
     reporter: Reporter,
 ) -> None:
-    from coordinator.plan_store import PlanStore
-    from coordinator.review import ReviewConfig
-    from coordinator.reviewer import Reviewer
+    from coordinator.plans.review import ReviewConfig
+    from coordinator.plans.reviewer import Reviewer
+    from coordinator.plans.store import PlanStore
     from coordinator.runtime import Coordinator, CoordinatorConfig
     from dht.connecting import chosen
-    from dht.directory import Directory
-    from dht.transport_config import TransportKind
+    from dht.records.directory import Directory
+    from dht.transport.config import TransportKind
     from node import VERSION
-    from node.owner_watch import MachineWatch
-    from node.peer import Peer, PeerConfig
-    from node.plan_follower import FollowConfig
-    from node.stage import StageConfig, StageServer
-    from node.watch import Watch
+    from node.owner.contribution_watch import Watch
+    from node.owner.machine_watch import MachineWatch
+    from node.peer.peer import Peer, PeerConfig
+    from node.peer.plan_follower import FollowConfig
+    from node.stage.server import StageConfig, StageServer
 
     directory = Directory(transport, arguments.network, model_key(engine.spec.name))
     await _refuse_other_weights(directory, engine.spec)
@@ -292,7 +292,7 @@ def _relays(arguments: argparse.Namespace) -> bool:
     """Whether this peer offers to pass calls on for others. That is the daemon's work, which is not
     counted: those who count their traffic do not offer it."""
     from dht.connecting import chosen
-    from dht.transport_config import TransportKind
+    from dht.transport.config import TransportKind
 
     uncounted = arguments.max_up is None and arguments.monthly_cap is None
     return uncounted and chosen(arguments.transport) is TransportKind.DAEMON

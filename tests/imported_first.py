@@ -2,22 +2,22 @@
 
 import importlib
 
-from dht import lean_hivemind
-from node import lean_transformers
+from dht.daemon import lean_hivemind
+from node.model import lean_transformers
 
 MODULES = (
-    "client.conversation",
+    "client.text.conversation",
     "client.gateway.server",
     "client.health.app",
-    "client.swarm",
-    "coordinator.reviewer",
+    "client.swarm.swarm",
+    "coordinator.plans.reviewer",
     "coordinator.runtime",
-    "dht.hivemind_dht",
-    "dht.hivemind_transport",
-    "node.hub_shards",
-    "node.peer",
-    "node.rehearsal",
-    "node.stage",
+    "dht.daemon.kademlia",
+    "dht.daemon.transport",
+    "node.weights.hub_shards",
+    "node.peer.peer",
+    "node.peer.dry_run",
+    "node.stage.server",
 )
 lean_hivemind.prepare()
 for name in MODULES:

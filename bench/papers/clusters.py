@@ -8,13 +8,13 @@ from typing import Any
 
 from bench.local_swarm import ROOT
 from bench.papers.jobs import PLANS
-from coordinator.flow import follows
-from coordinator.placement import Placement, best_placement, score
+from coordinator.evaluation.max_flow import follows
+from coordinator.planning.placement import Placement, best_placement, score
 from coordinator.simulator import Profiles, Request, as_in_papers, read_trace
-from coordinator.simulator.helix_flow import helix_plan
-from coordinator.simulator.planning import service_of
+from coordinator.simulator.planner_view import service_of
+from coordinator.simulator.routing.helix_flow import helix_plan
 from coordinator.simulator.swarm_file import read_swarm
-from dht.types import SINK, SOURCE, Assignment, Plan, Problem
+from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem
 
 DATA = ROOT / "bench" / "data"
 REFERENCE = DATA / "helix" / "reference.json"

@@ -17,8 +17,8 @@ from bench.papers.clusters import (
 )
 from bench.papers.jobs import Job, Recipe, Row
 from coordinator.simulator import OfflineConfig, OnlineConfig, SimulationReport, offline, online
-from coordinator.simulator.chunks import MEASURED
-from coordinator.simulator.trace import resampled
+from coordinator.simulator.core.chunks import MEASURED
+from coordinator.simulator.core.trace import resampled
 
 CHUNK_TOKENS = 128
 PROMPTS_MAX = 7

@@ -20,7 +20,7 @@ from bench import report
 from bench.local_swarm import ROOT
 
 RESULTS = ROOT / "bench" / "results" / "papers"
-SIMULATED = ("coordinator", "dht/types.py", "bench/papers", "bench/data")
+SIMULATED = ("coordinator", "dht/messages/types.py", "bench/papers", "bench/data")
 PLANS = "bench/results/placement.json"
 
 Row = dict[str, Any]

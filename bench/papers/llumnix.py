@@ -12,18 +12,18 @@ from typing import Any
 from bench.papers.helix import CHUNK_TOKENS
 from bench.papers.jobs import Job, Recipe, Row
 from bench.papers.own import many
-from coordinator.flow import solve_flow
-from coordinator.placement import score
-from coordinator.simulator.engine import Engine
-from coordinator.simulator.framed import FramedWire
-from coordinator.simulator.full_load import as_plan
-from coordinator.simulator.moves import MoveRules, Moving
-from coordinator.simulator.pipelines import Pipelines
-from coordinator.simulator.profiles import Profiles
-from coordinator.simulator.report import latency
-from coordinator.simulator.trace import heavy_tailed
-from dht.types import Assignment, Plan, Problem
-from node.admission import HEADROOM_SHARE
+from coordinator.evaluation.max_flow import solve_flow
+from coordinator.planning.placement import score
+from coordinator.simulator.core.event_loop import Engine
+from coordinator.simulator.core.profiles import Profiles
+from coordinator.simulator.core.report import latency
+from coordinator.simulator.core.trace import heavy_tailed
+from coordinator.simulator.links.closed_form_wire import FramedWire
+from coordinator.simulator.routing.pipelines import Pipelines
+from coordinator.simulator.runs.full_load import as_plan
+from coordinator.simulator.runs.moves import MoveRules, Moving
+from dht.messages.types import Assignment, Plan, Problem
+from node.sessions.admission import HEADROOM_SHARE
 
 PIPELINES = 4
 STAGE_LAYERS = 15

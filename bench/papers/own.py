@@ -10,14 +10,14 @@ from typing import Any
 from bench.papers.clusters import azure, cluster_path, ours
 from bench.papers.helix import CHUNK_TOKENS, HELIX, OURS, figures, find
 from bench.papers.jobs import Job, Recipe, Row
-from coordinator.placement import Placement, best_placement
+from coordinator.planning.placement import Placement, best_placement
 from coordinator.simulator import OnlineConfig, Profiles, online
-from coordinator.simulator.churn import ChurnConfig, Cut, with_churn
-from coordinator.simulator.full_load import as_plan
-from coordinator.simulator.planning import service_of
+from coordinator.simulator.core.trace import poisson
+from coordinator.simulator.planner_view import service_of
+from coordinator.simulator.runs.churn import ChurnConfig, Cut, with_churn
+from coordinator.simulator.runs.full_load import as_plan
 from coordinator.simulator.swarm_file import read_swarm
-from coordinator.simulator.trace import poisson
-from dht.types import Problem
+from dht.messages.types import Problem
 
 HOUR_S = 3600.0
 CROWD_S = (600.0, 780.0)

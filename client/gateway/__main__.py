@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-from client.chat_template import ChatTemplate
 from client.gateway.pinged import PingedSwarm
 from client.gateway.requests import Defaults
-from client.swarm import SwarmConfig
+from client.swarm.swarm import SwarmConfig
+from client.text.chat_template import ChatTemplate
 from dht.command_line import (
     EXIT_DONE,
     MODEL_HELP,

@@ -6,16 +6,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from client.answer.generation import Answer, GenerationOptions, Piece
+from client.answer.running import Generation
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
 from client.gateway.metrics import Metrics
-from client.generation import Answer, GenerationOptions, Piece
-from client.running import Generation
-from client.text import Tokenizer
-from coordinator.routes import NoRoute
+from client.text.tokenizer import Tokenizer
+from coordinator.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError, UserError
-from dht.messages import FinishReason
-from dht.scores import TokenScore
-from dht.types import ModelSpec, RouteStage
+from dht.messages.logprobs import TokenScore
+from dht.messages.session import FinishReason
+from dht.messages.types import ModelSpec, RouteStage
 
 RETRY_AFTER_S = 5
 PIECES_QUEUED_MAX = 64

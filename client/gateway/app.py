@@ -18,8 +18,8 @@ from client.gateway.metrics import Metrics
 from client.gateway.openapi import document
 from client.gateway.requests import ChatRequest, CompletionRequest, parse
 from client.gateway.service import Json, Service
-from client.progress import Waiting
-from coordinator.routes import NoRoute
+from client.session.progress import Waiting
+from coordinator.routing.routes import NoRoute
 
 logger = logging.getLogger(__name__)
 

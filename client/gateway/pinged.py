@@ -4,11 +4,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from client.events import Route
-from client.pulse import Pulse
-from client.swarm import FULL, NOBODY, Swarm
-from coordinator.routes import NoRoute, being_loaded, route_from_records
-from dht.types import NodeState
+from client.session.events import Route
+from client.swarm.pulse import Pulse
+from client.swarm.swarm import FULL, NOBODY, Swarm
+from coordinator.routing.routes import NoRoute, being_loaded, route_from_records
+from dht.messages.types import NodeState
 
 
 class PingedSwarm(Swarm):

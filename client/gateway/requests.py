@@ -12,10 +12,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from client.answer.generation import GenerationOptions
 from client.gateway.errors import bad_request
-from client.generation import GenerationOptions
 from dht.errors import UserError
-from dht.messages import Priority
+from dht.messages.session import Priority
 
 MESSAGES_MAX = 4096
 PROMPTS_MAX = 256

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dht.messages import FinishReason
-from dht.scores import TokenScore
+from dht.messages.logprobs import TokenScore
+from dht.messages.session import FinishReason
 
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 

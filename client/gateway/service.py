@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.chat_template import ChatTemplate
+from client.answer.generation import GenerationOptions
 from client.gateway.answers import Answers, GatewaySwarm, Part, Task, as_api_error
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.requests import (
@@ -28,10 +28,10 @@ from client.gateway.responses import (
     chat_logprobs,
     finish_of,
 )
-from client.generation import GenerationOptions
-from client.text import Tokenizer
+from client.text.chat_template import ChatTemplate
+from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError
-from dht.scores import TokenScore
+from dht.messages.logprobs import TokenScore
 
 CHAT_TOKENS_DEFAULT = 1024
 """The most that a chat's answer is given room for where the request does not say; KV is reserved

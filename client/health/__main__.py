@@ -46,13 +46,13 @@ async def main(arguments: argparse.Namespace) -> int:
     from client.health.history import History
     from client.health.prober import Prober, ProberConfig, WatchedSwarm
     from client.health.state import aged
-    from client.swarm import SwarmConfig
+    from client.swarm.swarm import SwarmConfig
     from dht.connecting import connect
-    from dht.directory import Directory
-    from dht.identity import Identity
-    from dht.transport import Transport
-    from dht.transport_config import TransportConfig
-    from dht.types import model_key
+    from dht.identity.peer_id import Identity
+    from dht.messages.types import model_key
+    from dht.records.directory import Directory
+    from dht.transport.config import TransportConfig
+    from dht.transport.interface import Transport
 
     if not 0 <= arguments.port <= 65_535:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")

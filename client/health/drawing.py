@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from client.health.clean import peer_name
-from dht.types import SINK, SOURCE
+from dht.messages.types import SINK, SOURCE
 
 Json = dict[str, Any]
 WIDTH = 640

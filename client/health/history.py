@@ -8,7 +8,7 @@ from typing import Any
 from client.health.served import Served
 from client.health.state import EPOCHS_SHOWN_MAX, PROBES_S, Probe
 from dht.errors import UserError
-from dht.types import Plan
+from dht.messages.types import Plan
 
 KEPT_S = 90 * 86_400.0
 HOURS_SHOWN = 24 * 7

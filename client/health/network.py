@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from client.health.clean import clean_id, clean_name, peer_name
-from dht.types import SINK, SOURCE, LinksRecord, NodeRecord, Plan, Reach, RouteStage
+from dht.messages.types import SINK, SOURCE, LinksRecord, NodeRecord, Plan, Reach, RouteStage
 
 Json = dict[str, Any]
 LINK_S = 1500.0

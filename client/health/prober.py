@@ -6,19 +6,19 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from client.answer.generation import GenerationOptions
 from client.errors import UnavailableError, layers_text
-from client.events import Avoid
-from client.generation import GenerationOptions
 from client.health.history import History
 from client.health.served import ServedTally
 from client.health.state import Json, Observed, Probe, SeenPeer, build_state
-from client.pulse import Pulse, PulseConfig
-from client.swarm import Swarm
-from dht.directory import Directory
+from client.session.events import Avoid
+from client.swarm.pulse import Pulse, PulseConfig
+from client.swarm.swarm import Swarm
 from dht.errors import NetworkError, PeerError, SwarmError, UserError
-from dht.messages import RefusalCode
-from dht.transport import Transport
-from dht.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage
+from dht.messages.session import RefusalCode
+from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage
+from dht.records.directory import Directory
+from dht.transport.interface import Transport
 
 logger = logging.getLogger(__name__)
 

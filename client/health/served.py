@@ -7,7 +7,7 @@ whose count it is. One look cannot count for more than a peer could have sampled
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dht.types import NodeRecord
+from dht.messages.types import NodeRecord
 
 TOKENS_PER_S_MAX = 20_000.0
 """No peer is believed to sample more than this."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from client.beat import SILENT_MISSES
 from client.errors import layers_text, missing_text
 from client.health.clean import clean_id, clean_name, peer_name
 from client.health.network import (
@@ -22,7 +21,8 @@ from client.health.network import (
     trace_json,
     why_idle,
 )
-from dht.types import (
+from client.swarm.beat import SILENT_MISSES
+from dht.messages.types import (
     Assignment,
     LeaseRecord,
     LinksRecord,

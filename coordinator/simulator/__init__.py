@@ -1,13 +1,14 @@
-"""A swarm on paper: event-driven, deterministic by seed (see :mod:`coordinator.simulator.engine`).
+"""A swarm on paper: event-driven, deterministic by seed (see
+:mod:`coordinator.simulator.core.event_loop`).
 
 :func:`offline` says what a placement would serve under full load, :func:`online` how it would
 serve requests that come at their own times.
 """
 
-from coordinator.simulator.full_load import OfflineConfig, OnlineConfig, offline, online
-from coordinator.simulator.profiles import PeerProfile, Profiles, StepLimits, from_rates
-from coordinator.simulator.report import SimulationReport
-from coordinator.simulator.trace import Request, as_in_papers, read_trace, typical
+from coordinator.simulator.core.profiles import PeerProfile, Profiles, StepLimits, from_rates
+from coordinator.simulator.core.report import SimulationReport
+from coordinator.simulator.core.trace import Request, as_in_papers, read_trace, typical
+from coordinator.simulator.runs.full_load import OfflineConfig, OnlineConfig, offline, online
 
 __all__ = [
     "OfflineConfig",

@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from coordinator.simulator.report import Latency, SimulationReport
+from coordinator.simulator.core.report import Latency, SimulationReport
 from dht.errors import UserError
 
 LINKS_SHOWN = 30

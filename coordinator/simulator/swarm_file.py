@@ -1,4 +1,5 @@
-"""Profiles out of cluster files, beside the planner's problem (see :mod:`coordinator.cluster`).
+"""Profiles out of cluster files, beside the planner's problem (see
+:mod:`coordinator.problem.cluster_file`).
 
 ``anabranch-cluster/1`` may carry them inline: a node names one of ``profiles``, each with tables
 per model::
@@ -21,8 +22,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from coordinator.cluster import HELIX_SCHEMA, read_cluster
-from coordinator.simulator.profiles import (
+from coordinator.problem.cluster_file import HELIX_SCHEMA, read_cluster
+from coordinator.simulator.core.profiles import (
     PeerProfile,
     Points,
     Profiles,
@@ -32,7 +33,7 @@ from coordinator.simulator.profiles import (
     interpolated,
 )
 from dht.errors import UserError
-from dht.types import LAYERS_MAX, SINK, SOURCE, Count, Problem, Rate, Seconds
+from dht.messages.types import LAYERS_MAX, SINK, SOURCE, Count, Problem, Rate, Seconds
 
 FILE_BYTES_MAX = 64 << 20
 POINTS_MAX = 4096

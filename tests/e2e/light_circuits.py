@@ -10,13 +10,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
-from dht.addresses import CIRCUIT
-from dht.circuit import reserve
 from dht.errors import NetworkError
-from dht.identity import Identity
-from dht.light_transport import LightTransport
-from dht.transport import Stream
-from dht.transport_config import TransportConfig
+from dht.identity.multiaddr import CIRCUIT
+from dht.identity.peer_id import Identity
+from dht.light.transport import LightTransport
+from dht.transport.config import TransportConfig
+from dht.transport.interface import Stream
+from dht.transport.relay_reservation import reserve
 
 ECHO, SINK, WHERE, CALL_ME, ABUSE_ME, REST = (
     f"/test/{name}/1" for name in ("echo", "sink", "where", "call-me", "abuse-me", "rest")

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from dht.errors import NetworkError
-from dht.identity import Identity
-from dht.light_transport import LightTransport
-from dht.transport import Stream
-from dht.transport_config import TransportConfig
+from dht.identity.peer_id import Identity
+from dht.light.transport import LightTransport
+from dht.transport.config import TransportConfig
+from dht.transport.interface import Stream
 
 ECHO, SINK, SLOW_SINK, SOURCE = (f"/test/{n}/1" for n in ("echo", "sink", "slow", "source"))
 ARRIVED, CALL_ME, CALL = (f"/test/{n}/1" for n in ("arrived", "call-me", "call"))

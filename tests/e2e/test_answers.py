@@ -8,8 +8,8 @@ import pytest
 from bench.local_swarm import LocalSwarm
 from bench.reference import Reference
 from client import Answer, BlockingSwarm, GenerationOptions, Swarm
-from dht.messages import FinishReason, Sampling
-from node.sampling import sample
+from dht.messages.session import FinishReason, Sampling
+from node.sampling.sampler import sample
 from tests.e2e.conftest import MODEL
 from tests.unit.test_mistakes import assert_plain, run
 

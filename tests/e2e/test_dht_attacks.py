@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from coordinator.plan_store import PlanStore
-from coordinator.review import ReviewConfig
-from coordinator.reviewer import Reviewer
-from dht.directory import Directory, RecordKind, record_key
-from dht.hivemind_dht import FINDS_BURST, FINDS_PER_S
-from dht.hivemind_transport import HivemindTransport
-from dht.identity import Identity
-from dht.records import sign_record
-from dht.transport_config import TransportConfig
-from dht.types import PlanEpoch
+from coordinator.plans.review import ReviewConfig
+from coordinator.plans.reviewer import Reviewer
+from coordinator.plans.store import PlanStore
+from dht.daemon.kademlia import FINDS_BURST, FINDS_PER_S
+from dht.daemon.transport import HivemindTransport
+from dht.identity.peer_id import Identity
+from dht.messages.types import PlanEpoch
+from dht.records.directory import Directory, RecordKind, record_key
+from dht.records.signed import sign_record
+from dht.transport.config import TransportConfig
 from tests.unit.coordinator.conftest import Make
 
 pytestmark = pytest.mark.e2e
@@ -276,7 +276,7 @@ def nearest_identities(key: str, count: int, tries: int = 600) -> list[Identity]
     from hivemind.dht.routing import DHTID
     from hivemind.p2p import PeerID
 
-    from dht.hivemind_dht import node_id_of
+    from dht.daemon.kademlia import node_id_of
 
     place = DHTID.generate(source=key)
     drawn = [Identity(number.to_bytes(32, "big")) for number in range(tries)]

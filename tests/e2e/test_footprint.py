@@ -71,7 +71,7 @@ def test_a_peer_imports_nothing_heavy_that_it_does_not_need(
     assert answer.token_ids == tuple(expected)
     assert peer.stop() == 0, peer.tail()
     modules = (told_in / str(peer.process.pid)).read_text(encoding="utf-8").splitlines()
-    assert "node.stage_engine" in modules
+    assert "node.stage.local_engine" in modules
     assert NEEDLESS.isdisjoint(modules), sorted(NEEDLESS.intersection(modules))
 
 

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from dht import hivemind_transport
+from dht.daemon import transport
+from dht.daemon.kademlia import RPC_LIMIT_S, RecordProtocol
+from dht.daemon.transport import HivemindTransport
 from dht.errors import NetworkError, PeerError, UserError
-from dht.hivemind_dht import RPC_LIMIT_S, RecordProtocol
-from dht.hivemind_transport import HivemindTransport
-from dht.identity import Identity
-from dht.records import sign_record
-from dht.transport import Stream
-from dht.transport_config import TransportConfig
+from dht.identity.peer_id import Identity
+from dht.records.signed import sign_record
+from dht.transport.config import TransportConfig
+from dht.transport.interface import Stream
 from tests.e2e.light_streams import LAST, hear, last_word
 
 pytestmark = pytest.mark.e2e
@@ -294,7 +294,7 @@ def test_a_busy_peer_is_waited_for(
         try:
             monkeypatch.setattr(RecordProtocol, "rpc_ping", late)
             await (await start(founder)).close()
-            monkeypatch.setattr(hivemind_transport, "OPEN_LIMIT_S", RPC_LIMIT_S)
+            monkeypatch.setattr(transport, "OPEN_LIMIT_S", RPC_LIMIT_S)
             with pytest.raises(NetworkError, match="did not answer within 3 s"):
                 await start(founder)
         finally:
@@ -421,7 +421,7 @@ def test_nothing_is_left_after_close() -> None:
 
 
 def test_a_founder_that_comes_back_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dht.hivemind_transport.REJOIN_PERIOD_S", 0.5)
+    monkeypatch.setattr("dht.daemon.transport.REJOIN_PERIOD_S", 0.5)
 
     async def body() -> None:
         identity = Identity.generate()
@@ -475,9 +475,9 @@ def test_a_dead_daemon_is_a_network_error() -> None:
 
 CHILD = """
 import asyncio, json, sys
-from dht.hivemind_transport import HivemindTransport
-from dht.transport_config import TransportConfig
-from dht.identity import Identity
+from dht.daemon.transport import HivemindTransport
+from dht.transport.config import TransportConfig
+from dht.identity.peer_id import Identity
 
 async def main():
     identity = Identity.load_or_create(sys.argv[1])

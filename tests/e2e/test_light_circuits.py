@@ -8,12 +8,12 @@ import signal
 
 import pytest
 
-from dht.circuit import reserve
+from dht.daemon.transport import HivemindTransport
 from dht.errors import NetworkError
-from dht.hivemind_transport import HivemindTransport
-from dht.identity import Identity
-from dht.transport import Stream
-from dht.transport_config import TransportConfig
+from dht.identity.peer_id import Identity
+from dht.transport.config import TransportConfig
+from dht.transport.interface import Stream
+from dht.transport.relay_reservation import reserve
 from tests.e2e.light import needs_libp2p, run_light
 from tests.e2e.light_circuits import (
     ABUSE_ME,

@@ -13,7 +13,7 @@ import pytest
 from bench.local_swarm import LocalSwarm
 from bench.reference import Reference
 from client import GenerationOptions, Swarm
-from dht.types import NodeState
+from dht.messages.types import NodeState
 from tests.e2e.conftest import MODEL
 from tests.e2e.light import HIDING, PYTHON, needs_libp2p, run_light
 from tests.forked import forked

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from dht.hivemind_transport import HivemindTransport
-from dht.identity import Identity
-from dht.transport import Stream
-from dht.transport_config import TransportConfig
+from dht.daemon.transport import HivemindTransport
+from dht.identity.peer_id import Identity
+from dht.transport.config import TransportConfig
+from dht.transport.interface import Stream
 from tests.e2e.light import needs_libp2p, run_light
 from tests.e2e.light_streams import (
     ARRIVED,

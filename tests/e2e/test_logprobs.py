@@ -8,9 +8,9 @@ import torch
 from bench.local_swarm import LocalSwarm
 from bench.reference import Reference
 from client import Answer, GenerationOptions, Swarm
-from node.penalties import Draw
-from node.sampling import draw_rows
-from node.token_history import TokenHistory
+from node.sampling.penalties import Draw
+from node.sampling.sampler import draw_rows
+from node.sampling.token_history import TokenHistory
 from tests.e2e.conftest import MODEL
 
 pytestmark = pytest.mark.e2e

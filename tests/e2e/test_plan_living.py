@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from dht.directory import Directory
-from dht.hivemind_transport import HivemindTransport
-from dht.identity import Identity
-from dht.transport_config import TransportConfig
+from dht.daemon.transport import HivemindTransport
+from dht.identity.peer_id import Identity
+from dht.records.directory import Directory
+from dht.transport.config import TransportConfig
 from tests.unit.coordinator.conftest import make_record
 
 pytestmark = pytest.mark.e2e

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from coordinator.check import uncovered
-from coordinator.election import (
+from coordinator.election.election import (
     Elected,
     Election,
     ElectionConfig,
@@ -22,13 +21,19 @@ from coordinator.election import (
     rank,
     step,
 )
-from coordinator.epochs import believed, next_epoch, number_max, plausible
-from coordinator.heuristics import chains, keep
-from coordinator.problem import problem_of
-from coordinator.transition import TransitionConfig, difference, elders, usable_nodes, with_effects
-from coordinator.turn import TurnConfig, WaitFor, why_wait
-from dht import event_log
-from dht.types import (
+from coordinator.evaluation.plan_check import uncovered
+from coordinator.heuristics.heuristics import chains, keep
+from coordinator.plans.epochs import believed, next_epoch, number_max, plausible
+from coordinator.plans.transition import (
+    TransitionConfig,
+    difference,
+    elders,
+    usable_nodes,
+    with_effects,
+)
+from coordinator.plans.turn import TurnConfig, WaitFor, why_wait
+from coordinator.problem.from_records import problem_of
+from dht.messages.types import (
     NO_EPOCH,
     Assignment,
     DeviceSpec,
@@ -40,6 +45,7 @@ from dht.types import (
     PlanEpoch,
     Problem,
 )
+from dht.simulated import event_log
 
 LAYERS = 4
 START_UNIX_S = 1.7e9

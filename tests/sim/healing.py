@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass
 
 from coordinator.runtime import Solver
-from dht.memory import LinkModel
-from dht.virtual_time import run_virtual
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import LinkModel
 from tests.unit.coordinator.conftest import Make
 from tests.unit.coordinator.test_runtime import Member, Swarm, solve_here
 

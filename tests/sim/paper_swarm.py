@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 import torch
 
 from client import Swarm, SwarmConfig
-from dht.directory import Directory
-from dht.memory import MemoryNetwork, MemoryTransport
-from dht.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
-from node.balancer import Balancer
-from node.hops import HopConfig
-from node.open_checks import StageView
-from node.stage import StageConfig, StageServer
-from node.stage_streams import StageStreams, StreamLimits
-from node.steps import StepRequest, StepResult
-from node.tensors import Rows
+from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
+from dht.records.directory import Directory
+from dht.simulated.network import MemoryNetwork, MemoryTransport
+from node.links.hops import HopConfig
+from node.links.wire_rows import Rows
+from node.peer.balancer import Balancer
+from node.stage.open_checks import StageView
+from node.stage.server import StageConfig, StageServer
+from node.stage.step_request import StepRequest, StepResult
+from node.stage.streams import StageStreams, StreamLimits
 
 LAYERS = 8
 VOCAB = 1000

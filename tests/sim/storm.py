@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from dht.virtual_time import run_virtual
+from dht.simulated.clock import run_virtual
 from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 
 SPANS = ((0, 2), (2, 5), (5, 8))

@@ -7,7 +7,7 @@ import pytest
 
 from bench.stand_in import Setting, StandInSwarm
 from bench.timed_engine import GpuTimes
-from dht.virtual_time import run_virtual
+from dht.simulated.clock import run_virtual
 
 pytestmark = pytest.mark.sim
 

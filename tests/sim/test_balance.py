@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from client import Swarm
-from coordinator.balance import load_of
-from dht.virtual_time import run_virtual
+from coordinator.routing.balance import load_of
+from dht.simulated.clock import run_virtual
 from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, until
 

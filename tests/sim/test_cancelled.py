@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from client import session
-from dht.virtual_time import run_virtual
+from client.session import session
+from dht.simulated.clock import run_virtual
 from tests.sim.paper_swarm import paper_swarm
 from tests.sim.test_sessions import held, until
 

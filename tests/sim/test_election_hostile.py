@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.epochs import number_max
-from coordinator.plan_store import PlanStore
-from dht.directory import Directory
-from dht.memory import MemoryTransport
-from dht.types import FlowEdge, LeaseRecord, NodeState, Plan, PlanEpoch
-from dht.virtual_time import run_virtual
+from coordinator.plans.epochs import number_max
+from coordinator.plans.store import PlanStore
+from dht.messages.types import FlowEdge, LeaseRecord, NodeState, Plan, PlanEpoch
+from dht.records.directory import Directory
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryTransport
 from tests.unit.coordinator.conftest import Make
 from tests.unit.coordinator.test_runtime import Swarm
 

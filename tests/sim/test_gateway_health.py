@@ -4,12 +4,12 @@ import asyncio
 
 from client import SwarmConfig
 from client.gateway.pinged import PingedSwarm
-from client.progress import Waiting
-from client.pulse import PulseConfig
-from coordinator.routes import NoRoute
-from dht.memory import MemoryTransport
-from dht.virtual_time import run_virtual
-from node.probe import ProbeServer
+from client.session.progress import Waiting
+from client.swarm.pulse import PulseConfig
+from coordinator.routing.routes import NoRoute
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryTransport
+from node.links.probe import ProbeServer
 from tests.sim.paper_swarm import NETWORK, SPEC, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import until
 

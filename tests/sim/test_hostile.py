@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from dht import wire
 from dht.errors import NetworkError
-from dht.kv_messages import KvCopy, KvPages
-from dht.memory import MemoryTransport
-from dht.messages import (
+from dht.messages import codec
+from dht.messages.kv import KvCopy, KvPages
+from dht.messages.session import (
     ActivationItem,
     Activations,
     Prompt,
@@ -25,9 +24,10 @@ from dht.messages import (
     SessionRefused,
     TokensAttach,
 )
-from dht.transport import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
-from dht.types import RouteStage
-from dht.virtual_time import run_virtual
+from dht.messages.types import RouteStage
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryTransport
+from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
 from tests.sim.paper_swarm import LAYERS, SPEC, PaperSwarm, answer_of, paper_swarm
 
 pytestmark = pytest.mark.sim
@@ -102,16 +102,16 @@ def test_malformed_bytes_close_their_stream_alone(protocol: str, raw: bytes) -> 
 
 async def foreign_attach(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
     stream = await evil.open_stream(swarm.peers[-1].peer_id, TOKENS_PROTOCOL)
-    await wire.send_frame(
+    await codec.send_frame(
         stream, TokensAttach(session=open_.session, epoch=open_.epoch, position=0)
     )
-    assert isinstance((await wire.read_frame(stream)).message, SessionFailed)
+    assert isinstance((await codec.read_frame(stream)).message, SessionFailed)
 
 
 async def foreign_ring_tokens(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
     stream = await evil.open_stream(swarm.peers[0].peer_id, HOP_PROTOCOL)
     token = RingToken(session=open_.session, epoch=0, position=len(PROMPT) + 1, token_id=3)
-    await wire.send_frame(stream, RingTokens(tokens=(token,)))
+    await codec.send_frame(stream, RingTokens(tokens=(token,)))
     await asyncio.sleep(1)
     assert swarm.peers[0].stage.counters["foreign_frames"] == 1
 
@@ -120,7 +120,7 @@ async def foreign_rows(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionO
     stream = await evil.open_stream(swarm.peers[-1].peer_id, HOP_PROTOCOL)
     item = ActivationItem(session=open_.session, epoch=0, position=len(PROMPT), tokens=1)
     message = Activations(items=(item,), dtype="float32", hidden=1)
-    await wire.send_frame(stream, message, struct.pack("<f", 5.0))
+    await codec.send_frame(stream, message, struct.pack("<f", 5.0))
     await asyncio.sleep(1)
     assert swarm.peers[-1].stage.counters["foreign_frames"] == 1
 
@@ -131,7 +131,7 @@ async def rows_of_another_length(
     stream = await evil.open_stream(swarm.peers[-1].peer_id, HOP_PROTOCOL)
     item = ActivationItem(session=open_.session, epoch=0, position=0, tokens=1000)
     message = Activations(items=(item,), dtype="float32", hidden=1)
-    await wire.send_frame(stream, message, struct.pack("<f", 5.0))
+    await codec.send_frame(stream, message, struct.pack("<f", 5.0))
     await ended(stream)
     assert swarm.peers[-1].stage.counters["malformed"] == 1
 
@@ -139,7 +139,7 @@ async def rows_of_another_length(
 async def foreign_close(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
     for peer in swarm.peers:
         stream = await evil.open_stream(peer.peer_id, HOP_PROTOCOL)
-        await wire.send_frame(stream, SessionClose(session=open_.session, epoch=0))
+        await codec.send_frame(stream, SessionClose(session=open_.session, epoch=0))
     await asyncio.sleep(1)
 
 
@@ -147,7 +147,7 @@ async def open_in_another_name(
     swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen
 ) -> None:
     stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-    await wire.send_frame(stream, replace(open_, session="b" * 32))
+    await codec.send_frame(stream, replace(open_, session="b" * 32))
     await ended(stream)
     assert swarm.peers[0].stage.counters["malformed"] == 1
 
@@ -157,7 +157,7 @@ async def open_past_the_first_stage(
 ) -> None:
     stream = await evil.open_stream(swarm.peers[-1].peer_id, HOP_PROTOCOL)
     hop = len(swarm.peers) - 1
-    await wire.send_frame(stream, replace(open_, session="c" * 32, hop=hop))
+    await codec.send_frame(stream, replace(open_, session="c" * 32, hop=hop))
     await ended(stream)
     assert swarm.peers[-1].stage.counters["malformed"] == 1
 
@@ -166,14 +166,14 @@ async def foreign_copy(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionO
     """A stranger wants a session's KV for itself."""
     await evil.serve(HOP_PROTOCOL, ended)
     stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-    await wire.send_frame(stream, KvCopy(session=open_.session, epoch=5, to=evil.peer_id))
-    assert isinstance((await wire.read_frame(stream)).message, SessionRefused)
+    await codec.send_frame(stream, KvCopy(session=open_.session, epoch=5, to=evil.peer_id))
+    assert isinstance((await codec.read_frame(stream)).message, SessionRefused)
 
 
 async def foreign_kv(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
     stream = await evil.open_stream(swarm.peers[-1].peer_id, HOP_PROTOCOL)
     pages = KvPages(session=open_.session, epoch=0, position=0, tokens=1, dtype="float32")
-    await wire.send_frame(stream, pages, bytes(8))
+    await codec.send_frame(stream, pages, bytes(8))
     await asyncio.sleep(1)
     assert swarm.peers[-1].stage.counters["stale_kv"] == 1
     assert not swarm.peers[-1].engine.kv_imported
@@ -199,20 +199,20 @@ def test_a_strangers_frames_do_not_touch_a_session(attack: Attack) -> None:
             client = swarm.network.transport()
             open_ = open_for(swarm, client.peer_id)
             first = await client.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-            await wire.send_frame(first, open_)
-            assert isinstance((await wire.read_frame(first)).message, SessionAccepted)
+            await codec.send_frame(first, open_)
+            assert isinstance((await codec.read_frame(first)).message, SessionAccepted)
             await attack(swarm, swarm.network.transport(), open_)
-            await wire.send_frame(
+            await codec.send_frame(
                 first, Prompt(session=open_.session, epoch=0, position=0, token_ids=PROMPT)
             )
             last = await client.open_stream(swarm.peers[-1].peer_id, TOKENS_PROTOCOL)
-            await wire.send_frame(
+            await codec.send_frame(
                 last, TokensAttach(session=open_.session, epoch=0, position=len(PROMPT))
             )
             tokens: list[int] = []
             while len(tokens) < 50:
                 async with asyncio.timeout(60):
-                    tokens += (await wire.read_frame(last)).message.token_ids
+                    tokens += (await codec.read_frame(last)).message.token_ids
             assert tuple(tokens) == answer_of(PROMPT, 50)
 
     run_virtual(scenario(), limit_s=300)
@@ -243,9 +243,9 @@ def test_absurd_opens_are_refused_and_hold_nothing(changes: dict[str, object]) -
                 case _:
                     open_ = replace(open_, **changes)  # type: ignore[arg-type]
             stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-            await wire.send_frame(stream, open_)
+            await codec.send_frame(stream, open_)
             try:
-                reply = (await wire.read_frame(stream)).message
+                reply = (await codec.read_frame(stream)).message
                 assert isinstance(reply, SessionRefused)
             except NetworkError:
                 assert swarm.peers[0].stage.counters["malformed"] == 1
@@ -262,8 +262,8 @@ def test_one_client_cannot_take_every_place() -> None:
             for number in range(80):
                 stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
                 open_ = open_for(swarm, evil.peer_id, session=f"{number:032d}", max_new_tokens=1)
-                await wire.send_frame(stream, open_)
-                replies.append((await wire.read_frame(stream)).message)
+                await codec.send_frame(stream, open_)
+                replies.append((await codec.read_frame(stream)).message)
             accepted = sum(isinstance(reply, SessionAccepted) for reply in replies)
             assert accepted == 64
             assert swarm.peers[0].stage.counters["refused_too_many"] == 16
@@ -296,8 +296,8 @@ def test_an_open_does_not_tell_what_was_found_at_an_address(found: str) -> None:
             open_ = open_for(swarm, evil.peer_id)
             route = (*open_.route, RouteStage(peer_id=target, start=4, end=LAYERS))
             stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-            await wire.send_frame(stream, replace(open_, route=route, addresses=((), ())))
-            reply = (await wire.read_frame(stream)).message
+            await codec.send_frame(stream, replace(open_, route=route, addresses=((), ())))
+            reply = (await codec.read_frame(stream)).message
             assert isinstance(reply, SessionRefused)
             assert (reply.peer_id, reply.reason) == (target, "cannot be reached")
 
@@ -312,11 +312,11 @@ def test_a_copy_does_not_tell_what_was_found_at_an_address(found: str) -> None:
             target = target_of(swarm, found)
             open_ = open_for(swarm, evil.peer_id)
             first = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-            await wire.send_frame(first, open_)
-            assert isinstance((await wire.read_frame(first)).message, SessionAccepted)
+            await codec.send_frame(first, open_)
+            assert isinstance((await codec.read_frame(first)).message, SessionAccepted)
             asked = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-            await wire.send_frame(asked, KvCopy(session=open_.session, epoch=1, to=target))
-            reply = (await wire.read_frame(asked)).message
+            await codec.send_frame(asked, KvCopy(session=open_.session, epoch=1, to=target))
+            reply = (await codec.read_frame(asked)).message
             assert isinstance(reply, SessionRefused)
             assert reply.reason == "the new stage was lost: cannot be reached"
 

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.allowance import Allowance
-from coordinator.transmission import LinkScheduler
-from dht import wire
+from coordinator.links.scheduler import LinkScheduler
+from coordinator.links.token_bucket import Allowance
 from dht.errors import UserError
-from dht.identity import Identity
-from dht.memory import MemoryNetwork
-from dht.messages import ActivationItem, Activations, Ping
-from dht.metered import Meter, MeteredStream, MeteredTransport
-from dht.streams import stream_pair
-from dht.virtual_time import run_virtual
-from node.link import STALLED_S, LinkReader, LinkSender
-from node.probe import ProbeServer, measure_link
-from node.traffic import Traffic, loop_us
+from dht.identity.peer_id import Identity
+from dht.messages import codec
+from dht.messages.session import ActivationItem, Activations, Ping
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryNetwork
+from dht.transport.metered import Meter, MeteredStream, MeteredTransport
+from dht.transport.streams import stream_pair
+from node.links.framed_stream import STALLED_S, LinkReader, LinkSender
+from node.links.lent_traffic import Traffic, loop_us
+from node.links.probe import ProbeServer, measure_link
 from tests.sim.test_sessions import until
 
 pytestmark = pytest.mark.sim
@@ -129,8 +129,8 @@ def test_metered_streams_count_both_ways() -> None:
     async def scenario() -> None:
         one, two = Traffic(), Traffic()
         near, far = stream_pair("near", "far")
-        await wire.send_frame(MeteredStream(near, one.sent, one.received), Ping(nonce=1))
-        await wire.read_frame(MeteredStream(far, two.sent, two.received))
+        await codec.send_frame(MeteredStream(near, one.sent, one.received), Ping(nonce=1))
+        await codec.read_frame(MeteredStream(far, two.sent, two.received))
         assert one.sent_bytes == two.received_bytes > 0
         assert one.received_bytes == two.sent_bytes == 0
 

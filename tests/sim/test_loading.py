@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.plan_store import PlanStore
-from dht.directory import Directory
-from dht.types import Assignment, NodeState, Plan, PlanEpoch
-from dht.virtual_time import run_virtual
-from node.announcer import Announcer
-from node.plan_follower import FollowConfig, PlanFollower
-from node.report import Reporter
+from coordinator.plans.store import PlanStore
+from dht.messages.types import Assignment, NodeState, Plan, PlanEpoch
+from dht.records.directory import Directory
+from dht.simulated.clock import run_virtual
+from node.owner.reporter import Reporter
+from node.peer.announcer import Announcer
+from node.peer.plan_follower import FollowConfig, PlanFollower
 from tests.sim.paper_swarm import NETWORK, SPEC, PaperEngine, PaperPeer, answer_of, paper_swarm
 from tests.sim.test_self_help import LoadingEngine
 

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from client import Swarm, UnavailableError
-from dht.virtual_time import run_virtual
+from dht.simulated.clock import run_virtual
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, until
 

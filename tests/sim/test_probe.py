@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from dht import wire
 from dht.errors import NetworkError, PeerError
-from dht.identity import Identity
-from dht.memory import LinkModel, MemoryNetwork
-from dht.peer_messages import ProbeRequest
-from dht.transport import PROBE_PROTOCOL
-from dht.virtual_time import run_virtual
-from node.probe import FRAME_BYTES, SERVED_BYTES_MAX, ProbeServer, late_rate, measure_link
+from dht.identity.peer_id import Identity
+from dht.messages import codec
+from dht.messages.peer import ProbeRequest
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import LinkModel, MemoryNetwork
+from dht.transport.interface import PROBE_PROTOCOL
+from node.links.probe import FRAME_BYTES, SERVED_BYTES_MAX, ProbeServer, late_rate, measure_link
 
 pytestmark = pytest.mark.sim
 MBIT = 125_000.0
@@ -48,9 +48,9 @@ def test_a_stream_cannot_make_a_peer_upload_for_ever() -> None:
         async def ask_on() -> None:
             nonlocal got_bytes
             while True:
-                stream.write(wire.encode_frame(ProbeRequest(size_bytes=3 << 20)))
+                stream.write(codec.encode_frame(ProbeRequest(size_bytes=3 << 20)))
                 for _ in range(0, 3 << 20, 32 << 10):
-                    got_bytes += len((await wire.read_frame(stream)).body)
+                    got_bytes += len((await codec.read_frame(stream)).body)
 
         with pytest.raises((NetworkError, PeerError)):
             await ask_on()

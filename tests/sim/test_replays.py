@@ -17,7 +17,7 @@ CONTEXT = 3
 """Lines shown before the first that differs."""
 MARK = "run_virtual("
 """A test outside this folder that says so runs simulations."""
-PAPER = "tests/unit/coordinator/test_simulator.py"
+PAPER = "tests/unit/coordinator/simulator/test_simulator.py"
 """Swarms on paper (:mod:`coordinator.simulator`) have a clock of their own."""
 LONG = "tests/sim/test_back_pressure.py::test_prefill_waits_at_the_routes_head_and_not_before"
 """Takes as long as half of the others together; another test has the same swarm."""

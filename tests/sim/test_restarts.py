@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.liveness import Liveness, LivenessConfig
-from coordinator.plan_store import PlanStore
-from dht.directory import LIFETIME_S, Directory, RecordKind
-from dht.memory import MemoryNetwork
-from dht.virtual_time import run_virtual
+from coordinator.failure.liveness import Liveness, LivenessConfig
+from coordinator.plans.store import PlanStore
+from dht.records.directory import LIFETIME_S, Directory, RecordKind
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryNetwork
 from tests.sim.paper_swarm import NETWORK, SPEC
 from tests.sim.test_self_help import SETTLE_S, world
 

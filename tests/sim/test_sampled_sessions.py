@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from client import Answer, GenerationOptions, TokenScore
-from dht.memory import LinkModel
-from dht.scores import unpack
-from dht.virtual_time import run_virtual
-from node.penalties import Draw
-from node.sampling import draw_rows
-from node.scoring import score_prompt, score_rows
-from node.steps import StepRequest, StepResult
-from node.token_history import TokenHistory
+from dht.messages.logprobs import unpack
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import LinkModel
+from node.sampling.logprobs import score_prompt, score_rows
+from node.sampling.penalties import Draw
+from node.sampling.sampler import draw_rows
+from node.sampling.token_history import TokenHistory
+from node.stage.step_request import StepRequest, StepResult
 from tests.sim.paper_swarm import VOCAB, PaperEngine, PaperSwarm, fold
 from tests.sim.test_sessions import held, owner, until
 

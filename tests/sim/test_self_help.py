@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from coordinator.check import check_shape
-from coordinator.plan_store import PlanStore
+from coordinator.evaluation.plan_check import check_shape
+from coordinator.plans.store import PlanStore
 from coordinator.runtime import Coordinator, CoordinatorConfig
-from dht.directory import Directory
 from dht.errors import MachineError, UserError
-from dht.memory import MemoryNetwork, MemoryTransport
-from dht.types import SINK, SOURCE, Assignment, DeviceSpec, FlowEdge, NodeRecord, NodeState
-from dht.virtual_time import run_virtual
-from node.hops import HopConfig
-from node.peer import Peer, PeerConfig
-from node.report import Reporter
-from node.stage import StageConfig, StageServer
-from node.worker import WorkerTimes
+from dht.messages.types import SINK, SOURCE, Assignment, DeviceSpec, FlowEdge, NodeRecord, NodeState
+from dht.records.directory import Directory
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryNetwork, MemoryTransport
+from node.engine.worker import WorkerTimes
+from node.links.hops import HopConfig
+from node.owner.reporter import Reporter
+from node.peer.peer import Peer, PeerConfig
+from node.stage.server import StageConfig, StageServer
 from tests.sim.paper_swarm import LAYERS, NETWORK, SPEC, PaperEngine, PaperSwarm, answer_of
 from tests.unit.coordinator.test_runtime import solve_here
 

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from client import UnavailableError
-from dht.memory import LinkModel
-from dht.virtual_time import run_virtual
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import LinkModel
 from tests.sim.paper_swarm import CONTEXT, PaperPeer, PaperSwarm, answer_of, paper_swarm
 
 pytestmark = pytest.mark.sim

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dht.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
+from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 
 MODEL = ModelSpec(
     name="m",

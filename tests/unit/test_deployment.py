@@ -11,8 +11,8 @@ import yaml
 
 import client.gateway.__main__ as gateway
 import client.health.__main__ as health
-from node import join_options
-from node.join_file import as_flags
+from node.peer import join_options
+from node.peer.join_file import as_flags
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node.join_options import join_parser
+from node.peer.join_options import join_parser
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (

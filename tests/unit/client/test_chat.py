@@ -15,7 +15,7 @@ PROGRAM = """
 import asyncio, signal, sys
 from types import SimpleNamespace
 from client.chat import Chat, on_interrupt
-from client.generation import GenerationOptions
+from client.answer.generation import GenerationOptions
 
 if "readline" in sys.argv:
     import readline

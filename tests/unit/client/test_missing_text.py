@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from client.errors import missing_text
-from dht.types import Assignment
+from dht.messages.types import Assignment
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dht.types import (
+from dht.messages.types import (
     Assignment,
     FlowEdge,
     Link,

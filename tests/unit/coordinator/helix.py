@@ -4,9 +4,9 @@ import json
 from functools import cache
 from pathlib import Path
 
-from coordinator.cluster import read_cluster
-from coordinator.service import Curve, Machine, Service
-from dht.types import Assignment, Problem
+from coordinator.problem.cluster_file import read_cluster
+from coordinator.problem.service import Curve, Machine, Service
+from dht.messages.types import Assignment, Problem
 
 DATA = Path(__file__).parents[3] / "bench" / "data" / "helix"
 

@@ -6,10 +6,10 @@ from itertools import permutations, product
 
 from hypothesis import strategies as st
 
-from coordinator.check import uncovered
-from coordinator.flow import solve_flow
-from coordinator.placement import Placement, make_plan
-from dht.types import (
+from coordinator.evaluation.max_flow import solve_flow
+from coordinator.evaluation.plan_check import uncovered
+from coordinator.planning.placement import Placement, make_plan
+from dht.messages.types import (
     Assignment,
     Link,
     ModelSpec,

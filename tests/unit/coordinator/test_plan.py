@@ -10,10 +10,10 @@ import jsonschema
 import pytest
 
 from bench.papers.clusters import cluster_path
-from coordinator.cluster import read_cluster
 from coordinator.plan import main
+from coordinator.problem.cluster_file import read_cluster
 from dht.errors import UserError
-from dht.identity import Identity
+from dht.identity.peer_id import Identity
 
 OWN = {
     "schema": "anabranch-cluster/1",

@@ -7,17 +7,17 @@ from itertools import count
 
 import pytest
 
-from coordinator.check import check_shape
-from coordinator.plan_store import PlanStore
-from coordinator.review import ReviewConfig
-from coordinator.reviewer import Reviewer
+from coordinator.evaluation.plan_check import check_shape
+from coordinator.planning.solve import SolveAnswer, SolveRequest, solve
+from coordinator.planning.solver_process import solve_apart
+from coordinator.plans.review import ReviewConfig
+from coordinator.plans.reviewer import Reviewer
+from coordinator.plans.store import PlanStore
 from coordinator.runtime import Coordinator, CoordinatorConfig, Solver
-from coordinator.solve import SolveAnswer, SolveRequest, solve
-from coordinator.solver_process import solve_apart
-from dht.directory import Directory
-from dht.memory import MemoryNetwork, MemoryTransport
-from dht.types import NodeRecord, NodeState, PlanEpoch
-from dht.virtual_time import run_virtual
+from dht.messages.types import NodeRecord, NodeState, PlanEpoch
+from dht.records.directory import Directory
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryNetwork, MemoryTransport
 
 pytestmark = pytest.mark.sim
 

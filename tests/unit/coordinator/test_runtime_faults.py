@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.plan_store import PlanStore
-from dht import wire
-from dht.directory import Directory
-from dht.memory import MemoryNetwork
-from dht.peer_messages import PlanBody, PlanRequest
-from dht.transport import PLAN_PROTOCOL, Stream
-from dht.types import Plan
-from dht.virtual_time import run_virtual
+from coordinator.plans.store import PlanStore
+from dht.messages import codec
+from dht.messages.peer import PlanBody, PlanRequest
+from dht.messages.types import Plan
+from dht.records.directory import Directory
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryNetwork
+from dht.transport.interface import PLAN_PROTOCOL, Stream
 from tests.unit.coordinator.test_runtime import Swarm
 
 pytestmark = pytest.mark.sim
@@ -79,12 +79,12 @@ def test_a_body_with_another_hash_is_not_taken(make, forge):
             coordinator=author.peer_id,
         )
         await directory.publish(await store.add(plan))
-        real = wire.encode(plan)
+        real = codec.encode(plan)
 
         async def answer(stream: Stream) -> None:
-            message = (await wire.read_frame(stream)).message
+            message = (await codec.read_frame(stream)).message
             assert isinstance(message, PlanRequest)
-            await wire.send_frame(stream, PlanBody(sha256=message.sha256), forge(real))
+            await codec.send_frame(stream, PlanBody(sha256=message.sha256), forge(real))
 
         await author.serve(PLAN_PROTOCOL, answer)
         reader = PlanStore(other, Directory(other, "net", make.model.key))

@@ -9,22 +9,22 @@ from dataclasses import dataclass
 import aiohttp
 
 from bench.local_swarm import ROOT
-from client.answer import AnswerLog
-from client.chat_template import ChatTemplate
+from client.answer.generation import GenerationOptions
+from client.answer.running import Generation
 from client.gateway.answers import Answers
 from client.gateway.app import Gateway, GatewayConfig
 from client.gateway.metrics import Metrics
 from client.gateway.requests import Defaults
 from client.gateway.server import serving
 from client.gateway.service import Service
-from client.generation import GenerationOptions
-from client.progress import Progress
-from client.running import Generation
-from client.text import Tokenizer
-from coordinator.routes import NoRoute
-from dht.messages import Sampling
-from dht.scores import TokenScore
-from dht.types import ModelSpec, Plan, RouteStage
+from client.session.progress import Progress
+from client.session.token_log import AnswerLog
+from client.text.chat_template import ChatTemplate
+from client.text.tokenizer import Tokenizer
+from coordinator.routing.routes import NoRoute
+from dht.messages.logprobs import TokenScore
+from dht.messages.session import Sampling
+from dht.messages.types import ModelSpec, Plan, RouteStage
 
 MODEL = ROOT / "models" / "brook"
 TEMPLATE = (

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from client.gateway.requests import Defaults
-from client.text import Tokenizer
-from dht.messages import Sampling
+from client.text.tokenizer import Tokenizer
+from dht.messages.session import Sampling
 from tests.unit.client.gateway.paper import MODEL, PaperGateway, PaperSwarm, paper_gateway
 
 PROMPT = "Once upon a time"

@@ -17,7 +17,7 @@ from client.health.clean import clean_name
 from client.health.drawing import flow_drawing, sparkline, use_kind
 from client.health.history import KEPT_S, History
 from client.health.state import Json, Observed, Probe, SeenPeer, aged, build_state
-from dht.types import (
+from dht.messages.types import (
     Assignment,
     DeviceSpec,
     FlowEdge,

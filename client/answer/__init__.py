@@ -1,0 +1,1 @@
+"""What a caller may ask for, and the answer in the making."""

@@ -1,0 +1,176 @@
+"""What callers of ``transformers``' ``generate()`` pass, as options of this client. Pure.
+
+Arguments that would change the answer and that a swarm cannot honour are refused by name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from client.answer.generation import GenerationOptions
+from dht.errors import UserError
+
+NEW_TOKENS_DEFAULT = 20
+"""As ``transformers`` has it where neither ``max_new_tokens`` nor ``max_length`` is given."""
+SAMPLED_TOP_K_DEFAULT = 50
+BATCH_MAX = 64
+
+_PASSED = ("top_p", "min_p", "repetition_penalty", "min_new_tokens")
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "num_return_sequences": (1,),
+    "use_cache": (True,),
+    "return_dict_in_generate": (False,),
+    "output_scores": (False,),
+    "output_logits": (False,),
+    "output_attentions": (False,),
+    "output_hidden_states": (False,),
+    "remove_invalid_values": (False,),
+    "renormalize_logits": (False,),
+    "synced_gpus": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "diversity_penalty": (0.0,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "min_length": (0,),
+    "is_assistant": (False,),
+}
+"""Arguments of which only these values, and None, ask for what is done anyway."""
+_NO_MATTER = frozenset(
+    {"transformers_version", "_from_model_config", "bos_token_id", "decoder_start_token_id"}
+)
+_READ = frozenset(
+    {
+        "max_new_tokens",
+        "max_length",
+        "do_sample",
+        "temperature",
+        "top_k",
+        "eos_token_id",
+        "pad_token_id",
+        "seed",
+        *_PASSED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall:
+    """One call of ``generate()``, understood."""
+
+    options: GenerationOptions
+    """Of each row; a seed is the first row's."""
+    pad_token_id: int | None
+
+
+def understood(
+    arguments: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    *,
+    prompt_tokens: int,
+    context_tokens: int,
+) -> GenerateCall:
+    """``arguments`` over ``defaults`` (the model's generation configuration).
+
+    ``prompt_tokens`` is the width of the padded prompts, from which ``max_length`` counts.
+
+    Raises UserError, with the argument's name, for what is unknown, not supported or out of range.
+    """
+    given = {**defaults, **arguments}
+    for name, value in given.items():
+        if name in _READ or name in _NO_MATTER or value is None:
+            continue
+        if name not in _NEUTRAL:
+            raise UserError(f"generate() does not support {name} in a swarm")
+        if value not in _NEUTRAL[name]:
+            raise UserError(
+                f"generate() does not support {name}={value!r} in a swarm; leave it out or give"
+                f" {_NEUTRAL[name][0]!r}"
+            )
+    options: dict[str, Any] = {name: given[name] for name in _PASSED if given.get(name) is not None}
+    if given.get("do_sample"):
+        temperature = given.get("temperature")
+        options["temperature"] = 1.0 if temperature is None else temperature
+        if options["temperature"] == 0:
+            raise UserError("temperature is 0 with do_sample; leave do_sample out for greedy")
+        top_k = given.get("top_k")
+        options["top_k"] = SAMPLED_TOP_K_DEFAULT if top_k is None else top_k
+        options["seed"] = given.get("seed")
+    else:  # as transformers: sampling's arguments do nothing without do_sample
+        options.pop("top_p", None)
+        options.pop("min_p", None)
+    options["max_new_tokens"] = _new_tokens(given, prompt_tokens, context_tokens)
+    ends = _ids("eos_token_id", given.get("eos_token_id"))
+    options.update(stop_token_ids=ends, ignore_eos=True)
+    pad = given.get("pad_token_id")
+    return GenerateCall(
+        options=GenerationOptions(**options),
+        pad_token_id=pad if pad is not None else (ends[0] if ends else None),
+    )
+
+
+def _new_tokens(given: Mapping[str, Any], prompt_tokens: int, context_tokens: int) -> int:
+    """``max_new_tokens`` goes before ``max_length``, the model's own too, as in transformers."""
+    new_tokens = given.get("max_new_tokens")
+    length = given.get("max_length")
+    if new_tokens is not None:
+        return int(new_tokens)
+    if length is None:
+        return max(1, min(NEW_TOKENS_DEFAULT, context_tokens - prompt_tokens))
+    if length <= prompt_tokens:
+        raise UserError(
+            f"max_length is {length}, but the prompt has {prompt_tokens} tokens; raise it or give"
+            " max_new_tokens"
+        )
+    return int(length) - prompt_tokens
+
+
+def _ids(name: str, value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, int):
+        return (value,)
+    if hasattr(value, "tolist"):
+        return _ids(name, value.tolist())
+    if isinstance(value, Sequence) and all(isinstance(each, int) for each in value):
+        return tuple(value)
+    raise UserError(f"{name} is {value!r}; it takes a token id or a list of them")
+
+
+def unpadded(
+    rows: Sequence[Sequence[int]], mask: Sequence[Sequence[int]] | None
+) -> tuple[tuple[int, ...], ...]:
+    """The prompts without the padding that ``mask`` (1: a token, 0: padding) marks on the left.
+
+    Raises UserError for shapes that do not match, padding elsewhere and prompts of padding alone.
+    """
+    if not 1 <= len(rows) <= BATCH_MAX:
+        raise UserError(f"input_ids has {len(rows)} rows; it must have 1 to {BATCH_MAX}")
+    if mask is None:
+        return tuple(tuple(row) for row in rows)
+    if [len(row) for row in rows] != [len(row) for row in mask]:
+        raise UserError("attention_mask must have the shape of input_ids")
+    prompts = []
+    for at, (row, marks) in enumerate(zip(rows, mask, strict=True)):
+        start = next((i for i, mark in enumerate(marks) if mark), len(marks))
+        if not all(marks[start:]) or start == len(marks):
+            raise UserError(
+                f"attention_mask of row {at} has padding behind a token, or nothing else;"
+                " pad on the left (tokenizer.padding_side = 'left')"
+            )
+        prompts.append(tuple(row[start:]))
+    return tuple(prompts)
+
+
+def padded(rows: Sequence[Sequence[int]], pad_token_id: int | None) -> list[list[int]]:
+    """Rows of one length, filled on the right; UserError without a token to fill with."""
+    width = max(len(row) for row in rows)
+    if pad_token_id is None and any(len(row) < width for row in rows):
+        raise UserError("answers differ in length: give pad_token_id")
+    return [[*row, *[pad_token_id or 0] * (width - len(row))] for row in rows]

@@ -1,0 +1,1 @@
+"""One session at its owner: events in, effects out, and the shell that performs them."""

@@ -1,0 +1,364 @@
+"""The streams of one route epoch: open the route, prompt it, read tokens, watch both ends.
+
+What happens becomes an event of :mod:`client.session.events`; nothing here decides what follows
+from it.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from client.session.events import (
+    Accepted,
+    Arrived,
+    Event,
+    Leaving,
+    Lost,
+    PromptScored,
+    Refused,
+    Warmed,
+)
+from coordinator.failure.detector import Dead, PeerWatch, PingNow, WatchConfig
+from dht.errors import NetworkError, PeerError
+from dht.messages import codec
+from dht.messages.kv import KvCopy
+from dht.messages.logprobs import TokenScore, unpack
+from dht.messages.session import (
+    Ping,
+    Pong,
+    Prompt,
+    PromptScores,
+    RefusalCode,
+    SessionAccepted,
+    SessionClose,
+    SessionFailed,
+    SessionLeaving,
+    SessionOpen,
+    SessionRefused,
+    SessionWarm,
+    Tokens,
+    TokensAttach,
+)
+from dht.transport.interface import SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream, Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptConfig:
+    """Time limits of one attempt, in seconds. None of them depends on a connection breaking."""
+
+    connect_s: float = 4.0
+    open_s: float = 10.0
+    """For every stage to accept or refuse."""
+    watch: WatchConfig = field(default_factory=WatchConfig)
+    """When the first or the last stage counts as lost although its stream does not break."""
+    stall_s: float = 30.0
+    """Without a new token for so long although the ends answer, the route is given up."""
+    stall_per_prompt_token_s: float = 0.1
+    """Added to ``stall_s`` until the first token, per prompt token."""
+
+
+CONTROL_BYTES_MAX = 1 << 16
+
+
+class _StageLost(Exception):
+    """One end of the route is lost; ends the task that found out."""
+
+    def __init__(self, peer_id: str, reason: str) -> None:
+        super().__init__(reason)
+        self.peer_id = peer_id
+        self.reason = reason
+
+
+class Attempt:
+    """One epoch's streams to the first and to the last stage. Tasks end with :meth:`close`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: AttemptConfig,
+        open_: SessionOpen,
+        post: Callable[[Event], None],
+        *,
+        vocab: int,
+    ) -> None:
+        """``vocab`` bounds the token ids that a stage may send."""
+        self._vocab = vocab
+        self._transport = transport
+        self._config = config
+        self._open_message = open_
+        self._post = post
+        self._tasks: list[asyncio.Task[None]] = []
+        self._streams: list[Stream] = []
+        self._first: Stream | None = None
+        self._last: asyncio.Task[Stream] | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._open_message.epoch
+
+    @property
+    def _is_warm(self) -> bool:
+        """Whether it prepares a planned move, and serves nothing itself."""
+        return self._open_message.warm_until is not None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that were known when the epoch was opened."""
+        return self._open_message.prompt_tokens
+
+    def open(self) -> None:
+        """Send the open down the route; posts Accepted, Refused or Lost.
+
+        Where an answer goes on, its reader waits: the last stage is connected to meanwhile.
+        """
+        self._start(self._open())
+        if self._open_message.answered and not self._is_warm:
+            self._last = asyncio.create_task(self._connect(-1, TOKENS_PROTOCOL))
+            self._last.add_done_callback(_retrieved)
+
+    def feed(self, position: int, token_ids: tuple[int, ...], *, from_position: int) -> None:
+        """Prompt the first stage at ``position``, and ask the last for tokens."""
+        self._start(self._feed(position, token_ids, from_position))
+
+    def feed_copy(self, token_ids: tuple[int, ...]) -> None:
+        """Prompt the new first stage of a planned move; no tokens come back."""
+        self._start(self._feed_copy(token_ids))
+
+    def meet_last(self) -> None:
+        """Connect to the last stage ahead of time: the hand-over to it should not wait for that."""
+        self._start(self._meet_last())
+
+    async def _meet_last(self) -> None:
+        """A stage that cannot be reached shows when it is needed."""
+        with suppress(_StageLost):
+            await self._connect(-1, TOKENS_PROTOCOL)
+
+    def copy_kv(
+        self, source: str, addresses: tuple[str, ...], to: str, to_addresses: tuple[str, ...]
+    ) -> None:
+        """Ask ``source`` to copy the session's KV to ``to``; posts Warmed or Refused."""
+        self._start(self._copy_kv(source, addresses, to, to_addresses))
+
+    async def _copy_kv(
+        self, source: str, addresses: tuple[str, ...], to: str, to_addresses: tuple[str, ...]
+    ) -> None:
+        """The owner bounds how long a move may take; a source that is lost ends it as well."""
+        order = KvCopy(
+            session=self._open_message.session, epoch=self.epoch, to=to, addresses=to_addresses
+        )
+        try:
+            async with asyncio.timeout(self._config.connect_s):
+                stream = await self._transport.open_stream(
+                    source, SESSION_PROTOCOL, addresses=addresses
+                )
+            self._streams.append(stream)
+            await codec.send_frame(stream, order)
+            reply = (await codec.read_frame(stream, limit_bytes=CONTROL_BYTES_MAX)).message
+        except (NetworkError, PeerError, TimeoutError) as error:
+            reason = f"cannot be asked for its KV: {str(error) or 'no answer'}"
+            self._refused(source, RefusalCode.NO_COPY, reason, 0.0)
+            return
+        match reply:
+            case SessionWarm():
+                self._post(Warmed(epoch=self.epoch))
+            case SessionRefused(reason=reason):
+                self._refused(source, RefusalCode.NO_COPY, reason, 0.0)
+            case other:
+                raise _StageLost(source, f"answered a copy with {type(other).__name__}")
+
+    async def _feed_copy(self, token_ids: tuple[int, ...]) -> None:
+        session = self._open_message.session
+        prompt = Prompt(session=session, epoch=self.epoch, position=0, token_ids=token_ids)
+        if self._first is not None:
+            await self._send(0, self._first, prompt)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._guarded(work))
+        # One that is cancelled before it began would warn that its work was never awaited.
+        task.add_done_callback(lambda _: work.close())
+        self._tasks.append(task)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except _StageLost as lost:
+            self._lose(lost.peer_id, lost.reason)
+
+    def _lose(self, peer_id: str, reason: str) -> None:
+        self._post(Lost(epoch=self.epoch, peer_id=peer_id, reason=reason))
+
+    def _peer(self, stage: int) -> str:
+        return self._open_message.route[stage].peer_id
+
+    def _blamed(self, peer_id: str, reporter: str) -> str:
+        """A stage may accuse stages of its own route only; any other name accuses itself."""
+        on_route = {stage.peer_id for stage in self._open_message.route}
+        return peer_id if peer_id in on_route else reporter
+
+    async def _connect(self, stage: int, protocol: str) -> Stream:
+        try:
+            async with asyncio.timeout(self._config.connect_s):
+                stream = await self._transport.open_stream(
+                    self._peer(stage), protocol, addresses=self._open_message.addresses[stage]
+                )
+        except (NetworkError, TimeoutError) as error:
+            reason = f"cannot be reached: {str(error) or 'no answer'}"
+            raise _StageLost(self._peer(stage), reason) from error
+        self._streams.append(stream)
+        return stream
+
+    async def _send(self, stage: int, stream: Stream, message: object) -> None:
+        try:
+            async with asyncio.timeout(self._config.open_s):
+                await codec.send_frame(stream, message)
+        except (NetworkError, TimeoutError) as error:
+            raise _StageLost(self._peer(stage), f"connection lost: {error}") from error
+
+    async def _open(self) -> None:
+        first = self._peer(0)
+        try:
+            stream = self._first = await self._connect(0, SESSION_PROTOCOL)
+        except _StageLost as lost:
+            self._refused(first, RefusalCode.UNREACHABLE, lost.reason, 0.0)
+            return
+        await self._send(0, stream, self._open_message)
+        try:
+            async with asyncio.timeout(self._config.open_s):
+                reply = (await codec.read_frame(stream)).message
+        except TimeoutError:
+            reason = f"the route did not answer an open within {self._config.open_s:.0f} s"
+            self._refused(first, RefusalCode.UNREACHABLE, reason, 0.0)
+            return
+        except (NetworkError, PeerError) as error:
+            raise _StageLost(first, str(error)) from error
+        match reply:
+            case SessionAccepted(position=position, rows=rows):
+                self._post(Accepted(epoch=self.epoch, position=position, rows=rows))
+                self._start(self._watched(0, stream))
+            case SessionRefused() as refused:
+                blamed = self._blamed(refused.peer_id, first)
+                self._refused(blamed, refused.code, refused.reason, refused.retry_after_s)
+            case SessionFailed(peer_id=peer_id, reason=reason):
+                raise _StageLost(self._blamed(peer_id, first), reason)
+            case other:
+                raise _StageLost(first, f"answered an open with {type(other).__name__}")
+
+    def _refused(self, peer_id: str, code: str, reason: str, retry_after_s: float) -> None:
+        self._post(
+            Refused(
+                epoch=self.epoch,
+                peer_id=peer_id,
+                code=code,
+                reason=reason,
+                retry_after_s=retry_after_s,
+            )
+        )
+
+    async def _feed(self, position: int, token_ids: tuple[int, ...], from_position: int) -> None:
+        session = self._open_message.session
+        if token_ids:
+            prompt = Prompt(
+                session=session, epoch=self.epoch, position=position, token_ids=token_ids
+            )
+            if self._first is None:
+                raise RuntimeError("fed before the route was opened")
+            await self._send(0, self._first, prompt)
+        last = await (self._last or self._connect(-1, TOKENS_PROTOCOL))
+        attach = TokensAttach(session=session, epoch=self.epoch, position=from_position)
+        await self._send(-1, last, attach)
+        self._start(self._watched(-1, last))
+
+    async def _watched(self, stage: int, stream: Stream) -> None:
+        """Read one stream, and watch its peer; any end of it becomes an event."""
+        loop = asyncio.get_running_loop()
+        watch = PeerWatch(config=self._config.watch, heard_s=loop.time())
+        pings = asyncio.create_task(self._watch(stage, stream, watch))
+        try:
+            while True:
+                frame = await codec.read_frame(stream)
+                watch.heard(loop.time())
+                if isinstance(frame.message, Pong):
+                    pong = frame.message
+                    watch.answered(pong.nonce, pong.stalled_s, pong.step_p95_s, loop.time())
+                else:
+                    self._take(stage, frame.message, frame.body)
+        except (NetworkError, PeerError) as error:
+            self._lose(self._peer(stage), str(error))
+        finally:
+            pings.cancel()
+
+    async def _watch(self, stage: int, stream: Stream, watch: PeerWatch) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            match watch.tick(loop.time()):
+                case Dead(reason=reason):
+                    self._lose(self._peer(stage), reason)
+                    return
+                case PingNow(nonce=nonce):
+                    # Written without waiting: the watch must run on when nothing is read there.
+                    stream.write(codec.encode_frame(Ping(nonce=nonce)))
+            await asyncio.sleep(max(0.0, watch.wake_at_s - loop.time()))
+
+    def _scores(self, message: Tokens, body: bytes | memoryview) -> tuple[TokenScore, ...]:
+        """The scores of a frame's tokens; raises MalformedError where they are not all there."""
+        top = self._open_message.sampling.logprobs
+        return () if top is None else unpack(body, message.token_ids, top, self._vocab)
+
+    def _take_prompt_scores(self, message: PromptScores, body: bytes | memoryview) -> None:
+        open_ = self._open_message
+        end = message.position + message.tokens
+        top = open_.sampling.prompt_logprobs
+        if top is None or message.position < 1 or end > open_.scores_end:
+            raise codec.MalformedError("scores that nobody asked for")
+        token_ids = open_.history[message.position : end]
+        scores = unpack(body, token_ids, top, self._vocab)
+        self._post(PromptScored(epoch=message.epoch, position=message.position, scores=scores))
+
+    def _take(self, stage: int, message: object, body: bytes | memoryview) -> None:
+        match message:
+            case PromptScores() if stage == -1 and message.session == self._open_message.session:
+                self._take_prompt_scores(message, body)
+            case Tokens() if stage == -1 and message.session == self._open_message.session:
+                self._post(
+                    Arrived(
+                        epoch=message.epoch,
+                        position=message.position,
+                        token_ids=message.token_ids,
+                        scores=self._scores(message, body),
+                    )
+                )
+                if message.finish_reason is not None:
+                    # Stale if these tokens did complete the answer: the owner is done by then.
+                    self._lose(self._peer(stage), "ended the answer early")
+            case SessionLeaving(peer_id=peer_id, to=to):
+                self._post(Leaving(epoch=message.epoch, peer_id=peer_id, to=to))
+            case SessionWarm() if stage == 0:
+                self._post(Warmed(epoch=message.epoch))
+            case SessionRefused() as refused if stage == 0 and self._is_warm:
+                blamed = self._blamed(refused.peer_id, self._peer(0))
+                self._refused(blamed, refused.code, refused.reason, refused.retry_after_s)
+            case SessionFailed(peer_id=peer_id, reason=reason):
+                self._lose(self._blamed(peer_id, self._peer(stage)), reason)
+            case other:
+                raise _StageLost(self._peer(stage), f"sent {type(other).__name__}")
+
+    async def close(self, *, ends_session: bool) -> None:
+        """End both streams; ``ends_session`` frees the route, too, by a close on the first."""
+        tasks: list[asyncio.Task[Any]] = [*self._tasks]
+        tasks += [self._last] if self._last is not None else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._first is not None and ends_session:
+            close = SessionClose(session=self._open_message.session, epoch=self.epoch)
+            self._first.write(codec.encode_frame(close))
+        for stream in self._streams:
+            await stream.close()
+
+
+def _retrieved(task: "asyncio.Task[Stream]") -> None:
+    """Look at a failure, so that one that nobody awaits any more is not reported as forgotten."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,241 @@
+"""What happens to a session at its owner, and what the owner then does: events and effects.
+
+Plain data. :mod:`client.session.failover` decides, :mod:`client.session.session` performs.
+"""
+
+from dataclasses import dataclass
+
+from coordinator.routing.routes import NoRoute
+from dht.messages.logprobs import TokenScore
+from dht.messages.types import RouteStage
+
+Route = tuple[RouteStage, ...]
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """The answer to a :class:`Draw`."""
+
+    route: Route | NoRoute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """Every stage of the epoch's route has reserved; the first wants token ids at ``position``."""
+
+    epoch: int
+    position: int
+    rows: bool = True
+    """False where the new stage of a move waits for a copy of the KV."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A stage refused the epoch, or could not be reached, before any work was done."""
+
+    epoch: int
+    peer_id: str
+    code: str
+    reason: str
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A stage of the epoch's route was lost, stalled or broke the protocol."""
+
+    epoch: int
+    peer_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """Tokens from the last stage."""
+
+    epoch: int
+    position: int
+    token_ids: tuple[int, ...]
+    scores: tuple[TokenScore, ...] = ()
+    """One for each token, where the request wants them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScored:
+    """Scores of the prompt's tokens from the last stage."""
+
+    epoch: int
+    position: int
+    scores: tuple[TokenScore, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """A stage of the epoch's route asks to be replaced; it serves on meanwhile."""
+
+    epoch: int
+    peer_id: str
+    to: str = ""
+    """It does not leave: it asks for relief by this freer holder of its layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveDrawn:
+    """The answer to a :class:`DrawMove`."""
+
+    route: Route | NoRoute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warmed:
+    """The new stages of a planned move have run all that was known when it began."""
+
+    epoch: int
+
+
+Event = Drawn | Accepted | Refused | Lost | Arrived | PromptScored | Leaving | MoveDrawn | Warmed
+
+
+# Effects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Find a route after ``after_s`` and answer with :class:`Drawn`.
+
+    ``mend`` is the route whose survivors hold the session's KV, empty for a new session; ``lost``
+    are its peers that cannot be kept. They may serve again when they are trusted again.
+    """
+
+    mend: Route
+    lost: frozenset[str]
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Open ``epoch`` over ``route``; answer with Accepted, Refused or Lost."""
+
+    epoch: int
+    route: Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """Send the known tokens from ``position`` on, and attach to the last stage."""
+
+    epoch: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Close the session at stages that are not on the route any more, as far as they live."""
+
+    epoch: int
+    stages: Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliver:
+    """New tokens, each exactly once and in order."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Avoid:
+    """Do not use a peer for a while. ``code`` is None for one that failed at work."""
+
+    peer_id: str
+    code: str | None
+    reason: str
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Tell the caller what the answer waits for."""
+
+    no_route: NoRoute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """No route for too long, or a request that no stage takes."""
+
+    reason: str
+    no_route: NoRoute | None = None
+    """None: the request itself is refused, and waiting would not help."""
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawMove:
+    """Find a route without ``leaving`` and answer with :class:`MoveDrawn`; the answer goes on.
+
+    With ``to``, none but that peer may take its place, for the very same layers.
+    """
+
+    mend: Route
+    leaving: str
+    to: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warm:
+    """Let the new stages of ``route`` run copies of the session's rows under ``epoch``.
+
+    Answer with Accepted (if the first stage is new, and wants the token ids), then Warmed, or with
+    Refused or Lost.
+    """
+
+    epoch: int
+    route: Route
+    until: int
+    """Index of the last new stage."""
+    copy_from: str | None = None
+    """Who could send the new stage its KV."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedCopy:
+    """Send all known tokens to the new first stage of a move."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyKv:
+    """Ask the stage at ``source`` to copy its KV to ``to``; answer with Warmed or Refused."""
+
+    epoch: int
+    source: str
+    to: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropMove:
+    """The move is off: close its streams."""
+
+    epoch: int
+
+
+Effect = (
+    Draw
+    | Open
+    | Feed
+    | Leave
+    | Deliver
+    | Avoid
+    | Wait
+    | GiveUp
+    | DrawMove
+    | Warm
+    | FeedCopy
+    | CopyKv
+    | DropMove
+)

@@ -1,0 +1,362 @@
+"""The owner's side of one session: which route it takes, when it is mended, when it is given up.
+
+Pure: events with the time go in, effects come out in the order in which they are to be performed
+(:mod:`client.session.session` does that). The owner alone decides on routes, so it is never in
+question who replaces a stage; stages only keep what they hold until the next epoch reaches them.
+
+An epoch is one route that was tried. It ends when a stage refuses or is lost; the next one keeps
+the survivors of the last route *that was accepted* and replaces the rest.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from client.session.events import (
+    Accepted,
+    Arrived,
+    Avoid,
+    CopyKv,
+    Deliver,
+    Draw,
+    DrawMove,
+    Drawn,
+    DropMove,
+    Effect,
+    Event,
+    Feed,
+    FeedCopy,
+    GiveUp,
+    Leave,
+    Leaving,
+    Lost,
+    MoveDrawn,
+    Open,
+    PromptScored,
+    Refused,
+    Route,
+    Wait,
+    Warm,
+    Warmed,
+)
+from client.session.token_log import AnswerLog
+from coordinator.routing.routes import NoRoute
+from dht.messages.session import NO_ROOM, RefusalCode
+from dht.messages.types import RouteStage
+
+ROOM_TRIES = 4
+"""Routes that a request which does not wait tries before it takes the swarm as full."""
+
+RELIEF_EVERY_S = 30.0
+"""A stage's wish for relief is heard so seldom: each move costs something, and stages may lie."""
+RELIEF_GAP_S = 3.0
+"""Between any two of them."""
+
+
+class OwnerState(StrEnum):
+    DRAWING = "drawing"
+    """A route is wanted."""
+    OPENING = "opening"
+    """An open is on its way down the route."""
+    RUNNING = "running"
+    """Every stage has accepted; tokens come."""
+    DONE = "done"
+    """The answer is whole."""
+    GAVE_UP = "gave_up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A planned move in the making, while the present epoch serves on."""
+
+    leaving: str
+    to: str = ""
+    """The freer peer that should take over; empty where ``leaving`` does leave."""
+    epoch: int = 0
+    """Of the copies; 0 while a route is being drawn."""
+    route: Route = ()
+    until_s: float = 0.0
+    copy_from: str | None = None
+    """Who could send the new stage its KV: the one that leaves, where one stage takes its place."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Owner:
+    """The state machine. Begin with :meth:`start`, then :meth:`step` for every event."""
+
+    log: AnswerLog
+    wait_s: float
+    """How long without a route or a token before the owner gives up."""
+    poll_s: float = 0.25
+    """Between looks for a route."""
+    state: OwnerState = OwnerState.DRAWING
+    route: Route = ()
+    """Of the present epoch; empty after a refusal that left nothing there."""
+    accepted: Route = ()
+    """The last route that every stage accepted: its survivors hold the session's KV."""
+    lost: set[str] = field(default_factory=set)
+    """Peers that failed or refused since ``accepted``."""
+    touched: list[RouteStage] = field(default_factory=list)
+    """Stages that may hold KV although they are not on ``accepted``."""
+    deadline_s: float = 0.0
+    failovers: int = 0
+    moves: int = 0
+    """Stages that were moved as planned."""
+    move: Move | None = None
+    relieved_s: dict[str, float] = field(default_factory=dict)
+    """When the wishes of stages for relief were heard, of late."""
+    move_s: float = 20.0
+    """How long the new stages of a move may take to catch up."""
+    copies: bool = True
+    """Whether KV may be copied; not any more once a stage could not."""
+    spent_epoch: int = 0
+    """The largest epoch that was used, by a route or by copies."""
+    last_reason: str = ""
+    retry_after_s: float = 0.0
+    without_room: int = 0
+    """Refusals for want of room so far."""
+
+    @property
+    def epoch(self) -> int:
+        return self.log.epoch
+
+    def start(self, now_s: float) -> list[Effect]:
+        """The first effects of a new session."""
+        self.deadline_s = now_s + self.wait_s
+        return [self._draw()]
+
+    def step(self, event: Event, now_s: float) -> list[Effect]:
+        """Take one event. What does not fit the state or comes from an old epoch does nothing."""
+        match (self.state, event):
+            case (OwnerState.DRAWING, Drawn(route=route)):
+                return self._drawn(route, now_s)
+            case (OwnerState.OPENING, Accepted(epoch=self.epoch, position=position)):
+                return self._accepted(position)
+            case (OwnerState.OPENING, Refused(epoch=self.epoch) as refused):
+                return self._refused(refused, now_s)
+            case (OwnerState.OPENING | OwnerState.RUNNING, Lost(epoch=self.epoch) as lost):
+                return [*self._drop_move(), *self._lost(lost)]
+            case (OwnerState.RUNNING, Arrived() as arrived):
+                return self._arrived(arrived, now_s)
+            case (OwnerState.RUNNING, Leaving(epoch=self.epoch) as leaving):
+                return self._leaving(leaving, now_s)
+            case (OwnerState.RUNNING, MoveDrawn(route=route)) if self.move is not None:
+                return self._move_drawn(route, self.move, now_s)
+            case (OwnerState.RUNNING, (Accepted() | Refused() | Lost() | Warmed()) as told) if (
+                self.move is not None and told.epoch == self.move.epoch
+            ):
+                return self._moved_on(told, self.move)
+            case (OwnerState.RUNNING, PromptScored(epoch=epoch, position=position, scores=scores)):
+                self.log.accept_prompt_scores(epoch=epoch, position=position, scores=scores)
+                return []
+            case _:
+                return []
+
+    def _draw(self, after_s: float = 0.0) -> Draw:
+        self.state = OwnerState.DRAWING
+        return Draw(mend=self.accepted, lost=frozenset(self.lost), after_s=after_s)
+
+    def _drawn(self, route: Route | NoRoute, now_s: float) -> list[Effect]:
+        if not isinstance(route, NoRoute):
+            self.state, self.route = OwnerState.OPENING, route
+            return [Open(epoch=self.epoch, route=route)]
+        if now_s >= self.deadline_s:
+            self.state = OwnerState.GAVE_UP
+            return [
+                Wait(no_route=route),
+                GiveUp(
+                    reason=self.last_reason or route.reason,
+                    no_route=route,
+                    retry_after_s=self.retry_after_s or route.retry_after_s,
+                ),
+            ]
+        return [Wait(no_route=route), self._draw(self.poll_s)]
+
+    def _accepted(self, position: int) -> list[Effect]:
+        self.state = OwnerState.RUNNING
+        if self.move is not None:
+            self.moves += self.move.leaving not in {stage.peer_id for stage in self.route}
+            self.move = None
+        on_route = set(self.route)
+        left = [s for s in (*self.accepted, *self.touched) if s not in on_route]
+        self.accepted, self.touched = self.route, []
+        self.lost.clear()
+        effects: list[Effect] = [Feed(epoch=self.epoch, position=position)]
+        # A peer that serves other layers now has dropped its old epoch by itself.
+        here = {stage.peer_id for stage in self.route}
+        gone = tuple(dict.fromkeys(s for s in left if s.peer_id not in here))
+        return [*effects, Leave(epoch=self.epoch, stages=gone)] if gone else effects
+
+    def _refused(self, refused: Refused, now_s: float) -> list[Effect]:
+        # Once accepted the request is sound, and such a refusal is the peer's own fault.
+        hopeless = refused.code in {RefusalCode.BAD_REQUEST, RefusalCode.TOO_LONG}
+        if hopeless and not self.accepted:
+            self.state = OwnerState.GAVE_UP
+            return [GiveUp(reason=refused.reason)]
+        moved = self.move
+        self.move = None
+        # Another route may have room: the owner gives up when none is left to try.
+        self.last_reason, self.retry_after_s = refused.reason, refused.retry_after_s
+        if refused.code in NO_ROOM:
+            self.without_room += 1
+            if moved is None:  # the new stages of a move hold their copies still
+                self.route = ()  # to free it once more would cost the busiest a stream each
+        self._next_epoch(refused.peer_id)
+        avoid = Avoid(
+            peer_id=refused.peer_id,
+            code=refused.code,
+            reason=refused.reason,
+            retry_after_s=refused.retry_after_s,
+        )
+        drop = [DropMove(epoch=moved.epoch)] if moved is not None and moved.epoch else []
+        if now_s >= self.deadline_s and self.without_room >= ROOM_TRIES and not self.accepted:
+            # Who does not wait is told soon, and a crowd of them keeps nobody from work.
+            self.state = OwnerState.GAVE_UP
+            full = NoRoute(reason="the peers that were asked are full")
+            after_s = self.retry_after_s
+            give_up = GiveUp(reason=full.reason, no_route=full, retry_after_s=after_s)
+            return [avoid, Wait(no_route=full), give_up]
+        return [avoid, *drop, self._draw()]
+
+    def _lost(self, lost: Lost) -> list[Effect]:
+        self.failovers += self.state is OwnerState.RUNNING
+        self._next_epoch(lost.peer_id)
+        return [Avoid(peer_id=lost.peer_id, code=None, reason=lost.reason), self._draw()]
+
+    def _next_epoch(self, lost_peer: str) -> None:
+        self.lost.add(lost_peer)
+        self.touched += [s for s in self.route if s not in self.accepted]
+        self._new_epoch()
+
+    def _new_epoch(self) -> None:
+        self.log.epoch = self.spent_epoch = max(self.log.epoch, self.spent_epoch) + 1
+
+    # Planned moves
+
+    def _leaving(self, leaving: Leaving, now_s: float) -> list[Effect]:
+        """A stage will leave, or asks for relief: look for another, unless that is under way."""
+        peer_id, to = leaving.peer_id, leaving.to
+        if peer_id not in {stage.peer_id for stage in self.route}:
+            return []
+        dropped: list[Effect] = []
+        if self.move is not None:
+            if self.move.epoch and now_s > self.move.until_s:
+                return self._drop_move()
+            if to or not self.move.to or self.move.leaving == peer_id:
+                return []
+            dropped = self._drop_move()  # who leaves goes before who would have it easier
+        if to:
+            self.relieved_s = {
+                peer: at_s
+                for peer, at_s in self.relieved_s.items()
+                if now_s < at_s + RELIEF_EVERY_S
+            }
+            soon = any(now_s < at_s + RELIEF_GAP_S for at_s in self.relieved_s.values())
+            if soon or peer_id in self.relieved_s or self._scores_prompt:
+                return []
+            self.relieved_s[peer_id] = now_s
+            self.move = Move(leaving=peer_id, to=to)
+            return [DrawMove(mend=self.accepted, leaving=peer_id, to=to)]
+        self.move = Move(leaving=peer_id)
+        avoid = Avoid(peer_id=peer_id, code=RefusalCode.DRAINING, reason="leaves")
+        return [*dropped, avoid, DrawMove(mend=self.accepted, leaving=peer_id)]
+
+    @property
+    def _scores_prompt(self) -> bool:
+        """Whether a new last stage would have to run the whole prompt again."""
+        return self.log.request.sampling.prompt_logprobs is not None
+
+    def _move_drawn(self, route: Route | NoRoute, move: Move, now_s: float) -> list[Effect]:
+        if isinstance(route, NoRoute) or move.leaving in {stage.peer_id for stage in route}:
+            self.move = None  # the stage asks again while it has not left
+            return []
+        new = [at for at, stage in enumerate(route) if stage not in self.accepted]
+        if self._scores_prompt or new != list(range(new[0], new[-1] + 1)):
+            return self._commit(route)
+        self.spent_epoch = max(self.epoch, self.spent_epoch) + 1
+        self.move = Move(
+            leaving=move.leaving,
+            to=move.to,
+            epoch=self.spent_epoch,
+            route=route,
+            until_s=now_s + self.move_s,
+            copy_from=self._copy_from(move.leaving, [route[at] for at in new]),
+        )
+        return [
+            Warm(
+                epoch=self.spent_epoch,
+                route=route,
+                until=new[-1],
+                copy_from=self.move.copy_from,
+            )
+        ]
+
+    def _copy_from(self, leaving: str, new: list[RouteStage]) -> str | None:
+        """``leaving`` where one new stage runs just its layers, so that its KV fits there."""
+        spans = {(s.start, s.end) for s in self.accepted if s.peer_id == leaving}
+        fits = len(new) == 1 and spans == {(new[0].start, new[0].end)}
+        return leaving if fits and self.copies else None
+
+    def _moved_on(self, event: Event, move: Move) -> list[Effect]:
+        """What the new stages say. Whatever goes wrong leaves the session where it is."""
+        serving = {stage.peer_id for stage in self.accepted}
+        new = [stage.peer_id for stage in move.route if stage not in self.accepted]
+        match event:
+            case Accepted(rows=rows):
+                effects: list[Effect] = []
+                if not rows and move.copy_from is not None:
+                    effects.append(CopyKv(epoch=move.epoch, source=move.copy_from, to=new[0]))
+                if move.route[0].peer_id in new:
+                    effects.append(FeedCopy(epoch=move.epoch))
+                return effects
+            case Warmed():
+                return self._commit(move.route)
+            case Refused(peer_id=peer_id, code=code, reason=reason, retry_after_s=after_s):
+                if code == RefusalCode.NO_COPY:
+                    self.copies = False
+                    return self._drop_move()  # the stage asks again while it has not left
+                if peer_id in serving and move.to:
+                    return self._drop_move()  # relief is not worth a replay
+                if peer_id in serving:
+                    # One that serves on cannot help, as its log is too short: replay in one go.
+                    return [*self._drop_move(), *self._commit(move.route)]
+                avoid = Avoid(peer_id=peer_id, code=code, reason=reason, retry_after_s=after_s)
+                return [avoid, *self._drop_move()]
+            case Lost(peer_id=peer_id, reason=reason):
+                # A stage that serves on does so; it is the new one that it cannot talk to.
+                blamed = new[-1] if peer_id in serving and new else peer_id
+                avoid = Avoid(peer_id=blamed, code=RefusalCode.UNREACHABLE, reason=reason)
+                return [avoid, *self._drop_move()]
+            case _:
+                return []
+
+    def _drop_move(self) -> list[Effect]:
+        move, self.move = self.move, None
+        if move is None or not move.epoch:
+            return []
+        new = tuple(stage for stage in move.route if stage not in self.accepted)
+        return [DropMove(epoch=move.epoch), Leave(epoch=move.epoch, stages=new)]
+
+    def _commit(self, route: Route) -> list[Effect]:
+        """Hand over at the token that is known now: the next epoch goes over the new stages."""
+        self._new_epoch()
+        self.state, self.route = OwnerState.OPENING, route
+        return [Open(epoch=self.epoch, route=route)]
+
+    def _arrived(self, arrived: Arrived, now_s: float) -> list[Effect]:
+        if arrived.epoch == self.epoch and arrived.token_ids and not self.log.prompt_is_scored:
+            last = self.route[-1].peer_id
+            reason = "left out scores of the prompt"
+            return self._lost(Lost(epoch=self.epoch, peer_id=last, reason=reason))
+        fresh = self.log.accept(
+            epoch=arrived.epoch,
+            position=arrived.position,
+            token_ids=arrived.token_ids,
+            scores=arrived.scores,
+        )
+        if not fresh:
+            return []
+        self.deadline_s = now_s + self.wait_s
+        self.last_reason, self.retry_after_s = "", 0.0
+        if self.log.finish_reason is not None:
+            self.state = OwnerState.DONE
+        return [Deliver(token_ids=fresh)]

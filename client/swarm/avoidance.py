@@ -1,0 +1,150 @@
+"""Which peers a client passes over for a while, because they failed or had no room. Pure.
+
+A peer that failed is avoided for longer each time in a row: the DHT still shows one that died or
+froze for as long as its record lives. Avoiding is a preference: where there is no route without
+such a peer, it gets a second chance before its time is over, one request at a time. A peer that is
+full said when it expects to have room; until then nobody here asks it, which costs it nothing.
+For a while after, one request at a time waits for its answer: it may be too busy to say no to all
+of them soon, and those that do not ask know at once.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from dht.messages.types import NodeRecord
+
+FACTOR_MAX = 8
+TRY_S = 0.25
+"""While one request tries a peer that was full, others of this client take it as full still."""
+CROWDED_S = 5.0
+"""A peer that was full is one that others want, too, for so long after."""
+UNANSWERED_MAX = 1
+"""Requests of this client that wait for what such a peer says, at a time."""
+SECOND_CHANCE_S = 2.0
+"""A peer that failed is not tried again sooner, even where there is no other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Avoided:
+    """A peer that failed, in its present life, ``times`` in a row."""
+
+    until_s: float
+    again_s: float
+    """From when on it may be tried where there is no other."""
+    joined_unix_s: float
+    times: int
+    full: bool
+    """It had no room; nothing is wrong with it."""
+    urgent: bool = False
+    """Not even for an urgent session."""
+
+
+class Avoidance:
+    """All peers that one client avoids. Times are those of the caller's clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._peers: dict[str, Avoided] = {}
+        self._crowded_until_s: dict[str, float] = {}
+        self._unanswered: Counter[str] = Counter()
+
+    def avoids(
+        self,
+        record: NodeRecord,
+        now_s: float,
+        *,
+        urgent: bool = False,
+        full: bool = False,
+        second_chance: bool = False,
+    ) -> bool:
+        """Whether to pass ``record``'s peer over. One that joined anew is not held to its past.
+
+        With ``full``, peers without room do not count as avoided, with ``urgent`` those without
+        room for others; with ``second_chance``, those that failed a little while ago do not.
+        """
+        if not (full or urgent) and self._is_crowded(record.peer_id, now_s):
+            return True
+        avoided = self._peers.get(record.peer_id)
+        if avoided is None or record.joined_unix_s > avoided.joined_unix_s:
+            return False
+        if avoided.full and (full or (urgent and not avoided.urgent)):
+            return False
+        if second_chance and not avoided.full and now_s >= avoided.again_s:
+            return False
+        return now_s < avoided.until_s
+
+    def add(
+        self,
+        peer_id: str,
+        for_s: float,
+        now_s: float,
+        *,
+        joined_unix_s: float,
+        full: bool = False,
+        urgent: bool = False,
+    ) -> None:
+        """Avoid a peer for ``for_s``, twice as long each time in a row that it failed."""
+        if full:
+            later = {p: until_s for p, until_s in self._crowded_until_s.items() if until_s > now_s}
+            self._crowded_until_s = {**later, peer_id: now_s + CROWDED_S}
+        before = self._peers.get(peer_id)
+        times = 1
+        if before is not None and before.joined_unix_s == joined_unix_s and not full:
+            times = before.times + 1
+        factor = min(2 ** (times - 1), FACTOR_MAX)
+        self._peers[peer_id] = Avoided(
+            until_s=now_s + factor * for_s,
+            again_s=now_s + min(factor * SECOND_CHANCE_S, factor * for_s),
+            joined_unix_s=joined_unix_s,
+            times=times,
+            full=full,
+            urgent=urgent,
+        )
+
+    def trying(self, peer_ids: Iterable[str], now_s: float) -> None:
+        """Let one request find out whether peers are well or have room again, not all at once:
+        a crowd that is refused keeps the peers from what they have to do."""
+        for peer_id in peer_ids:
+            avoided = self._peers.get(peer_id)
+            if avoided is None:
+                continue
+            if not avoided.full:
+                again_s = now_s + SECOND_CHANCE_S
+                self._peers[peer_id] = replace(avoided, again_s=again_s)
+            elif now_s >= avoided.until_s:
+                self._peers[peer_id] = replace(avoided, until_s=now_s + TRY_S)
+
+    def asked(self, peer_ids: Iterable[str]) -> None:
+        """A new session waits for what these peers say."""
+        self._unanswered.update(peer_ids)
+
+    def answered(self, peer_ids: Iterable[str]) -> None:
+        """They said it, or nobody waits for it any more."""
+        self._unanswered.subtract(peer_ids)
+        self._unanswered += Counter()  # forgets those that nobody waits for
+
+    def _is_crowded(self, peer_id: str, now_s: float) -> bool:
+        if self._unanswered[peer_id] < UNANSWERED_MAX:
+            return False
+        return now_s < self._crowded_until_s.get(peer_id, now_s)
+
+    def worked(self, peer_ids: Iterable[str], *, had_room: bool) -> None:
+        """Peers that delivered are no longer held to their past.
+
+        That they deliver to one session says nothing of room for another, unless it is new.
+        """
+        for peer_id in peer_ids:
+            avoided = self._peers.get(peer_id)
+            if avoided is not None and (had_room or not avoided.full):
+                del self._peers[peer_id]
+
+    def room_after_s(self, peer_ids: Iterable[str], now_s: float) -> float:
+        """Seconds until the first of these peers that is full expects to have room; 0: none is."""
+        full = []
+        for peer_id in peer_ids:
+            avoided = self._peers.get(peer_id)
+            if avoided is not None and avoided.full and avoided.until_s > now_s:
+                full.append(avoided.until_s - now_s)
+            elif self._is_crowded(peer_id, now_s):
+                full.append(TRY_S)
+        return min(full, default=0.0)

@@ -1,0 +1,103 @@
+"""Which peers answer: each is pinged all the time, whatever its record says."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from client.swarm.beat import Beat
+from dht.errors import NetworkError, PeerError
+from dht.messages import codec
+from dht.messages.session import Ping, Pong
+from dht.transport.interface import PROBE_PROTOCOL, Transport
+
+PINGS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PulseConfig:
+    """Times in seconds."""
+
+    every_s: float = 3.0
+    again_s: float = 0.5
+    """A ping that failed is repeated so soon: a dead peer is known as such after one pause."""
+    answer_s: float = 4.0
+    """For a peer to answer one ping, opening the stream included."""
+    share_s: float = 0.02
+    """Pauses grow with the number of peers, so that one ping starts in so long on average,"""
+    most_s: float = 15.0
+    """up to this."""
+
+
+class Pulse:
+    """Pings the watched peers until closed; ``on_change`` is called when one falls silent or
+    answers again."""
+
+    def __init__(
+        self, transport: Transport, on_change: Callable[[], None], config: PulseConfig | None = None
+    ) -> None:
+        self._transport = transport
+        self._on_change = on_change
+        self._config = config or PulseConfig()
+        self._room = asyncio.Semaphore(PINGS_AT_ONCE)
+        self._addresses: dict[str, tuple[str, ...]] = {}
+        self._beats: dict[str, Beat] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def watch(self, peers: Mapping[str, tuple[str, ...]]) -> None:
+        """Watch exactly these peers, by their addresses."""
+        self._addresses = dict(peers)
+        for peer_id in [p for p in self._tasks if p not in peers]:
+            self._tasks.pop(peer_id).cancel()
+            self._beats.pop(peer_id, None)
+        for peer_id in [p for p in peers if p not in self._tasks]:
+            self._beats[peer_id] = Beat()
+            self._tasks[peer_id] = asyncio.create_task(self._follow(peer_id), name="pings")
+
+    def beat(self, peer_id: str) -> Beat:
+        """What is known of a peer; nothing of one that is not watched."""
+        return self._beats.get(peer_id, Beat())
+
+    async def close(self) -> None:
+        """Stop all pings."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, peer_id: str) -> None:
+        while True:
+            async with self._room:
+                rtt_s = await self._ping(peer_id)
+            before = self._beats[peer_id]
+            if rtt_s is None:
+                now = replace(before, misses=before.misses + 1)
+            else:
+                now = Beat(answered_unix_s=self._transport.now(), rtt_s=rtt_s)
+            self._beats[peer_id] = now
+            first = before.answered_unix_s is None and now.answered_unix_s is not None
+            if first or now.silent != before.silent:
+                self._on_change()
+            shared_s = min(self._config.share_s * len(self._tasks), self._config.most_s)
+            pause_s = max(self._config.every_s, shared_s)
+            doubtful = now.misses > 0 and not now.silent
+            await asyncio.sleep(self._config.again_s if doubtful else pause_s)
+
+    async def _ping(self, peer_id: str) -> float | None:
+        """One round trip in seconds, or None without a right answer in time."""
+        loop = asyncio.get_running_loop()
+        with suppress(NetworkError, PeerError, TimeoutError):
+            async with asyncio.timeout(self._config.answer_s):
+                stream = await self._transport.open_stream(
+                    peer_id, PROBE_PROTOCOL, addresses=self._addresses.get(peer_id, ())
+                )
+                try:
+                    started_s = loop.time()
+                    await codec.send_frame(stream, Ping(nonce=1))
+                    reply = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
+                    if reply == Pong(nonce=1):
+                        return loop.time() - started_s
+                finally:
+                    await stream.close()
+        return None

@@ -1,0 +1,153 @@
+"""The election's shell: what a peer sees of it in the DHT, and what it does about it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from coordinator.election.election import (
+    Elected,
+    Election,
+    ElectionConfig,
+    Observed,
+    Stored,
+    StoreLease,
+    step,
+    succession,
+)
+from coordinator.failure.liveness import Liveness
+from coordinator.plans.epochs import believed, number_max
+from coordinator.plans.store import PlanStore
+from coordinator.plans.transition import TransitionConfig, elders
+from dht.messages.types import NO_EPOCH, LeaseRecord, ModelSpec, NodeRecord, NodeState, Reach
+from dht.records.directory import LIFETIME_S, Directory, RecordKind
+from dht.transport.interface import Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadershipRules:
+    """Who may lead, and how many watch whoever does."""
+
+    election: ElectionConfig
+    transition: TransitionConfig
+    watchers: int
+    witnesses: int
+    coordinators: frozenset[str]
+
+
+class Leadership:
+    """Who leads, as this peer sees it; ``election`` is the state of the pure decision."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        directory: Directory,
+        plans: PlanStore,
+        liveness: Liveness,
+        *,
+        model: ModelSpec,
+        rules: LeadershipRules,
+        on_event: Callable[..., None],
+    ) -> None:
+        self._transport = transport
+        self._directory = directory
+        self._plans = plans
+        self._liveness = liveness
+        self._model = model
+        self._rules = rules
+        self._on_event = on_event
+        self.election = Election(peer_id=transport.peer_id)
+        self.highest = NO_EPOCH
+        """The highest epoch that is believed of anybody."""
+        self.successors: list[str] = []
+        """Who would come next, in turn."""
+        self._dead: frozenset[str] = frozenset()
+        self._leaderless_since_s: float | None = None
+
+    @property
+    def leaderless_s(self) -> float:
+        """For how long no coordinator has been known, in seconds."""
+        return 0.0 if self._leaderless_since_s is None else self._now() - self._leaderless_since_s
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def look(self, nodes: dict[str, NodeRecord], leases: dict[str, LeaseRecord]) -> None:
+        """Step the election by what is in the DHT now. Raises NetworkError."""
+        clock_s, unix_s = self._now(), self._transport.now()
+        distrusted = self._plans.trust.distrusted(clock_s) - {self._transport.peer_id}
+        epochs = [
+            believed(record.epoch, unix_s)
+            for peer_id, record in nodes.items()
+            if peer_id not in distrusted
+        ]
+        self.highest = max([self._plans.epoch, *epochs])
+        allowed = self._rules.coordinators
+        candidates = frozenset(
+            peer_id
+            for peer_id, record in nodes.items()
+            if record.state is not NodeState.DRAINING
+            # Others would have to reach the DHT through the same few peers as it does.
+            and not record.light
+            and record.reach is not Reach.NONE
+            and record.model.serves_with(self._model)
+            and (not allowed or peer_id in allowed)
+        )
+        for _ in range(2):  # a lease that was just stored is read back at once
+            observed = Observed(
+                leases=leases,
+                candidates=candidates,
+                epoch=self.highest,
+                silent=self._liveness.silent,
+                dead=self._dead & self._liveness.silent,
+                distrusted=distrusted,
+                term_max=number_max(unix_s),
+                elders=elders(nodes, unix_s, self._rules.transition),
+            )
+            if self.election.leader in observed.silent - observed.dead:
+                observed = await self._with_witnesses(observed, nodes)
+            self.election, effects = step(
+                self.election, observed, self._now(), self._rules.election
+            )
+            stored = False
+            for effect in effects:
+                match effect:
+                    case StoreLease(term=term):
+                        stored = await self._store_lease(term) or stored
+                    case Elected(peer_id=peer_id, term=term):
+                        self._on_event("coordinator", peer_id=peer_id, term=term)
+            self._note_leader(observed)
+            if not stored or self.election.leading:
+                return
+            leases = await self._directory.leases(latest=True)
+
+    def _note_leader(self, observed: Observed) -> None:
+        leader = self._plans.leader = self.election.leader
+        if leader is not None:
+            self._leaderless_since_s = None
+        elif self._leaderless_since_s is None:
+            self._leaderless_since_s = self._now()
+        next_up = succession(self.election.highest_term + 1, observed)
+        self.successors = [p for p in next_up if p != leader][: self._rules.watchers]
+
+    async def _with_witnesses(self, observed: Observed, nodes: dict[str, NodeRecord]) -> Observed:
+        """Ask others whether the silent coordinator answers them."""
+        leader = self.election.leader
+        if leader is None:
+            return observed
+        others = [p for p in self.successors if p != self._transport.peer_id and p in nodes]
+        witnesses = {p: nodes[p].addresses for p in others[: self._rules.witnesses]}
+        if await self._liveness.confirm_silent(leader, witnesses):
+            self._dead = (self._dead | {leader}) & observed.candidates
+            return replace(observed, dead=self._dead & observed.silent)
+        return observed
+
+    async def _store_lease(self, term: int) -> bool:
+        lease = LeaseRecord(
+            peer_id=self._transport.peer_id,
+            term=term,
+            expires_unix_s=self._transport.now() + LIFETIME_S[RecordKind.LEASE],
+        )
+        if not await self._directory.publish(lease):
+            return False
+        self.election, _ = step(self.election, Stored(term=term), self._now(), self._rules.election)
+        return True

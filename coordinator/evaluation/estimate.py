@@ -1,0 +1,389 @@
+"""What a plan would serve, in milliseconds of arithmetic: tokens/s and the time of a token.
+
+Max flow says what every peer could carry at the batch that its T_j assumes. A closed swarm reaches
+that batch only if KV room admits enough requests and the ring is short enough. So: find the largest
+rate X at which the requests in flight, X × (time of a token + time of a prompt / tokens of an
+answer), still fit the KV room of every peer. The time of a token sums, along the plan's flow, a
+step's wait and work at each peer, with the batch that X brings there, and each link's wait and
+transfer, with prompts between the tokens. The method is mean-value analysis of a closed network
+(Reiser and Lavenberg, 1980) with batch service; T_l(batch) comes from measured profiles.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.evaluation.flow_shares import Shares, drawn, separate, topological
+from coordinator.evaluation.max_flow import bandwidth_bytes_per_s, round_trips_s
+from coordinator.problem.service import Machine, Service, Workload
+from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
+
+ROUNDS = 12
+"""Fixed-point rounds for a peer's step, and steps of the bisection on X."""
+PRECISION = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a plan would serve under a load."""
+
+    tokens_per_s: float
+    """Decoded tokens."""
+    token_time_s: float
+    """From one token of a session to its next."""
+    prompt_time_s: float
+    """From the prompt's start to the first token."""
+    requests: float
+    """Sessions in flight."""
+    bottleneck: str = ""
+    """The peer whose KV room ends the growth, or the peer or link that is always busy."""
+
+
+@dataclass(slots=True)
+class _Visit:
+    """A peer on the flow: how often a token comes by, and how many layers it runs there."""
+
+    machine: Machine
+    room: float
+    stretch: float
+    share: float = 0.0
+    layers: float = 0.0
+    inbound: list[tuple[str, float, float]] = field(default_factory=list)
+    prompt_s: float = 0.0
+    """A step with a prompt of mean length and nothing else."""
+    alone_s: float = 0.0
+    """A step with one decode."""
+
+    def settle(self, load: Workload) -> None:
+        """Work out what does not depend on the rate, once ``share`` and ``layers`` are known."""
+        machine = self.machine
+        self.layers /= max(self.share, 1e-12)
+        run = self.layers * self.stretch
+        self.prompt_s = run * machine.prompt.at(load.input_tokens) + machine.step_overhead_s
+        self.alone_s = run * machine.decode.at(1.0) + machine.step_overhead_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Wire:
+    """A link on the flow, with what does not depend on the rate. Times in seconds."""
+
+    flow: float
+    bandwidth_bytes_per_s: float
+    delay_s: float
+    each_s: float
+    """For a token."""
+    long_s: float
+    """For a prompt of mean length."""
+    slow_s: float
+    """For the prompt that a token is behind: the long ones are met more often."""
+    extra_s: float
+    """At both ends, for each token."""
+
+
+NOTHING = Estimate(tokens_per_s=0.0, token_time_s=0.0, prompt_time_s=0.0, requests=0.0)
+
+
+def serves(
+    problem: Problem,
+    assignments: Sequence[Assignment],
+    edges: Sequence[FlowEdge],
+    service: Service,
+    tokens_per_s: float,
+) -> bool:
+    """Whether a flow in one part would serve that rate: a look at one point, not a search."""
+    parts = separate(drawn(edges))
+    held = {a.peer_id: a for a in assignments}
+    return len(parts) != 1 or _Network(problem, held, parts[0], service).at(tokens_per_s).fits
+
+
+def estimate(
+    problem: Problem,
+    assignments: Sequence[Assignment],
+    edges: Sequence[FlowEdge],
+    service: Service,
+) -> Estimate:
+    """The estimate for a placement whose flow is drawn along ``edges``.
+
+    Parts of the flow that share no peer fill independently of each other and add up.
+    """
+    held = {a.peer_id: a for a in assignments}
+    found = [_estimate_part(problem, held, part, service) for part in separate(drawn(edges))]
+    total = sum(part.tokens_per_s for part in found)
+    if total <= 0:
+        return NOTHING
+    slowest = min(found, key=lambda part: (part.tokens_per_s, part.bottleneck))
+    return Estimate(
+        tokens_per_s=total,
+        token_time_s=sum(p.tokens_per_s * p.token_time_s for p in found) / total,
+        prompt_time_s=sum(p.tokens_per_s * p.prompt_time_s for p in found) / total,
+        requests=sum(p.requests for p in found),
+        bottleneck=slowest.bottleneck,
+    )
+
+
+def _estimate_part(
+    problem: Problem, held: Mapping[str, Assignment], part: Shares, service: Service
+) -> Estimate:
+    """The largest rate at which what is in flight fits, by bisection."""
+    network = _Network(problem, held, part, service)
+    low, high = 0.0, network.ceiling()
+    best: _State | None = None
+    limit = ""
+    for _ in range(2 * ROUNDS):
+        rate = (low + high) / 2
+        tried = network.at(rate)
+        if tried.fits:
+            low, best = rate, tried
+        else:
+            high, limit = rate, tried.limit
+        if high - low < PRECISION * high:
+            break
+    best = best or network.at(network.ceiling() * 1e-6)
+    return Estimate(
+        tokens_per_s=low,
+        token_time_s=best.token_s,
+        prompt_time_s=best.prompt_s,
+        requests=low * (best.token_s + best.prompt_s / service.workload.output_tokens),
+        bottleneck=limit,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    fits: bool
+    token_s: float = 0.0
+    prompt_s: float = 0.0
+    limit: str = ""
+
+
+class _Network:
+    """The drawn part of a plan's flow, with shares of a token's passes."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        held: Mapping[str, Assignment],
+        kept: Shares,
+        service: Service,
+    ) -> None:
+        self._problem = problem
+        self._workload = service.workload
+        machines = service.machines
+        self.order = topological(kept, held)
+        bandwidth = bandwidth_bytes_per_s(problem)
+        rtts = round_trips_s(problem)
+        self.visits: dict[str, _Visit] = {}
+        self.links: dict[tuple[str, str], _Wire] = {}
+        load = service.workload
+        self._spread = 1 + (load.input_deviation / load.input_tokens) ** 2
+        share = {SOURCE: 1.0}
+        for name in (SOURCE, *self.order):
+            for head, part in kept.get(name, {}).items():
+                share[head] = share.get(head, 0.0) + share[name] * part
+        for name in self.order:
+            a, machine = held[name], machines[name]
+            count = min(a.end - a.start, len(machine.kv_layer_tokens))
+            self.visits[name] = _Visit(
+                machine=machine,
+                room=machine.kv_layer_tokens[count - 1],
+                stretch=machine.stretch[min(count, len(machine.stretch)) - 1]
+                if machine.stretch
+                else 1.0,
+                share=share[name],
+            )
+        for tail, heads in kept.items():
+            for head, part in heads.items():
+                flow = share.get(tail, 0.0) * part
+                if head == SINK or head not in self.visits or flow <= 0:
+                    continue
+                begin = 0 if tail == SOURCE else held[tail].end
+                visit = self.visits[head]
+                visit.layers += flow * (held[head].end - begin)
+                visit.inbound.append((tail, part, flow))
+                if tail != SOURCE:
+                    delay_s = rtts.get((tail, head), problem.default_rtt_s) / 2
+                    self.links[tail, head] = self._wire(
+                        (tail, head), flow, bandwidth(tail, head), delay_s
+                    )
+        for visit in self.visits.values():
+            visit.settle(load)
+        self._kept = kept
+        self._closing_s = self._closing(rtts, service.hub_delay_s)
+
+    def _wire(
+        self, pair: tuple[str, str], flow: float, bandwidth_bytes_per_s: float, delay_s: float
+    ) -> _Wire:
+        load, activation_bytes = self._workload, self._problem.model.activation_bytes
+        each_s = activation_bytes / bandwidth_bytes_per_s if bandwidth_bytes_per_s > 0 else 0.0
+        long_s = each_s * load.input_tokens
+        return _Wire(
+            flow=flow,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+            delay_s=delay_s,
+            each_s=each_s,
+            long_s=long_s,
+            slow_s=long_s * self._spread,
+            extra_s=activation_bytes
+            * sum(self.visits[name].machine.overhead_s_per_byte for name in pair),
+        )
+
+    def _closing(self, rtts: Mapping[tuple[str, str], float], hub: Mapping[str, float]) -> float:
+        """Seconds from the last stage back to the first, averaged over both."""
+        default_s = self._problem.default_rtt_s
+        firsts = self._kept.get(SOURCE, {})
+        total = 0.0
+        for name in self.order:
+            ending = self.visits[name].share * self._kept.get(name, {}).get(SINK, 0.0)
+            for first, part in firsts.items():
+                if name in hub and first in hub:
+                    total += ending * part * (hub[name] + hub[first])
+                elif first != name:
+                    total += ending * part * rtts.get((name, first), default_s) / 2
+        return total
+
+    def ceiling(self) -> float:
+        """A rate beyond which some peer could not keep up, whatever the batch."""
+        return min(
+            1.0
+            / (
+                visit.share
+                * visit.layers
+                * visit.stretch
+                * max(visit.machine.decode.at(256) / 256, 1e-9)
+            )
+            for visit in self.visits.values()
+        )
+
+    def at(self, rate: float) -> _State:
+        """Times at ``rate`` decoded tokens/s, and whether KV room holds what is then in flight."""
+        load = self._workload
+        prompts = rate / load.output_tokens
+        hops: dict[tuple[str, str], tuple[float, float]] = {}
+        steps: dict[str, tuple[float, float]] = {}
+        behind: dict[str, float] = {}
+        for name in self.order:
+            visit = self.visits[name]
+            carried = 0.0
+            for tail, part, flow in visit.inbound:
+                if tail == SOURCE:
+                    continue
+                # Both the token and the prompt before it take this link with chance ``part``.
+                hop = self._hop((tail, name), rate, part * behind[tail])
+                if hop is None:
+                    return _State(fits=False, limit=f"{tail} to {name}")
+                hops[tail, name], caught = hop
+                carried += flow * caught / visit.share
+            step = self._step(visit, rate * visit.share, prompts * visit.share, carried)
+            if step is None:
+                return _State(fits=False, limit=name)
+            steps[name], behind[name] = step
+        up, down = self._sums(steps, hops)
+        token_s = up[SINK][0] + self._closing_s
+        prompt_s = up[SINK][1]
+        length = load.input_tokens + load.reserve_tokens
+        if rate * (token_s + prompt_s / load.output_tokens) > load.requests_max:
+            return _State(fits=False, limit="requests")
+        for name, visit in self.visits.items():
+            token = up[name][0] + down[name][0] + self._closing_s
+            prompt = up[name][1] + down[name][1]
+            here = rate * visit.share * (token + prompt / load.output_tokens)
+            if here * visit.layers * length > load.kv_high_water * visit.room:
+                return _State(fits=False, limit=name)
+        return _State(fits=True, token_s=token_s, prompt_s=prompt_s)
+
+    def _hop(
+        self, pair: tuple[str, str], rate: float, carried: float
+    ) -> tuple[tuple[float, float], float] | None:
+        """Seconds of (a token, a prompt) on a link that carries one message at a time.
+
+        And the share of tokens that arrive behind a prompt, of which ``carried`` came so. None
+        where the link cannot carry the rate.
+        """
+        link, load = self.links[pair], self._workload
+        if link.bandwidth_bytes_per_s <= 0:
+            return None
+        each, long, slow, extra = link.each_s, link.long_s, link.slow_s, link.extra_s
+        decodes = rate * link.flow
+        prompts = decodes / load.output_tokens
+        busy = decodes * each + prompts * long
+        if busy >= 1:
+            return None
+        newly = (1 - carried) * prompts * long
+        queue = decodes * each * each / (2 * (1 - busy))
+        token = carried * slow + newly * slow / 2 + queue + each + link.delay_s + extra
+        prompt = prompts * long * slow / (2 * (1 - busy)) + long + link.delay_s
+        return (token, prompt + extra * load.input_tokens), carried + newly
+
+    def _sums(
+        self,
+        steps: Mapping[str, tuple[float, float]],
+        hops: Mapping[tuple[str, str], tuple[float, float]],
+    ) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
+        """Mean seconds of (token, prompt) from the source to a peer's end, and on to the sink."""
+        up: dict[str, tuple[float, float]] = {SOURCE: (0.0, 0.0)}
+        ends = [0.0, 0.0]
+        for name in self.order:
+            visit, mine = self.visits[name], steps[name]
+            token = prompt = 0.0
+            for tail, _, flow in visit.inbound:
+                before, hop = up[tail], hops.get((tail, name), (0.0, 0.0))
+                token += flow * (before[0] + hop[0])
+                prompt += flow * (before[1] + hop[1])
+            share = max(visit.share, 1e-12)
+            token, prompt = token / share + mine[0], prompt / share + mine[1]
+            up[name] = token, prompt
+            ending = visit.share * self._kept.get(name, {}).get(SINK, 0.0)
+            ends[0] += ending * token
+            ends[1] += ending * prompt
+        up[SINK] = (ends[0], ends[1])
+        down: dict[str, tuple[float, float]] = {}
+        for name in reversed(self.order):
+            token = prompt = 0.0
+            for head, part in self._kept.get(name, {}).items():
+                if head == SINK:
+                    continue
+                hop, step, after = hops[name, head], steps[head], down[head]
+                token += part * (hop[0] + step[0] + after[0])
+                prompt += part * (hop[1] + step[1] + after[1])
+            down[name] = token, prompt
+        return up, down
+
+    def _step(
+        self, visit: _Visit, decodes: float, prompts: float, carried: float
+    ) -> tuple[tuple[float, float], float] | None:
+        """Seconds of (a token, a prompt) at a peer; the share of tokens that leave behind a prompt.
+
+        A peer runs whatever waits as one batch, then looks again; between steps it idles only while
+        nothing arrives. A step with a prompt in it is long, and a token that is caught behind one
+        stays behind it at every next peer that both come to: ``carried`` is the share of tokens
+        that arrive so. None where the peer cannot keep up.
+        """
+        # The search spends most of its time here: comparisons rather than calls of min and max.
+        layers, decode_s = visit.layers * visit.stretch, visit.machine.decode.at
+        overhead_s, answer_tokens = visit.machine.step_overhead_s, self._workload.output_tokens
+        prompt_s, plain = visit.prompt_s, visit.alone_s
+        caught, laden, busy = carried, prompt_s, 0.0
+        for _ in range(ROUNDS):
+            before = plain + laden
+            free = decodes * (1 - caught)
+            during = free * plain
+            idle = math.exp(-during if during < 50.0 else -50.0) / (free if free > 1e-9 else 1e-9)
+            batch = free * (plain + idle)
+            plain = layers * decode_s(batch if batch > 1.0 else 1.0) + overhead_s
+            batch = answer_tokens * caught
+            laden = prompt_s + layers * decode_s(batch if batch > 1.0 else 1.0)
+            busy = prompts * laden
+            if busy >= 1 or plain > 100.0:
+                return None
+            newly = busy - prompts * plain
+            caught = carried
+            if newly > 0.0:
+                caught += (1 - carried) * (newly if newly < 1.0 else 1.0)
+            if abs(plain + laden - before) < PRECISION * before:
+                break
+        slow = laden * self._spread
+        residual = plain / 2 * min(1.0, free * plain)
+        newly = caught - carried
+        token = (1 - caught) * (residual + plain) + carried * slow + newly * (slow / 2 + plain)
+        prompt = residual + laden + busy * slow / (2 * (1 - busy))
+        return (token, prompt), caught

@@ -1,0 +1,69 @@
+"""The part of a plan's flow that routes are drawn from, as shares, and its separate parts. Pure."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge
+
+EDGE_SHARE_MIN = 0.05
+"""Edges that carry less of a peer's flow are not drawn (as routes do)."""
+
+Shares = dict[str, dict[str, float]]
+"""For every peer with flow, and the source: the share of it that goes to each next one."""
+
+
+def drawn(edges: Sequence[FlowEdge]) -> Shares:
+    """Shares of every peer's outflow, without the edges that are not drawn."""
+    flows: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for edge in edges:
+        flows[edge.tail][edge.head] = edge.tokens_per_s
+    kept: Shares = {}
+    for tail, heads in flows.items():
+        total = sum(heads.values())
+        strong = {head: f for head, f in heads.items() if f >= EDGE_SHARE_MIN * total and f > 0}
+        left = sum(strong.values())
+        if left > 0:
+            kept[tail] = {head: f / left for head, f in strong.items()}
+    return kept
+
+
+def separate(kept: Shares) -> list[Shares]:
+    """The flow's parts that share no peer, each with shares of its own at the source."""
+    group: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        while group.setdefault(name, name) != name:
+            name = group[name]
+        return name
+
+    for tail, heads in kept.items():
+        for head in heads:
+            if tail != SOURCE and head != SINK:
+                group[find(tail)] = find(head)
+    parts: defaultdict[str, Shares] = defaultdict(dict)
+    for tail, heads in kept.items():
+        if tail != SOURCE:
+            parts[find(tail)][tail] = heads
+    entries: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for head, share in kept.get(SOURCE, {}).items():
+        entries[find(head)][head] = share
+    found = []
+    for root in sorted(entries):
+        total = sum(entries[root].values())
+        begin = {head: share / total for head, share in entries[root].items()}
+        found.append({SOURCE: begin, **parts[root]})
+    return found
+
+
+def topological(
+    kept: Mapping[str, Mapping[str, float]], held: Mapping[str, Assignment]
+) -> list[str]:
+    """Peers reached from the source, each after all that send to it (ends only grow)."""
+    reached: set[str] = set()
+    frontier = [SOURCE]
+    while frontier:
+        for head in kept.get(frontier.pop(), {}):
+            if head != SINK and head not in reached:
+                reached.add(head)
+                frontier.append(head)
+    return sorted(reached, key=lambda name: (held[name].end, name))

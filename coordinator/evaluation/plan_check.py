@@ -1,0 +1,181 @@
+"""Plans checked independently of whoever made them.
+
+:func:`check_shape` is what every peer and client runs before adopting a plan; :func:`check_plan`
+also holds it against the problem: memory, capacities, and the objective recomputed by another
+algorithm than the planner's.
+"""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+
+from coordinator.evaluation.max_flow import capacities, solve_flow
+from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem, fits
+
+TOLERANCE = 1e-6
+"""Relative, for sums of flows that went through rounded whole numbers."""
+SIMPLE_EDGES_MAX = 2000
+"""Up to so many edges, maximum flows are recomputed by another algorithm than the planner's."""
+FLOW_USED_MIN = 0.6
+"""A plan may leave so much of its placement's maximum flow unused: short routes serve more."""
+
+
+def uncovered(assignments: Sequence[Assignment], layers: int) -> tuple[tuple[int, int], ...]:
+    """Half-open ranges of layers that nobody holds."""
+    held = [False] * layers
+    for assignment in assignments:
+        for layer in range(max(0, assignment.start), min(layers, assignment.end)):
+            held[layer] = True
+    gaps: list[tuple[int, int]] = []
+    for layer in range(layers):
+        if held[layer]:
+            continue
+        if gaps and gaps[-1][1] == layer:
+            gaps[-1] = (gaps[-1][0], layer + 1)
+        else:
+            gaps.append((layer, layer + 1))
+    return tuple(gaps)
+
+
+def check_shape(plan: Plan) -> list[str]:
+    """What is wrong with a plan taken by itself; empty when nothing is."""
+    layers = plan.model.layers
+    wrong = [
+        f"the {name} is said to be {number}"
+        for name, number in (
+            ("flow", plan.flow_tokens_per_s),
+            ("bound", plan.bound_tokens_per_s),
+        )
+        if not math.isfinite(number) or number < 0
+    ]
+    if plan.edges and not plan.flow_tokens_per_s > 0:
+        wrong.append("it has edges but no flow")
+    wrong += [
+        f"{a.peer_id} is given [{a.start}, {a.end}) of {layers} layers"
+        for a in plan.assignments
+        if not 0 <= a.start < a.end <= layers
+    ]
+    peers = [a.peer_id for a in plan.assignments]
+    if SOURCE in peers or SINK in peers:
+        wrong.append("a peer is named like an end of the flow")
+    if len(set(peers)) != len(peers):
+        wrong.append("a peer is given layers twice")
+    gaps = uncovered(plan.assignments, layers)
+    if gaps:
+        wrong.append(f"nobody holds layers {gaps}")
+    return wrong + _check_edges(plan)
+
+
+def _check_edges(plan: Plan) -> list[str]:
+    """Edges join peers of the plan in a legal order, and flow is conserved."""
+    wrong: list[str] = []
+    held = {a.peer_id: a for a in plan.assignments}
+    inflow: defaultdict[str, float] = defaultdict(float)
+    outflow: defaultdict[str, float] = defaultdict(float)
+    pairs = [(edge.tail, edge.head) for edge in plan.edges]
+    if len(set(pairs)) != len(pairs):
+        wrong.append("an edge is listed twice")
+    for edge in plan.edges:
+        legal = math.isfinite(edge.tokens_per_s) and edge.tokens_per_s > 0
+        tail, head = held.get(edge.tail), held.get(edge.head)
+        if edge.tail == SOURCE:
+            legal = legal and head is not None and head.start == 0
+        elif edge.head == SINK:
+            legal = legal and tail is not None and tail.end == plan.model.layers
+        else:
+            legal = legal and (
+                tail is not None and head is not None and head.start <= tail.end < head.end
+            )
+        if not legal:
+            wrong.append(f"the edge {edge.tail} to {edge.head} cannot carry flow")
+        outflow[edge.tail] += edge.tokens_per_s
+        inflow[edge.head] += edge.tokens_per_s
+    slack = TOLERANCE * max(1.0, plan.flow_tokens_per_s)
+    wrong += [
+        f"{peer_id} takes {inflow[peer_id]:.3f} and gives {outflow[peer_id]:.3f} tokens/s"
+        for peer_id in held
+        if abs(inflow[peer_id] - outflow[peer_id]) > slack
+    ]
+    if abs(outflow[SOURCE] - plan.flow_tokens_per_s) > slack:
+        wrong.append(
+            f"the flow is said to be {plan.flow_tokens_per_s:.3f}, its edges carry"
+            f" {outflow[SOURCE]:.3f} tokens/s"
+        )
+    return wrong
+
+
+def check_plan(plan: Plan, problem: Problem) -> list[str]:
+    """What is wrong with a plan for this problem; empty when nothing is."""
+    wrong = check_shape(plan)
+    if plan.model != problem.model:
+        wrong.append("it is for another model")
+    nodes = {node.peer_id: node for node in problem.nodes}
+    for a in plan.assignments:
+        node = nodes.get(a.peer_id)
+        if node is None:
+            wrong.append(f"{a.peer_id} is not known")
+        elif not fits(problem.model, node, a.start, a.end):
+            wrong.append(f"[{a.start}, {a.end}) does not fit {a.peer_id}")
+    if wrong:
+        return wrong
+    limits = capacities(problem, plan.assignments)
+    slack = TOLERANCE * max(1.0, plan.flow_tokens_per_s)
+    through: defaultdict[str, float] = defaultdict(float)
+    for edge in plan.edges:
+        through[edge.head] += edge.tokens_per_s
+        limit = limits.edges.get((edge.tail, edge.head), 0.0)
+        if edge.tokens_per_s > limit + slack:
+            wrong.append(f"{edge.tail} to {edge.head} carries more than its {limit:.1f} tokens/s")
+    wrong += [
+        f"{peer_id} carries {through[peer_id]:.1f}, more than its {rate:.1f} tokens/s"
+        for peer_id, rate in limits.peers.items()
+        if through[peer_id] > rate + slack
+    ]
+    # The simple algorithm takes minutes for thousands of edges; the library's takes milliseconds.
+    best = (
+        max_flow_tokens_per_s(limits.peers, limits.edges)
+        if len(limits.edges) <= SIMPLE_EDGES_MAX
+        else solve_flow(problem, plan.assignments).flow_tokens_per_s
+    )
+    if not FLOW_USED_MIN * best - slack <= plan.flow_tokens_per_s <= best + max(slack, 1e-3 * best):
+        wrong.append(
+            f"the plan's flow is {plan.flow_tokens_per_s:.3f}, its placement could serve"
+            f" {best:.3f} tokens/s"
+        )
+    return wrong
+
+
+def max_flow_tokens_per_s(
+    peers: Mapping[str, float], edges: Mapping[tuple[str, str], float]
+) -> float:
+    """Maximum flow by shortest augmenting paths (Edmonds-Karp); slow, simple, independent."""
+    residual: defaultdict[tuple[str, str], defaultdict[tuple[str, str], float]] = defaultdict(
+        lambda: defaultdict(float)
+    )
+    for peer_id, rate in peers.items():
+        residual[peer_id, "in"][peer_id, "out"] += rate
+    for (tail, head), rate in edges.items():
+        residual[tail, "out"][head, "in"] += rate
+    source, sink = (SOURCE, "out"), (SINK, "in")
+    least = TOLERANCE * max(1e-9, sum(peers.values())) * 1e-3
+    total = 0.0
+    while True:
+        parent = {source: source}
+        queue = deque([source])
+        while queue and sink not in parent:
+            vertex = queue.popleft()
+            for after, room in residual[vertex].items():
+                if room > least and after not in parent:
+                    parent[after] = vertex
+                    queue.append(after)
+        if sink not in parent:
+            return total
+        path = [sink]
+        while path[-1] != source:
+            path.append(parent[path[-1]])
+        steps = list(zip(path[1:], path, strict=False))
+        room = min(residual[a][b] for a, b in steps)
+        for a, b in steps:
+            residual[a][b] -= room
+            residual[b][a] += room
+        total += room

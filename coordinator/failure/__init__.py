@@ -1,0 +1,1 @@
+"""Who is alive: pings, and the failure detector."""

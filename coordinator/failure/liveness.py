@@ -1,0 +1,178 @@
+"""Which peers answer: pings on the plan protocol, independent of what their records still say."""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from dht.errors import NetworkError, PeerError
+from dht.messages import codec
+from dht.messages.peer import REQUESTS_MAX, Witness, WitnessRequest
+from dht.messages.session import Ping, Pong
+from dht.transport.interface import PLAN_PROTOCOL, Stream, Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivenessConfig:
+    """Times in seconds."""
+
+    every_s: float = 1.5
+    answer_s: float = 3.0
+    again_s: float = 0.5
+    """A ping that was refused at once, as by a process that is gone, is repeated so soon."""
+    failures: int = 3
+    """So many pings in a row without an answer make a peer silent."""
+    witness_s: float = 2.0
+    """Longest wait for what others say of a silent peer."""
+
+
+class Liveness:
+    """Pings the watched peers. A silent one counts as such until it answers again."""
+
+    def __init__(self, transport: Transport, config: LivenessConfig) -> None:
+        self._transport = transport
+        self._config = config
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._addresses: dict[str, tuple[str, ...]] = {}
+        self._failures: dict[str, int] = {}
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """Peers that did not answer lately. They stay watched until they do."""
+        limit = self._config.failures
+        return frozenset(peer for peer, count in self._failures.items() if count >= limit)
+
+    def watch(self, peers: Mapping[str, tuple[str, ...]], known: Collection[str]) -> None:
+        """Watch exactly these peers (by their addresses), and the silent ones among ``known``."""
+        self._addresses.update(peers)
+        keep = set(peers) | (self.silent & set(known))
+        for peer_id in [p for p in self._tasks if p not in keep]:
+            self._tasks.pop(peer_id).cancel()
+            self._failures.pop(peer_id, None)
+            self._addresses.pop(peer_id, None)
+        for peer_id in peers:
+            if peer_id not in self._tasks or self._tasks[peer_id].done():
+                self._tasks[peer_id] = asyncio.create_task(self._ping(peer_id))
+
+    def answers(self, peer_id: str) -> bool | None:
+        """Whether a watched peer answers; None when it is not watched, or has only just failed."""
+        count = self._failures.get(peer_id)
+        if count is None or peer_id not in self._tasks:
+            return None
+        return True if count == 0 else False if count >= self._config.failures else None
+
+    async def confirm_silent(
+        self, peer_id: str, witnesses: Mapping[str, tuple[str, ...]]
+    ) -> bool | None:
+        """Whether ``witnesses`` (with addresses) say too that a silent peer does not answer.
+
+        One that gets answers decides; None when nobody can say. Without witnesses this peer's own
+        word stands.
+        """
+        if not witnesses:
+            return True
+        said = await asyncio.gather(
+            *(self._witness(peer, peer_id, where) for peer, where in witnesses.items())
+        )
+        if any(said):
+            return False
+        return True if False in said else None
+
+    async def _witness(self, witness: str, peer_id: str, addresses: tuple[str, ...]) -> bool | None:
+        try:
+            async with asyncio.timeout(self._config.witness_s):
+                reply = await _ask(
+                    self._transport, witness, addresses, WitnessRequest(peer_id=peer_id)
+                )
+        except (NetworkError, PeerError, TimeoutError):
+            return None
+        return reply.answers if isinstance(reply, Witness) and reply.peer_id == peer_id else None
+
+    async def close(self) -> None:
+        """Stop all pings; who is watched again is pinged again."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ping(self, peer_id: str) -> None:
+        line = _Line(self._transport, peer_id)
+        try:
+            while True:
+                pause_s = self._config.every_s
+                try:
+                    async with asyncio.timeout(self._config.answer_s):
+                        await line.ping(self._addresses.get(peer_id, ()))
+                    self._failures[peer_id] = 0
+                except (NetworkError, PeerError, TimeoutError) as error:
+                    await line.close()
+                    self._failures[peer_id] = self._failures.get(peer_id, 0) + 1
+                    silent = self._failures[peer_id] >= self._config.failures
+                    if isinstance(error, NetworkError) and not silent:
+                        pause_s = self._config.again_s
+                await asyncio.sleep(pause_s)
+        finally:
+            await line.close()
+
+
+class _Line:
+    """A stream to a watched peer: opening one costs several times as much as a ping."""
+
+    def __init__(self, transport: Transport, peer_id: str) -> None:
+        self._transport = transport
+        self._peer_id = peer_id
+        self._stream: Stream | None = None
+        self._requests = 0
+
+    async def ping(self, addresses: tuple[str, ...]) -> None:
+        """As :func:`ask_ping`; a stream that the other side has ended is opened again first."""
+        if self._requests >= REQUESTS_MAX:
+            await self.close()
+        if self._stream is not None:
+            try:
+                await self._ask(self._stream)
+                return
+            except NetworkError:
+                await self.close()
+        self._stream = await self._transport.open_stream(
+            self._peer_id, PLAN_PROTOCOL, addresses=addresses
+        )
+        await self._ask(self._stream)
+
+    async def _ask(self, stream: Stream) -> None:
+        self._requests += 1
+        _check_pong(await _answer(stream, Ping(nonce=1)))
+
+    async def close(self) -> None:
+        """End the stream, where there is one."""
+        stream, self._stream, self._requests = self._stream, None, 0
+        if stream is not None:
+            await stream.close()
+
+
+async def ask_ping(transport: Transport, peer_id: str, addresses: tuple[str, ...]) -> None:
+    """Return when ``peer_id`` answered a ping; the caller sets the time limit.
+
+    Raises NetworkError when it cannot be reached and PeerError when it answers something else.
+    """
+    _check_pong(await _ask(transport, peer_id, addresses, Ping(nonce=1)))
+
+
+def _check_pong(answer: object) -> None:
+    if not isinstance(answer, Pong):
+        raise codec.MalformedError("a ping was answered with something else")
+
+
+async def _ask(
+    transport: Transport, peer_id: str, addresses: tuple[str, ...], request: Ping | WitnessRequest
+) -> object:
+    stream = await transport.open_stream(peer_id, PLAN_PROTOCOL, addresses=addresses)
+    try:
+        return await _answer(stream, request)
+    finally:
+        await stream.close()
+
+
+async def _answer(stream: Stream, request: Ping | WitnessRequest) -> object:
+    await codec.send_frame(stream, request)
+    return (await codec.read_frame(stream, limit_bytes=1 << 10)).message

@@ -1,0 +1,110 @@
+"""Helix's mixed-integer program as the paper writes it (§4.3-4.4), by MathOpt's open solvers.
+
+It is here to be compared with: on two dozen peers these solvers find little in minutes.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from coordinator.evaluation.max_flow import bandwidth_bytes_per_s, upper_bound
+from coordinator.heuristics.heuristics import reach
+from dht.messages.types import SINK, SOURCE, Assignment, Problem
+
+SOLVERS = ("highs", "scip")
+
+
+def solve(problem: Problem, *, solver: str, time_limit_s: float) -> tuple[Assignment, ...] | None:
+    """The placement with the most flow found in time by ``highs`` or ``scip``; None without one.
+
+    Per peer an integer start and a binary per count of layers; per pair of peers a flow and three
+    binaries that say whether the second can go on where the first ends. Weights at the model's ends
+    are taken to be on every peer (Helix has none).
+    """
+    from ortools.math_opt.python import mathopt
+
+    kinds = {"highs": mathopt.SolverType.HIGHS, "scip": mathopt.SolverType.GSCIP}
+    program = _Program(problem, mathopt)
+    parameters = mathopt.SolveParameters(time_limit=timedelta(seconds=time_limit_s))
+    result = mathopt.solve(program.model, kinds[solver], params=parameters)
+    if not result.has_primal_feasible_solution() or result.objective_value() <= 1e-6:
+        return None
+    return program.spans(result)
+
+
+class _Program:
+    def __init__(self, problem: Problem, mathopt: Any) -> None:
+        self._problem = problem
+        self._sum = mathopt.fast_sum
+        self.model = mathopt.Model(name="helix")
+        layers = problem.model.layers
+        self._start: dict[str, Any] = {}
+        self._holds: dict[str, dict[int, Any]] = {}
+        self._end: dict[str, Any] = {}
+        self._rate: dict[str, Any] = {}
+        for node in problem.nodes:
+            room = reach(problem, node)
+            most = min(room.first, room.middle, room.last)
+            start = self.model.add_integer_variable(lb=0, ub=layers)
+            holds = {j: self.model.add_binary_variable() for j in range(1, most + 1)}
+            if not holds:
+                continue
+            self.model.add_linear_constraint(self._sum(holds.values()) == 1)
+            end = start + self._sum(j * var for j, var in holds.items())
+            self.model.add_linear_constraint(end <= layers)
+            rates = node.tokens_per_s
+            self._start[node.peer_id], self._holds[node.peer_id] = start, holds
+            self._end[node.peer_id] = end
+            self._rate[node.peer_id] = self._sum(rates[j - 1] * var for j, var in holds.items())
+        self._flow()
+
+    def _flow(self) -> None:
+        model, problem, layers = self.model, self._problem, self._problem.model.layers
+        bandwidth = bandwidth_bytes_per_s(problem)
+        most = 2 * upper_bound(problem) + 1
+        client = min(most, problem.client_bandwidth_bytes_per_s / max(1, problem.token_bytes))
+        into: dict[str, list[Any]] = {name: [] for name in (*self._start, SINK)}
+        out: dict[str, list[Any]] = {name: [] for name in (SOURCE, *self._start)}
+
+        def edge(tail: str, head: str, limit: float) -> Any:
+            flow, valid = model.add_variable(lb=0, ub=limit), model.add_binary_variable()
+            model.add_linear_constraint(flow <= limit * valid)
+            out[tail].append(flow)
+            into[head].append(flow)
+            return valid
+
+        for name, start in self._start.items():
+            valid = edge(SOURCE, name, client)
+            model.add_linear_constraint(start <= layers * (1 - valid))
+            valid = edge(name, SINK, client)
+            model.add_linear_constraint(layers * valid <= self._end[name])
+            for other in self._start:
+                if other == name:
+                    continue
+                limit = bandwidth(name, other) / max(1, problem.model.activation_bytes)
+                valid = edge(name, other, min(most, limit))
+                begins, goes_on = model.add_binary_variable(), model.add_binary_variable()
+                model.add_linear_constraint(valid <= 0.5 * begins + 0.5 * goes_on)
+                model.add_linear_constraint(
+                    (layers + 1) * (1 - begins) >= self._start[other] - self._end[name]
+                )
+                model.add_linear_constraint(
+                    self._end[other] - self._end[name] >= 1 - (layers + 1) * (1 - goes_on)
+                )
+        for name in self._start:
+            model.add_linear_constraint(self._sum(into[name]) == self._sum(out[name]))
+            model.add_linear_constraint(self._sum(into[name]) <= self._rate[name])
+        model.maximize(self._sum(out[SOURCE]))
+
+    def spans(self, result: Any) -> tuple[Assignment, ...]:
+        """What was found, as spans."""
+        found: Sequence[tuple[str, int, int]] = [
+            (
+                name,
+                round(result.variable_values(start)),
+                max(holds, key=lambda j: result.variable_values(holds[j])),
+            )
+            for (name, start), holds in zip(self._start.items(), self._holds.values(), strict=True)
+            for holds in [holds]
+        ]
+        return tuple(Assignment(peer_id=n, start=at, end=at + j) for n, at, j in found)

@@ -1,0 +1,1 @@
+"""Placements without a solver: what fits, greedy planners, repairs."""

@@ -1,0 +1,334 @@
+"""Placements found at once: the start and the yardstick of the exact search.
+
+Each function takes a problem and returns assignments or None. They are deterministic.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+from coordinator.evaluation.plan_check import uncovered
+from dht.messages.types import Assignment, PlannerNode, Problem, fits
+
+PAIRS_PEERS_MAX = 6
+"""Up to so many peers, the chain tries every pair of peers for its two ends."""
+EVEN_OUT_MAX = 64
+"""Longer chains are left as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """The most layers that one peer can hold, by where they lie."""
+
+    peer_id: str
+    first: int
+    """From layer 0 on, without the last one: the embedding takes room."""
+    middle: int
+    """Without the first and the last layer."""
+    last: int
+    """Up to the last layer, without the first: the head takes room."""
+    whole: bool
+    """All layers."""
+
+
+def reach(problem: Problem, node: PlannerNode) -> Reach:
+    """What ``node`` can hold at most."""
+    model = node.own_model or problem.model
+    embed, head = model.embed_bytes, model.head_bytes
+    return Reach(
+        peer_id=node.peer_id,
+        first=min(model.layers - 1, _layers_max(problem, node, embed)),
+        middle=max(0, min(model.layers - 2, _layers_max(problem, node, 0))),
+        last=min(model.layers - 1, _layers_max(problem, node, head)),
+        whole=fits(model, node, 0, model.layers),
+    )
+
+
+def _layers_max(problem: Problem, node: PlannerNode, extra_bytes: int) -> int:
+    model = node.own_model or problem.model
+    each = model.layer_bytes + node.kv_tokens_min * model.kv_bytes_per_token_layer
+    room = node.memory_bytes - extra_bytes
+    if room < 0:
+        return 0
+    most = min(len(node.tokens_per_s), model.layers)
+    return most if each == 0 else min(most, room // each)
+
+
+def span_max(problem: Problem, node: PlannerNode, start: int) -> int:
+    """The most layers that ``node`` can hold from ``start`` on."""
+    model = node.own_model or problem.model
+    embed = model.embed_bytes if start == 0 else 0
+    left = model.layers - start
+    if _layers_max(problem, node, embed + model.head_bytes) >= left:
+        return left
+    return min(left - 1, _layers_max(problem, node, embed))
+
+
+def spans_max(problem: Problem, node: PlannerNode) -> list[int]:
+    """:func:`span_max` for every layer."""
+    model = node.own_model or problem.model
+    room, to_end = (_layers_max(problem, node, extra) for extra in (0, model.head_bytes))
+    return [
+        span_max(problem, node, 0),
+        *(
+            left if to_end >= left else min(left - 1, room)
+            for left in range(model.layers - 1, 0, -1)
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Whether the peers can hold every layer at all. Exact.
+
+    A covering needs one peer at each end; all others lie anywhere between. So the most layers that
+    can be held are those of the best two ends with everybody else's in the middle.
+    """
+
+    layers: int
+    """The most layers held at once, at most the model's."""
+    first: str | None
+    """Who takes layer 0 then; None when nobody can."""
+    last: str | None
+    """Who takes the last layer then; None when nobody (else) can."""
+
+
+def coverage(problem: Problem) -> Coverage:
+    """How many layers the peers can hold at most, and who takes the ends."""
+    layers = problem.model.layers
+    reaches = [reach(problem, node) for node in problem.nodes]
+    whole = next((r.peer_id for r in reaches if r.whole), None)
+    if whole is not None:
+        return Coverage(layers=layers, first=whole, last=whole)
+    firsts = _two_best({r.peer_id: r.first - r.middle for r in reaches if r.first})
+    lasts = _two_best({r.peer_id: r.last - r.middle for r in reaches if r.last})
+    inner = sum(r.middle for r in reaches)
+    ends = [(a, b) for a in (*firsts, None) for b in (*lasts, None) if a is None or a != b]
+    first, last = max(
+        ends,
+        key=lambda pair: (
+            sum(end is not None for end in pair),
+            firsts.get(pair[0] or "", 0) + lasts.get(pair[1] or "", 0),
+        ),
+    )
+    inner = min(inner, layers * len(reaches))
+    held = inner + firsts.get(first or "", 0) + lasts.get(last or "", 0)
+    reachable = layers - (first is None) - (last is None)
+    return Coverage(layers=min(held, reachable), first=first, last=last)
+
+
+def _two_best(gains: dict[str, int]) -> dict[str, int]:
+    best = sorted(gains, key=lambda peer: (-gains[peer], peer))[:2]
+    return {peer: gains[peer] for peer in best}
+
+
+def chain(problem: Problem) -> tuple[Assignment, ...] | None:
+    """One chain over as few peers as memory allows, evened out; found whenever one exists."""
+    covered = coverage(problem)
+    if covered.layers < problem.model.layers or covered.first is None or covered.last is None:
+        return None
+    nodes = {node.peer_id: node for node in problem.nodes}
+    if covered.first == covered.last:
+        return (Assignment(peer_id=covered.first, start=0, end=problem.model.layers),)
+    ends = [(covered.first, covered.last)]
+    if len(nodes) <= PAIRS_PEERS_MAX:
+        ends += permutations(sorted(nodes), 2)
+    chains = [spans for first, last in ends if (spans := _chain_between(problem, first, last))]
+    chains = [even_out(problem, spans) for spans in chains]
+    return max(chains, key=lambda spans: (_rates(nodes, spans)[0], -len(spans)), default=None)
+
+
+def _chain_between(problem: Problem, first: str, last: str) -> tuple[Assignment, ...] | None:
+    """A chain from ``first`` to ``last``, the widest peers between them."""
+    layers = problem.model.layers
+    reaches = {node.peer_id: reach(problem, node) for node in problem.nodes}
+    at, ahead = reaches[first].first, reaches[last].last
+    if at == 0 or ahead == 0:
+        return None
+    spans = [Assignment(peer_id=first, start=0, end=at)]
+    between = sorted(reaches.values(), key=lambda r: (-r.middle, r.peer_id))
+    for r in between:
+        if r.peer_id in {first, last} or r.middle == 0 or at + ahead >= layers:
+            continue
+        end = min(at + r.middle, layers - 1)
+        spans.append(Assignment(peer_id=r.peer_id, start=at, end=end))
+        at = end
+    if at + ahead < layers:
+        return None
+    return (*spans, Assignment(peer_id=last, start=at, end=layers))
+
+
+def chains(problem: Problem) -> tuple[Assignment, ...] | None:
+    """Chain after chain, each over the peers that the ones before left; the rest are spares."""
+    placed: list[Assignment] = []
+    left = problem
+    while spans := chain(left):
+        placed += spans
+        taken = {a.peer_id for a in spans}
+        left = replace(left, nodes=tuple(n for n in left.nodes if n.peer_id not in taken))
+    return fill(problem, placed) if placed else None
+
+
+def _rates(nodes: dict[str, PlannerNode], spans: Sequence[Assignment]) -> tuple[float, ...]:
+    """Tokens/s of a chain's peers, the slowest first."""
+    return tuple(sorted(nodes[a.peer_id].tokens_per_s[a.end - a.start - 1] for a in spans))
+
+
+def even_out(problem: Problem, spans: Sequence[Assignment]) -> tuple[Assignment, ...]:
+    """Move boundaries of a chain while that relieves its slowest peer."""
+    nodes = {node.peer_id: node for node in problem.nodes}
+    chained = list(spans)
+    improved = len(chained) <= EVEN_OUT_MAX
+    while improved:
+        improved = False
+        for index in range(len(chained) - 1):
+            for shift in (-1, 1):
+                left, right = chained[index], chained[index + 1]
+                cut = left.end + shift
+                moved = (
+                    Assignment(peer_id=left.peer_id, start=left.start, end=cut),
+                    Assignment(peer_id=right.peer_id, start=cut, end=right.end),
+                )
+                if not all(fits(problem.model, nodes[a.peer_id], a.start, a.end) for a in moved):
+                    continue
+                candidate = [*chained[:index], *moved, *chained[index + 2 :]]
+                if _rates(nodes, candidate) > _rates(nodes, chained):
+                    chained, improved = candidate, True
+    return tuple(chained)
+
+
+def equal_stages(problem: Problem) -> tuple[Assignment, ...] | None:
+    """Swarm's rule: equal stages; each peer in turn joins the one that is served the least.
+
+    SWARM parallelism (Ryabinin et al., 2023). Of all numbers of stages, the one whose least served
+    stage is served the most.
+    """
+    best: tuple[float, tuple[Assignment, ...]] | None = None
+    longest = max((span_max(problem, node, 1) for node in problem.nodes), default=0)
+    layers = problem.model.layers
+    fewest = max(1, layers // max(1, longest))
+    for count in range(fewest, min(layers, len(problem.nodes), 2 * fewest + 2) + 1):
+        cuts = [layers * index // count for index in range(count + 1)]
+        served, placed = _join_stages(problem, cuts)
+        if served > 0 and (best is None or served > best[0]):
+            best = served, placed
+    return None if best is None else fill(problem, best[1])
+
+
+def _join_stages(problem: Problem, cuts: Sequence[int]) -> tuple[float, tuple[Assignment, ...]]:
+    served = [0.0] * (len(cuts) - 1)
+    placed: list[Assignment] = []
+    # Those with the fewest choices first, so that the narrow do not find their stage taken.
+    for node in sorted(problem.nodes, key=lambda n: (n.memory_bytes, n.peer_id)):
+        able = [
+            index
+            for index in range(len(served))
+            if fits(problem.model, node, cuts[index], cuts[index + 1])
+        ]
+        if not able:
+            continue
+        index = min(able, key=lambda index: (served[index], index))
+        start, end = cuts[index], cuts[index + 1]
+        served[index] += node.tokens_per_s[end - start - 1]
+        placed.append(Assignment(peer_id=node.peer_id, start=start, end=end))
+    return min(served), tuple(placed)
+
+
+def greedy(problem: Problem) -> tuple[Assignment, ...] | None:
+    """Petals' rule: each peer in turn takes the span whose layers are served the least.
+
+    Petals (Borzunov et al., 2023), §3.3, with memory at the model's ends respected. What peers hold
+    now does not matter.
+    """
+    nodes = tuple(replace(node, current=None) for node in problem.nodes)
+    placed = fill(replace(problem, nodes=nodes), ())
+    return None if uncovered(placed, problem.model.layers) else placed
+
+
+def fill(problem: Problem, placed: Sequence[Assignment]) -> tuple[Assignment, ...]:
+    """Give every peer without layers the span that is served the least: spare replicas.
+
+    Where what it holds now is as badly served as any other span, it keeps that.
+    """
+    layers = problem.model.layers
+    nodes = {node.peer_id: node for node in problem.nodes}
+    served = [0.0] * layers
+    for a in placed:
+        rate = nodes[a.peer_id].tokens_per_s[a.end - a.start - 1]
+        for layer in range(a.start, a.end):
+            served[layer] += rate
+    result = list(placed)
+    taken = {a.peer_id for a in placed}
+    order = sorted(problem.nodes, key=lambda n: (-len(n.tokens_per_s), n.peer_id))
+    for node in order:
+        if node.peer_id in taken:
+            continue
+        added = _worst_served(problem, node, served)
+        if added is None:
+            continue
+        rate = node.tokens_per_s[added.end - added.start - 1]
+        for layer in range(added.start, added.end):
+            served[layer] += rate
+        result.append(added)
+    return tuple(result)
+
+
+def _worst_served(
+    problem: Problem, node: PlannerNode, served: Sequence[float]
+) -> Assignment | None:
+    spans = [
+        (min(served[at : at + count]), count, at)
+        for at, count in enumerate(spans_max(problem, node))
+        if count > 0
+    ]
+    if not spans:
+        return None
+    least = min(each for each, _, _ in spans)
+    _, negative, at = min(
+        (sum(served[at : at + count]) / count, -count, at)
+        for each, count, at in spans
+        if each == least
+    )
+    now = node.current
+    if (
+        now is not None
+        and fits(problem.model, node, now.start, now.end)
+        and min(served[now.start : now.end]) <= least
+    ):
+        return replace(now, peer_id=node.peer_id)
+    return Assignment(peer_id=node.peer_id, start=at, end=at - negative)
+
+
+def replicas(problem: Problem) -> tuple[Assignment, ...] | None:
+    """Every peer that can holds the whole model; the others as :func:`greedy` says."""
+    layers = problem.model.layers
+    whole = [
+        Assignment(peer_id=node.peer_id, start=0, end=layers)
+        for node in problem.nodes
+        if fits(problem.model, node, 0, layers)
+    ]
+    return fill(problem, whole) if whole else None
+
+
+def keep(problem: Problem) -> tuple[Assignment, ...] | None:
+    """What the peers hold now, with layers for those that have none; None if layers are lost."""
+    held = [
+        replace(node.current, peer_id=node.peer_id)
+        for node in problem.nodes
+        if node.current is not None
+        and fits(problem.model, node, node.current.start, node.current.end)
+    ]
+    placed = fill(problem, held)
+    return None if uncovered(placed, problem.model.layers) else placed
+
+
+def separate(problem: Problem) -> tuple[Assignment, ...] | None:
+    """Pipelines of one sort of peer each; sorts that cannot hold the model stay idle."""
+    sorts: dict[tuple[float, ...], list[PlannerNode]] = {}
+    for node in problem.nodes:
+        sorts.setdefault(node.tokens_per_s, []).append(node)
+    placed: list[Assignment] = []
+    for rates in sorted(sorts, reverse=True):
+        alike = replace(problem, nodes=tuple(sorts[rates]))
+        placed += equal_stages(alike) or chain(alike) or ()
+    return tuple(placed) if placed else None

@@ -1,0 +1,117 @@
+"""Hundreds and thousands of peers: cells of near ones, each planned by itself (Helix §4.5).
+
+A token is best served by peers near each other, so peers are taken region by region, nearest
+first, until a cell can hold the model comfortably. Each cell becomes a placement of its own with
+flow that stays inside; what the cells serve adds up.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from coordinator.heuristics.heuristics import coverage
+from coordinator.heuristics.kinds import regions
+from dht.messages.types import Link, PlannerNode, Problem
+
+CELL_PEERS = 24
+"""Peers of a cell, unless they cannot hold the model: about what one program solves in seconds."""
+CELL_SLACK = 1.5
+"""A cell of so many times the layers of the model leaves room for width."""
+
+
+def cells(problem: Problem) -> tuple[Problem, ...]:
+    """The problem cut into cells that can each hold the model; one cell where it cannot be cut."""
+    found: list[list[PlannerNode]] = []
+    current: list[PlannerNode] = []
+    for node in _near_first(problem):
+        current.append(node)
+        if len(current) >= CELL_PEERS and _roomy(problem, current):
+            found.append(current)
+            current = []
+    if current and _covers(problem, current) and len(current) >= CELL_PEERS // 2:
+        found.append(current)
+    elif current and found:
+        # Too few for a cell: one each to the cells there are.
+        for index, node in enumerate(current):
+            found[index % len(found)].append(node)
+    elif current:
+        found.append(current)
+    return _parts(problem, found)
+
+
+def _near_first(problem: Problem) -> Iterator[PlannerNode]:
+    """Region by region, each next to one near it; within one, unlike peers in turn.
+
+    So cells are alike, and one that a region's rest cannot fill goes on in the neighbourhood.
+    """
+    region_of = regions(problem, len(problem.nodes))
+    by_region: dict[int, list[PlannerNode]] = {}
+    for node in problem.nodes:
+        by_region.setdefault(region_of[node.peer_id], []).append(node)
+    for region in _neighbours(problem, region_of):
+        ordered = sorted(
+            by_region[region], key=lambda n: (-n.memory_bytes, n.tokens_per_s, n.peer_id)
+        )
+        count = max(1, round(len(ordered) / CELL_PEERS))
+        for turn in range(count):
+            yield from ordered[turn::count]
+
+
+def _neighbours(problem: Problem, region_of: Mapping[str, int]) -> list[int]:
+    """All regions from the largest on, always to the one with the shortest measured round trip."""
+    shortest: dict[int, dict[int, float]] = {}
+    for link in problem.links:
+        a, b = region_of.get(link.source), region_of.get(link.target)
+        if a is None or b is None or a == b:
+            continue
+        for one, other in ((a, b), (b, a)):
+            known = shortest.setdefault(one, {})
+            known[other] = min(link.rtt_s, known.get(other, link.rtt_s))
+    left = sorted(set(region_of.values()))
+    order = left[:1]
+    left = left[1:]
+    while left:
+        known = shortest.get(order[-1], {})
+        order.append(min(left, key=lambda region: (known.get(region, math.inf), region)))
+        left.remove(order[-1])
+    return order
+
+
+def _covers(problem: Problem, nodes: Sequence[PlannerNode]) -> bool:
+    part = replace(problem, nodes=tuple(nodes), links=())
+    return coverage(part).layers >= problem.model.layers
+
+
+def _roomy(problem: Problem, nodes: Sequence[PlannerNode]) -> bool:
+    model = problem.model
+    each = max(1, model.layer_bytes)
+    held = sum(min(len(n.tokens_per_s), n.memory_bytes // each, model.layers) for n in nodes)
+    return held >= CELL_SLACK * model.layers and _covers(problem, nodes)
+
+
+def _parts(problem: Problem, found: Sequence[Sequence[PlannerNode]]) -> tuple[Problem, ...]:
+    """A problem for each of these sets of peers, with the links inside it."""
+    cell_of = {node.peer_id: index for index, nodes in enumerate(found) for node in nodes}
+    links: list[list[Link]] = [[] for _ in found]
+    for link in problem.links:
+        index = cell_of.get(link.source)
+        if index is not None and cell_of.get(link.target) == index:
+            links[index].append(link)
+    return tuple(
+        replace(problem, nodes=tuple(nodes), links=tuple(inside))
+        for nodes, inside in zip(found, links, strict=True)
+    )
+
+
+def share_of_time(spent: Callable[[], float] | None, left: int) -> Callable[[], float] | None:
+    """The clock of the next of ``left`` cells: its even part of the time that is left, 0 to 1."""
+    if spent is None:
+        return None
+    begin = spent()
+    width = max(1e-9, (1 - begin) / left)
+    return lambda: (spent() - begin) / width if begin < 1 else 1.0
+
+
+def ends_at(spent: Callable[[], float] | None, share: float) -> Callable[[], float] | None:
+    """A clock that shows 1 when ``share`` of the time is gone."""
+    return None if spent is None else lambda: spent() / share

@@ -1,0 +1,1 @@
+"""One link: send order, credits, bandwidth estimate, token bucket, chunk size."""

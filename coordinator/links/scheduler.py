@@ -1,0 +1,285 @@
+"""In which order and in which pieces one peer's messages to another leave: the link's scheduler.
+
+On a volunteer's link a prompt's activations take seconds, a decode step's a few hundred
+microseconds. So decodes go first, prefill leaves in bounded frames with a share of its own, bulk
+(migration, weights) behind it, and nothing queues below this scheduler where it could not be
+overtaken any more: what is on its way is bounded by credits, which come back when the receiving
+application has read.
+
+Three policies behind one interface, so that they can be compared:
+
+- ``anabranch``: decode first, prefill with a weighted share, bulk with a smaller one; credits.
+- ``molink``: Algorithm 1 of MoLink (EMNLP Findings 2025, §3.2): decode first while fewer than N
+  decodes overtook the waiting prefill; prefill in chunks that end when the next decode is due.
+- ``fifo``: whole messages in their order, as vLLM and Helix send.
+
+Pure: time is an argument, in microseconds; sizes are bytes.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from enum import IntEnum
+
+from coordinator.links.bandwidth_estimator import CreditError, DeliveryEstimator
+
+FRAME_BYTES_MIN = 4 << 10
+FRAME_BYTES_MAX = 64 << 10
+FRAME_BYTES_INITIAL = 16 << 10
+FRAME_US = 1_500
+"""A prefill frame takes the link about so long: what a decode may have to wait for."""
+WINDOW_GAIN = 1.25
+"""Bulk in flight, in bandwidth × base round trip. Above 1 finds a link that became faster."""
+WINDOW_GAIN_STARTING = 2.5
+WINDOW_BYTES_INITIAL = 256 << 10
+URGENT_BYTES_MAX = 128 << 10
+"""Bytes unread beyond the window at most, or two windows if that is more: beyond, even decodes
+wait here, where the other classes' shares still count."""
+OVERTAKING_MAX = 30
+"""MoLink's N: decodes that may overtake a waiting prefill."""
+POLICIES = ("anabranch", "molink", "fifo")
+
+
+class Traffic(IntEnum):
+    """What a message carries; the smaller, the more urgent."""
+
+    CONTROL = 0
+    """Opens, closes, pings, ring tokens."""
+    DECODE = 1
+    PREFILL = 2
+    BULK = 3
+    """KV of sessions that move, weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """What waiting classes are owed while a more urgent one keeps the link busy, in bytes."""
+
+    prefill: float = 0.2
+    """Of what leaves while decodes wait too. Strict priority starves prefill near saturation."""
+    bulk: float = 0.1
+    """Of what leaves behind decodes while prefill waits too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """The next bytes to write: ``[offset, offset + size)`` of message ``number``."""
+
+    number: int
+    traffic: Traffic
+    offset: int
+    size_bytes: int
+    last: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class _Message:
+    number: int
+    traffic: Traffic
+    size_bytes: int
+    sent_bytes: int = 0
+
+    @property
+    def rest_bytes(self) -> int:
+        return self.size_bytes - self.sent_bytes
+
+
+class LinkScheduler:
+    """One direction to one peer. Offer messages, ask for slices, report acknowledgements.
+
+    Acknowledgements count the bytes of slices. Slices of a message come in order and without gaps;
+    messages of one class come in the order in which they were offered.
+    """
+
+    def __init__(self, policy: str = "anabranch", *, shares: Shares | None = None) -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"policy {policy!r}; there are {', '.join(POLICIES)}")
+        self.policy = policy
+        self.delivery = DeliveryEstimator()
+        self._shares = shares or Shares()
+        self._numbers = 0
+        self._queues: dict[Traffic, deque[_Message]] = {traffic: deque() for traffic in Traffic}
+        self._order: deque[_Message] = deque()  # fifo only
+        self._slow_sent = 0
+        self._slow_released = 0
+        self._owed = {Traffic.PREFILL: 0.0, Traffic.BULK: 0.0}
+        self._overtook = 0
+        self._decode_due_us: int | None = None
+        self.queued_bytes = 0
+
+    # Offers
+
+    def offer(self, traffic: Traffic, size_bytes: int) -> int:
+        """Queue a message; returns its number, which its slices carry."""
+        if size_bytes < 1:
+            raise ValueError("an empty message")
+        self._numbers += 1
+        message = _Message(number=self._numbers, traffic=traffic, size_bytes=size_bytes)
+        (self._order if self.policy == "fifo" else self._queues[traffic]).append(message)
+        self.queued_bytes += size_bytes
+        return message.number
+
+    def expect_decode(self, at_us: int | None) -> None:
+        """When the engine's next decode will be ready to leave, as far as known (``molink``)."""
+        self._decode_due_us = at_us
+
+    def waiting(self, traffic: Traffic) -> int:
+        """Messages of a class that have not left wholly."""
+        if self.policy == "fifo":
+            return sum(message.traffic is traffic for message in self._order)
+        return len(self._queues[traffic])
+
+    # Credits
+
+    @property
+    def frame_bytes(self) -> int:
+        """The size of a prefill frame on this link now."""
+        bandwidth = self.delivery.bandwidth_bytes_per_s
+        if bandwidth <= 0:
+            return FRAME_BYTES_INITIAL
+        wanted = bandwidth * FRAME_US / 1e6
+        return int(min(max(wanted, FRAME_BYTES_MIN), FRAME_BYTES_MAX))
+
+    @property
+    def window_bytes(self) -> int:
+        """Prefill and bulk that may be in flight."""
+        delivery = self.delivery
+        least = 2 * self.frame_bytes
+        if delivery.bandwidth_bytes_per_s <= 0:
+            return max(WINDOW_BYTES_INITIAL, least)
+        if delivery.probing:
+            return least
+        gain = WINDOW_GAIN_STARTING if delivery.starting else WINDOW_GAIN
+        round_bytes = delivery.bandwidth_bytes_per_s * delivery.base_rtt_us / 1e6
+        # A frame is acknowledged only when it was read whole, so one more must be on its way.
+        return max(int(gain * round_bytes) + delivery.bunch_bytes + self.frame_bytes, least)
+
+    @property
+    def slow_in_flight_bytes(self) -> int:
+        """Prefill and bulk on their way or held back by the peer; at most the window."""
+        return self._slow_sent - self._slow_released
+
+    def acknowledged(self, total_bytes: int, slow_bytes: int, now_us: int) -> None:
+        """The peer has read ``total_bytes`` since the stream began and, of prefill and bulk, takes
+        more than ``slow_bytes``: it may hold these credits back while it is behind with its work.
+
+        Raises :class:`coordinator.links.bandwidth_estimator.CreditError` for what cannot be;
+        nothing changes then.
+        """
+        if not self._slow_released <= slow_bytes <= self._slow_sent:
+            raise CreditError(
+                f"credit for {slow_bytes} bytes after {self._slow_released}; {self._slow_sent}"
+                " were sent"
+            )
+        self.delivery.acknowledged(total_bytes, now_us)
+        self._slow_released = slow_bytes
+
+    # Slices
+
+    def next_slice(self, now_us: int, *, urgent_only: bool = False) -> Slice | None:
+        """What to write now; None: nothing, until an offer or an acknowledgement.
+
+        With ``urgent_only``, prefill and bulk wait; policies that do not tell them apart wait
+        altogether.
+        """
+        if urgent_only and self.policy != "anabranch":
+            return None
+        if self.policy == "fifo":
+            chosen, limit = (self._order[0], math.inf) if self._order else (None, 0.0)
+        elif self.policy == "molink":
+            chosen, limit = self._molink(now_us)
+        else:
+            chosen, limit = self._anabranch(urgent_only)
+        if chosen is None:
+            return None
+        return self._take(chosen, limit, now_us)
+
+    def _head(self, *classes: Traffic) -> _Message | None:
+        for traffic in classes:
+            if self._queues[traffic]:
+                return self._queues[traffic][0]
+        return None
+
+    def _anabranch(self, urgent_only: bool) -> tuple[_Message | None, float]:
+        frame = self.frame_bytes
+        urgent = self._head(Traffic.CONTROL, Traffic.DECODE)
+        window = self.window_bytes
+        if self.delivery.in_flight_bytes >= window + max(URGENT_BYTES_MAX, 2 * window):
+            return None, 0.0
+        room = self.slow_in_flight_bytes + frame <= window and not urgent_only
+        slow = self._slow(frame) if room else None
+        if urgent is None:
+            return slow, frame
+        if slow is not None and self._owed[Traffic.PREFILL] >= min(frame, slow.rest_bytes):
+            return slow, frame
+        return urgent, FRAME_BYTES_MAX
+
+    def _slow(self, frame: int) -> _Message | None:
+        """The prefill or bulk message whose turn it is."""
+        prefill, bulk = self._head(Traffic.PREFILL), self._head(Traffic.BULK)
+        if prefill is None or bulk is None:
+            return prefill or bulk
+        return bulk if self._owed[Traffic.BULK] >= min(frame, bulk.rest_bytes) else prefill
+
+    def _molink(self, now_us: int) -> tuple[_Message | None, float]:
+        urgent = self._head(Traffic.CONTROL, Traffic.DECODE)
+        slow = self._head(Traffic.PREFILL, Traffic.BULK)
+        if slow is None:
+            return urgent, math.inf
+        if urgent is not None and self._overtook < OVERTAKING_MAX:
+            self._overtook += urgent.traffic is Traffic.DECODE
+            return urgent, math.inf
+        self._overtook = 0
+        bandwidth = self.delivery.bandwidth_bytes_per_s
+        if self._decode_due_us is None or bandwidth <= 0:
+            return slow, math.inf
+        room_us = max(0, self._decode_due_us - now_us)
+        return slow, max(room_us * bandwidth / 1e6, FRAME_BYTES_MIN)
+
+    def _take(self, message: _Message, limit: float, now_us: int) -> Slice:
+        size = int(min(message.rest_bytes, limit))
+        offset = message.sent_bytes
+        message.sent_bytes += size
+        self.queued_bytes -= size
+        last = message.rest_bytes == 0
+        if last:
+            (self._order if self.policy == "fifo" else self._queues[message.traffic]).popleft()
+        self._settle(message.traffic, size)
+        if message.traffic >= Traffic.PREFILL:
+            self._slow_sent += size
+        self.delivery.sent(size, now_us, limited=self._limited())
+        return Slice(
+            number=message.number,
+            traffic=message.traffic,
+            offset=offset,
+            size_bytes=size,
+            last=last,
+        )
+
+    def _limited(self) -> bool:
+        """Whether, from now on, the sender and not the link is the limit."""
+        return self.queued_bytes == 0 and self.delivery.in_flight_bytes < self.window_bytes
+
+    def _settle(self, traffic: Traffic, size: int) -> None:
+        """Book what the classes behind are owed; never more than one frame, so that a decode
+        is never behind more than one frame of theirs."""
+        frame = self.frame_bytes
+        behind = {
+            Traffic.PREFILL: bool(self._queues[Traffic.PREFILL] or self._queues[Traffic.BULK]),
+            Traffic.BULK: bool(self._queues[Traffic.BULK] and self._queues[Traffic.PREFILL]),
+        }
+        if traffic <= Traffic.DECODE:
+            self._owe(Traffic.PREFILL, size, self._shares.prefill, frame)
+        else:
+            self._owed[Traffic.PREFILL] = max(0.0, self._owed[Traffic.PREFILL] - size)
+            if traffic is Traffic.PREFILL:
+                self._owe(Traffic.BULK, size, self._shares.bulk, frame)
+            else:
+                self._owed[Traffic.BULK] = max(0.0, self._owed[Traffic.BULK] - size)
+        for owed, waits in behind.items():
+            if not waits:
+                self._owed[owed] = 0.0
+
+    def _owe(self, traffic: Traffic, size: int, share: float, frame: int) -> None:
+        grown = self._owed[traffic] + size * share / (1 - share)
+        self._owed[traffic] = min(grown, float(frame))

@@ -1,0 +1,125 @@
+"""What holds a plan back, in words, and what one more peer would bring."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from coordinator.evaluation.max_flow import capacities
+from coordinator.planning.placement import Placement, best_placement, score
+from coordinator.problem.service import Service
+from coordinator.search.chain_search import Judge, as_chains, draw, improved
+from dht.identity.peer_id import short_name
+from dht.messages.types import SINK, SOURCE, PlannerNode, Problem
+
+KINDS_MAX = 6
+"""Kinds of peers that one more is tried of."""
+GAIN_MIN = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """The peer or link that carries most of what it can."""
+
+    text: str
+    share: float
+
+
+def busiest(problem: Problem, placement: Placement) -> tuple[Use, ...]:
+    """The fullest link and the fullest peer of the plan's flow."""
+    limits = capacities(problem, placement.assignments)
+    through: dict[str, float] = {}
+    links: list[Use] = []
+    for edge in placement.edges or ():
+        through[edge.head] = through.get(edge.head, 0.0) + edge.tokens_per_s
+        limit = limits.edges.get((edge.tail, edge.head), 0.0)
+        if limit > 0 and edge.tail != SOURCE and edge.head != SINK:
+            share = edge.tokens_per_s / limit
+            text = f"the link {short_name(edge.tail)} to {short_name(edge.head)}"
+            links.append(Use(text=text, share=share))
+    peers = [
+        Use(text=f"peer {short_name(name)}", share=flow / limits.peers[name])
+        for name, flow in through.items()
+        if limits.peers.get(name, 0.0) > 0
+    ]
+    found = [max(uses, key=lambda use: use.share) for uses in (links, peers) if uses]
+    return tuple(found)
+
+
+def one_more(
+    problem: Problem,
+    placement: Placement,
+    service: Service,
+    *,
+    seed: int,
+    spent: Callable[[], float],
+) -> tuple[tuple[str, float], ...]:
+    """Gains, as shares, by one more peer like the named one, the largest first.
+
+    Each is found by planning again from the plan with that peer beside the others; the plan alone
+    gets as much work, so that only the peer counts.
+    """
+    twins: dict[tuple[float, ...], PlannerNode] = {}
+    for node in problem.nodes:
+        twins.setdefault(node.tokens_per_s, node)
+    tried = sorted(twins.values(), key=lambda n: n.peer_id)[:KINDS_MAX]
+    turns = len(tried) + 1
+
+    def clock(turn: int) -> Callable[[], float]:
+        return lambda: spent() * turns - turn
+
+    base = placed_again(problem, placement, service, seed=seed, spent=clock(0)).value
+    gains = []
+    for turn, twin in enumerate(tried, start=1):
+        larger, served = _with_twin(problem, service, twin)
+        value = placed_again(larger, placement, served, seed=seed, spent=clock(turn)).value
+        gains.append((twin.peer_id, value / max(base, 1e-9) - 1))
+    gains.sort(key=lambda pair: -pair[1])
+    return tuple((name, gain) for name, gain in gains if gain >= GAIN_MIN)
+
+
+def _with_twin(problem: Problem, service: Service, twin: PlannerNode) -> tuple[Problem, Service]:
+    """The problem with one more peer, near to whom ``twin`` is near to."""
+    name = f"{twin.peer_id[:58]}+1"
+    links = [replace(k, source=name) for k in problem.links if k.source == twin.peer_id]
+    links += [replace(k, target=name) for k in problem.links if k.target == twin.peer_id]
+    between = [k for k in problem.links if k.source == twin.peer_id]
+    if between:
+        nearest = min(between, key=lambda k: k.rtt_s)
+        links += [
+            replace(nearest, source=twin.peer_id, target=name),
+            replace(nearest, source=name, target=twin.peer_id),
+        ]
+    larger = replace(
+        problem,
+        nodes=(*problem.nodes, replace(twin, peer_id=name, current=None)),
+        links=(*problem.links, *links),
+    )
+    hub = dict(service.hub_delay_s)
+    if twin.peer_id in hub:
+        hub[name] = hub[twin.peer_id]
+    machines = {**service.machines, name: service.machines[twin.peer_id]}
+    return larger, replace(service, machines=machines, hub_delay_s=hub)
+
+
+def placed_again(
+    problem: Problem,
+    placement: Placement,
+    service: Service,
+    *,
+    seed: int,
+    spent: Callable[[], float],
+) -> Placement:
+    """A placement improved by moves from where it is; peers beside it may join.
+
+    Where it is no set of chains, it is planned anew.
+    """
+    chains = as_chains(placement.assignments, placement.edges or (), problem.model.layers)
+    if not chains:
+        anew = best_placement(problem, time_limit_s=1.0, seed=seed, spent=spent, service=service)
+        return anew if anew.value >= placement.value else placement
+    better = improved(
+        problem, chains, Judge(problem, service), seed=seed, share=1.0, spent=spent
+    ).chains
+    spans = tuple(a for chain in better for a in chain)
+    edges = draw(problem, better, service)
+    again = score(problem, spans, placement.planner, service=service, edges=edges)
+    return again if again.value >= placement.value else placement

@@ -1,0 +1,397 @@
+"""The placement: which peer holds which layers, the best that was found in time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.evaluation.estimate import estimate
+from coordinator.evaluation.max_flow import (
+    FlowSolution,
+    balanced_flow,
+    mean_latency_s,
+    solve_flow,
+    upper_bound,
+)
+from coordinator.evaluation.plan_check import FLOW_USED_MIN, uncovered
+from coordinator.helix import flow_search, helix_cpsat
+from coordinator.heuristics import heuristics, peer_cells
+from coordinator.problem.service import Service
+from coordinator.search.chain_search import MOVES_MAX, as_chains, draw, search, until
+from coordinator.search.pattern_cpsat import WORK_MAX
+from dht.errors import SwarmError
+from dht.messages.types import (
+    RATE_MAX,
+    SOURCE,
+    Assignment,
+    FlowEdge,
+    Plan,
+    PlanEpoch,
+    Problem,
+    fits,
+    stage_bytes,
+    worth_tokens_per_s,
+)
+
+EXACT_PEERS_MAX = 12
+"""The exact program is tried up to so many peers; beyond, the heuristics' best is improved."""
+EXACT_SPANS_MAX = 40_000
+"""…and up to so many possible spans, which take a second or two to write down."""
+VALUE_WITHIN = 0.98
+"""Placements with so much of the best throughput count as equals."""
+LATENCY_WITHIN = 1.1
+"""Among them, those with a ring at most so much slower than the fastest count as equals."""
+CELLS_ABOVE = 64
+"""More peers than that are planned in cells."""
+WHOLE_PEERS_MAX = 400
+"""Up to so many, cells are held against heuristics over all peers; beyond, their flow alone takes
+many seconds."""
+WHOLE_SHARE = 0.12
+"""Share of the time that is kept for that."""
+SEARCH_SHARE = 0.93
+"""Share of the time for the search; then spares are placed and the best is written down."""
+WORK_SHARE = 0.04
+"""Of the time, what one program may take (in CP-SAT's deterministic seconds)."""
+FIRST = ("keep", "greedy")
+"""Heuristics that are asked however late it is: peers refuse what serves much less than the greedy
+placement (:mod:`coordinator.plans.review`), so a planner without time must know at least that."""
+KEPT = 12
+"""How many chains are held against the heuristics, for rings and movement."""
+
+
+class NoPlacementError(SwarmError):
+    """The peers here cannot hold every layer; the message says how much is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Layers for peers, and who thought of it."""
+
+    assignments: tuple[Assignment, ...]
+    flow_tokens_per_s: float
+    planner: str
+    edges: tuple[FlowEdge, ...] | None = None
+    """Where the flow goes; None: any maximum flow."""
+    estimate_tokens_per_s: float | None = None
+    """What it would serve (:mod:`coordinator.evaluation.estimate`); None where that was not
+    asked."""
+    latency_s: float = 0.0
+    """A token's turn of the ring: estimated, or the time on links alone where it was not."""
+    moved_layers: int = 0
+    """Layers that peers would have to fetch."""
+    lone_layers: int = 0
+    """Layers with a single holder, whose loss would stop the swarm."""
+
+    @property
+    def value(self) -> float:
+        """Throughput in tokens/s: estimated, or the flow where nothing was estimated."""
+        return worth_tokens_per_s(self.estimate_tokens_per_s, self.flow_tokens_per_s)
+
+
+HEURISTICS: dict[str, Callable[[Problem], tuple[Assignment, ...] | None]] = {
+    "keep": heuristics.keep,
+    "chain": heuristics.chain,
+    "chains": heuristics.chains,
+    "equal-stages": heuristics.equal_stages,
+    "separate": heuristics.separate,
+    "replicas": heuristics.replicas,
+    "greedy": heuristics.greedy,
+}
+
+
+def best_placement(
+    problem: Problem,
+    *,
+    time_limit_s: float,
+    seed: int,
+    spent: Callable[[], float] | None = None,
+    service: Service | None = None,
+) -> Placement:
+    """The best placement of all heuristics, chains of stage patterns and the search from there.
+
+    Judged by the estimate under ``service``; without it, by max flow. For few peers the exact
+    program is tried too. ``spent()`` says what share of the time allowed is gone, and the work
+    ends at 1; without it, after a fixed amount. Never worse than the best heuristic but for the 2%
+    of throughput that are worth a shorter ring. Peers that the flow does not need become spare
+    replicas of what is served the least. The order in which peers and links are listed does not
+    matter. Raises NoPlacementError when the layers cannot be covered.
+    """
+    shortage = why_uncoverable(problem)
+    if shortage is not None:
+        raise NoPlacementError(shortage)
+    in_order = replace(
+        problem,
+        nodes=tuple(sorted(problem.nodes, key=lambda node: node.peer_id)),
+        links=tuple(sorted(problem.links, key=lambda k: (k.source, k.target, k.measured_unix_s))),
+    )
+    return _best(in_order, time_limit_s, seed, spent, service)
+
+
+def _best(
+    problem: Problem,
+    time_limit_s: float,
+    seed: int,
+    spent: Callable[[], float] | None,
+    service: Service | None,
+) -> Placement:
+    """As :func:`best_placement`, for a problem that can be covered, its peers in order."""
+    parts = peer_cells.cells(problem) if len(problem.nodes) > CELLS_ABOVE else ()
+    if len(parts) > 1:
+        alone = len(problem.nodes) > WHOLE_PEERS_MAX
+        clock = peer_cells.ends_at(spent, 1.0 if alone else 1 - WHOLE_SHARE)
+        cells = _by_cells(problem, parts, time_limit_s, seed, clock, service)
+        if alone or (spent is not None and spent() >= SEARCH_SHARE):
+            return cells
+        whole = _heuristics(problem, service, peer_cells.ends_at(spent, SEARCH_SHARE))
+        better = [p for p in whole if p.value > cells.value]
+        return _best_with_spares(problem, better, service) if better else cells
+    clock = peer_cells.ends_at(spent, SEARCH_SHARE)
+    found = _heuristics(problem, service, clock)
+    found += _searched(problem, service, found, time_limit_s, seed, clock)
+    if service is None:
+        found += _by_flow(problem, found, choose(found), time_limit_s, seed, clock)
+    return _best_with_spares(problem, found, service)
+
+
+def _heuristics(
+    problem: Problem, service: Service | None, spent: Callable[[], float] | None
+) -> list[Placement]:
+    """What the heuristics find: all of them, or the first ones where the time is over."""
+    found: list[Placement] = []
+    for name in sorted(HEURISTICS, key=lambda name: name not in FIRST):
+        if found and name not in FIRST and spent is not None and spent() >= 1:
+            break
+        assignments = HEURISTICS[name](problem)
+        if assignments is None or uncovered(assignments, problem.model.layers):
+            continue
+        found.append(score(problem, assignments, name, service=service))
+        if name == "greedy" and service is not None:  # and as reviewers let it flow
+            edges = solve_flow(problem, assignments).edges
+            found.append(score(problem, assignments, name, service=service, edges=edges))
+    return found
+
+
+def _best_with_spares(
+    problem: Problem, found: Sequence[Placement], service: Service | None
+) -> Placement:
+    """The best placement after its spares are placed; the next one where they cost it flow."""
+    left, spared = list(found), []
+    while left:
+        best = choose(left)
+        spared.append(with_spares(problem, best, service))
+        left = [p for p in left if p is not best and p.value > spared[-1].value]
+        if spared[-1].value >= VALUE_WITHIN * best.value:
+            break
+    return max(spared, key=lambda placement: placement.value)
+
+
+def _by_cells(
+    problem: Problem,
+    parts: Sequence[Problem],
+    time_limit_s: float,
+    seed: int,
+    spent: Callable[[], float] | None,
+    service: Service | None,
+) -> Placement:
+    """Cells planned one after the other; flow stays inside each."""
+    found = [
+        _best(
+            part,
+            time_limit_s / len(parts),
+            seed,
+            peer_cells.share_of_time(spent, len(parts) - index),
+            service,
+        )
+        for index, part in enumerate(parts)
+    ]
+    value = sum(placement.value for placement in found)
+    return Placement(
+        assignments=tuple(a for placement in found for a in placement.assignments),
+        flow_tokens_per_s=sum(placement.flow_tokens_per_s for placement in found),
+        planner=f"{len(found)} cells",
+        edges=tuple(
+            edge
+            for part, placement in zip(parts, found, strict=True)
+            for edge in placement.edges or solve_flow(part, placement.assignments).edges
+        ),
+        estimate_tokens_per_s=(
+            sum(placement.estimate_tokens_per_s or 0.0 for placement in found) if service else None
+        ),
+        latency_s=sum(p.value * p.latency_s for p in found) / max(value, 1e-9),
+        moved_layers=sum(placement.moved_layers for placement in found),
+        lone_layers=0 if len(found) > 1 else found[0].lone_layers,
+    )
+
+
+def _by_flow(
+    problem: Problem,
+    found: Sequence[Placement],
+    best: Placement,
+    time_limit_s: float,
+    seed: int,
+    spent: Callable[[], float] | None,
+) -> list[Placement]:
+    """More flow: by the exact program for few peers, else by moves from what has the most."""
+    if len(problem.nodes) <= EXACT_PEERS_MAX and _spans_max(problem) <= EXACT_SPANS_MAX:
+        left_s = SEARCH_SHARE * time_limit_s * max(0.1, 1 - spent() if spent else 1.0)
+        exact = helix_cpsat.solve(problem, time_limit_s=left_s, seed=seed, hint=best.assignments)
+        return [] if exact is None else [score(problem, exact, "cp-sat")]
+    most = max(found, key=lambda placement: placement.flow_tokens_per_s)
+    improved = flow_search.improve(
+        problem,
+        heuristics.fill(problem, most.assignments),
+        seed=seed,
+        go_on=until(spent, 1.0, MOVES_MAX),
+    )
+    return [score(problem, improved, f"{most.planner}+moves")]
+
+
+def with_spares(problem: Problem, placement: Placement, service: Service | None) -> Placement:
+    """The placement with spare replicas on all other peers that can hold something.
+
+    They carry flow where that serves more, or where the flow would else leave so much of the
+    placement unused that the checker takes it for a mistake; else they stand by.
+    """
+    filled = heuristics.fill(problem, placement.assignments)
+    used = score(problem, filled, placement.planner, service=service)
+    if service is None or placement.edges is None:
+        return used
+    idle = score(problem, filled, placement.planner, service=service, edges=placement.edges)
+    wasted = idle.flow_tokens_per_s < FLOW_USED_MIN * used.flow_tokens_per_s
+    return used if wasted or used.value >= idle.value else idle
+
+
+def _searched(
+    problem: Problem,
+    service: Service | None,
+    heuristics_: Sequence[Placement],
+    time_limit_s: float,
+    seed: int,
+    spent: Callable[[], float] | None,
+) -> list[Placement]:
+    """The best chains that were found; planner ``patterns``."""
+    layers = problem.model.layers
+    seeds = [as_chains(p.assignments, p.edges or (), layers) for p in heuristics_]
+    made = search(
+        problem,
+        service,
+        seeds=seeds,
+        seed=seed,
+        spent=spent,
+        work_max=min(WORK_MAX, WORK_SHARE * time_limit_s),
+    )
+    return [
+        score(
+            problem,
+            tuple(a for chain in found.chains for a in chain),
+            "patterns",
+            service=service,
+            edges=draw(problem, found.chains, service),
+        )
+        for found in made[:KEPT]
+    ]
+
+
+def _spans_max(problem: Problem) -> int:
+    layers = problem.model.layers
+    return sum(layers * min(len(node.tokens_per_s), layers) for node in problem.nodes)
+
+
+def score(
+    problem: Problem,
+    assignments: Sequence[Assignment],
+    planner: str,
+    *,
+    service: Service | None = None,
+    edges: Sequence[FlowEdge] | None = None,
+) -> Placement:
+    """A placement with what it is judged by. Without ``edges``, it has a maximum flow."""
+    if edges is None:
+        solution = (balanced_flow if service else solve_flow)(problem, assignments)
+    else:
+        entering = sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
+        solution = FlowSolution(flow_tokens_per_s=entering, edges=tuple(edges))
+    served = estimate(problem, assignments, solution.edges, service) if service else None
+    held = {node.peer_id: node.current for node in problem.nodes}
+    holders = [0] * problem.model.layers
+    for a in assignments:
+        for layer in range(a.start, a.end):
+            holders[layer] += 1
+    return Placement(
+        assignments=tuple(assignments),
+        flow_tokens_per_s=solution.flow_tokens_per_s,
+        planner=planner,
+        edges=solution.edges,
+        estimate_tokens_per_s=served.tokens_per_s if served else None,
+        latency_s=served.token_time_s if served else mean_latency_s(problem, solution),
+        moved_layers=sum(
+            helix_cpsat.fetched(held.get(a.peer_id), a.start, a.end) for a in assignments
+        ),
+        lone_layers=sum(1 for count in holders if count == 1),
+    )
+
+
+def choose(found: Sequence[Placement]) -> Placement:
+    """The best placement by these objectives, in this order.
+
+    Throughput; within 2% of it, the fewest layers that hang on a single peer, since volunteers
+    leave and a layer without a second holder then stops the swarm; the shortest ring; within 10%
+    of that, the fewest layers to fetch.
+    """
+    most = max(placement.value for placement in found)
+    near = [p for p in found if p.value >= VALUE_WITHIN * most]
+    fewest = min(placement.lone_layers for placement in near)
+    near = [p for p in near if p.lone_layers == fewest]
+    fastest_s = min(placement.latency_s for placement in near)
+    near = [p for p in near if p.latency_s <= LATENCY_WITHIN * fastest_s]
+    return min(near, key=lambda p: (p.moved_layers, p.latency_s, -p.value))
+
+
+def why_uncoverable(problem: Problem) -> str | None:
+    """Why no placement can cover all layers, in plain words; None when one can. Exact, quick."""
+    model = problem.model
+    covered = heuristics.coverage(problem)
+    if covered.layers >= model.layers:
+        return None
+    kv_tokens = max((node.kv_tokens_min for node in problem.nodes), default=0)
+    each = stage_bytes(model, 0, 1, kv_tokens) - model.embed_bytes
+    if model.layers == 1:
+        each -= model.head_bytes
+    more = (model.layers - covered.layers) * each
+    more += model.embed_bytes if covered.first is None else 0
+    more += model.head_bytes if covered.last is None else 0
+    count = len(problem.nodes)
+    return (
+        f"the {count} peer{'s' if count != 1 else ''} here can hold at most {covered.layers} of"
+        f" {model.layers} layers; about {more / 2**30:.3g} GiB more are needed"
+    )
+
+
+def make_plan(
+    problem: Problem,
+    placement: Placement,
+    *,
+    epoch: PlanEpoch,
+    coordinator: str,
+    solve_s: float,
+    now_unix_s: float,
+) -> Plan:
+    """The plan of a placement, with its max flow. Spans that do not fit raise ValueError."""
+    nodes = {node.peer_id: node for node in problem.nodes}
+    for a in placement.assignments:
+        if not fits(problem.model, nodes[a.peer_id], a.start, a.end):
+            raise ValueError(f"[{a.start}, {a.end}) does not fit {a.peer_id}")
+    if placement.edges is None:
+        placement = score(problem, placement.assignments, placement.planner)
+    estimated = placement.estimate_tokens_per_s
+    return Plan(
+        epoch=epoch,
+        coordinator=coordinator,
+        model=problem.model,
+        assignments=placement.assignments,
+        edges=placement.edges or (),
+        flow_tokens_per_s=placement.flow_tokens_per_s,
+        bound_tokens_per_s=upper_bound(problem),
+        planner=placement.planner,
+        estimate_tokens_per_s=None if estimated is None else min(estimated, RATE_MAX),
+        solve_s=solve_s,
+        created_unix_s=now_unix_s,
+    )

@@ -1,0 +1,89 @@
+"""All planners behind one signature, so that they can be compared on the same problems."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coordinator.evaluation.max_flow import solve_flow
+from coordinator.evaluation.plan_check import uncovered
+from coordinator.helix import helix_cpsat, helix_mathopt
+from coordinator.heuristics import heuristics
+from coordinator.planning.placement import NoPlacementError, Placement, best_placement, score
+from coordinator.problem.service import Service
+from dht.messages.types import Assignment, Problem
+
+Planner = Callable[[Problem, Service | None, "Effort"], Placement | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much a planner may do."""
+
+    time_limit_s: float
+    seed: int = 0
+    spent: Callable[[], float] | None = None
+    """Share of the time that is gone, where a clock ends the work."""
+
+
+def _ours(problem: Problem, service: Service | None, effort: Effort) -> Placement | None:
+    try:
+        return best_placement(
+            problem,
+            time_limit_s=effort.time_limit_s,
+            seed=effort.seed,
+            spent=effort.spent,
+            service=service,
+        )
+    except NoPlacementError:
+        return None
+
+
+def _by_flow(problem: Problem, service: Service | None, effort: Effort) -> Placement | None:
+    """Ours with max flow as the goal, as Helix has it."""
+    found = _ours(problem, None, effort)
+    return _scored(problem, found.assignments if found else None, "patterns-flow", service)
+
+
+def _heuristic(name: str, place: Callable[[Problem], Sequence[Assignment] | None]) -> Planner:
+    def plan(problem: Problem, service: Service | None, effort: Effort) -> Placement | None:
+        return _scored(problem, place(problem), name, service)
+
+    return plan
+
+
+def _exact(problem: Problem, service: Service | None, effort: Effort) -> Placement | None:
+    hint = heuristics.chain(problem) or ()
+    spans = helix_cpsat.solve(
+        problem, time_limit_s=effort.time_limit_s, seed=effort.seed, hint=hint
+    )
+    return _scored(problem, spans, "cp-sat", service)
+
+
+def _mathopt(name: str) -> Planner:
+    def plan(problem: Problem, service: Service | None, effort: Effort) -> Placement | None:
+        spans = helix_mathopt.solve(problem, solver=name, time_limit_s=effort.time_limit_s)
+        return _scored(problem, spans, f"helix-milp-{name}", service)
+
+    return plan
+
+
+def _scored(
+    problem: Problem, spans: Sequence[Assignment] | None, name: str, service: Service | None
+) -> Placement | None:
+    """As it was thought of: with a maximum flow, not a spread one."""
+    if spans is None or uncovered(spans, problem.model.layers):
+        return None
+    edges = solve_flow(problem, spans).edges
+    return score(problem, spans, name, service=service, edges=edges)
+
+
+PLANNERS: dict[str, Planner] = {
+    "patterns": _ours,
+    "patterns-flow": _by_flow,
+    "petals": _heuristic("petals", heuristics.greedy),
+    "swarm": _heuristic("swarm", heuristics.equal_stages),
+    "separate": _heuristic("separate", heuristics.separate),
+    "cp-sat": _exact,
+    "helix-milp-highs": _mathopt("highs"),
+    "helix-milp-scip": _mathopt("scip"),
+}
+"""``patterns`` is ours, and what a swarm uses; the others are there to be compared with."""

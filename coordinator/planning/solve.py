@@ -1,0 +1,127 @@
+"""``python -m coordinator.planning.solve``: one solve in a process of its own.
+
+Reads a :class:`SolveRequest` from stdin and writes a :class:`SolveAnswer` to stdout, both msgpack.
+A coordinator runs it so that neither a long solve nor the solver's memory or crashes touch
+serving.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from coordinator.evaluation.plan_check import check_plan, uncovered
+from coordinator.heuristics.repair import repair
+from coordinator.planning.placement import (
+    NoPlacementError,
+    Placement,
+    best_placement,
+    make_plan,
+    score,
+    with_spares,
+)
+from coordinator.problem.service import announced_service
+from dht.messages.types import Assignment, Plan, PlanEpoch, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveRequest:
+    """What to solve, and what to write on the plan."""
+
+    problem: Problem
+    epoch: PlanEpoch
+    coordinator: str
+    time_limit_s: float
+    seed: int
+    now_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveAnswer:
+    """The best plan by what it would serve (:mod:`coordinator.evaluation.estimate`), and the one
+    that moves as few as it can (None: too many), both checked.
+
+    ``error`` says why there is no plan at all.
+    """
+
+    best: Plan | None = None
+    kept: Plan | None = None
+    error: str = ""
+
+
+def solve(request: SolveRequest, spent: Callable[[], float] | None = None) -> SolveAnswer:
+    """Solve one request.
+
+    ``spent()`` says what share of the work allowed is done; by default, of the time, by the clock.
+    """
+    spent = spent or _by_clock(request.time_limit_s)
+    service = announced_service(request.problem)
+    try:
+        placement = best_placement(
+            request.problem,
+            time_limit_s=request.time_limit_s,
+            seed=request.seed,
+            spent=spent,
+            service=service,
+        )
+    except NoPlacementError as error:
+        return SolveAnswer(error=str(error))
+    solve_s = spent() * request.time_limit_s
+    best = _checked(_plan(request, placement, solve_s), request.problem)
+    kept_spans = repair(request.problem)
+    if kept_spans is None or not any(node.current for node in request.problem.nodes):
+        return SolveAnswer(best=best)
+    kept = _checked(_plan(request, _kept(request.problem, kept_spans), 0.0), request.problem)
+    if kept is not None and best is not None:
+        kept = replace(kept, bound_tokens_per_s=best.bound_tokens_per_s)
+    return SolveAnswer(best=best or kept, kept=kept)
+
+
+def _kept(problem: Problem, spans: Sequence[Assignment]) -> Placement:
+    """The placement that moves few. Who joined stands by where its part would cost flow."""
+    service = announced_service(problem)
+    holders = {node.peer_id for node in problem.nodes if node.current is not None}
+    held = [a for a in spans if a.peer_id in holders]
+    if uncovered(held, problem.model.layers):
+        return score(problem, spans, "keep", service=service)
+    return with_spares(problem, score(problem, held, "keep", service=service), service)
+
+
+def _by_clock(limit_s: float) -> Callable[[], float]:
+    started_s = time.monotonic()
+    return lambda: (time.monotonic() - started_s) / limit_s
+
+
+def _checked(plan: Plan, problem: Problem) -> Plan | None:
+    """The plan if the checker finds nothing wrong with it. What is wrong is written to stderr.
+
+    Here rather than in the coordinator: checking a plan for thousands of peers takes seconds.
+    """
+    wrong = check_plan(plan, problem)
+    for reason in wrong:
+        print(f"the solver's plan is wrong: {reason}", file=sys.stderr)
+    return None if wrong else plan
+
+
+def _plan(request: SolveRequest, placement: Placement, solve_s: float) -> Plan:
+    return make_plan(
+        request.problem,
+        placement,
+        epoch=request.epoch,
+        coordinator=request.coordinator,
+        solve_s=solve_s,
+        now_unix_s=request.now_unix_s,
+    )
+
+
+def main() -> int:
+    """One request in, one answer out."""
+    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SolveRequest)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(solve(request)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

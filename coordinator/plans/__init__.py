@@ -1,0 +1,1 @@
+"""The life of a published plan: waves, transition, review, store, trust."""

@@ -1,0 +1,269 @@
+"""What a peer makes of a plan that somebody published, by the records that it sees itself. Pure.
+
+:func:`coordinator.evaluation.plan_check.check_shape` finds what is wrong with a plan by itself.
+Here it is held against the world: peers that exist, memory and speed that they announced, and a
+yardstick that costs little, Petals' greedy placement; both by what they would serve, as
+coordinators choose. Records differ between peers and moments, hence the slack. A plan is advice:
+refusing one costs efficiency at most.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from coordinator.evaluation.estimate import estimate
+from coordinator.evaluation.max_flow import solve_flow
+from coordinator.evaluation.plan_check import FLOW_USED_MIN, uncovered
+from coordinator.heuristics.heuristics import greedy
+from coordinator.plans.transition import usable_nodes
+from coordinator.problem.from_records import problem_of
+from coordinator.problem.service import announced_service
+from dht.messages.types import (
+    SINK,
+    SOURCE,
+    Assignment,
+    FlowEdge,
+    LinksRecord,
+    NodeRecord,
+    NodeState,
+    Plan,
+    Problem,
+    fits,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewConfig:
+    """Slack for what peers see differently."""
+
+    rate_slack: float = 1.1
+    """Peers may carry so much more than they announced, times."""
+    link_slack: float = 4.0
+    """Links are measured anew all the time."""
+    greedy_share_min: float = 0.8
+    """A plan must serve so much of what the greedy placement would. Coordinators find at least as
+    much, but leave peers where they are for a gain below 10%, and have seen other records."""
+    running_share_min: float = 0.5
+    """The running plan may fall so far back: who has just moved is left alone for a while."""
+    known_for_s: float = 30.0
+    """Peers that joined less long ago may be missing in a plan."""
+
+
+class Opinion(StrEnum):
+    """What a peer thinks of a plan."""
+
+    FINE = "fine"
+    UNSURE = "unsure"
+    """It counts on peers that are not known here, or not yet."""
+    IMPOSSIBLE = "impossible"
+    WORSE = "worse"
+    """…than the greedy placement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """An opinion with its reason."""
+
+    opinion: Opinion
+    reason: str = ""
+
+
+FINE = Verdict(opinion=Opinion.FINE)
+
+
+def review(
+    plan: Plan,
+    nodes: Mapping[str, NodeRecord],
+    links: Mapping[str, LinksRecord],
+    *,
+    running: Plan | None,
+    gone: frozenset[str],
+    now_unix_s: float,
+    config: ReviewConfig,
+) -> Verdict:
+    """What to think of ``plan``, whose shape is right.
+
+    ``nodes`` and ``links`` are the records seen; ``running`` is the plan that is followed now;
+    ``gone`` are peers that do not answer though they have records.
+    """
+    usable = usable_nodes(nodes, plan.model, gone)
+    problem = problem_of(plan.model, usable, links)
+    planner_nodes = {node.peer_id: node for node in problem.nodes}
+    for a in plan.assignments:
+        node = planner_nodes.get(a.peer_id)
+        if node is not None and not fits(plan.model, node, a.start, a.end):
+            return _impossible(f"[{a.start}, {a.end}) does not fit {a.peer_id}")
+    wrong = _misordered(plan) or _overloaded(plan, usable, links, config)
+    if wrong:
+        return _impossible(wrong)
+    known = [a for a in plan.assignments if a.peer_id in usable]
+    gaps = uncovered(known, plan.model.layers)
+    if gaps:
+        return Verdict(
+            opinion=Opinion.UNSURE, reason=f"no peer that is known here holds layers {gaps}"
+        )
+    if _as_it_is(plan, usable, running):
+        most = solve_flow(problem, known).flow_tokens_per_s
+        share, what, yardstick = FLOW_USED_MIN, "the same placement", most
+        served = _supported(plan, frozenset(usable))
+    else:
+        share, what = config.greedy_share_min, "the greedy placement"
+        yardstick = _greedy_serves(plan, usable, links, now_unix_s, config)
+        served = _serves(plan, problem)
+    if served < share * yardstick:
+        return Verdict(
+            # What goes over peers that are not seen here counts for nothing: they may be there.
+            opinion=Opinion.WORSE if len(known) == len(plan.assignments) else Opinion.UNSURE,
+            reason=f"it serves {served:.1f} tokens/s, {what} {yardstick:.1f}",
+        )
+    return FINE
+
+
+def falls_short(
+    plan: Plan,
+    usable: Mapping[str, NodeRecord],
+    links: Mapping[str, LinksRecord],
+    now_unix_s: float,
+    config: ReviewConfig,
+) -> bool:
+    """Whether a running plan serves less than its share of what the greedy placement would."""
+    wanted = config.running_share_min * _greedy_serves(plan, usable, links, now_unix_s, config)
+    return _serves(plan, problem_of(plan.model, usable, links)) < wanted
+
+
+def long_known(
+    usable: Mapping[str, NodeRecord], now_unix_s: float, config: ReviewConfig
+) -> dict[str, NodeRecord]:
+    """Those of ``usable`` that a plan should not have missed."""
+    return {
+        peer_id: record
+        for peer_id, record in usable.items()
+        if now_unix_s - record.joined_unix_s >= config.known_for_s
+    }
+
+
+def _greedy_serves(
+    plan: Plan,
+    usable: Mapping[str, NodeRecord],
+    links: Mapping[str, LinksRecord],
+    now_unix_s: float,
+    config: ReviewConfig,
+) -> float:
+    """What the greedy placement serves on peers that have been here for a while, in tokens/s."""
+    known = long_known(usable, now_unix_s, config)
+    if not known:
+        return 0.0
+    problem = problem_of(plan.model, known, links)
+    spans = greedy(problem)
+    if spans is None:
+        return 0.0
+    edges = solve_flow(problem, spans).edges
+    return estimate(problem, spans, edges, announced_service(problem)).tokens_per_s
+
+
+def _serves(plan: Plan, problem: Problem) -> float:
+    """What the part of the plan serves that the peers of ``problem`` carry, in tokens/s."""
+    known = frozenset(node.peer_id for node in problem.nodes)
+    edges = known_part(plan.edges, plan.assignments, known)
+    held = [a for a in plan.assignments if a.peer_id in known]
+    return estimate(problem, held, edges, announced_service(problem)).tokens_per_s
+
+
+def known_part(
+    edges: Sequence[FlowEdge], assignments: Sequence[Assignment], known: frozenset[str]
+) -> tuple[FlowEdge, ...]:
+    """The flow that passes ``known`` peers only, by the shares in which peers mix it; linear."""
+    order = {a.peer_id: a.end for a in assignments}
+    ends = {SOURCE: 1.0, SINK: 1.0}
+
+    def clean(forward: bool) -> dict[str, float]:
+        """The share of what a peer takes (or gives) that known ones alone brought (or take)."""
+        sums: defaultdict[str, float] = defaultdict(float)
+        parts: defaultdict[str, float] = defaultdict(float)
+        share = dict(ends)
+        by_near: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
+        for edge in edges:
+            near, far = (edge.head, edge.tail) if forward else (edge.tail, edge.head)
+            by_near[near].append((far, edge.tokens_per_s))
+        for peer in sorted(order, key=lambda p: order[p] if forward else -order[p]):
+            for far, flow in by_near[peer]:
+                sums[peer] += flow
+                parts[peer] += flow * share.get(far, 0.0)
+            whole = sums[peer] > 0 and peer in known
+            share[peer] = parts[peer] / sums[peer] if whole else 0.0
+        return share
+
+    brought, taken = clean(forward=True), clean(forward=False)
+    return tuple(
+        replace(edge, tokens_per_s=flow)
+        for edge in edges
+        if (flow := edge.tokens_per_s * brought[edge.tail] * taken[edge.head]) > 0
+    )
+
+
+def _impossible(reason: str) -> Verdict:
+    return Verdict(opinion=Opinion.IMPOSSIBLE, reason=reason)
+
+
+def _misordered(plan: Plan) -> str:
+    """What is wrong with the waves; "" when nothing is."""
+    peers = [peer_id for wave in plan.waves for peer_id in wave]
+    if len(set(peers)) != len(peers):
+        return "a peer moves in two waves"
+    if not set(peers) <= {a.peer_id for a in plan.assignments}:
+        return "a peer moves that is given no layers"
+    return ""
+
+
+def _overloaded(
+    plan: Plan,
+    usable: Mapping[str, NodeRecord],
+    links: Mapping[str, LinksRecord],
+    config: ReviewConfig,
+) -> str:
+    """Whose announced speed or measured link carries more than it can; linear in the edges."""
+    through: defaultdict[str, float] = defaultdict(float)
+    for edge in plan.edges:
+        through[edge.head] += edge.tokens_per_s
+    for a in plan.assignments:
+        record = usable.get(a.peer_id)
+        if record is None:
+            continue
+        rate = record.tokens_per_s[a.end - a.start - 1]
+        if through[a.peer_id] > config.rate_slack * rate:
+            return f"{a.peer_id} carries {through[a.peer_id]:.1f} of its {rate:.1f} tokens/s"
+    measured = {
+        (link.source, link.target): link.bandwidth_bytes_per_s
+        for author, record in links.items()
+        for link in record.links
+        if link.target == author
+    }
+    for edge in plan.edges:
+        bandwidth = measured.get((edge.tail, edge.head))
+        bytes_per_s = edge.tokens_per_s * plan.model.activation_bytes
+        if bandwidth is not None and bytes_per_s > config.link_slack * bandwidth:
+            return f"the link {edge.tail} to {edge.head} carries {bytes_per_s:.0f} bytes/s"
+    return ""
+
+
+def _as_it_is(plan: Plan, usable: Mapping[str, NodeRecord], running: Plan | None) -> bool:
+    """Whether the plan leaves everybody where the running one, or they themselves, say they are."""
+    held = running.assignments if running is not None else ()
+    staying = {a for a in held if a.peer_id in usable}
+    if staying and staying <= set(plan.assignments):
+        return True
+    serving = {
+        Assignment(peer_id=peer_id, start=record.start, end=record.end)
+        for peer_id, record in usable.items()
+        if record.state is NodeState.SERVING
+    }
+    return bool(serving) and serving <= set(plan.assignments)
+
+
+def _supported(plan: Plan, known: frozenset[str]) -> float:
+    """What of the plan's flow surely goes over known peers only, in tokens/s."""
+    unknown = sum(
+        edge.tokens_per_s for edge in plan.edges if edge.head not in known | {SOURCE, SINK}
+    )
+    return plan.flow_tokens_per_s - unknown

@@ -1,0 +1,72 @@
+"""Reviews plans with what this peer can see: records, and pings where a record may be stale."""
+
+import asyncio
+import random
+from collections.abc import Iterable
+
+from coordinator.failure.liveness import ask_ping
+from coordinator.plans.review import Opinion, ReviewConfig, Verdict, review
+from dht.errors import NetworkError, PeerError
+from dht.messages.types import NodeRecord, NodeState, Plan
+from dht.records.directory import Directory
+from dht.transport.interface import Transport
+
+PINGED_MAX = 16
+"""Peers that one review pings: those that a plan leaves out may be dead."""
+PING_S = 3.0
+
+
+class Reviewer:
+    """Callable by a :class:`coordinator.plans.store.PlanStore` before it adopts a plan."""
+
+    def __init__(self, transport: Transport, directory: Directory, config: ReviewConfig) -> None:
+        self._transport = transport
+        self._directory = directory
+        self._config = config
+        self._rng = random.Random(transport.peer_id)  # noqa: S311  (whom to ping first)
+
+    async def __call__(self, plan: Plan, running: Plan | None) -> Verdict:
+        """What this peer thinks of ``plan``. Raises NetworkError when no records can be read."""
+        nodes, links = await asyncio.gather(self._directory.nodes(), self._directory.links())
+        gone: frozenset[str] = frozenset()
+        while True:
+            verdict = await asyncio.to_thread(
+                review,
+                plan,
+                nodes,
+                links,
+                running=running,
+                gone=gone,
+                now_unix_s=self._transport.now(),
+                config=self._config,
+            )
+            if verdict.opinion not in {Opinion.WORSE, Opinion.UNSURE} or gone:
+                return verdict
+            gone = await self._gone(_left_out(plan, nodes, self._transport.peer_id))
+            if not gone:
+                return verdict
+
+    async def _gone(self, peers: list[NodeRecord]) -> frozenset[str]:
+        """Those of ``peers`` that do not answer; a sample of them where there are many."""
+        sample = self._rng.sample(peers, min(PINGED_MAX, len(peers)))
+        answers = await asyncio.gather(*(self._answers(record) for record in sample))
+        return frozenset(
+            record.peer_id for record, there in zip(sample, answers, strict=True) if not there
+        )
+
+    async def _answers(self, record: NodeRecord) -> bool:
+        try:
+            async with asyncio.timeout(PING_S):
+                await ask_ping(self._transport, record.peer_id, record.addresses)
+        except (NetworkError, PeerError, TimeoutError):
+            return False
+        return True
+
+
+def _left_out(plan: Plan, nodes: dict[str, NodeRecord], me: str) -> list[NodeRecord]:
+    given: Iterable[str] = {a.peer_id for a in plan.assignments}
+    return [
+        record
+        for peer_id, record in sorted(nodes.items())
+        if peer_id not in given and peer_id != me and record.state is not NodeState.DRAINING
+    ]

@@ -1,0 +1,276 @@
+"""Plan bodies by hash: fetched from any peer that has them, checked, kept, served on."""
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+
+from coordinator.evaluation.plan_check import check_shape
+from coordinator.plans.epochs import plausible
+from coordinator.plans.review import FINE, Opinion, Verdict
+from coordinator.plans.trust import STRIKES, Trust
+from dht.errors import NetworkError, PeerError
+from dht.messages import codec
+from dht.messages.peer import REQUESTS_MAX, PlanBody, PlanRequest, Witness, WitnessRequest
+from dht.messages.session import Ping, Pong
+from dht.messages.types import NO_EPOCH, ModelSpec, Plan, PlanEpoch, PlanHead
+from dht.records.directory import Directory
+from dht.transport.interface import PLAN_PROTOCOL, Stream, Transport
+
+logger = logging.getLogger(__name__)
+
+BODIES_MAX = 8
+FETCH_S = 5.0
+HOLDERS_MAX = 4
+"""Peers that are asked for one body in one look."""
+RETRY_S = 2.0
+RETRY_MAX_S = 30.0
+"""A body that nobody had is asked for again after a pause, which doubles up to this."""
+HEADS_MAX = 8
+"""Heads that one look follows up: anybody can publish one that leads nowhere."""
+LOOKS_MAX = 3
+WANTING_S: dict[Opinion, float] = {
+    Opinion.IMPOSSIBLE: 5.0,
+    Opinion.WORSE: 5.0,
+    Opinion.UNSURE: 30.0,
+}
+"""An author's plan is refused for good when it was found wanting so often and for so long, or the
+ones that came in its place were: records may lag."""
+REFUSED_MAX = 256
+
+
+Review = Callable[[Plan, Plan | None], Awaitable[Verdict]]
+"""Judges a plan, given the one that runs."""
+
+
+class PlanStore:
+    """The newest plan this peer has seen and checked. Any peer may ask it for bodies.
+
+    ``review`` judges plans of a right shape before they are adopted; without it, as in clients,
+    every such plan is. ``model`` is the one that plans must be for, where it is known here.
+    ``coordinators`` are the only ones whose plans count; none: everybody's.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        directory: Directory,
+        *,
+        review: Review | None = None,
+        model: ModelSpec | None = None,
+        coordinators: frozenset[str] = frozenset(),
+    ) -> None:
+        self._transport = transport
+        self._directory = directory
+        self._review = review
+        self._model = model
+        self._coordinators = coordinators
+        self._wanting: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self.trust = Trust()
+        self.leader: str | None = None
+        """Whose head is followed up first."""
+        self.witness: Callable[[str], bool | None] = lambda peer_id: None
+        """Answers others' question whether a peer answers this one."""
+        self._bodies: OrderedDict[str, bytes] = OrderedDict()
+        self._refused: OrderedDict[str, None] = OrderedDict()
+        self._retry: dict[str, tuple[float, float]] = {}
+        self._changed = asyncio.Condition()
+        self.newest: Plan | None = None
+        self.head: PlanHead | None = None
+        self.head_seen_s = 0.0
+        """When a head of the newest plan was last seen, by the loop's clock."""
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def epoch(self) -> PlanEpoch:
+        """Epoch of the newest plan; the zero epoch before there is one."""
+        return self.newest.epoch if self.newest is not None else NO_EPOCH
+
+    async def serve(self) -> None:
+        """Answer others' requests for bodies, and their pings."""
+        await self._transport.serve(PLAN_PROTOCOL, self._serve)
+
+    async def _serve(self, stream: Stream) -> None:
+        for _ in range(REQUESTS_MAX):
+            message = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
+            match message:
+                case Ping(nonce=nonce):
+                    await codec.send_frame(stream, Pong(nonce=nonce))
+                case PlanRequest(sha256=sha256):
+                    body = self._bodies.get(sha256, b"")
+                    await codec.send_frame(stream, PlanBody(sha256=sha256), body)
+                case WitnessRequest(peer_id=peer_id):
+                    answers = self.witness(peer_id)
+                    await codec.send_frame(stream, Witness(peer_id=peer_id, answers=answers))
+                case _:
+                    raise codec.MalformedError("this stream takes plan requests and pings")
+
+    async def add(self, plan: Plan) -> PlanHead:
+        """Keep this peer's own plan as the newest; returns its head to publish."""
+        body = codec.encode(plan)
+        head = PlanHead(
+            peer_id=self._transport.peer_id,
+            epoch=plan.epoch,
+            sha256=hashlib.sha256(body).hexdigest(),
+            size_bytes=len(body),
+            fetch_bytes=plan.fetch_bytes,
+        )
+        await self._adopt(plan, head, body)
+        return head
+
+    async def refresh(self) -> None:
+        """Look for a newer plan and fetch it. A plan that fails its checks is never asked again.
+
+        Raises NetworkError when the DHT cannot be read.
+        """
+        heads = await self._directory.plan_heads()
+        loop = asyncio.get_running_loop()
+        if any(head.epoch == self.epoch for head in heads.values()):
+            self.head_seen_s = loop.time()
+        distrusted = self.trust.distrusted(loop.time())
+        newer = [
+            head
+            for head in heads.values()
+            if head.epoch > self.epoch
+            and plausible(head.epoch, self._transport.now())
+            and (not self._coordinators or head.peer_id in self._coordinators)
+            and head.peer_id not in distrusted
+        ]
+        self._retry = {
+            head.sha256: self._retry[head.sha256] for head in newer if head.sha256 in self._retry
+        }
+        due = [
+            head
+            for head in newer
+            if head.sha256 not in self._refused
+            and loop.time() >= self._retry.get(head.sha256, (0.0, RETRY_S))[0]
+        ]
+        for head in (await self._by_promise(due))[:HEADS_MAX]:
+            if await self._fetch(head, [head.peer_id]):
+                return
+            if await self._fetch(head, await self._adopters(head)):
+                return
+            _, pause_s = self._retry.get(head.sha256, (0.0, RETRY_S))
+            self._retry[head.sha256] = (loop.time() + pause_s, min(RETRY_MAX_S, 2 * pause_s))
+
+    async def _by_promise(self, heads: list[PlanHead]) -> list[PlanHead]:
+        """The leader's head first, then those that most peers adopted, then the newest."""
+        if len(heads) <= 1:
+            return heads
+        records = (await self._directory.nodes()).values()
+        adopted = Counter(record.epoch for record in records)
+        return sorted(
+            heads,
+            key=lambda head: (head.peer_id == self.leader, adopted[head.epoch], head.epoch),
+            reverse=True,
+        )
+
+    async def _adopters(self, head: PlanHead) -> list[str]:
+        """Other peers that say they adopted this plan: its author may be gone."""
+        nodes = await self._directory.nodes()
+        having = [
+            peer_id
+            for peer_id, record in nodes.items()
+            if record.epoch == head.epoch and peer_id not in {head.peer_id, self._transport.peer_id}
+        ]
+        return sorted(having)[:HOLDERS_MAX]
+
+    async def _fetch(self, head: PlanHead, holders: list[str]) -> bool:
+        for holder in holders:
+            try:
+                async with asyncio.timeout(FETCH_S):
+                    body = await self._ask(holder, head)
+            except (NetworkError, TimeoutError) as error:
+                self.counters["fetch_failed"] += 1
+                logger.info("no plan %s from %s: %s", head.epoch, holder, error)
+                continue
+            except PeerError as error:
+                self.counters["malformed"] += 1
+                logger.warning("plan %s from %s: %s", head.epoch, holder, error)
+                continue
+            return await self._take(head, body)
+        return False
+
+    async def _ask(self, holder: str, head: PlanHead) -> bytes:
+        if holder == self._transport.peer_id:
+            body = self._bodies.get(head.sha256)
+            if body is None:
+                raise NetworkError("published by this peer before it was restarted")
+            return body
+        stream = await self._transport.open_stream(holder, PLAN_PROTOCOL)
+        try:
+            await codec.send_frame(stream, PlanRequest(sha256=head.sha256))
+            frame = await codec.read_frame(stream, limit_bytes=head.size_bytes + 1024)
+        finally:
+            await stream.close()
+        if not isinstance(frame.message, PlanBody) or len(frame.body) != head.size_bytes:
+            raise NetworkError("it does not have that plan")
+        if hashlib.sha256(frame.body).hexdigest() != head.sha256:
+            raise codec.MalformedError("the body has another hash than its head says")
+        return bytes(frame.body)
+
+    async def _take(self, head: PlanHead, body: bytes) -> bool:
+        try:
+            plan: Plan = codec.decode_as(Plan, body, limit_bytes=codec.ENVELOPE_BYTES_MAX)
+            wrong = check_shape(plan)
+        except PeerError as error:
+            wrong = [str(error)]
+        else:
+            said = (head.epoch, head.peer_id, head.fetch_bytes)
+            if (plan.epoch, plan.coordinator, plan.fetch_bytes) != said:
+                wrong.append("its head speaks of another plan")
+            mine = self._model
+            if plan.model.key != self._directory.model_key or (
+                mine is not None and not plan.model.serves_with(mine)
+            ):
+                wrong.append("it is for another model")
+        if wrong:
+            self._refuse(head, wrong[0], strikes=STRIKES)
+            return False
+        verdict = await self._review(plan, self.newest) if self._review is not None else FINE
+        if verdict.opinion is Opinion.FINE:
+            self._wanting.pop(head.peer_id, None)
+            await self._adopt(plan, head, body)
+            return True
+        self.counters[verdict.opinion] += 1
+        now_s = asyncio.get_running_loop().time()
+        looks, since_s = self._wanting.pop(head.peer_id, (0, now_s))
+        if looks + 1 >= LOOKS_MAX and now_s - since_s >= WANTING_S[verdict.opinion]:
+            self._refuse(head, verdict.reason, strikes=1)
+            return False
+        self._wanting[head.peer_id] = (looks + 1, since_s)
+        while len(self._wanting) > REFUSED_MAX:
+            self._wanting.popitem(last=False)
+        logger.info("not yet plan %s of %s: %s", head.epoch, head.peer_id, verdict.reason)
+        return False
+
+    def _refuse(self, head: PlanHead, reason: str, *, strikes: int) -> None:
+        """Never ask for this plan again, and hold it against its author."""
+        self.counters["refused"] += 1
+        self._refused[head.sha256] = None
+        while len(self._refused) > REFUSED_MAX:
+            self._refused.popitem(last=False)
+        if head.peer_id != self._transport.peer_id:
+            now_s = asyncio.get_running_loop().time()
+            self.trust.strike(head.peer_id, now_s, times=strikes)
+        logger.warning("refused plan %s of %s: %s", head.epoch, head.peer_id, reason)
+
+    async def _adopt(self, plan: Plan, head: PlanHead, body: bytes) -> None:
+        async with self._changed:
+            if plan.epoch <= self.epoch:
+                return
+            self._bodies[head.sha256] = body
+            while len(self._bodies) > BODIES_MAX:
+                self._bodies.popitem(last=False)
+            self.newest, self.head = plan, head
+            self.head_seen_s = asyncio.get_running_loop().time()
+            self._changed.notify_all()
+
+    async def wait_newer(self, epoch: PlanEpoch) -> Plan:
+        """The newest plan, once it is newer than ``epoch``."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.epoch > epoch)
+            if self.newest is None:
+                raise RuntimeError("an epoch without a plan")
+            return self.newest

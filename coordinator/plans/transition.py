@@ -1,0 +1,237 @@
+"""When to plan again, and whether a new plan is worth the moves. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.plans.waves import keepers, waves
+from dht.messages.types import Assignment, ModelSpec, NodeRecord, NodeState, Plan, Reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionConfig:
+    """Times in seconds."""
+
+    settle_s: float = 0.9
+    """Joins are gathered for so long before a plan is made for them."""
+    settle_max_s: float = 5.0
+    """…but a plan is not put off longer than this by joins that keep coming."""
+    period_s: float = 60.0
+    retry_s: float = 5.0
+    """After a solve that led to no plan, the next one waits so long."""
+    elder_s: float = 300.0
+    """Peers that have been here for so long coordinate before others do."""
+    gain_min: float = 1.1
+    """A plan that moves peers must serve so much more, or bring back layers that are lost."""
+    move_every_s: float = 300.0
+    """A peer is moved once in this time, unless layers have no holder."""
+    loss_max: float = 0.98
+    """What a plan may cost, as a share of what is served, when it brings back lost replicas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What differs from when the running plan was made, since when, and when it changed last."""
+
+    joined: frozenset[str]
+    lost: frozenset[str]
+    since_s: float
+    last_s: float
+
+
+def difference(plan: Plan | None, usable: Mapping[str, NodeRecord]) -> tuple[set[str], set[str]]:
+    """``(joined, lost)``: peers that the plan does not know, and holders that are gone."""
+    planned = {a.peer_id for a in plan.assignments} if plan is not None else set()
+    return set(usable) - planned, planned - set(usable)
+
+
+def usable_nodes(
+    nodes: Mapping[str, NodeRecord], model: ModelSpec, silent: frozenset[str]
+) -> dict[str, NodeRecord]:
+    """Peers that a plan may count on: same model, not leaving, answering, with room, and not
+    such that others found out of reach (where nobody tried yet, they may be)."""
+    return {
+        peer_id: record
+        for peer_id, record in nodes.items()
+        if record.state is not NodeState.DRAINING
+        and record.model.serves_with(model)
+        and peer_id not in silent
+        and record.tokens_per_s
+        and record.reach is not Reach.NONE
+    }
+
+
+def left_out(nodes: Mapping[str, NodeRecord], model: ModelSpec) -> str:
+    """How many peers a plan passes over since others cannot reach them; empty for none."""
+    count = sum(
+        record.reach is Reach.NONE and record.model.serves_with(model) for record in nodes.values()
+    )
+    if not count:
+        return ""
+    return f"; {count} more {'is' if count == 1 else 'are'} left out: others cannot reach them"
+
+
+def reason_to_plan(
+    plan: Plan | None, change: Change | None, planned_s: float, now_s: float, cfg: TransitionConfig
+) -> str | None:
+    """Why to solve now, or None.
+
+    ``planned_s`` is when the last solve ended. A lost holder is never waited for; joins settle
+    first, so that ten peers that start together get one plan.
+    """
+    if change is not None and change.lost:
+        return "a peer left"
+    if change is not None and change.joined:
+        settled = now_s - change.last_s >= cfg.settle_s
+        if settled or now_s - change.since_s >= cfg.settle_max_s:
+            return "a peer joined" if plan is not None else "the first plan"
+        return None
+    if plan is not None and now_s - planned_s >= cfg.period_s:
+        return "periodic"
+    return None
+
+
+def elders(
+    nodes: Mapping[str, NodeRecord], now_unix_s: float, cfg: TransitionConfig
+) -> frozenset[str]:
+    """Peers that say they have been here for long; none in a young swarm."""
+    return frozenset(
+        peer_id
+        for peer_id, record in nodes.items()
+        if now_unix_s - record.joined_unix_s >= cfg.elder_s
+    )
+
+
+def replication(assignments: Sequence[Assignment], layers: int) -> int:
+    """Holders of the layer that has the fewest."""
+    holders = [0] * layers
+    for a in assignments:
+        for layer in range(a.start, a.end):
+            holders[layer] += 1
+    return min(holders)
+
+
+def moved(old: Sequence[Assignment], new: Sequence[Assignment]) -> frozenset[str]:
+    """Peers that ``new`` takes away from layers that ``old`` gives them."""
+    before = {a.peer_id: (a.start, a.end) for a in old}
+    return frozenset(
+        a.peer_id for a in new if a.peer_id in before and before[a.peer_id] != (a.start, a.end)
+    )
+
+
+def moved_lately(
+    usable: Mapping[str, NodeRecord], now_unix_s: float, cfg: TransitionConfig
+) -> frozenset[str]:
+    """Peers whose last move is less than ``move_every_s`` ago, whichever way clocks differ."""
+    return frozenset(
+        peer_id
+        for peer_id, record in usable.items()
+        if abs(now_unix_s - record.moved_unix_s) < cfg.move_every_s
+    )
+
+
+def fetch_bytes(
+    model: ModelSpec, serving: Sequence[Assignment], new: Sequence[Assignment]
+) -> dict[str, int]:
+    """Weights that each peer reads anew to go from what it serves to ``new``, in bytes."""
+    before = {a.peer_id: a for a in serving}
+    needed: dict[str, int] = {}
+    for a in new:
+        old = before.get(a.peer_id, Assignment(peer_id=a.peer_id, start=0, end=0))
+        held = range(old.start, old.end)
+        count = sum(layer not in held for layer in range(a.start, a.end))
+        needed[a.peer_id] = count * model.layer_bytes
+        if a.start == 0 and 0 not in held:
+            needed[a.peer_id] += model.embed_bytes
+        if a.end == model.layers and model.layers - 1 not in held:
+            needed[a.peer_id] += model.head_bytes
+    return needed
+
+
+def with_effects(plan: Plan, usable: Mapping[str, NodeRecord]) -> Plan:
+    """``plan`` with the waves of its moves and the bytes that following it costs."""
+    serving = [
+        Assignment(peer_id=peer_id, start=record.start, end=record.end)
+        for peer_id, record in sorted(usable.items())
+        if record.state is NodeState.SERVING and record.start < record.end
+    ]
+    able = {p: r for p, r in usable.items() if r.loads_beside}
+    keeping = keepers(
+        plan.model,
+        {peer_id: record.memory_bytes for peer_id, record in able.items()},
+        {peer_id: record.kv_tokens_min for peer_id, record in able.items()},
+        serving,
+        plan.assignments,
+    )
+    return replace(
+        plan,
+        waves=tuple(wave.peers for wave in waves(serving, plan.assignments, keeping)),
+        fetch_bytes=sum(fetch_bytes(plan.model, serving, plan.assignments).values()),
+    )
+
+
+def choose_plan(
+    old: Plan | None,
+    best: Plan,
+    kept: Plan | None,
+    usable: Mapping[str, NodeRecord],
+    cfg: TransitionConfig,
+    now_unix_s: float,
+) -> tuple[Plan, str] | None:
+    """The plan to run next and why, or None to stay with ``old``.
+
+    ``kept`` is the plan that moves nobody who holds layers, or as few as it takes where layers are
+    lost, None where that is no way. Plans are compared by what they would serve. The best plan is
+    worth its moves for 10% more, or when replicas were lost that it brings back, unless it moves
+    somebody who has just moved (where the other moves nobody); otherwise who stays is not moved,
+    also when somebody else left (or one death makes all survivors fetch their weights anew).
+    """
+    plan, gain = _chosen(old, best, kept, usable, cfg, now_unix_s)
+    if old is None:
+        return plan, "there was no plan"
+    joined, lost = difference(old, usable)
+    if lost:
+        return plan, f"{len(lost)} peer{'s' if len(lost) > 1 else ''} left"
+    now = {(a.peer_id, a.start, a.end) for a in old.assignments}
+    then = {(a.peer_id, a.start, a.end) for a in plan.assignments}
+    if now == then:
+        return None
+    if gain:
+        return plan, gain
+    if now < then:
+        return plan, f"{len(joined)} peer{'s' if len(joined) > 1 else ''} joined, nobody moves"
+    return None
+
+
+def _chosen(
+    old: Plan | None,
+    best: Plan,
+    kept: Plan | None,
+    usable: Mapping[str, NodeRecord],
+    cfg: TransitionConfig,
+    now_unix_s: float,
+) -> tuple[Plan, str]:
+    """The plan that is worth its moves, and what it gains ("" when nobody moves)."""
+    if kept is None:
+        before = old.value_tokens_per_s if old is not None else 0.0
+        return best, _times(best, before)
+    held = old.assignments if old is not None else ()
+    movers = moved(held, best.assignments)
+    if (
+        movers & moved_lately(usable, now_unix_s, cfg)
+        and not moved(held, kept.assignments)  # else others would take it for a poor choice
+    ):
+        return kept, ""
+    layers = best.model.layers
+    if best.value_tokens_per_s >= cfg.gain_min * kept.value_tokens_per_s:
+        return best, _times(best, kept.value_tokens_per_s) if movers else ""
+    had = replication(held, layers)
+    have = replication(kept.assignments, layers)
+    will = replication(best.assignments, layers)
+    bearable = best.value_tokens_per_s >= cfg.loss_max * kept.value_tokens_per_s
+    if have < min(had, will) and bearable:
+        return best, f"{will} holders of every layer again, not {have}"
+    return kept, ""
+
+
+def _times(best: Plan, before: float) -> str:
+    return f"{best.value_tokens_per_s / max(before, 1e-9):.2f} times the tokens/s"

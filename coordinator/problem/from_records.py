@@ -1,0 +1,54 @@
+"""The planners' input, from what peers announced. Pure."""
+
+from collections.abc import Mapping
+
+from dht.messages.types import (
+    Assignment,
+    LinksRecord,
+    ModelSpec,
+    NodeRecord,
+    NodeState,
+    Plan,
+    PlannerNode,
+    Problem,
+    in_precision_of,
+)
+
+
+def problem_of(
+    model: ModelSpec,
+    usable: Mapping[str, NodeRecord],
+    links: Mapping[str, LinksRecord],
+    plan: Plan | None = None,
+) -> Problem:
+    """The problem of placing ``model`` on the ``usable`` peers; links only between them.
+
+    What a peer holds is what ``plan`` gave it, or else what it serves: it may be loading still.
+    """
+    given = {a.peer_id: a for a in plan.assignments} if plan is not None else {}
+    nodes = tuple(
+        PlannerNode(
+            peer_id=peer_id,
+            memory_bytes=record.memory_bytes,
+            kv_tokens_min=record.kv_tokens_min,
+            tokens_per_s=record.tokens_per_s,
+            decode_layer_s=record.decode_layer_s,
+            prompt_layer_s=record.prompt_layer_s,
+            own_model=in_precision_of(model, record.model),
+            current=given.get(peer_id, _served(record)),
+        )
+        for peer_id, record in sorted(usable.items())
+    )
+    measured = tuple(
+        link
+        for author, record in sorted(links.items())
+        for link in record.links
+        if author in {link.source, link.target} and link.source in usable and link.target in usable
+    )
+    return Problem(model=model, nodes=nodes, links=measured)
+
+
+def _served(record: NodeRecord) -> Assignment | None:
+    if record.state is not NodeState.SERVING or record.start >= record.end:
+        return None
+    return Assignment(peer_id=record.peer_id, start=record.start, end=record.end)

@@ -1,0 +1,1 @@
+"""Which peers run one session, and when it should move."""

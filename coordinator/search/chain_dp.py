@@ -1,0 +1,240 @@
+"""Chains cut from peers in a row: flow against depth, exactly, without a solver, in milliseconds.
+
+Peers stand in an order, region after region; a stage is a run of neighbours in it. For a wanted
+flow F, the most layers that the peers from i to j can hold side by side while their T_l add up to F
+is a table, and the fewest stages that reach all layers are found by dynamic programming over it.
+The ladder of F from the bound down gives deep narrow chains and short wide ones. The program in
+:mod:`coordinator.search.stage_patterns` finds better ones where kinds mix well, but takes seconds;
+this is the start, the same on every machine and at whatever load.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, permutations, zip_longest
+from typing import Any, TypeVar
+
+import numpy as np
+
+from coordinator.evaluation.max_flow import upper_bound
+from coordinator.heuristics.heuristics import reach
+from coordinator.heuristics.kinds import regions
+from dht.messages.types import Assignment, PlannerNode, Problem
+
+T = TypeVar("T")
+
+FLOWS = tuple(0.85**step for step in range(18))
+"""The ladder of flows, as shares of the bound."""
+FLOWS_FIRST = FLOWS[1::4]
+"""The same for a first look."""
+ALONE_MAX = 3
+"""Single chains that are handed on."""
+ORDERED_REGIONS_MAX = 3
+"""Up to so many regions are tried in every order; more, only in one."""
+SETS_MAX = 24
+COMBINATIONS_MAX = 2_000
+COMBINED_MAX = 6
+"""Combinations of chains over disjoint sets of peers that are worth a look."""
+HOLDERS = 2
+"""Peers of every stage in chains where each layer is to have a second holder."""
+NONE = -(10**6)
+
+Chain = tuple[Assignment, ...]
+Chains = tuple[Chain, ...]
+Judge = Callable[[Chains, float], float]
+"""What chains are worth, or anything below the second argument once it is sure to be less."""
+_Table = Any
+"""A numpy array of whole numbers; at [i, j] is something of the peers from i to j - 1."""
+
+
+def sequences(problem: Problem, *, judge: Judge, go_on: Callable[[int], bool]) -> Iterator[Chains]:
+    """Chains over all peers, and over disjoint sets of them side by side.
+
+    Sets are devices of one sort, regions, and pairs of those. Ends when ``go_on(chains judged)``
+    says so.
+    """
+    best: dict[frozenset[str], tuple[float, Chain]] = {}
+    judged = 0
+    sets = _sets(problem)
+    for steps in (FLOWS_FIRST, FLOWS):
+        for peers in sets:
+            nodes = [node for node in problem.nodes if node.peer_id in peers]
+            seen: set[Chain] = set()
+            for chain in _ladder(problem, nodes, steps) if go_on(judged) else ():
+                if not go_on(judged):
+                    break
+                if chain in seen:
+                    continue
+                seen.add(chain)
+                judged += 1
+                least = best[peers][0] if peers in best else 0.0
+                worth = judge((chain,), least)
+                if worth > least:
+                    best[peers] = worth, chain
+        for chosen in sorted(best, key=lambda chosen: -best[chosen][0])[:ALONE_MAX]:
+            yield (best[chosen][1],)
+        worths = {peers: worth for peers, (worth, _) in best.items()}
+        for parts in disjoint(worths, COMBINED_MAX):
+            yield tuple(best[part][1] for part in parts)
+
+
+def disjoint(values: dict[frozenset[T], float], count: int) -> Iterator[tuple[frozenset[T], ...]]:
+    """Disjoint sets that together are worth the most, best first; ``count`` combinations."""
+    ordered = sorted(values, key=lambda chosen: (-values[chosen], sorted(map(str, chosen))))
+    found: list[tuple[float, tuple[frozenset[T], ...]]] = []
+
+    def extend(at: int, parts: tuple[frozenset[T], ...], taken: frozenset[T], sum_: float) -> None:
+        if len(parts) > 1:
+            found.append((sum_, parts))
+        for index in range(at, len(ordered)):
+            part = ordered[index]
+            if len(found) < COMBINATIONS_MAX and not taken & part:
+                extend(index + 1, (*parts, part), taken | part, sum_ + values[part])
+
+    extend(0, (), frozenset(), 0.0)
+    for _, parts in sorted(found, key=lambda each: -each[0])[:count]:
+        yield parts
+
+
+def _sets(problem: Problem) -> list[frozenset[str]]:
+    """All peers; sorts of devices, regions, pairs of them; and what these leave."""
+    region_of = regions(problem)
+    sorts: dict[object, set[str]] = {}
+    for node in problem.nodes:
+        sorts.setdefault(node.tokens_per_s, set()).add(node.peer_id)
+        sorts.setdefault(region_of[node.peer_id], set()).add(node.peer_id)
+    every = frozenset(node.peer_id for node in problem.nodes)
+    simple = sorted(
+        (frozenset(peers) for peers in sorts.values()), key=lambda s: (-len(s), sorted(s))
+    )
+    sets = [every, *simple, *(every - s for s in simple)]
+    sets += [a | b for a, b in combinations(simple, 2)]
+    return [peers for peers in dict.fromkeys(sets) if peers][:SETS_MAX]
+
+
+def _ladder(
+    problem: Problem, nodes: Sequence[PlannerNode], steps: Sequence[float]
+) -> Iterator[Chain]:
+    """Chains over these peers in several orders, from the most flow to the fewest stages."""
+    bound = upper_bound(replace(problem, nodes=tuple(nodes), links=()))
+    for order in _orders(problem, nodes):
+        row = Row(problem, order)
+        for peers_min in (1, HOLDERS):
+            for step in steps:
+                chain = row.chain(bound * step, peers_min)
+                if chain is not None:
+                    yield chain
+
+
+def _orders(problem: Problem, nodes: Sequence[PlannerNode]) -> Iterator[tuple[PlannerNode, ...]]:
+    """Region after region; within one, the large first, and large and small in turn."""
+    region_of = regions(problem)
+    present = sorted({region_of[node.peer_id] for node in nodes})
+    several = len(present) <= ORDERED_REGIONS_MAX
+    for turn in permutations(present) if several else [tuple(present)]:
+        large_first: list[PlannerNode] = []
+        mixed: list[PlannerNode] = []
+        for region in turn:
+            mine = [node for node in nodes if region_of[node.peer_id] == region]
+            mine.sort(key=lambda n: (-len(n.tokens_per_s), [-r for r in n.tokens_per_s], n.peer_id))
+            large_first += mine
+            half = (len(mine) + 1) // 2
+            mixed += [
+                n for pair in zip_longest(mine[:half], mine[: half - 1 : -1]) for n in pair if n
+            ]
+        yield tuple(large_first)
+        if mixed != large_first:
+            yield tuple(mixed)
+
+
+class Row:
+    """Peers in an order, with what does not depend on the flow."""
+
+    def __init__(self, problem: Problem, order: Sequence[PlannerNode]) -> None:
+        self._layers = problem.model.layers
+        room = [(node, reach(problem, node)) for node in order]
+        room = [(node, r) for node, r in room if max(r.first, r.middle, r.last) or r.whole]
+        self._order = tuple(node for node, _ in room)
+        reaches = [r for _, r in room]
+        longest = min(self._layers, max((len(n.tokens_per_s) for n in self._order), default=0))
+        rates = np.zeros((longest + 1, len(room) + 1))
+        for at, node in enumerate(self._order, start=1):
+            known = node.tokens_per_s[:longest]
+            rates[1 : len(known) + 1, at] = known
+        self._sums = np.cumsum(rates, axis=1)
+        self._first = _least([r.first for r in reaches])
+        self._middle = _least([r.middle for r in reaches])
+        self._last = _least([r.last for r in reaches])
+        self._whole = _least([self._layers * r.whole for r in reaches])
+
+    def chain(self, flow: float, peers_min: int = 1) -> Chain | None:
+        """The fewest stages that hold all layers at ``flow`` tokens/s; None where none do.
+
+        Stages follow each other without a gap; peers after the last one are left over.
+        """
+        if not self._order:
+            return None
+        whole = self._longest(flow, self._whole, peers_min)[0]
+        if whole.max() >= self._layers:
+            last_whole = int(np.flatnonzero(whole >= self._layers)[-1])
+            return self._placed([(0, last_whole, self._layers)])
+        first, middle, last = (
+            self._longest(flow, caps, peers_min) for caps in (self._first, self._middle, self._last)
+        )
+        held = first[0]
+        parents: list[_Table] = []
+        for _ in range(len(self._order)):
+            ended = held[:, None] + last
+            if ended.max() >= self._layers:
+                i, j = divmod(int(ended.argmax()), ended.shape[1])
+                stages = [(i, j, int(last[i, j]))]
+                for parent in reversed(parents):
+                    i, j = int(parent[i]), i
+                    stages.append((i, j, int(middle[i, j])))
+                stages.append((0, i, int(first[0, i])))
+                return self._placed(stages[::-1])
+            grown = held[:, None] + middle
+            parents.append(grown.argmax(axis=0))
+            held = grown.max(axis=0)
+            if held.max() <= 0:
+                return None
+        return None
+
+    def _longest(self, flow: float, caps: _Table, peers_min: int) -> _Table:
+        """The most layers that such peers hold side by side at ``flow``; ``NONE`` where none."""
+        found = np.full(caps.shape, NONE)
+        ends = np.arange(caps.shape[0])
+        wide = ends[None, :] - ends[:, None] >= peers_min
+        for length in range(1, self._sums.shape[0]):
+            sums = self._sums[length]
+            enough = sums[None, :] - sums[:, None] >= flow
+            found[wide & enough & (caps >= length)] = length
+        return found
+
+    def _placed(self, stages: Sequence[tuple[int, int, int]]) -> Chain:
+        """Spans of the stages; layers too many are taken from whoever is slowest with them."""
+        lengths = [length for _, _, length in stages]
+
+        def rate(at: int) -> float:
+            i, j, _ = stages[at]
+            sums = self._sums[lengths[at]]
+            return float(sums[j] - sums[i])
+
+        while sum(lengths) > self._layers:
+            slowest = min((n for n, length in enumerate(lengths) if length > 1), key=rate)
+            lengths[slowest] -= 1
+        spans, at = [], 0
+        for (i, j, _), length in zip(stages, lengths, strict=True):
+            spans += [
+                Assignment(peer_id=node.peer_id, start=at, end=at + length)
+                for node in self._order[i:j]
+            ]
+            at += length
+        return tuple(spans)
+
+
+def _least(caps: Sequence[int]) -> _Table:
+    """The least of ``caps[i:j]``; 0 where that is empty."""
+    table = np.zeros((len(caps) + 1, len(caps) + 1), dtype=int)
+    for i in range(len(caps)):
+        table[i, i + 1 :] = np.minimum.accumulate(np.array(caps[i:]))
+    return table

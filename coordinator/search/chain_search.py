@@ -1,0 +1,177 @@
+"""The search for chains: cut from peers in a row, by the stage-pattern program, then by moves.
+
+What is cut from rows is there within a second whatever the machine does, so that a busy one still
+has something good to improve; the program and the moves use the time there is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from coordinator.evaluation.estimate import estimate, serves
+from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow
+from coordinator.problem.service import Service
+from coordinator.search import local_moves
+from coordinator.search.chain_dp import Chain, sequences
+from coordinator.search.pattern_cpsat import WORK_MAX
+from coordinator.search.pattern_search import Chains, candidates
+from dht.messages.types import SOURCE, Assignment, FlowEdge, Problem
+
+MOVES_MAX = 2_000
+"""Moves that the improvement tries where no clock ends it."""
+STALE_MIN = 800
+STALE_PER_PEER = 60
+"""Moves in a row without gain, at least and per peer, after which no more are expected to help."""
+CANDIDATES_MAX = 300
+"""Chains that are made where no clock ends it."""
+REFINED = 3
+"""How many of the best are improved move by move."""
+TIMES_MIN = 3
+"""Chains judged, or programs solved where there is nothing else, however late it is."""
+ROWS_SHARE = 0.25
+"""Share of the time for chains cut from rows; usually they need a fraction of it."""
+FRONTIER_SHARE = 0.4
+"""Share of the time for making all chains; the rest is for improving them."""
+DOUBT = 1.06
+"""How much more than chains as made, refined ones must serve: the estimate errs by as much."""
+REMEMBERED_MAX = 20_000
+"""Chains whose worth is remembered."""
+GAIN_MIN = 1.0005
+"""A move must bring so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Chains and the tokens/s that they serve: by the estimate, or by flow without a service."""
+
+    value: float
+    chains: Chains
+
+
+class Judge:
+    """What chains serve in tokens/s: by the estimate, or by flow where there is no service.
+
+    Chains share no peer, so each is judged by itself and remembered: a move changes one or two.
+    """
+
+    def __init__(self, problem: Problem, service: Service | None) -> None:
+        self._problem = problem
+        self._service = service
+        self._known: dict[Chain, float] = {}
+
+    def __call__(self, chains: Chains, least: float = 0.0) -> float:
+        """Their tokens/s; 0 once it is sure that they serve less than ``least``."""
+        known = sum(self._known.get(chain, 0.0) for chain in chains)
+        new = [chain for chain in chains if chain not in self._known]
+        if len(self._known) >= REMEMBERED_MAX:
+            self._known.clear()
+        for chain in new:
+            needed = least * GAIN_MIN - known if len(new) == 1 and least > 0 else 0.0
+            edges = draw(self._problem, (chain,), self._service)
+            if self._service is None:
+                value = sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
+            elif needed > 0 and not serves(self._problem, chain, edges, self._service, needed):
+                return 0.0
+            else:
+                value = estimate(self._problem, chain, edges, self._service).tokens_per_s
+            self._known[chain] = value
+            known += value
+        return known
+
+
+def search(
+    problem: Problem,
+    service: Service | None,
+    *,
+    seeds: Sequence[Chains] = (),
+    seed: int,
+    spent: Callable[[], float] | None,
+    work_max: float = WORK_MAX,
+) -> list[Found]:
+    """Chains for the problem, the best first; some of ``seeds`` may be among them.
+
+    ``spent()`` says what share of the time is gone; without it the work is a fixed amount; one
+    program takes ``work_max`` of CP-SAT's deterministic seconds at most. Without
+    a service only the program is asked, for the chain with the most flow.
+    """
+    judge = Judge(problem, service)
+    made: dict[Chains, float] = {chains: judge(chains) for chains in seeds if chains}
+    if service is not None:
+        rows_end = until(spent, ROWS_SHARE, CANDIDATES_MAX)
+        for chains in sequences(problem, judge=judge, go_on=rows_end):
+            made[chains] = judge(chains)
+    share = FRONTIER_SHARE if service else 1.0
+    frontier_end = until(spent, share, CANDIDATES_MAX, 0 if made else TIMES_MIN)
+    room_for = service.kv_tokens if service else None
+    for chains in candidates(
+        problem, room_for=room_for, judge=judge, seed=seed, go_on=frontier_end, work_max=work_max
+    ):
+        made[chains] = judge(chains)
+    best = sorted((Found(value, chains) for chains, value in made.items()), key=lambda f: -f.value)
+    if service is None or not best:
+        return best
+    refined = []
+    for turn, found in enumerate(best[:REFINED], start=1):
+        share = FRONTIER_SHARE + (1 - FRONTIER_SHARE) * turn / REFINED
+        refined.append(improved(problem, found.chains, judge, seed=seed, share=share, spent=spent))
+    # A search finds the estimate's errors too: what it gains must be more than those.
+    surely = [found for found in refined if found.value >= DOUBT * best[0].value]
+    return sorted(surely, key=lambda found: -found.value) or best
+
+
+def improved(
+    problem: Problem,
+    chains: Chains,
+    judge: Judge,
+    *,
+    seed: int,
+    share: float,
+    spent: Callable[[], float] | None,
+) -> Found:
+    """Chains improved by moves until ``share`` of the time is gone, or moves stop helping."""
+    better, value = local_moves.refine(
+        problem,
+        chains,
+        judge=judge,
+        seed=seed,
+        go_on=until(spent, share, MOVES_MAX, 0),
+        stale_max=max(STALE_MIN, STALE_PER_PEER * len(problem.nodes)),
+    )
+    return Found(value, better)
+
+
+def draw(problem: Problem, chains: Chains, service: Service | None) -> tuple[FlowEdge, ...]:
+    """The flow of chains that keep to themselves: spread widely where it is judged by service."""
+    solve = solve_flow if service is None else balanced_flow
+    return tuple(edge for chain in chains for edge in solve(problem, chain).edges)
+
+
+def until(
+    spent: Callable[[], float] | None, share: float, times_max: int, times_min: int = TIMES_MIN
+) -> Callable[[int], bool]:
+    """Whether to go on after so many times: by the clock, or by count where there is none."""
+    if spent is None:
+        return lambda times: times < times_max
+    return lambda times: times < times_min or spent() < share
+
+
+def as_chains(assignments: Sequence[Assignment], edges: Sequence[FlowEdge], layers: int) -> Chains:
+    """The chains of a placement whose spans follow each other, without peers that have no flow.
+
+    Nothing where spans overlap in part.
+    """
+    flowing = {edge.head for edge in edges}
+    used = [a for a in assignments if a.peer_id in flowing]
+    chains = tuple(tuple(a for a in used if a.peer_id in part) for part in flow_parts(edges))
+    return chains if all(_is_chain(chain, layers) for chain in chains) else ()
+
+
+def _is_chain(spans: Sequence[Assignment], layers: int) -> bool:
+    ranges = sorted({(a.start, a.end) for a in spans})
+    joints = pairwise(ranges)
+    return (
+        bool(ranges)
+        and ranges[0][0] == 0
+        and ranges[-1][1] == layers
+        and all(a[1] == b[0] for a, b in joints)
+    )

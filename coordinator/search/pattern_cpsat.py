@@ -1,0 +1,238 @@
+"""The program over stage patterns (CP-SAT): the chain of the most flow within limits.
+
+Which patterns to use, so that their layers add up to the model's and no kind runs out, is a small
+program without a variable per peer, without big-M and without symmetry; bisection on the flow finds
+the widest chain. Over several regions a chain enters and leaves each once, through stages wide
+enough for the slow links between.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+from coordinator.search.stage_patterns import Stage, Terrain
+
+WORK_MAX = 0.5
+"""Deterministic seconds for one program: the same on every machine."""
+BISECTIONS_MAX = 14
+FLOW_WITHIN = 4e-3
+"""Where bisection ends, as a share of the flow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a chain must keep to besides the peers there are."""
+
+    stages_max: int
+    kv_tokens_min: float = 0.0
+    """KV room of every stage, in tokens."""
+
+
+def widest_chain(
+    terrain: Terrain,
+    available: Sequence[int],
+    limits: Limits,
+    *,
+    seed: int,
+    go_on: Callable[[], bool] = lambda: True,
+    work_max: float = WORK_MAX,
+) -> tuple[Stage, ...] | None:
+    """The chain of stages with the most flow that was found; None where there is none.
+
+    Once ``go_on()`` says no, the best so far is the answer, if there is one.
+    """
+    layers = terrain.problem.model.layers
+    high = sum(
+        count * max((j * t for j, t in enumerate(kind.tokens_per_s, start=1)), default=0.0)
+        for kind, count in zip(terrain.kinds, available, strict=True)
+    )
+    high /= layers
+    low, best = 0.0, None
+    flow = high / 2
+    for _ in range(BISECTIONS_MAX):
+        found = _Program(terrain, available, flow, limits).solve(seed, work_max)
+        if found is None:
+            high = flow
+        else:
+            best, low = found, max(flow, chain_flow(terrain, found))
+        if high - low <= FLOW_WITHIN * high or (best is not None and not go_on()):
+            break
+        flow = (low + high) / 2
+    return best
+
+
+def chain_flow(terrain: Terrain, chain: Sequence[Stage]) -> float:
+    """Tokens/s of a chain's narrowest stage, by its kinds' rates."""
+    return min(
+        sum(count * terrain.kinds[kind].rate(stage.layers) for kind, count in stage.counts)
+        for stage in chain
+    )
+
+
+class _Program:
+    """One feasibility program: how often each pattern is used, and in which role.
+
+    A region that the chain visits has a *head*, the stage that receives from another region or
+    holds the model's first layer, and a *tail*, the stage that sends on or holds the last one; one
+    stage may be both. Between them only the number of stages of each pattern matters. In a single
+    region whose peers hold as much at the model's ends as between them, there are no other roles.
+    """
+
+    def __init__(
+        self, terrain: Terrain, available: Sequence[int], flow: float, limits: Limits
+    ) -> None:
+        from ortools.sat.python import cp_model
+
+        self._cp = cp_model
+        self._terrain = terrain
+        self._model = cp_model.CpModel()
+        self._flow = flow
+        self._patterns = terrain.patterns(available, flow, limits.kv_tokens_min)
+        self._simple = len(terrain.regions) == 1 and not any(
+            self._exceeds(pattern, first=True) or self._exceeds(pattern, last=True)
+            for pattern in self._patterns
+        )
+        self._define_roles(available)
+        self._define_sums(available, limits)
+        if not self._simple:
+            self._define_order()
+
+    def _exceeds(self, pattern: Stage, *, first: bool = False, last: bool = False) -> bool:
+        """Whether the weights at an end of the model, or between, leave no room for the stage."""
+        kinds = (self._terrain.kinds[kind] for kind, _ in pattern.counts)
+        return any(
+            pattern.layers > (k.first_max if first else k.last_max if last else k.middle_max)
+            for k in kinds
+        )
+
+    def _define_roles(self, available: Sequence[int]) -> None:
+        model = self._model
+        self._head, self._tail, self._both, self._middle = {}, {}, {}, {}
+        for index, pattern in enumerate(self._patterns):
+            most = min(available[kind] // count for kind, count in pattern.counts)
+            if self._simple or not self._exceeds(pattern):
+                self._middle[index] = model.new_int_var(0, most, "")
+            if self._simple:
+                continue
+            self._head[index] = model.new_bool_var("")
+            self._tail[index] = model.new_bool_var("")
+            self._both[index] = model.new_bool_var("")
+
+    def _roles(self, index: int) -> list[Any]:
+        roles = (self._head, self._tail, self._both, self._middle)
+        return [role[index] for role in roles if index in role]
+
+    def _define_sums(self, available: Sequence[int], limits: Limits) -> None:
+        model = self._model
+        uses = {index: sum(self._roles(index)) for index in range(len(self._patterns))}
+        for kind, count in enumerate(available):
+            taken = [
+                dict(pattern.counts)[kind] * uses[index]
+                for index, pattern in enumerate(self._patterns)
+                if kind in dict(pattern.counts)
+            ]
+            if taken:
+                model.add(sum(taken) <= count)
+        held = sum(p.layers * uses[index] for index, p in enumerate(self._patterns))
+        model.add(held == self._terrain.problem.model.layers)
+        model.add(sum(uses.values()) <= limits.stages_max)
+
+    def _define_order(self) -> None:
+        """Regions follow each other in one path; heads and tails stand at its joints."""
+        model, regions = self._model, self._terrain.regions
+        self._begin = {r: model.new_bool_var("") for r in regions}
+        self._finish = {r: model.new_bool_var("") for r in regions}
+        self._cross = {pair: model.new_bool_var("") for pair in permutations(regions, 2)}
+        place = {r: model.new_int_var(0, len(regions), "") for r in regions}
+        model.add_exactly_one(self._begin.values())
+        model.add_exactly_one(self._finish.values())
+        for (a, b), crossed in self._cross.items():
+            model.add(place[b] == place[a] + 1).only_enforce_if(crossed)
+        for r in regions:
+            mine = [index for index, p in enumerate(self._patterns) if p.region == r]
+            visited = model.new_bool_var("")
+            entered = self._begin[r] + sum(self._cross[a, r] for a in regions if a != r)
+            left = self._finish[r] + sum(self._cross[r, b] for b in regions if b != r)
+            model.add(entered == visited)
+            model.add(left == visited)
+            model.add(sum(self._head[i] + self._both[i] for i in mine) == visited)
+            model.add(sum(self._tail[i] + self._both[i] for i in mine) == visited)
+            several = model.new_bool_var("")
+            model.add(several == visited - sum(self._both[i] for i in mine))
+            for index in mine:
+                self._respect_ends(index, r, several)
+        for pair, crossed in self._cross.items():
+            self._widen(pair, crossed)
+
+    def _respect_ends(self, index: int, region: int, several: Any) -> None:
+        """The weights at the model's ends leave a head or a tail room for fewer layers."""
+        model = self._model
+        pattern = self._patterns[index]
+        begins, finishes = self._begin[region], self._finish[region]
+        head, tail, both = self._head[index], self._tail[index], self._both[index]
+
+        if index in self._middle:
+            model.add(self._middle[index] == 0).only_enforce_if(several.Not())
+        else:
+            model.add_implication(head, begins)
+            model.add_implication(tail, finishes)
+            model.add_bool_or(begins, finishes).only_enforce_if(both)
+        if self._exceeds(pattern, first=True):
+            model.add_bool_or(begins.Not(), head.Not())
+            model.add_bool_or(begins.Not(), both.Not())
+        if self._exceeds(pattern, last=True):
+            model.add_bool_or(finishes.Not(), tail.Not())
+            model.add_bool_or(finishes.Not(), both.Not())
+
+    def _widen(self, pair: tuple[int, int], crossed: Any) -> None:
+        """Where the chain crosses, there are links enough between the two stages for its flow."""
+        model = self._model
+        each = self._terrain.crossing_tokens_per_s[pair]
+        if each >= self._flow:
+            return
+        if each <= 0:
+            model.add(crossed == 0)
+            return
+        most = max((p.peers for p in self._patterns), default=0)
+        before, after = (model.new_int_var(0, most, "") for _ in range(2))
+        ends = ((before, self._tail, pair[0]), (after, self._head, pair[1]))
+        for peers, role, region in ends:
+            model.add(
+                peers
+                == sum(
+                    p.peers * (role[index] + self._both[index])
+                    for index, p in enumerate(self._patterns)
+                    if p.region == region
+                )
+            )
+        links = model.new_int_var(0, most * most, "")
+        model.add_multiplication_equality(links, [before, after])
+        model.add(links >= math.ceil(self._flow / each)).only_enforce_if(crossed)
+
+    def solve(self, seed: int, work_max: float) -> tuple[Stage, ...] | None:
+        """The chain's stages in order, or None when none was found within the work allowed."""
+        solver = self._cp.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = seed % (1 << 31)
+        solver.parameters.max_deterministic_time = work_max
+        if solver.solve(self._model) not in {self._cp.OPTIMAL, self._cp.FEASIBLE}:
+            return None
+        if self._simple:
+            return tuple(self._segment(solver, self._terrain.regions[0]))
+        region: int | None = next(r for r, var in self._begin.items() if solver.value(var))
+        stages: list[Stage] = []
+        while region is not None:
+            stages += self._segment(solver, region)
+            onward = (b for (a, b), v in self._cross.items() if a == region and solver.value(v))
+            region = next(onward, None)
+        return tuple(stages)
+
+    def _segment(self, solver: Any, region: int) -> list[Stage]:
+        order: list[int] = []
+        for role in (self._head, self._middle, self._both, self._tail):
+            for index, var in role.items():
+                if self._patterns[index].region == region:
+                    order += [index] * solver.value(var)
+        return [self._patterns[index] for index in order]

@@ -1,0 +1,197 @@
+"""The stage-pattern program: placements for dozens of unlike peers in a second (CP-SAT).
+
+A *stage* is a set of peers that hold the same layers, a *pattern* is a stage's number of layers
+with a count of peers per kind whose summed T_l reaches a target flow F. Which of them make a chain
+is for :mod:`coordinator.search.pattern_cpsat` to find.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from coordinator.evaluation.max_flow import bandwidth_bytes_per_s
+from coordinator.heuristics.kinds import Kind
+from dht.messages.types import Assignment, Problem
+
+PATTERNS_MAX = 600
+"""Patterns per number of layers and region that a program takes, the least wasteful ones."""
+WIDTH_MAX = 4
+"""Peers that a stage at a border is widened to, beyond what its own flow needs."""
+REMEMBERED_MAX = 256
+"""Sets of patterns kept for the next program."""
+
+RoomFor = Callable[[Kind, int], float]
+"""A peer's KV room in tokens when it holds so many layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A pattern: so many layers held by so many peers of each kind, all in one region."""
+
+    layers: int
+    counts: tuple[tuple[int, int], ...]
+    """Pairs of a kind's index and a number of its peers."""
+    region: int
+
+    @property
+    def peers(self) -> int:
+        """How many peers stand side by side."""
+        return sum(count for _, count in self.counts)
+
+
+class Terrain:
+    """A problem seen as kinds of peers in regions: everything that does not depend on F."""
+
+    def __init__(self, problem: Problem, kinds: Sequence[Kind], room_for: RoomFor) -> None:
+        self.problem = problem
+        self.kinds = tuple(kinds)
+        self.room_for = room_for
+        self.regions = tuple(sorted({kind.region for kind in kinds}))
+        self.crossing_tokens_per_s = self._crossings()
+        self._known: dict[tuple[tuple[int, ...], float, float], tuple[Stage, ...]] = {}
+
+    def _crossings(self) -> dict[tuple[int, int], float]:
+        """Tokens/s that a usual link between two regions carries (the median of the pairs)."""
+        bandwidth = bandwidth_bytes_per_s(self.problem)
+        members: defaultdict[int, list[str]] = defaultdict(list)
+        for kind in self.kinds:
+            members[kind.region] += kind.peer_ids
+        each = max(1, self.problem.model.activation_bytes)
+        found = {}
+        for a, b in permutations(self.regions, 2):
+            rates = sorted(bandwidth(x, y) / each for x in members[a][:16] for y in members[b][:16])
+            found[a, b] = rates[len(rates) // 2]
+        return found
+
+    def width(self, region: int, flow: float) -> int:
+        """Peers side by side that a stage at the region's border may need for ``flow``."""
+        widest = 1
+        for pair, each in self.crossing_tokens_per_s.items():
+            if region in pair and 0 < each < flow:
+                widest = max(widest, math.ceil(flow / each))
+        return min(widest, WIDTH_MAX)
+
+    def patterns(
+        self, available: Sequence[int], flow: float, kv_tokens_min: float
+    ) -> tuple[Stage, ...]:
+        """As :func:`patterns`; bisections for several depths ask for the same ones."""
+        key = (tuple(available), flow, kv_tokens_min)
+        if key not in self._known:
+            if len(self._known) >= REMEMBERED_MAX:
+                self._known.clear()
+            self._known[key] = tuple(patterns(self, available, flow, kv_tokens_min))
+        return self._known[key]
+
+    def counts(self) -> list[int]:
+        """Peers of each kind."""
+        return [len(kind.peer_ids) for kind in self.kinds]
+
+
+def patterns(
+    terrain: Terrain, available: Sequence[int], flow: float, kv_tokens_min: float
+) -> Iterator[Stage]:
+    """The stages that reach ``flow`` and the KV room, and would not without any one peer.
+
+    In regions whose links to others are slow, also wider ones, for stages at the border.
+    """
+    layers = terrain.problem.model.layers
+    for region in terrain.regions:
+        mine = [i for i, kind in enumerate(terrain.kinds) if kind.region == region and available[i]]
+        longest = max((len(terrain.kinds[i].tokens_per_s) for i in mine), default=0)
+        for count in range(1, min(longest, layers) + 1):
+            able = [
+                (rate, terrain.room_for(terrain.kinds[i], count), i)
+                for i in mine
+                if (rate := terrain.kinds[i].rate(count)) > 0
+            ]
+            able.sort(key=lambda entry: (-entry[0], entry[2]))
+            for peers_min in range(1, terrain.width(region, flow) + 1):
+                sums = _Sums(flow=flow, room=kv_tokens_min, peers=peers_min)
+                for counts in _covers(able, available, sums)[:PATTERNS_MAX]:
+                    stage = Stage(layers=count, counts=counts, region=region)
+                    if peers_min in {1, stage.peers}:
+                        yield stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sums:
+    """What the peers of a stage have or must have together."""
+
+    flow: float
+    room: float
+    peers: int
+
+    def plus(self, count: int, each: tuple[float, float]) -> "_Sums":
+        """With ``count`` more peers of this rate and room."""
+        return _Sums(
+            flow=self.flow + count * each[0],
+            room=self.room + count * each[1],
+            peers=self.peers + count,
+        )
+
+    def reach(self, wanted: "_Sums") -> bool:
+        """Whether all of it is there."""
+        return self.flow >= wanted.flow and self.room >= wanted.room and self.peers >= wanted.peers
+
+
+def _covers(
+    able: Sequence[tuple[float, float, int]], available: Sequence[int], wanted: _Sums
+) -> list[tuple[tuple[int, int], ...]]:
+    """Minimal multisets of kinds that reach what is wanted, the least wasteful first."""
+    found: list[tuple[float, tuple[tuple[int, int], ...]]] = []
+    each = {kind: (rate, room) for rate, room, kind in able}
+    nothing = _Sums(flow=0.0, room=0.0, peers=0)
+    # What the kinds from here on could still add: branches that cannot reach the sums end at once.
+    left = [nothing]
+    for _, _, kind in reversed(able):
+        left.append(left[-1].plus(available[kind], each[kind]))
+    left.reverse()
+
+    def extend(at: int, have: _Sums, chosen: tuple[tuple[int, int], ...]) -> None:
+        if have.reach(wanted):
+            if not any(have.plus(-1, each[kind]).reach(wanted) for kind, _ in chosen):
+                found.append((have.flow, chosen))
+            return
+        rest = left[at]
+        most = _Sums(
+            flow=have.flow + rest.flow, room=have.room + rest.room, peers=have.peers + rest.peers
+        )
+        if at == len(able) or not most.reach(wanted) or len(found) >= 2 * PATTERNS_MAX:
+            return
+        kind = able[at][2]
+        need = 0
+        while need < available[kind] and not have.plus(need, each[kind]).reach(wanted):
+            need += 1
+        for count in range(need, -1, -1):
+            more = (*chosen, (kind, count)) if count else chosen
+            extend(at + 1, have.plus(count, each[kind]), more)
+
+    extend(0, nothing, ())
+    return [chosen for _, chosen in sorted(found)]
+
+
+def place(terrain: Terrain, chains: Sequence[Sequence[Stage]]) -> tuple[Assignment, ...]:
+    """Peers for the stages of chains, peers of a kind in the order of their names."""
+    left = [list(kind.peer_ids) for kind in terrain.kinds]
+    placed = []
+    for chain in chains:
+        at = 0
+        for stage in chain:
+            for kind, count in stage.counts:
+                taken, left[kind] = left[kind][:count], left[kind][count:]
+                placed += [
+                    Assignment(peer_id=name, start=at, end=at + stage.layers) for name in taken
+                ]
+            at += stage.layers
+    return tuple(placed)
+
+
+def used(terrain: Terrain, chain: Sequence[Stage]) -> list[int]:
+    """How many peers of each kind a chain takes."""
+    taken = [0] * len(terrain.kinds)
+    for stage in chain:
+        for kind, count in stage.counts:
+            taken[kind] += count
+    return taken

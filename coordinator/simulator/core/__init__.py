@@ -1,0 +1,1 @@
+"""Event loop, parts, batches, profiles, traces, the report."""

@@ -1,0 +1,263 @@
+"""What the simulator moves about: sessions, their pieces, hops, links and peers.
+
+Mutable and slotted on purpose: a simulated minute touches millions of them.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from coordinator.simulator.core.profiles import NOTHING, PeerProfile, StepLimits, interpolated
+from coordinator.simulator.core.trace import Request
+
+PREFILL_TABLE_TOKENS = 8192
+DECODE_TABLE_TOKENS = 1024
+NEVER_S = float("inf")
+
+
+class Wire(Protocol):
+    """A link with a scheduler of its own."""
+
+    def offer(self, piece: "Piece", hop: "Hop") -> None:
+        """Queue a piece that leaves ``hop``."""
+
+
+class Link:
+    """A directed link that carries one piece at a time, first come, first served.
+
+    Because the order of service is the order of arrival, each piece's arrival is known when it is
+    sent, and the link needs no events of its own.
+    """
+
+    __slots__ = (
+        "arrivals",
+        "busy_s",
+        "bytes_per_s",
+        "free_s",
+        "laden",
+        "latency_s",
+        "pieces",
+        "source",
+        "target",
+        "token_bytes",
+        "token_s",
+        "waited_s",
+        "wire",
+    )
+
+    def __init__(
+        self, source: str, target: "Peer", bytes_per_s: float, latency_s: float, token_bytes: float
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.bytes_per_s = bytes_per_s
+        self.latency_s = latency_s
+        self.token_bytes = token_bytes
+        self.token_s = token_bytes / bytes_per_s
+        self.free_s = 0.0
+        self.arrivals: deque[Piece] = deque()
+        """What is under way, or waits to be read, in order of arrival."""
+        self.laden = 0
+        """How many of those are not just a decoded token."""
+        self.busy_s = 0.0
+        self.waited_s = 0.0
+        self.pieces = 0
+        self.wire: Wire | None = None
+        """What sends instead, where a link policy other than this one is simulated."""
+
+
+class Segment:
+    """Layers of a peer between two points of entry; they always run together."""
+
+    __slots__ = ("end", "prefills", "queue", "start")
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
+        self.end = end
+        self.queue: list[Piece] = []
+        """What waits to enter here, in order of arrival."""
+        self.prefills = 0
+        """How many of those are prefill."""
+
+
+class Peer:
+    """A peer that holds layers ``[start, end)`` and runs one batch at a time."""
+
+    __slots__ = (
+        "alive",
+        "arrived_tokens",
+        "at",
+        "busy",
+        "busy_s",
+        "copy_s_per_token",
+        "decode_s",
+        "end",
+        "inbound",
+        "kv_capacity",
+        "kv_peak",
+        "kv_used",
+        "limits",
+        "name",
+        "prefill_s",
+        "running",
+        "running_prefills",
+        "segments",
+        "slowdown",
+        "stalled_until_s",
+        "start",
+        "step_least_s",
+        "steps",
+        "tokens",
+        "wake_s",
+    )
+
+    def __init__(
+        self, name: str, start: int, end: int, profile: PeerProfile, entries: Sequence[int]
+    ) -> None:
+        self.name = name
+        self.start = start
+        self.end = end
+        bounds = sorted({start, *(entry for entry in entries if start < entry < end)})
+        self.segments = [Segment(a, b) for a, b in zip(bounds, [*bounds[1:], end], strict=True)]
+        self.limits: StepLimits = profile.limits_of(max(1, end - start))
+        self.prefill_s = interpolated(profile.prefill, PREFILL_TABLE_TOKENS)
+        self.decode_s = list(interpolated(profile.decode, DECODE_TABLE_TOKENS))
+        self.decode_s[1] *= profile.single_decode_factor
+        self.copy_s_per_token = profile.copy_s_per_token
+        self.kv_capacity = profile.kv_of(max(1, end - start))
+        self.kv_used = 0
+        self.kv_peak = 0
+        self.inbound: list[Link] = []
+        self.at = 0
+        self.busy = False
+        self.alive = True
+        self.wake_s = NEVER_S
+        self.slowdown = 1.0
+        self.step_least_s = 0.0
+        """Per layer: no step with a prompt in it takes less."""
+        self.stalled_until_s = 0.0
+        self.running: list[Piece] = []
+        self.running_prefills = 0
+        self.arrived_tokens = 0
+        self.busy_s = 0.0
+        self.steps = 0
+        self.tokens = 0
+
+    def segment_at(self, layer: int) -> Segment:
+        """The segment that starts at ``layer``; ValueError when none does."""
+        for segment in self.segments:
+            if segment.start == layer:
+                return segment
+        raise ValueError(f"{self.name} cannot be entered at layer {layer}")
+
+    def enter_at(self, layer: int) -> None:
+        """Make ``layer`` a point of entry, if it lies inside what the peer holds."""
+        for index, segment in enumerate(self.segments):
+            if segment.start < layer < segment.end:
+                self.segments.insert(index + 1, Segment(layer, segment.end))
+                segment.end = layer
+                # A batch that runs here runs to the old end: what follows it is behind the new one.
+                if self.at > index or (self.at == index and self.busy):
+                    self.at += 1
+                return
+
+    def decode_time(self, count: int) -> float:
+        """Seconds per layer for ``count`` decodes."""
+        table = self.decode_s
+        if count < len(table):
+            return table[count]
+        return table[-1] + (count - len(table) + 1) * (table[-1] - table[-2])
+
+    def prefill_time(self, tokens: int) -> float:
+        """Seconds per layer for ``tokens`` prefill tokens."""
+        table = self.prefill_s
+        if tokens < len(table):
+            return table[tokens]
+        return table[-1] + (tokens - len(table) + 1) * (table[-1] - table[-2])
+
+
+class Session:
+    """One request on its way: prompt first, then a token per turn of the ring."""
+
+    __slots__ = (
+        "arrival_s",
+        "decode",
+        "entry",
+        "first_token_s",
+        "input_tokens",
+        "issued_s",
+        "left_tokens",
+        "number",
+        "output_tokens",
+        "prompt",
+        "replays",
+        "stages",
+        "tokens_in_kv",
+        "urgent",
+    )
+
+    def __init__(self, number: int, request: Request, arrival_s: float) -> None:
+        self.number = number
+        self.input_tokens = request.input_tokens
+        self.output_tokens = request.output_tokens
+        self.left_tokens = request.output_tokens
+        self.urgent = request.urgent
+        self.arrival_s = arrival_s
+        self.issued_s = arrival_s
+        """When the pass that is under way was issued at the clients."""
+        self.first_token_s = NEVER_S
+        self.prompt: list[Piece] = []
+        """The chunks of the prompt, or of a replay, that is under way."""
+        self.tokens_in_kv = 0
+        """Tokens whose pass over all layers has ended."""
+        self.replays = 0
+        self.stages: list[tuple[str, int, int]] = []
+        self.entry = NOWHERE
+        self.decode = Piece(self, 1, prefill=False)
+        """The piece that every decode token is; there is never more than one at a time."""
+
+
+class Piece:
+    """Tokens of a session that travel together: a chunk of its prompt, or one decode token."""
+
+    __slots__ = ("arrives_s", "dead", "final", "hop", "prefill", "sent_s", "session", "tokens")
+
+    def __init__(
+        self, session: Session, tokens: int, *, final: bool = True, prefill: bool = True
+    ) -> None:
+        self.session = session
+        self.tokens = tokens
+        self.final = final
+        """Whether the token that comes of this piece is the session's next one."""
+        self.prefill = prefill
+        self.dead = False
+        """Its session left the route: it leads nowhere."""
+        self.hop = NOWHERE
+        self.sent_s = 0.0
+        """When its latest link began to carry it."""
+        self.arrives_s = 0.0
+        """When it is at the end of that link."""
+
+
+class Hop:
+    """One stage of one session's route: where it runs, and the link it leaves by."""
+
+    __slots__ = ("came_by", "following", "link", "segment")
+
+    def __init__(
+        self, segment: Segment, link: "Link", following: "Hop | None", came_by: "Link | None" = None
+    ) -> None:
+        self.segment = segment
+        """The peer's segment that the session enters at."""
+        self.link = link
+        self.following = following
+        """None at the last stage: the link leads to the clients."""
+        self.came_by = came_by
+
+
+_NOBODY = Peer("nobody", 0, 1, NOTHING, ())
+_NOBODY.busy = True
+NOWHERE = Hop(Segment(0, 0), Link("nobody", _NOBODY, 1.0, 0.0, 0.0), None)
+NOWHERE.following = NOWHERE
+NOWHERE.link.arrivals = deque(maxlen=1)
+"""Where a piece is that belongs to no route (any more)."""

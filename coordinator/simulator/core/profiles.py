@@ -1,0 +1,130 @@
+"""What a peer can do, as the simulator needs it: layer times, KV room and bounds of a step.
+
+A planner's T_j is one number; a simulated step's time depends on what is in the batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from dht.messages.types import SINK, SOURCE, PlannerNode, Problem
+
+Points = tuple[tuple[int, float], ...]
+"""Measured ``(tokens in the batch, seconds per layer)``, tokens ascending."""
+
+RATE_POINTS = ((0, 0.0), (1, 1.0), (4096, 4096.0))
+"""A time proportional to the tokens, for peers of which only T_j is known."""
+KV_ENTRIES_UNKNOWN = 1 << 40
+TABLES_MAX = 64
+"""Tables of layer times that are kept: a swarm has many peers of a few sorts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """Bounds of one engine step of a peer that holds a given number of layers."""
+
+    prefills_max: int = 1 << 30
+    prefill_tokens_max: int = 1 << 30
+    """Prefill tokens per step; a longer chunk runs alone among prefills."""
+    decodes_max: int = 1 << 30
+    context_tokens_max: int = 1 << 50
+    """Sum of the context lengths of a step's decodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerProfile:
+    """One peer's speed and room for one model."""
+
+    prefill: Points
+    decode: Points
+    kv_entries: tuple[int, ...]
+    """KV room in tokens x layers when j layers are held, at index j - 1; the last one repeats."""
+    limits: tuple[StepLimits, ...] = (StepLimits(),)
+    """Bounds of a step when j layers are held, at index j - 1; the last one repeats."""
+    copy_s_per_token: float = 0.0
+    """Time per arrived token of a pass over the layers, before the first of them."""
+    single_decode_factor: float = 1.0
+    """A step with exactly one decode takes so many times the table's time (Helix: 2)."""
+    in_bytes_per_s: float = float("inf")
+    out_bytes_per_s: float = float("inf")
+
+    def kv_of(self, layers: int) -> int:
+        """KV room in tokens x layers when ``layers`` are held."""
+        return self.kv_entries[min(layers, len(self.kv_entries)) - 1]
+
+    def limits_of(self, layers: int) -> StepLimits:
+        """Bounds of a step when ``layers`` are held."""
+        return self.limits[min(layers, len(self.limits)) - 1]
+
+
+NOTHING = PeerProfile(prefill=((0, 0.0), (1, 0.0)), decode=((0, 0.0), (1, 0.0)), kv_entries=(0,))
+"""The profile of what computes nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiles:
+    """Profiles by peer, and the links of the clients' host (``source`` and ``sink``)."""
+
+    peers: Mapping[str, PeerProfile]
+    client_links: Mapping[tuple[str, str], tuple[float, float]]
+    """(``source``, peer) and (peer, ``sink``) to bytes/s and one-way seconds."""
+
+
+@lru_cache(maxsize=TABLES_MAX)
+def interpolated(points: Points, tokens_max: int) -> tuple[float, ...]:
+    """Seconds per layer for 0 … ``tokens_max`` tokens: linear between points and beyond the last.
+
+    Raises ValueError for fewer than two points or points out of order.
+    """
+    if len(points) < 2 or any(a[0] >= b[0] for a, b in pairwise(points)):
+        raise ValueError("a layer's times need two points or more, tokens ascending")
+    times: list[float] = []
+    at = 0
+    for tokens in range(tokens_max + 1):
+        while at < len(points) - 2 and points[at + 1][0] < tokens:
+            at += 1
+        (x0, y0), (x1, y1) = points[at], points[at + 1]
+        if tokens == x1:
+            times.append(y1)
+        else:
+            times.append(max(0.0, y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)))
+    return tuple(times)
+
+
+def from_rates(problem: Problem) -> Profiles:
+    """Profiles of a problem of which only T_j is known: time proportional to tokens x layers.
+
+    The KV room is what memory leaves beside the weights.
+    """
+    return Profiles(
+        peers={node.peer_id: _from_rate(problem, node) for node in problem.nodes},
+        client_links=default_client_links(problem),
+    )
+
+
+def default_client_links(problem: Problem) -> dict[tuple[str, str], tuple[float, float]]:
+    """Client links of a problem that measured none: its default bandwidth and delay."""
+    link = problem.client_bandwidth_bytes_per_s, problem.default_rtt_s / 2
+    links = {(SOURCE, node.peer_id): link for node in problem.nodes}
+    return links | {(node.peer_id, SINK): link for node in problem.nodes}
+
+
+def _from_rate(problem: Problem, node: PlannerNode) -> PeerProfile:
+    best = max((j * rate for j, rate in enumerate(node.tokens_per_s, start=1)), default=0.0)
+    token_layer_s = 1.0 / best if best > 0 else 1.0
+    points = tuple((tokens, count * token_layer_s) for tokens, count in RATE_POINTS)
+    return PeerProfile(prefill=points, decode=points, kv_entries=kv_room(problem, node))
+
+
+def kv_room(problem: Problem, node: PlannerNode) -> tuple[int, ...]:
+    """KV entries (tokens x layers) that memory leaves when j layers are held, at index j - 1."""
+    model = problem.model
+    if model.kv_bytes_per_token_layer == 0:
+        return (KV_ENTRIES_UNKNOWN,)
+    ends = model.embed_bytes + model.head_bytes
+    room: Sequence[int] = [
+        max(0, node.memory_bytes - j * model.layer_bytes - ends) // model.kv_bytes_per_token_layer
+        for j in range(1, max(1, len(node.tokens_per_s)) + 1)
+    ]
+    return tuple(room)

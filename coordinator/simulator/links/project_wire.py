@@ -1,0 +1,74 @@
+"""Links that send by the project's own link scheduler, frame by frame, in virtual time.
+
+The scheduler is :class:`coordinator.links.scheduler.LinkScheduler` as the peers run it. Below it is
+nothing but the wire: the next slice is asked for when the one before has left. The receiver reads
+at once, so credits come back one round trip after a slice began its way.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from coordinator.links.scheduler import LinkScheduler, Slice, Traffic
+from coordinator.simulator.core.event_loop import Engine
+from coordinator.simulator.core.parts import Hop, Link, Piece, Wire
+
+
+class ScheduledWire:
+    """One directed link."""
+
+    def __init__(self, engine: Engine, link: Link, policy: str) -> None:
+        self._engine = engine
+        self._link = link
+        self.scheduler = LinkScheduler(policy)
+        self._waiting: dict[int, tuple[Piece, Hop, float]] = {}
+        self._busy = False
+        self._sent_bytes = 0
+        self._slow_bytes = 0
+
+    def offer(self, piece: Piece, hop: Hop) -> None:
+        """Queue a piece; it leaves when its turn comes."""
+        traffic = Traffic.PREFILL if piece.prefill else Traffic.DECODE
+        size_bytes = max(1, round(piece.tokens * self._link.token_bytes))
+        number = self.scheduler.offer(traffic, size_bytes)
+        self._waiting[number] = piece, hop, self._engine.now_s
+        self._link.pieces += 1
+        if not self._busy:
+            self._pump()
+
+    def _pump(self) -> None:
+        engine, link = self._engine, self._link
+        cut = self.scheduler.next_slice(int(engine.now_s * 1e6))
+        if cut is None:
+            self._busy = False
+            return
+        self._busy = True
+        took_s = cut.size_bytes / link.bytes_per_s
+        link.busy_s += took_s
+        if cut.offset == 0:
+            piece, _, offered_s = self._waiting[cut.number]
+            link.waited_s += engine.now_s - offered_s
+            piece.sent_s = engine.now_s
+        engine.call_at(engine.now_s + took_s, partial(self._left, cut))
+
+    def _left(self, cut: Slice) -> None:
+        engine, link = self._engine, self._link
+        self._sent_bytes += cut.size_bytes
+        if cut.traffic >= Traffic.PREFILL:
+            self._slow_bytes += cut.size_bytes
+        if cut.last:
+            piece, hop, _ = self._waiting.pop(cut.number)
+            engine.arrive(piece, hop, engine.now_s + link.latency_s)
+        read_s = engine.now_s + 2 * link.latency_s
+        engine.call_at(read_s, partial(self._read, self._sent_bytes, self._slow_bytes))
+        self._pump()
+
+    def _read(self, sent_bytes: int, slow_bytes: int) -> None:
+        self.scheduler.acknowledged(sent_bytes, slow_bytes, int(self._engine.now_s * 1e6))
+        if not self._busy:
+            self._pump()
+
+
+def wires(policy: str) -> Callable[[Engine, Link], Wire]:
+    """A maker of links that send by ``policy`` (see
+    :data:`coordinator.links.scheduler.POLICIES`)."""
+    return lambda engine, link: ScheduledWire(engine, link, policy)

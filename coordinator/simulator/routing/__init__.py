@@ -1,0 +1,1 @@
+"""Who chooses routes on paper: this project, Helix, Swarm, pipelines."""

@@ -1,0 +1,225 @@
+"""Ways to choose a session's route, behind one interface.
+
+Routes are drawn whole, when a request arrives. That is how Helix and we do it; Swarm, random and
+shortest queue choose hop by hop in Helix's simulator, here by what is known at arrival.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from coordinator.routing.routes import NoRoute, Router
+from coordinator.simulator.core.event_loop import Engine, Stage
+from coordinator.simulator.core.parts import Link, Piece, Session
+from coordinator.simulator.core.profiles import Profiles
+from coordinator.simulator.routing.helix import AVERAGE_OUTPUT_TOKENS
+from dht.messages.types import (
+    SINK,
+    SOURCE,
+    Assignment,
+    DeviceSpec,
+    NodeRecord,
+    NodeState,
+    Plan,
+    PlannerNode,
+    Problem,
+)
+
+SWARM_FIRST_S = 0.05
+SWARM_SMOOTHING = 0.8
+"""Swarm's moving average of a next peer's time, as Helix's simulator sets it."""
+KV_HIGH_WATER = 0.9
+"""Ours: the share of a peer's KV room that expected lengths may take."""
+
+
+class Scheduler(Protocol):
+    """Chooses routes and keeps its own accounts of them."""
+
+    def route(self, session: Session) -> list[Stage] | None:
+        """Stages from the first layer to the last; None: nobody has room now."""
+
+    def decode(self, session: Session) -> None:
+        """A decode token of the session starts its turn."""
+
+    def ended(self, session: Session) -> None:
+        """The session has ended, or left its route."""
+
+
+class HopByHop:
+    """A route chosen vertex by vertex among the links of a placement, without KV accounts."""
+
+    def __init__(
+        self,
+        assignments: Sequence[Assignment],
+        links: Iterable[tuple[str, str]],
+        choose: Callable[[str, list[str]], str],
+    ) -> None:
+        self._ends = {a.peer_id: a.end for a in assignments}
+        self._heads: dict[str, list[str]] = {}
+        for tail, head in links:
+            self._heads.setdefault(tail, []).append(head)
+        self._choose = choose
+
+    def route(self, session: Session) -> list[Stage] | None:
+        stages: list[Stage] = []
+        at, layer = SOURCE, 0
+        while True:
+            at = self._choose(at, self._heads[at])
+            if at == SINK:
+                return stages
+            stages.append((at, layer, self._ends[at]))
+            layer = self._ends[at]
+
+    def decode(self, session: Session) -> None:
+        """Nothing is kept."""
+
+    def ended(self, session: Session) -> None:
+        """Nothing is kept."""
+
+
+def shortest_queue(engine: Engine, draw: Callable[[int], int]) -> Callable[[str, list[str]], str]:
+    """The next peer with the fewest pieces waiting; a draw among equals."""
+
+    def waiting(name: str) -> int:
+        peer = engine.peers[name]
+        queued = sum(len(segment.queue) for segment in peer.segments)
+        return queued + sum(
+            1 for link in peer.inbound for piece in link.arrivals if piece.arrives_s <= engine.now_s
+        )
+
+    def choose(_at: str, heads: list[str]) -> str:
+        if SINK in heads:
+            return SINK
+        lengths = [waiting(name) for name in heads]
+        best = [n for n, length in zip(heads, lengths, strict=True) if length == min(lengths)]
+        return best[draw(len(best))]
+
+    return choose
+
+
+class SwarmChoice:
+    """Swarm's rule (SWARM Parallelism, Appendix C): the least sum of expected times goes next.
+
+    A vertex's next peers each have a priority that grows by the moving average of their time,
+    measured from when a link began to carry a piece to the end of the peer's step.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._time: dict[tuple[str, str], float] = {}
+        self._priority: dict[str, dict[str, float]] = {}
+        engine.watch = self._observe
+
+    def __call__(self, at: str, heads: list[str]) -> str:
+        priority = self._priority.setdefault(at, dict.fromkeys(heads, SWARM_FIRST_S))
+        best = min(heads, key=lambda name: (priority[name], name))
+        priority[best] += self._time.get((at, best), SWARM_FIRST_S)
+        return best
+
+    def _observe(self, batch: list[Piece], now_s: float) -> None:
+        for piece in batch:
+            link: Link | None = piece.hop.came_by
+            if link is None:
+                continue
+            pair = link.source, link.target.name
+            before = self._time.get(pair, SWARM_FIRST_S)
+            took_s = now_s - piece.sent_s
+            self._time[pair] = SWARM_SMOOTHING * took_s + (1 - SWARM_SMOOTHING) * before
+
+
+class OurScheduler:
+    """The project's own router (:class:`coordinator.routing.routes.Router`) over peers with KV
+    room.
+
+    A peer is passed over while the expected lengths of its sessions (prompt plus average answer)
+    take more than :data:`KV_HIGH_WATER` of its room; a request that finds no route waits.
+    """
+
+    def __init__(
+        self, problem: Problem, profiles: Profiles, plan: Plan, *, high_water: float = KV_HIGH_WATER
+    ) -> None:
+        self._problem = problem
+        self._profiles = profiles
+        self._high_water = high_water
+        self._used: dict[int, list[tuple[str, int]]] = {}
+        self.adopt(plan)
+
+    def adopt(self, plan: Plan) -> None:
+        """Follow another plan from now on; sessions that are open keep their routes."""
+        self._router = Router(plan)
+        nodes = {node.peer_id: node for node in self._problem.nodes}
+        held = [a for a in plan.assignments if a.start < a.end]
+        self.records = {
+            a.peer_id: record_of(self._problem, nodes[a.peer_id], a.start, a.end) for a in held
+        }
+        self._layers = {a.peer_id: a.end - a.start for a in held}
+        self._room = {
+            name: self._high_water * self._profiles.peers[name].kv_of(layers)
+            for name, layers in self._layers.items()
+        }
+        for taken in self._used.values():
+            for name, entries in taken:
+                if name in self._room:
+                    self._room[name] -= entries
+
+    def lost(self, name: str) -> None:
+        """A peer is gone."""
+        self.records.pop(name, None)
+
+    def route(self, session: Session) -> list[Stage] | None:
+        tokens = session.input_tokens + AVERAGE_OUTPUT_TOKENS
+        usable = {
+            name: record
+            for name, record in self.records.items()
+            if self._room[name] >= tokens * self._layers[name]
+        }
+        found = self._router.next_route(usable)
+        if isinstance(found, NoRoute):
+            return None
+        stages = [(stage.peer_id, stage.start, stage.end) for stage in found]
+        taken = [(name, tokens * (end - start)) for name, start, end in stages]
+        for name, entries in taken:
+            self._room[name] -= entries
+        self._used[session.number] = taken
+        return stages
+
+    def decode(self, session: Session) -> None:
+        """Nothing is kept: routes are drawn by whole sessions."""
+
+    def ended(self, session: Session) -> None:
+        for name, entries in self._used.pop(session.number, ()):
+            if name in self._room:
+                self._room[name] += entries
+
+
+def record_of(problem: Problem, node: PlannerNode, start: int, end: int) -> NodeRecord:
+    """What a peer that serves ``[start, end)`` would announce."""
+    return NodeRecord(
+        peer_id=node.peer_id,
+        name=node.peer_id,
+        version="simulated",
+        device=DeviceSpec(kind="simulated", name="simulated", memory_bytes=node.memory_bytes),
+        model=problem.model,
+        memory_bytes=node.memory_bytes,
+        kv_tokens_min=node.kv_tokens_min,
+        tokens_per_s=node.tokens_per_s,
+        state=NodeState.SERVING,
+        start=start,
+        end=end,
+    )
+
+
+def even_cards(
+    profiles: Profiles, links: Sequence[tuple[str, str]]
+) -> Callable[[str, str, float], float]:
+    """A sender's card shared evenly between its links, as Helix gives it to Swarm and random."""
+    count: Mapping[str, int] = {
+        tail: sum(1 for other, _ in links if other == tail) for tail, _ in links
+    }
+
+    def rate(source: str, _target: str, bytes_per_s: float) -> float:
+        if source not in profiles.peers:
+            return bytes_per_s
+        card = profiles.peers[source].out_bytes_per_s
+        return min(bytes_per_s, card / max(1, count.get(source, 1)))
+
+    return rate if count else lambda _source, _target, bytes_per_s: min(bytes_per_s, math.inf)

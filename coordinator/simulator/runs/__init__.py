@@ -1,0 +1,1 @@
+"""Whole runs on paper: full load, churn, moves."""

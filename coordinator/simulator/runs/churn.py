@@ -1,0 +1,314 @@
+"""Volunteers that come and go: lengths of stays, and a run that loses and regains peers.
+
+Stays are heavy-tailed (Pareto): most volunteers leave soon, some stay for days. A peer that goes
+takes its sessions' KV with it; each is replayed over another route (prompt and answer so far) once
+the loss is noticed. A peer that comes back holds layers after it has loaded them: its old span, or
+with re-planning the one where it is needed the most. With re-planning, a layer that nobody
+holds is given to the fewest peers that must move (:func:`coordinator.heuristics.repair.repair`, as
+the coordinator does it); a peer that moves loses its sessions and loads first.
+
+Flow, spans and repairs stay inside the cells that a plan's flow falls into, so thousands of peers
+cost no more than their cells.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from coordinator.evaluation.max_flow import flow_parts, solve_flow
+from coordinator.evaluation.plan_check import uncovered
+from coordinator.heuristics.heuristics import fill
+from coordinator.heuristics.repair import repair
+from coordinator.planning.placement import CELLS_ABOVE
+from coordinator.simulator.core.chunks import MEASURED
+from coordinator.simulator.core.event_loop import Engine
+from coordinator.simulator.core.parts import Session
+from coordinator.simulator.core.profiles import Profiles
+from coordinator.simulator.core.report import SimulationReport
+from coordinator.simulator.core.trace import Request
+from coordinator.simulator.routing.schedulers import OurScheduler
+from coordinator.simulator.runs.runs import Arrivals
+from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Peers that are cut off together, and come back together as they were."""
+
+    peers: tuple[str, ...]
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChurnConfig:
+    """How peers come and go."""
+
+    seed: int = 0
+    stay_mean_s: float = 4 * 3600.0
+    """0: nobody leaves but by ``cuts``."""
+    stay_shape: float = 1.5
+    """Pareto's shape; the smaller, the heavier the tail. Above 1, so that there is a mean."""
+    absence_mean_s: float = 1800.0
+    cuts: tuple[Cut, ...] = ()
+    noticed_s: float = 2.0
+    """From a loss to the replay of its sessions (dead after max(2 s, 5 x p95 of a step))."""
+    load_s: float = 60.0
+    """From coming back, or being moved, to serving."""
+    replan: bool = True
+    plan_s: float = 10.0
+    """From the loss of a layer to the plan that gives it to somebody."""
+    duration_s: float = 3600.0
+    chunk_tokens: int | None = MEASURED
+    cells_above: int = CELLS_ABOVE
+    """Up to so many peers, the swarm is planned as one; above, each part of the flow by itself."""
+
+
+def stays(draw: random.Random, mean_s: float, shape: float) -> Iterator[float]:
+    """Heavy-tailed lengths with a mean, in seconds, for ever."""
+    least_s = mean_s * (shape - 1) / shape
+    while True:
+        yield least_s * draw.paretovariate(shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChurnReport:
+    """What churn did to a run."""
+
+    served: SimulationReport
+    losses: int
+    returns: int
+    moves: int
+    """Peers that were given other layers because nobody held them."""
+    uncovered_s: float
+    """How long some layer had no holder (summed over the cells)."""
+
+
+class _Cell:
+    """Peers whose flow stays among them: what they hold, and the flow over it."""
+
+    def __init__(self, problem: Problem, plan: Plan, part: frozenset[str]) -> None:
+        nodes = tuple(node for node in problem.nodes if node.peer_id in part)
+        links = tuple(k for k in problem.links if k.source in part and k.target in part)
+        self.problem = replace(problem, nodes=nodes, links=links)
+        self.nodes = {node.peer_id: node for node in nodes}
+        self.held = {a.peer_id: a for a in plan.assignments if a.peer_id in part}
+        self.old = dict(self.held)
+        self.edges = tuple(e for e in plan.edges if e.tail in part or e.head in part)
+        self.uncovered_since_s: float | None = None
+        self.moving: set[str] = set()
+        """Peers that load what they were given."""
+
+    def covered(self) -> bool:
+        return not uncovered(tuple(self.held.values()), self.problem.model.layers)
+
+    def follow(self) -> None:
+        """The flow over what is held now."""
+        self.edges = solve_flow(self.problem, tuple(self.held.values())).edges
+
+    def repaired(self) -> tuple[Assignment, ...]:
+        """What those must hold that must move so that nothing is missing; nobody where none can."""
+        nodes = tuple(
+            replace(node, current=self.held[name])
+            for name, node in self.nodes.items()
+            if name in self.held
+        )
+        found = repair(replace(self.problem, nodes=nodes)) or ()
+        return tuple(a for a in found if a != self.held.get(a.peer_id))
+
+
+class _Churn:
+    """Takes peers away and brings them back, on the engine's clock."""
+
+    def __init__(
+        self, problem: Problem, plan: Plan, run: Arrivals, scheduler: OurScheduler, c: ChurnConfig
+    ) -> None:
+        self.run, self.scheduler, self.config = run, scheduler, c
+        self.plan = plan
+        parts = [frozenset(node.peer_id for node in problem.nodes)]
+        if len(problem.nodes) > c.cells_above:
+            parts = [part - {SOURCE, SINK} for part in flow_parts(plan.edges)]
+        served = frozenset[str]().union(*parts)
+        spare = {a.peer_id for a in plan.assignments if a.start < a.end} - served
+        if spare:
+            parts[0] |= spare  # spare replicas belong to some cell: they may be needed
+        self.cells = [_Cell(problem, plan, part) for part in parts]
+        self.cell_of = {name: cell for cell in self.cells for name in cell.nodes}
+        self.away: set[str] = set()
+        self.losses = self.returns = self.moves = 0
+        self.uncovered_s = 0.0
+        for cut in c.cuts:
+            run.engine.call_at(cut.start_s, partial(self._cut, cut))
+        for name in self.cell_of if c.stay_mean_s > 0 else ():
+            draw = random.Random(f"{c.seed} {name}")  # noqa: S311
+            here = stays(draw, c.stay_mean_s, c.stay_shape)
+            away = stays(draw, c.absence_mean_s, c.stay_shape)
+            # A swarm that has run for long: the first stay began at some time before.
+            self._leave_at(name, next(here) * draw.random(), here, away)
+
+    def _leave_at(
+        self, name: str, after_s: float, here: Iterator[float], away: Iterator[float]
+    ) -> None:
+        self._after(after_s, partial(self._leave, name, here, away))
+
+    def _after(self, after_s: float, call: Callable[[], None]) -> None:
+        engine = self.run.engine
+        engine.call_at(engine.now_s + after_s, call)
+
+    def _leave(self, name: str, here: Iterator[float], away: Iterator[float]) -> None:
+        self.away.add(name)
+        self._lose(name)
+        back_s = next(away) + self.config.load_s
+        self._after(back_s, partial(self._come_to_stay, name, here, away))
+
+    def _come_to_stay(self, name: str, here: Iterator[float], away: Iterator[float]) -> None:
+        self.away.discard(name)
+        self._come(name, self._span_for(name))
+        self._leave_at(name, next(here), here, away)
+
+    def _cut(self, cut: Cut) -> None:
+        spans = [
+            self.cell_of[name].held[name] for name in cut.peers if name in self.cell_of[name].held
+        ]
+        for span in spans:
+            self.away.add(span.peer_id)
+            self._lose(span.peer_id)
+        self._after(cut.end_s - cut.start_s, partial(self._return, spans))
+
+    def _return(self, spans: Sequence[Assignment]) -> None:
+        """Those that were cut off hold still what they held."""
+        for span in spans:
+            self.away.discard(span.peer_id)
+            self._come(span.peer_id, span)
+
+    def _lose(self, name: str) -> None:
+        """A peer is gone, and what it had of sessions; does nothing while it is away or loads."""
+        cell = self.cell_of[name]
+        if name not in cell.held:
+            return
+        self.losses += 1
+        self._drop(name)
+        self._watch_cover(cell)
+        self._plan_soon(cell)
+
+    def _plan_soon(self, cell: _Cell) -> None:
+        if self.config.replan and not cell.moving and not cell.covered():
+            self._after(self.config.plan_s, partial(self._replan, cell))
+
+    def _drop(self, name: str) -> None:
+        engine, run = self.run.engine, self.run
+        engine.fail(name)
+        del self.cell_of[name].held[name]
+        self.scheduler.lost(name)
+        hit = [s for s in run.live.values() if any(stage[0] == name for stage in s.stages)]
+        for session in hit:
+            engine.cancel(session)
+        self._after(self.config.noticed_s, partial(self._noticed, hit))
+
+    def _noticed(self, hit: list[Session]) -> None:
+        waiting = set(self.run.lost)
+        self.run.lost.extend(session for session in hit if session not in waiting)
+        self.run.serve_line()
+
+    def _replan(self, cell: _Cell) -> None:
+        """Have the fewest peers that must move hold what nobody holds."""
+        if cell.moving or cell.covered():
+            return
+        for moved in cell.repaired():
+            self.moves += 1
+            cell.moving.add(moved.peer_id)
+            self._drop(moved.peer_id)
+            self._after(self.config.load_s, partial(self._moved, cell, moved))
+        self._watch_cover(cell)
+
+    def _moved(self, cell: _Cell, span: Assignment) -> None:
+        """A peer has loaded what it was given; it may have left meanwhile."""
+        cell.moving.discard(span.peer_id)
+        if span.peer_id not in self.away:
+            self._come(span.peer_id, span)
+        self._plan_soon(cell)
+
+    def _come(self, name: str, span: Assignment) -> None:
+        cell = self.cell_of[name]
+        if name in cell.held:
+            return
+        self.returns += 1
+        cell.held[name] = replace(span, peer_id=name)
+        engine = self.run.engine
+        ends = {a.end for a in cell.held.values()}
+        engine.add(cell.held[name], ends)
+        for other in cell.held:
+            engine.peers[other].enter_at(span.end)
+        cell.follow()
+        self._adopt()
+        self._watch_cover(cell)
+        self._plan_soon(cell)
+        self.run.serve_line()
+
+    def _span_for(self, name: str) -> Assignment:
+        """With re-planning, where it is needed the most; otherwise what it held before."""
+        cell = self.cell_of[name]
+        if not self.config.replan:
+            return cell.old[name]
+        nodes = tuple(replace(cell.nodes[peer], current=None) for peer in (*cell.held, name))
+        found = fill(replace(cell.problem, nodes=nodes), tuple(cell.held.values()))
+        return next((a for a in found if a.peer_id == name and a.start < a.end), cell.old[name])
+
+    def _adopt(self) -> None:
+        """Follow the flows of the cells."""
+        self.scheduler.adopt(
+            replace(
+                self.plan,
+                assignments=tuple(a for cell in self.cells for a in cell.held.values()),
+                edges=tuple(edge for cell in self.cells for edge in cell.edges),
+            )
+        )
+
+    def _watch_cover(self, cell: _Cell) -> None:
+        now_s = self.run.engine.now_s
+        whole = cell.covered()
+        if whole and cell.uncovered_since_s is not None:
+            self.uncovered_s += now_s - cell.uncovered_since_s
+            cell.uncovered_since_s = None
+        elif not whole and cell.uncovered_since_s is None:
+            cell.uncovered_since_s = now_s
+
+    def end(self) -> None:
+        """Count gaps that are still open."""
+        for cell in self.cells:
+            if cell.uncovered_since_s is not None:
+                self.uncovered_s += self.run.engine.now_s - cell.uncovered_since_s
+
+
+def with_churn(
+    problem: Problem,
+    profiles: Profiles,
+    plan: Plan,
+    arrivals: Sequence[Request],
+    config: ChurnConfig,
+) -> ChurnReport:
+    """Serve arrivals with the project's router while peers come and go."""
+    engine = Engine(
+        problem, profiles, plan.assignments, decodes_leave_first=True, weights_take_time=True
+    )
+    scheduler = OurScheduler(problem, profiles, plan)
+    run = Arrivals(
+        engine,
+        scheduler,
+        arrivals,
+        start_s=0.0,
+        end_s=config.duration_s,
+        chunk_tokens=config.chunk_tokens,
+    )
+    churn = _Churn(problem, plan, run, scheduler, config)
+    run.sample()
+    events = engine.run(config.duration_s, run)
+    churn.end()
+    return ChurnReport(
+        served=run.report(events),
+        losses=churn.losses,
+        returns=churn.returns,
+        moves=churn.moves,
+        uncovered_s=churn.uncovered_s,
+    )

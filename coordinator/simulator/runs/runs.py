@@ -1,0 +1,329 @@
+"""Runs: who sends requests, and what is counted. The engine's observers."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from coordinator.simulator.core.chunks import MEASURED, measured_chunks
+from coordinator.simulator.core.event_loop import Engine, Stage
+from coordinator.simulator.core.parts import Piece, Session
+from coordinator.simulator.core.report import LinkUse, PeerUse, SimulationReport, latency
+from coordinator.simulator.core.trace import Request
+from coordinator.simulator.routing.helix import HelixScheduler
+from coordinator.simulator.routing.schedulers import Scheduler
+from coordinator.simulator.runs.kv_peaks import KvPeaks
+
+FEED_DELAY_S = 0.1
+SAMPLE_S = 1.0
+"""How often KV use and sessions in flight are looked at."""
+BUCKET_S = 10.0
+
+
+class Run:
+    """Opens sessions and counts what they get from ``start_s`` to ``end_s``."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        *,
+        start_s: float,
+        end_s: float,
+        chunk_tokens: int | None = None,
+    ) -> None:
+        self.engine = engine
+        self.scheduler = scheduler
+        self.start_s = start_s
+        self.end_s = end_s
+        self.chunk_tokens = chunk_tokens
+        """None: whole prompts. :data:`MEASURED`: as the stages choose."""
+        self.live: dict[int, Session] = {}
+        self.opened = 0
+        self.rejected = 0
+        self.replays = 0
+        self.sessions_done = 0
+        self.prompt_tokens = 0
+        self.prompt_s: list[float] = []
+        self.decode_s: list[float] = []
+        self.tokens_by_bucket: dict[int, int] = {}
+        self.live_samples: list[int] = []
+        self._kv_peaks = KvPeaks()
+
+    # Sessions
+
+    def open(self, request: Request, arrival_s: float) -> bool:
+        """Open a session for a request if there is a route; says whether."""
+        session = Session(self.opened, request, arrival_s)
+        stages = self.scheduler.route(session)
+        if stages is None:
+            return False
+        self.opened += 1
+        self.live[session.number] = session
+        self.engine.open(session, stages, self._pieces(session, session.input_tokens, stages))
+        return True
+
+    def _pieces(self, session: Session, tokens: int, stages: Sequence[Stage]) -> list[Piece]:
+        if self.chunk_tokens == MEASURED:
+            sizes = measured_chunks(self.engine, tokens, stages, len(self.live) > 1)
+        else:
+            chunk = self.chunk_tokens or tokens
+            sizes = [min(chunk, tokens - at) for at in range(0, tokens, chunk)]
+        last = len(sizes) - 1
+        return [Piece(session, size, final=at == last) for at, size in enumerate(sizes)]
+
+    def replay(self, session: Session) -> bool:
+        """Open a lost session again over another route: prompt and answer so far, then on."""
+        self.engine.cancel(session)
+        self.scheduler.ended(session)
+        stages = self.scheduler.route(session)
+        if stages is None:
+            return False
+        self.replays += 1
+        session.replays += 1
+        session.tokens_in_kv = 0
+        done = session.output_tokens - session.left_tokens
+        pieces = self._pieces(session, session.input_tokens + done, stages)
+        self.engine.open(session, stages, pieces)
+        return True
+
+    # The engine tells
+
+    def prompt_done(self, session: Session, now_s: float) -> None:
+        if session.replays == 0 and self.start_s <= now_s <= self.end_s:
+            self.prompt_s.append(now_s - session.arrival_s)
+            self.prompt_tokens += session.input_tokens
+        self.scheduler.decode(session)
+        self.after_prompt(now_s)
+
+    def token_done(self, session: Session, now_s: float, issued_s: float) -> None:
+        if self.start_s <= now_s <= self.end_s:
+            self.decode_s.append(now_s - issued_s)
+            bucket = int(now_s / BUCKET_S)
+            self.tokens_by_bucket[bucket] = self.tokens_by_bucket.get(bucket, 0) + 1
+        if session.left_tokens:
+            self.scheduler.decode(session)
+
+    def session_done(self, session: Session, now_s: float) -> None:
+        self.sessions_done += 1
+        del self.live[session.number]
+        self.scheduler.ended(session)
+        self.after_session(now_s)
+
+    def after_prompt(self, now_s: float) -> None:
+        """A prompt is through; a feeder may send another request."""
+
+    def after_session(self, now_s: float) -> None:
+        """A session has ended; a feeder may send another request."""
+
+    # Looking
+
+    def sample(self) -> None:
+        """Look at KV use and sessions now, and again every second."""
+        self._kv_peaks.look(self.live.values(), self.engine.peers)
+        self.live_samples.append(len(self.live))
+        self.engine.call_at(self.engine.now_s + SAMPLE_S, self.sample)
+
+    def report(self, events: int) -> SimulationReport:
+        """What was counted."""
+        measured_s = self.end_s - self.start_s
+        return SimulationReport(
+            decode_tokens_per_s=len(self.decode_s) / measured_s,
+            prompt_tokens_per_s=self.prompt_tokens / measured_s,
+            prompt=latency(self.prompt_s),
+            decode=latency(self.decode_s),
+            prompts_done=len(self.prompt_s),
+            sessions_done=self.sessions_done,
+            sessions_opened=self.opened,
+            sessions_live=sum(self.live_samples) / max(1, len(self.live_samples)),
+            rejected=self.rejected,
+            replays=self.replays,
+            measured_s=measured_s,
+            simulated_s=self.engine.now_s,
+            events=events,
+            tokens_per_s_by_time=tuple(
+                (bucket * BUCKET_S, count / BUCKET_S)
+                for bucket, count in sorted(self.tokens_by_bucket.items())
+            ),
+            peers=peer_use(self.engine),
+            links=link_use(self.engine),
+        )
+
+
+class HelixFeed(Run):
+    """Helix's offline load: a prompt or session that ends feeds another while there is room."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: HelixScheduler,
+        requests: Iterator[Request],
+        *,
+        first: int,
+        start_s: float,
+        end_s: float,
+    ) -> None:
+        super().__init__(engine, scheduler, start_s=start_s, end_s=end_s)
+        self._helix = scheduler
+        self._requests = requests
+        for number in range(first):
+            self._feed_at(number * FEED_DELAY_S)
+
+    def _feed_at(self, at_s: float) -> None:
+        request = next(self._requests)
+        self.engine.call_at(at_s, lambda: self._offer(request))
+
+    def _offer(self, request: Request) -> None:
+        if not self.open(request, self.engine.now_s):
+            self.rejected += 1
+
+    def after_prompt(self, now_s: float) -> None:
+        if now_s <= self.end_s and self._helix.fullest_layer() <= self._helix.rules.feed_below:
+            self._feed_at(now_s + FEED_DELAY_S)
+
+    def after_session(self, now_s: float) -> None:
+        self.after_prompt(now_s)
+
+
+class ClosedLoop(Run):
+    """As many sessions as given, each replaced when it ends (Helix's load for Swarm and random)."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        requests: Iterator[Request],
+        *,
+        sessions: int,
+        start_s: float,
+        end_s: float,
+    ) -> None:
+        super().__init__(engine, scheduler, start_s=start_s, end_s=end_s)
+        self._requests = requests
+        for number in range(sessions):
+            self._feed_at(number * FEED_DELAY_S)
+
+    def _feed_at(self, at_s: float) -> None:
+        request = next(self._requests)
+        self.engine.call_at(at_s, lambda: self._offer(request))
+
+    def _offer(self, request: Request) -> None:
+        if not self.open(request, self.engine.now_s):
+            self.rejected += 1
+
+    def after_session(self, now_s: float) -> None:
+        if now_s <= self.end_s:
+            self._feed_at(now_s + FEED_DELAY_S)
+
+
+class Standing(Run):
+    """A line of requests that never ends: each opens as soon as it finds a route.
+
+    No more than ``prompts_max`` prompts are under way at a time: more would only wait for each
+    other inside the swarm, and hold KV room meanwhile.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        requests: Iterator[Request],
+        *,
+        prompts_max: int,
+        start_s: float,
+        end_s: float,
+        chunk_tokens: int | None = None,
+    ) -> None:
+        super().__init__(engine, scheduler, start_s=start_s, end_s=end_s, chunk_tokens=chunk_tokens)
+        self._requests = requests
+        self._prompts_max = prompts_max
+        self._prompts = 0
+        self._next = next(requests)
+        engine.call_at(0.0, self._feed)
+
+    def _feed(self) -> None:
+        now_s = self.engine.now_s
+        while self._prompts < self._prompts_max and now_s <= self.end_s:
+            if not self.open(self._next, now_s):
+                return
+            self._prompts += 1
+            self._next = next(self._requests)
+
+    def after_prompt(self, now_s: float) -> None:
+        self._prompts -= 1
+        self._feed()
+
+    def after_session(self, now_s: float) -> None:
+        self._feed()
+
+
+class Arrivals(Run):
+    """Requests at their own times; those without a route wait in line, first come first served."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        requests: Sequence[Request],
+        *,
+        start_s: float,
+        end_s: float,
+        chunk_tokens: int | None = None,
+    ) -> None:
+        super().__init__(engine, scheduler, start_s=start_s, end_s=end_s, chunk_tokens=chunk_tokens)
+        self.line: deque[Request] = deque()
+        self.lost: deque[Session] = deque()
+        self.to_come = len(requests)
+        for request in requests:
+            engine.call_at(request.arrival_s, partial(self._arrive, request))
+
+    def _arrive(self, request: Request) -> None:
+        self.to_come -= 1
+        self.line.append(request)
+        self.serve_line()
+
+    def serve_line(self) -> None:
+        """Open what waits, lost sessions first, until one finds no route."""
+        while self.lost:
+            if not self.replay(self.lost[0]):
+                return
+            self.lost.popleft()
+        while self.line:
+            if not self.open(self.line[0], self.line[0].arrival_s):
+                return
+            self.line.popleft()
+
+    def after_session(self, now_s: float) -> None:
+        self.serve_line()
+
+    @property
+    def all_done(self) -> bool:
+        """Whether every request was served to its end."""
+        return not (self.to_come or self.line or self.lost or self.live)
+
+
+def peer_use(engine: Engine) -> dict[str, PeerUse]:
+    """How busy and full each peer was."""
+    span_s = max(engine.now_s, 1e-9)
+    return {
+        peer.name: PeerUse(
+            start=peer.start,
+            layers=peer.end - peer.start,
+            busy=min(1.0, peer.busy_s / span_s),
+            kv_peak=peer.kv_peak / max(1, peer.kv_capacity),
+            tokens_per_step=peer.tokens * len(peer.segments) / max(1, peer.steps),
+        )
+        for peer in engine.peers.values()
+    }
+
+
+def link_use(engine: Engine) -> dict[tuple[str, str], LinkUse]:
+    """How busy each link that was used at all was."""
+    span_s = max(engine.now_s, 1e-9)
+    return {
+        pair: LinkUse(
+            pieces=link.pieces,
+            busy=min(1.0, link.busy_s / span_s),
+            waited_s=link.waited_s / max(1, link.pieces),
+        )
+        for pair, link in engine.links.items()
+    }

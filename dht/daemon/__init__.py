@@ -1,0 +1,1 @@
+"""Adapter: hivemind's p2pd and its Kademlia."""

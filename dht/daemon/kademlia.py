@@ -1,0 +1,334 @@
+"""hivemind's Kademlia node with our rules for records. Imports hivemind: import it lazily.
+
+Stock nodes refuse a whole dictionary for one bad entry, so that one record which has just expired
+would hide all the others; here each entry stands for itself. Stock nodes also trust the expiry
+that a replica states for a whole dictionary, with which one peer can end a search early.
+"""
+
+import logging
+import math
+from collections import Counter
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
+from hivemind.proto import dht_pb2
+from hivemind.utils import MAX_DHT_TIME_DISCREPANCY_SECONDS, get_dht_time
+
+from dht.errors import NetworkError, PeerError
+from dht.messages.peer import SignedRecord
+from dht.messages.types import PEERS_MAX
+from dht.records.rate_limit import Rates
+from dht.records.signed import RecordError, RecordGuard
+
+REPLICAS = 8
+BUCKET_PEERS = 20
+DEPTH_MODULO = 5
+RPC_LIMIT_S = 3.0
+STORES_PER_S = 64.0
+"""How many values one peer may store here per second in the long run."""
+STORES_BURST = 1024.0
+"""How many at once: what a neighbour hands over to a newcomer."""
+BULK_PER_S, BULK_BURST = 512.0, 4096.0
+"""How many values all peers together may store here in requests of more than ``OWN_STORES_MAX``:
+each costs a signature to check, and identities cost nothing."""
+OWN_STORES_MAX = 4
+"""An honest peer stores its own records alone or a few at a time."""
+FIND_KEYS_MAX = 16
+"""Keys of one request; our nodes ask for four at most."""
+FIND_BYTES_MAX = 3 << 20
+"""Values of one answer: hivemind's daemon takes messages of 4 MiB, and keeps what is too long."""
+FINDS_PER_S, FINDS_BURST = 1 << 20, 16 << 20
+"""Bytes that are found for one peer: per second in the long run, and at once."""
+ALL_FINDS_PER_S, ALL_FINDS_BURST = 16 << 20, 64 << 20
+"""Bytes that are found for all peers together: identities cost nothing."""
+ASKED_KEY_BYTES = 1024
+"""What a key costs that nobody stores: its neighbours are sent."""
+NODE_ID_PREFIX = b"anabranch-dht-node-v1\0"
+
+_log = logging.getLogger(__name__)
+_accepted: ContextVar[list[bool] | None] = ContextVar("accepted", default=None)
+_bringer: ContextVar[str] = ContextVar("bringer", default="")
+"""Who brings the records that are being validated; "": this peer itself."""
+
+
+class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
+    """Takes signed records of their authors only; ``rejected`` counts the reasons."""
+
+    def __init__(self, guard: RecordGuard, rejected: Counter[str]) -> None:
+        self.guard = guard
+        self.rejected = rejected
+
+    def validate(self, record: DHTRecord) -> bool:
+        """Whether ``record`` may be stored or returned. Never raises."""
+        try:
+            self._admit(record)
+        except (PeerError, msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+            self.rejected[type(error).__name__] += 1
+            _log.debug("refused a DHT record: %s", error)
+            return False
+        return True
+
+    def _admit(self, record: DHTRecord) -> None:
+        # A plain value has the subkey None, a whole dictionary an empty one: neither is a string.
+        author = msgspec.msgpack.decode(record.subkey, type=str)
+        data = msgspec.msgpack.decode(record.value, type=bytes)
+
+        def check(opened: SignedRecord) -> None:
+            if DHTID.generate(source=opened.key).to_bytes() != record.key:
+                raise RecordError(f"a record of {opened.key[:80]!r} lies under another key")
+            if opened.expires_unix_s != record.expiration_time:
+                raise RecordError("the expiry given differs from the signed one")
+
+        self.guard.admit(
+            data, author=author, now_unix_s=get_dht_time(), check=check, storer=_bringer.get()
+        )
+
+    def merge_with(self, other: RecordValidatorBase) -> bool:
+        return False
+
+
+def node_id_of(peer_id: Any) -> Any:
+    """The place of a peer in the DHT. It follows from its key: nobody chooses his neighbours."""
+    return DHTID.generate(source=NODE_ID_PREFIX + peer_id.to_bytes())
+
+
+class RecordProtocol(DHTProtocol):  # type: ignore[misc]
+    """The node's RPCs, with per-entry validation, rate limits, and places that follow from keys."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.refused_stores = 0
+        self.refused_finds = 0
+        self.misplaced = 0
+        """Peers that claimed another place in the DHT than their key gives them."""
+        self._storers = Rates(per_s=STORES_PER_S, burst=STORES_BURST)
+        self._bulk = Rates(per_s=BULK_PER_S, burst=BULK_BURST)
+        self._finders = Rates(per_s=FINDS_PER_S, burst=FINDS_BURST)
+        self._finds = Rates(per_s=ALL_FINDS_PER_S, burst=ALL_FINDS_BURST)
+
+    @classmethod
+    def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
+        # The stock name: peers of one network may run different subclasses.
+        name = f"{DHTProtocol.__name__}.{method_name}"
+        return name if namespace is None else f"{namespace}::{name}"
+
+    async def rpc_store(
+        self, request: dht_pb2.StoreRequest, context: P2PContext
+    ) -> dht_pb2.StoreResponse:
+        """Store values for another peer, within its rate."""
+        count = len(request.keys)
+        # Our nodes cache nothing at others, so who asks for it wants memory that is not accounted.
+        if any(request.in_cache) or not self._within_rates(context.remote_id, count):
+            self.refused_stores += 1
+            return dht_pb2.StoreResponse(store_ok=[False] * count, peer=self.node_info)
+        token = _bringer.set(context.remote_id.to_base58())
+        try:
+            return await super().rpc_store(request, context)
+        finally:
+            _bringer.reset(token)
+
+    async def rpc_find(
+        self, request: dht_pb2.FindRequest, context: P2PContext
+    ) -> dht_pb2.FindResponse:
+        """Values and neighbours for a few different keys, within the peer's rate in bytes.
+
+        What would make the answer too long is left out, as if it were not stored here.
+        """
+        keys = list(request.keys)
+        answer = dht_pb2.FindResponse(results=[], peer=self.node_info)
+        asker = request.peer.node_id
+        if (
+            len(keys) > FIND_KEYS_MAX
+            or len(set(keys)) < len(keys)
+            or any(len(each) != DHTID.HASH_NBYTES for each in (*keys, *([asker] if asker else [])))
+        ):
+            self.refused_finds += 1
+            return answer
+        left = FIND_BYTES_MAX
+        for key in keys:
+            size = self._stored_bytes(key)
+            now_s: float = get_dht_time()
+            cost = size + ASKED_KEY_BYTES
+            if not (
+                self._finders.take(context.remote_id.to_base58(), cost, now_s)
+                and self._finds.take("", cost, now_s)
+            ):
+                self.refused_finds += 1
+                return dht_pb2.FindResponse(results=[], peer=self.node_info)
+            if size > left:
+                answer.results.append(dht_pb2.FindResult(type=dht_pb2.NOT_FOUND))
+                continue
+            one = dht_pb2.FindRequest(keys=[key], peer=request.peer)
+            answer.results.extend((await super().rpc_find(one, context)).results)
+            left -= size
+        return answer
+
+    def _stored_bytes(self, key: bytes) -> int:
+        """How long the value is that is stored here for a key, about."""
+        found = self.storage.get(DHTID.from_bytes(key))
+        if found is None:
+            return 0
+        if not isinstance(found.value, DictionaryDHTValue):
+            return len(found.value)
+        return sum(len(item.value) + len(name) for name, item in found.value.data.items())
+
+    async def update_routing_table(
+        self, node_id: Any, peer_id: Any, responded: bool = True
+    ) -> None:
+        """Take up a peer only at the place that its key gives it."""
+        if node_id is not None and node_id != node_id_of(peer_id):
+            self.misplaced += 1
+            return
+        await super().update_routing_table(node_id, peer_id, responded)
+
+    async def call_store(self, *args: Any, **kwargs: Any) -> list[bool] | None:
+        stored: list[bool] | None = await super().call_store(*args, **kwargs)
+        accepted = _accepted.get()
+        if accepted is not None and stored:
+            accepted.extend(stored)
+        return stored
+
+    async def call_find(self, peer: Any, keys: Any) -> Any:
+        token = _bringer.set(peer.to_base58())
+        try:
+            found = await super().call_find(peer, keys)
+        finally:
+            _bringer.reset(token)
+        if not found:
+            return found
+        return {
+            key: (
+                _restated(value),
+                {place: near for place, near in nearest.items() if place == node_id_of(near)},
+            )
+            for key, (value, nearest) in found.items()
+        }
+
+    def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
+        """Drop the entries that break the rules; whether any are left."""
+        if not isinstance(dictionary, DictionaryDHTValue) or len(dictionary.data) > PEERS_MAX:
+            return False
+        for subkey, (value, expires_s) in list(dictionary.data.items()):
+            if not (
+                isinstance(subkey, str)
+                and isinstance(value, bytes)
+                and self._validate_record(
+                    key_bytes, self.serializer.dumps(subkey), value, expires_s
+                )
+            ):
+                del dictionary[subkey]
+        dictionary.maxsize = math.inf
+        dictionary.latest_expiration_time = max(
+            (item.expiration_time for item in dictionary.data.values()), default=-math.inf
+        )
+        return len(dictionary.data) > 0
+
+    def evict(self, key: str, author: str) -> None:
+        """Drop a record that gave way to others."""
+        found = self.storage.data.get(DHTID.generate(source=key))
+        if found is not None and isinstance(found.value, DictionaryDHTValue):
+            del found.value[author]
+
+    def _within_rates(self, peer: Any, count: int) -> bool:
+        now_s: float = get_dht_time()
+        if not self._storers.take(peer.to_base58(), count, now_s):
+            return False
+        return count <= OWN_STORES_MAX or self._bulk.take("", count, now_s)
+
+
+def _restated(found: Any) -> Any:
+    """The value found at one peer, with the expiry that its entries prove."""
+    if found is None or not isinstance(found.value, DictionaryDHTValue):
+        return None
+    return type(found)(found.value, found.value.latest_expiration_time)
+
+
+async def create_node(p2p: Any, guard: RecordGuard, rejected: Counter[str]) -> Any:
+    """A DHT node on ``p2p`` that knows nobody yet; ``guard`` judges and knows what it finds."""
+    validator = RecordValidator(guard, rejected)
+    # Made in client mode so that the stock protocol registers no handlers; ours then takes over.
+    node = await DHTNode.create(
+        p2p,
+        node_id=node_id_of(p2p.peer_id),
+        num_replicas=REPLICAS,
+        bucket_size=BUCKET_PEERS,
+        depth_modulo=DEPTH_MODULO,
+        wait_timeout=RPC_LIMIT_S,
+        # Copies outside the replicas would only go stale: records live for seconds.
+        cache_locally=False,
+        cache_nearest=0,
+        cache_on_store=False,
+        cache_refresh_before_expiry=0,
+        reuse_get_requests=False,
+        client_mode=True,
+        record_validator=validator,
+    )
+    protocol = await RecordProtocol.create(
+        p2p,
+        node.node_id,
+        BUCKET_PEERS,
+        DEPTH_MODULO,
+        REPLICAS,
+        RPC_LIMIT_S,
+        client_mode=False,
+        record_validator=validator,
+    )
+    node.protocol = protocol
+    guard.on_evict = protocol.evict
+    return node
+
+
+async def greet(node: Any, peer_id: str) -> None:
+    """Take up a peer in the routing table, and have it take up this node, which it calls back.
+
+    How long that may take, the caller says: the peer may be a busy one. Raises NetworkError for a
+    peer without a DHT node.
+    """
+    peer = PeerID.from_base58(peer_id)
+    protocol = node.protocol
+    asked = dht_pb2.PingRequest(peer=protocol.node_info, validate=True)
+    try:
+        answer = await protocol.get_stub(peer).rpc_ping(asked)
+    except (P2PDaemonError, P2PHandlerError) as error:
+        raise NetworkError(
+            f"peer {peer_id} is there but is no member of a swarm: {error}"
+        ) from None
+    skew_s = answer.dht_time - get_dht_time()
+    if not answer.available:
+        # A peer behind a firewall can still serve.
+        _log.warning("peer %s cannot call this peer back: is a firewall in between?", peer_id)
+    elif abs(skew_s) > MAX_DHT_TIME_DISCREPANCY_SECONDS:
+        # Records carry some tolerance for clocks.
+        _log.warning("the clock of peer %s differs by %.1f s from this one", peer_id, skew_s)
+    await protocol.update_routing_table(node_id_of(peer), peer)
+
+
+async def store(node: Any, record: SignedRecord, data: bytes) -> bool:
+    """Store ``record``, whose value is ``data``; True as soon as any replica has it.
+
+    It counts as brought by its author. hivemind reports the answer of whoever answered last, which
+    one refusing peer can spoil.
+    """
+    accepted: list[bool] = []
+    token, brought = _accepted.set(accepted), _bringer.set(record.peer_id)
+    try:
+        stored = await node.store(
+            record.key,
+            data,
+            expiration_time=record.expires_unix_s,
+            subkey=record.peer_id,
+            # The replicas' neighbourhood alone: each more that is asked costs everybody a request.
+            beam_size=REPLICAS,
+        )
+    finally:
+        _accepted.reset(token)
+        _bringer.reset(brought)
+    return bool(stored) or any(accepted)

@@ -1,0 +1,293 @@
+"""The libp2p daemon ``p2pd`` as a child process that cannot outlive this one.
+
+On Linux the kernel kills the daemon when this process ends, however it ends. Elsewhere the daemon
+ends by itself if nothing ever attaches to it; it is terminated in every orderly end.
+"""
+
+import asyncio
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dht.errors import AnabranchError, NetworkError, UserError
+from dht.identity.peer_id import Identity
+
+_PR_SET_PDEATHSIG = 1
+_UNIX_PATH_CHARS_MAX = 104
+"""The shortest limit of common systems for the path of a unix socket."""
+_SOCKET_CHARS = len("/p2pclient-0123456789a.sock")
+_DIRECTORY_PREFIX = "anabranch-p2p-"
+_OWNER_FILE = "owner"
+_LAST_LINES = 20
+_RELAY_BUFFER_BYTES = 32 << 10
+"""For each direction of a call that is passed on; by default 16 MiB."""
+_RELAY_CALLS = 64
+"""Through one relay to one peer at a time; by default 16."""
+_STOP_LIMIT_S = 2.0
+_ATTACH_LIMIT_S = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonConfig:
+    """What the daemon needs to know. Addresses are multiaddresses; TCP only."""
+
+    binary: Path
+    identity: Identity
+    host_addresses: tuple[str, ...]
+    """Where it listens; none: it reaches out only."""
+    announce_addresses: tuple[str, ...] = ()
+    nat_traversal: bool = False
+    """Port mapping, AutoNAT, and calls through relays."""
+    relays: bool = False
+    """Pass calls on for peers that reserved a slot, 30 min and 4 GiB each way per call, where NAT
+    is traversed. Whatever its flags say, this daemon always does so for 2 min and 128 KiB."""
+
+    @property
+    def passes_calls_on(self) -> bool:
+        return self.relays and self.nat_traversal and bool(self.host_addresses)
+
+
+class P2pDaemon:
+    """One running daemon, its private socket directory and the last lines it wrote."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        """Mode 700; for the sockets of the daemon and of whoever attaches to it."""
+        self.control_path = directory / "p2pd.sock"
+        self.ended = asyncio.Event()
+        """Set when the daemon is gone, whoever ended it."""
+        self._ready = asyncio.Event()
+        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, config: DaemonConfig) -> "P2pDaemon":
+        """Start a daemon and wait until it takes requests.
+
+        Raises UserError for a port that is taken or an address that cannot be listened on, and
+        NetworkError when the daemon does not start. The caller sets the time limit.
+        """
+        for address in config.host_addresses:
+            _check_free(address)
+        self = cls(_socket_directory())
+        try:
+            await self._launch(config)
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    @property
+    def pid(self) -> int:
+        """Process id of the daemon, 0 before it runs."""
+        return self._process.pid if self._process is not None else 0
+
+    def last_words(self) -> str:
+        """How the daemon ended, if it has, and the last line it wrote."""
+        last = f"last line: {self._lines[-1]}" if self._lines else "it wrote nothing"
+        code = self._process.returncode if self._process is not None else None
+        return last if code is None else f"exit code {code}, {last}"
+
+    async def stop(self) -> None:
+        """End the daemon (after 2 s by force) and remove its files. May be called twice."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                async with asyncio.timeout(_STOP_LIMIT_S):
+                    await process.wait()
+            except TimeoutError:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        self.ended.set()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    async def _launch(self, config: DaemonConfig) -> None:
+        identity_path = config.identity.path
+        if identity_path is None:
+            identity_path = self.directory / "identity"
+            identity_path.touch(mode=0o600)
+            identity_path.write_bytes(config.identity.libp2p_bytes())
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                str(config.binary),
+                *_arguments(config, self.control_path, identity_path),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=_environment(config),
+                preexec_fn=_die_with_parent(),
+                # Ctrl-C is for us: the daemon must outlive it until we have said goodbye.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UserError(
+                f"cannot run the p2p daemon {config.binary.name}: {error.strerror};"
+                " reinstall hivemind (its wheels carry the daemon for Linux x86-64)"
+            ) from error
+        self._reader = asyncio.get_running_loop().create_task(self._read_lines())
+        ready = asyncio.ensure_future(self._ready.wait())
+        ended = asyncio.ensure_future(self.ended.wait())
+        try:
+            await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+            ended.cancel()
+        if not self._ready.is_set():
+            raise self._start_error(config)
+        if config.identity.path is None:
+            identity_path.unlink()  # read by now; no key stays behind in a temporary directory
+
+    def _start_error(self, config: DaemonConfig) -> AnabranchError:
+        words = " ".join(self._lines)
+        if "failed to listen" in words or "failed to parse" in words:
+            where = ", ".join(config.host_addresses) or "no address"
+            return UserError(f"cannot listen on {where}: {self.last_words()}")
+        return NetworkError(f"the p2p daemon did not start: {self.last_words()}")
+
+    async def _read_lines(self) -> None:
+        """Keep the daemon's output flowing, or it would block on a full pipe."""
+        assert self._process is not None  # noqa: S101  (set before this task starts)
+        assert self._process.stdout is not None  # noqa: S101
+        rest = b""
+        while data := await self._process.stdout.read(1 << 14):
+            *lines, rest = (rest + data).split(b"\n")
+            rest = rest[-4096:]
+            for line in lines:
+                text = line.decode(errors="replace").strip()[:512]
+                if text:
+                    self._lines.append(text)
+                if text.startswith("Peer ID:"):
+                    self._ready.set()
+        await self._process.wait()
+        self.ended.set()
+
+
+def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]:
+    nat = int(config.nat_traversal)
+    listens = bool(config.host_addresses)
+    arguments = [
+        f"-listen=/unix{control}",
+        f"-id={identity}",
+        "-dhtServer=1" if listens else "-dhtClient=1",
+        "-tls=1",
+        "-connManager=1",
+        f"-natPortMap={int(nat and listens)}",
+        f"-autonat={int(nat and listens)}",
+        f"-relay={nat}",
+        # Its own search for relays found one and took no slot there in 35 s, also where it was told
+        # which and that it is private: dht.transport.relay_reservation reserves slots instead.
+        "-autoRelay=0",
+        f"-idleTimeout={_ATTACH_LIMIT_S}s",
+    ]
+    if listens:
+        arguments.append(f"-hostAddrs={','.join(config.host_addresses)}")
+    else:
+        arguments.append("-noListenAddrs=1")
+    if config.passes_calls_on:
+        # The limits that the daemon's --help names hold only where it takes itself for public.
+        arguments += ["-relayService=1", "-forceReachabilityPublic=1"]
+        arguments.append(f"-relayBufferSize={_RELAY_BUFFER_BYTES}")
+        arguments.append(f"-relayMaxCircuits={_RELAY_CALLS}")
+    if config.announce_addresses:
+        arguments.append(f"-announceAddrs={','.join(config.announce_addresses)}")
+    return arguments
+
+
+def _environment(config: DaemonConfig) -> dict[str, str]:
+    """What the daemon's Go runtime reads.
+
+    At its start it sets up two relays, one with libp2p's own limits and, in the background, one
+    with ours, and the later one counts. With one processor the background waits, unless the machine
+    is so busy that the foreground is held up within a call of the kernel's; with more it mostly
+    does not. Only a reservation shows which one counts, and that takes a second libp2p host: a
+    daemon more at every start, for what few starts need. So who reserves a slot reads the limits
+    and passes over a relay of the first kind.
+    """
+    one = {"GOMAXPROCS": "1"} if config.passes_calls_on else {}
+    return {"GOLOG_LOG_LEVEL": "error", **os.environ, **one}
+
+
+def _socket_directory() -> Path:
+    """A private directory whose path leaves room for the name of a unix socket."""
+    directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX))
+    if len(str(directory)) + _SOCKET_CHARS >= _UNIX_PATH_CHARS_MAX:
+        directory.rmdir()
+        directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX, dir="/tmp"))
+    (directory / _OWNER_FILE).write_text(str(os.getpid()))
+    _sweep(directory.parent)
+    return directory
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the directories of processes that were killed and could not do it themselves."""
+    for directory in parent.glob(f"{_DIRECTORY_PREFIX}*"):
+        with suppress(OSError, ValueError):  # another user's, or being swept by someone else
+            owner = int((directory / _OWNER_FILE).read_text())
+            if directory.stat().st_uid == os.getuid() and not _is_running(owner):
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _check_free(address: str) -> None:
+    """Raise UserError when another program listens there.
+
+    The daemon sets SO_REUSEPORT, so that two daemons of one user would share a port in silence
+    and each get some of the connections.
+    """
+    parts = address.strip("/").split("/")
+    if len(parts) < 4 or parts[0] not in {"ip4", "ip6"} or parts[2] != "tcp":
+        raise UserError(f"cannot listen on {address}: give /ip4/ADDRESS/tcp/PORT")
+    if not parts[3].isascii() or not parts[3].isdigit() or int(parts[3]) > 65535:
+        raise UserError(f"cannot listen on port {parts[3]}: give one from 1 to 65535, 0 for any")
+    family = socket.AF_INET if parts[0] == "ip4" else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((parts[1], int(parts[3])))
+            probe.listen(1)
+        except OSError as error:
+            raise UserError(
+                f"cannot listen on {parts[1]} port {parts[3]}: {error.strerror or error};"
+                " give another port"
+            ) from error
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What the child does before it becomes the daemon: ask the kernel to be killed with us."""
+    if sys.platform != "linux":
+        return None
+    # Prepared here: between fork and exec no library may be loaded and little may be called.
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # the parent ended before the request was made
+            os._exit(1)
+
+    return ask

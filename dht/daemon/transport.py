@@ -1,0 +1,391 @@
+"""The transport over libp2p: hivemind's daemon for streams, its Kademlia node for records.
+
+Everything runs on the caller's event loop; the only other process is the daemon, see
+:mod:`dht.daemon.process`. hivemind takes seconds to import and is imported where it is used.
+"""
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+from dht.daemon import lean_hivemind
+from dht.daemon.control import LibP2PStream, ask, asking_daemon, parse_known, parse_peers, raw_id
+from dht.daemon.process import DaemonConfig, P2pDaemon
+from dht.errors import NetworkError, UserError
+from dht.identity.multiaddr import by_peer, host_of, ranked, unanswered
+from dht.messages.peer import SignedRecord
+from dht.records.access import AskedRecords, RecordAccess, SharedRecords
+from dht.records.helper import RecordHelper
+from dht.records.signed import RecordGuard, RecordSigner
+from dht.transport.config import CONNECT_LIMIT_S, TransportConfig
+from dht.transport.interface import RECORDS_PROTOCOL, Stream, StreamHandler
+from dht.transport.streams import StreamHandlers
+
+OPEN_LIMIT_S = 10.0
+"""Longest time that opening a stream may take."""
+REJOIN_PERIOD_S = 20.0
+ADDRESSES_PERIOD_S = 15.0
+_log = logging.getLogger(__name__)
+
+
+class HivemindTransport:
+    """A :class:`dht.transport.interface.Transport`; make one with :meth:`create`."""
+
+    def __init__(self, config: TransportConfig) -> None:
+        self._config = config
+        self._handlers = StreamHandlers()
+        self._signer = RecordSigner(config.identity)
+        self._reached: set[str] = set()
+        self._addresses: tuple[str, ...] = ()
+        self._daemon: P2pDaemon | None = None
+        self._control_path = Path()
+        self._p2p: Any = None
+        self._node: Any = None
+        self._guard = RecordGuard()
+        self._rejected: Counter[str] = Counter()
+        self._records: RecordAccess | None = None
+        self._closed = False
+
+    @classmethod
+    async def create(cls, config: TransportConfig) -> "HivemindTransport":
+        """Start the daemon, join the network through ``config.initial_peers``.
+
+        Raises UserError for malformed addresses or a port that is taken, NetworkError when nobody
+        answers, within ``config.connect_timeout_s`` (15 s at most).
+        """
+        _quiet_hivemind()
+        self = cls(config)
+        peers = parse_peers(config.initial_peers)
+        limit_s = min(config.connect_timeout_s, CONNECT_LIMIT_S)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._start()
+                await self._join(peers)
+        except TimeoutError:
+            await self.close()
+            waited = f"no answer within {limit_s:.0f} s"
+            if not config.initial_peers:
+                raise NetworkError(f"the p2p daemon: {waited}") from None
+            raise unanswered(config.initial_peers, [waited]) from None
+        except BaseException:
+            await self.close()
+            raise
+        if isinstance(self._records, SharedRecords):
+            helper = RecordHelper(self._records)
+
+            async def tell(stream: Stream) -> None:
+                await helper.serve(config.metered(RECORDS_PROTOCOL, stream))
+
+            await self.serve(RECORDS_PROTOCOL, tell)
+            self._handlers.adopt(self._records.run())
+            self._handlers.adopt(self._keep_addresses())
+            if peers:
+                self._handlers.adopt(self._keep_joined(peers))
+        return self
+
+    @property
+    def peer_id(self) -> str:
+        return self._config.identity.peer_id
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    @property
+    def stream_errors(self) -> Counter[str]:
+        """Failed incoming streams by the type of their error."""
+        return self._handlers.errors
+
+    @property
+    def rejected_records(self) -> Counter[str]:
+        """DHT records refused since the start, by the type of the error."""
+        return self._rejected
+
+    @property
+    def daemon_pid(self) -> int:
+        """Process id of the p2p daemon."""
+        return self._daemon.pid if self._daemon is not None else 0
+
+    def now(self) -> float:
+        from hivemind.utils import get_dht_time
+
+        now_s: float = get_dht_time()
+        return now_s
+
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        self._check_alive()
+        known = protocol in self._handlers.by_protocol
+        self._handlers.by_protocol[protocol] = handler
+        if known:  # such as by a part of the peer that was started again
+            return
+
+        async def on_stream(
+            info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            peer_id, host = info.peer_id.to_base58(), host_of(str(info.addr))
+            now_serving = self._handlers.by_protocol[protocol]
+            self._handlers.start(
+                now_serving, LibP2PStream(peer_id, reader, writer, remote_host=host)
+            )
+
+        try:
+            await asking_daemon(self._p2p.add_binary_stream_handler(protocol, on_stream))
+        except BaseException:
+            del self._handlers.by_protocol[protocol]
+            raise
+
+    async def open_stream(
+        self, peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()
+    ) -> Stream:
+        """As the interface says, within 10 s.
+
+        A stream on a protocol that the peer is known to speak opens without a round trip; a peer
+        that froze since then shows by its silence, so the first answer needs a time limit.
+        """
+        self._check_alive()
+        if peer_id == self.peer_id:
+            return self._handlers.open_to_self(peer_id, protocol)
+        try:
+            async with asyncio.timeout(OPEN_LIMIT_S):
+                return await self._open(peer_id, protocol, addresses)
+        except TimeoutError:
+            self._reached.discard(peer_id)
+            raise NetworkError(
+                f"peer {peer_id} did not answer within {OPEN_LIMIT_S:.0f} s"
+            ) from None
+
+    async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
+        self._check_alive()
+        return await self._access.store(key, value, expires_unix_s)
+
+    async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
+        self._check_alive()
+        return await self._access.get(key, latest=latest)
+
+    # What it does in the DHT as a full peer (dht.records.access)
+
+    async def search(self, key: str) -> None:
+        self._check_alive()
+        # What is found goes through the validator's guard, which then holds the newest of each
+        # author: later than any single replica, and never older than what was read before.
+        await asking_daemon(self._node.get(key, latest=True))
+
+    async def put(self, record: SignedRecord, data: bytes) -> bool:
+        from dht.daemon import kademlia
+
+        self._check_alive()
+        stored: bool = await asking_daemon(kademlia.store(self._node, record, data))
+        return stored
+
+    async def wait_ended(self) -> str:
+        if self._daemon is None:
+            return "the p2p daemon never started"
+        await self._daemon.ended.wait()
+        return f"the p2p daemon is gone: {self._daemon.last_words()}"
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._records is not None:
+            await self._records.close()
+        await self._handlers.close()
+        p2p, node, daemon = self._p2p, self._node, self._daemon
+        if node is not None:
+            node.is_alive = False  # its background loops end; its handlers end with the daemon
+        tasks: list[asyncio.Task[None]] = []
+        if p2p is not None:
+            control = p2p._client.control
+            tasks = [t for t in (p2p._listen_task, control._read_task, control._write_task) if t]
+            tasks += control._handler_tasks.values()
+            for task in tasks:
+                task.cancel()
+            # Calls that wait for an answer would wait for their time-out.
+            for call in list(control._pending_calls.values()):
+                if not call.done():
+                    call.set_exception(ConnectionAbortedError("this peer has left the network"))
+        if daemon is not None:
+            # Shielded: a caller that gives up waiting must not leave the daemon behind.
+            await asyncio.shield(asyncio.ensure_future(daemon.stop()))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if p2p is not None:
+            await p2p.shutdown()
+
+    async def _start(self) -> None:
+        import hivemind
+        from hivemind.p2p import P2P
+        from hivemind.utils.multiaddr import Multiaddr
+
+        from dht.daemon import kademlia
+
+        config = self._config
+        self._daemon = await P2pDaemon.start(
+            DaemonConfig(
+                binary=Path(hivemind.__file__).parent / "hivemind_cli" / "p2pd",
+                identity=config.identity,
+                host_addresses=config.listen_addresses(),
+                announce_addresses=config.announce_addresses,
+                nat_traversal=config.wants_nat_traversal(),
+                relays=config.relays,
+            )
+        )
+        self._control_path = self._daemon.control_path
+        # hivemind puts its sockets under a fixed prefix in /tmp; ours go to the private directory.
+        prefix = {"_UNIX_SOCKET_PREFIX": f"/unix{self._daemon.directory}/"}
+        attached = type("PrivateP2P", (P2P,), prefix)
+        self._p2p = await asking_daemon(
+            attached.replicate(Multiaddr(f"/unix{self._control_path}"))  # type: ignore[attr-defined]
+        )
+        if self._p2p.peer_id.to_base58() != self.peer_id:
+            raise UserError("the identity file was exchanged while this peer started; start again")
+        given = by_peer(config.initial_peers, lambda address: (_named(address), address))
+        shared = (self._open_helper, self._signer, self._guard, given, SystemRandom(), self.now)
+        if config.client_mode:
+            self._records = AskedRecords(*shared)
+            return
+        self._records = SharedRecords(*shared, dht=self, me=self.peer_id)
+        self._node = await kademlia.create_node(self._p2p, self._guard, self._rejected)
+        await self._read_addresses()
+
+    @property
+    def _access(self) -> RecordAccess:
+        if self._records is None:
+            raise NetworkError("this peer is not connected yet")
+        return self._records
+
+    async def _open_helper(self, peer_id: str, protocol: str, where: tuple[str, ...]) -> Stream:
+        stream = await self.open_stream(peer_id, protocol, addresses=where)
+        return self._config.metered(protocol, stream)
+
+    async def _read_addresses(self) -> None:
+        visible = await asking_daemon(self._p2p.get_visible_maddrs())
+        self._addresses = ranked([str(each) for each in visible]) or self._addresses
+
+    async def _keep_addresses(self) -> None:
+        """Addresses come and go: the router maps a port, the machine gets another network."""
+        while True:
+            await asyncio.sleep(ADDRESSES_PERIOD_S)
+            try:
+                async with asyncio.timeout(OPEN_LIMIT_S):
+                    await self._read_addresses()
+            except (NetworkError, TimeoutError) as error:
+                _log.debug("cannot read this peer's addresses: %s", error)
+
+    async def _join(self, peers: dict[str, tuple[bytes, ...]]) -> None:
+        """Reach at least one of ``peers``; a full peer learns of their neighbours, too."""
+        others = [item for item in peers.items() if item[0] != self.peer_id]
+        if not others:
+            return
+        if self._config.client_mode:
+            try:
+                await self._access.greet()
+            except NetworkError as error:
+                raise unanswered(self._config.initial_peers, [str(error)]) from None
+            return
+        results = await asyncio.gather(
+            *(self._greet(peer, dialed) for peer, dialed in others), return_exceptions=True
+        )
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if len(errors) == len(others):
+            raise unanswered(self._config.initial_peers, [str(error) for error in errors])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(3.0):
+                await self._node.find_nearest_nodes([self._node.node_id])
+
+    async def _greet(self, peer_id: str, dialed: Sequence[bytes]) -> None:
+        """Raises NetworkError for a peer that is away, too busy to answer, or no full peer."""
+        from dht.daemon import kademlia
+
+        try:
+            async with asyncio.timeout(OPEN_LIMIT_S):
+                await self._connect(peer_id, dialed)
+                await asking_daemon(kademlia.greet(self._node, peer_id))
+        except TimeoutError:
+            raise NetworkError(
+                f"peer {peer_id} did not answer within {OPEN_LIMIT_S:.0f} s"
+            ) from None
+
+    async def _keep_joined(self, peers: dict[str, tuple[bytes, ...]]) -> None:
+        """Greet again the initial peers that were lost, so that a swarm cut in two heals."""
+        from hivemind.p2p import PeerID
+
+        while True:
+            await asyncio.sleep(REJOIN_PERIOD_S)
+            for peer_id, dialed in peers.items():
+                known = self._node.protocol.routing_table.peer_id_to_uid
+                if peer_id == self.peer_id or PeerID.from_base58(peer_id) in known:
+                    continue
+                try:
+                    await self._greet(peer_id, dialed)
+                except NetworkError as error:
+                    _log.debug("initial peer %s is still away: %s", peer_id, error)
+
+    async def _open(self, peer_id: str, protocol: str, addresses: tuple[str, ...]) -> Stream:
+        failure: NetworkError | None = None
+        if addresses and peer_id not in self._reached:
+            try:
+                await self._connect(peer_id, parse_known(addresses))
+            except NetworkError as error:
+                failure = error  # the daemon may know another way, through its own routing
+        try:
+            stream = await self._open_known(peer_id, protocol)
+        except NetworkError as error:
+            again = addresses and peer_id in self._reached
+            self._reached.discard(peer_id)
+            if not again:
+                raise failure or error from None
+            await self._connect(peer_id, parse_known(addresses))
+            stream = await self._open_known(peer_id, protocol)
+        self._reached.add(peer_id)
+        return stream
+
+    async def _open_known(self, peer_id: str, protocol: str) -> Stream:
+        from hivemind.proto import p2pd_pb2
+
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.STREAM_OPEN,
+            streamOpen=p2pd_pb2.StreamOpenRequest(peer=raw_id(peer_id), proto=[protocol]),
+        )
+        reader, writer = await ask(
+            self._control_path, request, f"cannot open a stream to peer {peer_id}"
+        )
+        return LibP2PStream(peer_id, reader, writer)
+
+    async def _connect(self, peer_id: str, dialed: Sequence[bytes]) -> None:
+        from hivemind.proto import p2pd_pb2
+
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.CONNECT,
+            connect=p2pd_pb2.ConnectRequest(peer=raw_id(peer_id), addrs=dialed),
+        )
+        _, writer = await ask(self._control_path, request, f"cannot reach peer {peer_id}")
+        writer.close()
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise NetworkError("this peer has left the network")
+        if self._daemon is None or self._daemon.ended.is_set():
+            words = self._daemon.last_words() if self._daemon is not None else "it never started"
+            raise NetworkError(f"the p2p daemon is gone: {words}")
+
+
+def _named(address: str) -> str:
+    """The peer id at the end of an address that was parsed before."""
+    return address.rstrip("/").rpartition("/p2p/")[2]
+
+
+def _quiet_hivemind() -> None:
+    """Keep hivemind's log away from users, who get our errors; ANABRANCH_DEBUG shows it."""
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    lean_hivemind.prepare()
+    import hivemind.utils.logging as hivemind_logging
+
+    hivemind_logging.use_hivemind_log_handler("nowhere")
+    level = logging.DEBUG if os.environ.get("ANABRANCH_DEBUG") else logging.ERROR
+    logging.getLogger("hivemind").setLevel(level)

@@ -1,0 +1,1 @@
+"""Who a peer is, and where it is dialled."""

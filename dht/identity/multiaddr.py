@@ -1,0 +1,122 @@
+"""Multiaddresses as text: which peer, and where it is dialled. Pure, for every transport."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from dht.errors import NetworkError, UserError
+from dht.identity.peer_id import is_peer_id
+from dht.messages.types import ADDRESSES_MAX
+
+Where = TypeVar("Where")
+CIRCUIT = "/p2p-circuit"
+_HOSTS = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
+_LOOKS_LIKE = "it looks like /ip4/1.2.3.4/tcp/31337/p2p/12D3KooW…"
+
+
+def unanswered(initial_peers: Sequence[str], reasons: Sequence[str]) -> NetworkError:
+    """That none of the addresses that the caller gave answers, in the words of every command."""
+    # libp2p's daemon says the same three times before it says why.
+    why = [reason.rpartition("all dials failed")[2].strip(" *\n") or reason for reason in reasons]
+    where = ", ".join(initial_peers)
+    return NetworkError(
+        f"nobody answers at {where} ({'; '.join(why)}): is that peer running, and is this the"
+        " address that it printed last?"
+    )
+
+
+def split(address: str) -> tuple[str, str]:
+    """The peer id at the end of a full multiaddress and the TCP address before it.
+
+    Raises ValueError for text that is none, and for addresses through a relay.
+    """
+    head, found, peer_id = address.rstrip("/").rpartition("/p2p/")
+    if not found or not head:
+        raise ValueError("it lacks the peer id at its end, /p2p/12D3KooW…")
+    if not is_peer_id(peer_id):
+        raise ValueError(f"{peer_id[:64]!r} is no peer id")
+    return peer_id, checked_tcp(head)
+
+
+def checked_tcp(address: str) -> str:
+    """``/ip4/HOST/tcp/PORT`` and its like, as it is; ValueError for anything else."""
+    parts = address.split("/")
+    if len(parts) != 5 or parts[0] or parts[1] not in _HOSTS or parts[3] != "tcp":
+        raise ValueError("only /ip4, /ip6 and /dns with /tcp can be dialled directly")
+    if not parts[4].isascii() or not parts[4].isdigit() or not 0 <= int(parts[4]) <= 65_535:
+        raise ValueError(f"{parts[4][:16]!r} is no TCP port")
+    if not parts[2] or not parts[2].isascii() or len(parts[2]) > 253:
+        raise ValueError(f"{parts[2][:64]!r} is no host")
+    return address
+
+
+def by_peer(
+    addresses: tuple[str, ...], parse: Callable[[str], tuple[str, Where]]
+) -> dict[str, tuple[Where, ...]]:
+    """Where to dial each peer, as ``parse`` reads one address; UserError where it cannot."""
+    peers: dict[str, tuple[Where, ...]] = {}
+    for address in addresses:
+        try:
+            peer_id, where = parse(address)
+        except ValueError as error:
+            raise UserError(
+                f"{address!r} is no address of a peer: {error}; {_LOOKS_LIKE}"
+            ) from error
+        peers[peer_id] = (*peers.get(peer_id, ()), where)
+    return peers
+
+
+def split_all(addresses: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Where to dial each peer over TCP; raises UserError for an address that is none."""
+    return by_peer(addresses, split)
+
+
+def dialled_of(peer_id: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Where to dial ``peer_id``, of what another peer told; the rest is skipped."""
+    found = []
+    for address in addresses[:ADDRESSES_MAX]:
+        try:
+            named, dialled = split(address)
+        except ValueError:
+            continue
+        if named == peer_id:
+            found.append(dialled)
+    return tuple(found)
+
+
+def circuits_of(peer_id: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Where to dial ``peer_id`` through relays, of what another peer told; the rest is skipped.
+
+    Each is the relay's full address and ``/p2p-circuit``: :func:`split_circuit` takes it apart.
+    """
+    found = []
+    for address in addresses[:ADDRESSES_MAX]:
+        head, between, named = address.rpartition(f"{CIRCUIT}/p2p/")
+        with suppress(ValueError):
+            if between and named == peer_id and split(head)[0] != peer_id:
+                found.append(head + CIRCUIT)
+    return tuple(found)
+
+
+def split_circuit(address: str) -> tuple[str, str] | None:
+    """The relay's peer id and TCP address; None for an address that is dialled directly."""
+    return split(address.removesuffix(CIRCUIT)) if address.endswith(CIRCUIT) else None
+
+
+def ranked(addresses: list[str]) -> tuple[str, ...]:
+    """Addresses that other machines can use first, loopback last, TCP only."""
+    tcp = [address for address in addresses if "/tcp/" in address]
+    return tuple(sorted(tcp, key=is_loopback)[:ADDRESSES_MAX])
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can use a multiaddress."""
+    return address.startswith(("/ip4/127.", "/ip6/::1/"))
+
+
+def host_of(address: str) -> str:
+    """The IP address of a multiaddress; empty for names, relays and everything else."""
+    parts = address.split("/")
+    if len(parts) < 3 or parts[1] not in {"ip4", "ip6"} or "p2p-circuit" in parts:
+        return ""
+    return parts[2]

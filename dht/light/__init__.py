@@ -1,0 +1,1 @@
+"""Adapter: py-libp2p alone."""

@@ -1,0 +1,314 @@
+"""py-libp2p's host in a thread of its own, for peers without hivemind's daemon.
+
+py-libp2p runs on trio, everything else here on asyncio. Two loops in two threads share nothing but
+:class:`dht.light.stream.BridgedStream` and calls that are handed over; neither loop waits for the
+other. Importing this needs py-libp2p, which cannot be in one process with hivemind.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import Any, TypeVar
+
+import trio
+from libp2p import new_host
+from libp2p.connection_types import ConnectionType
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
+
+from dht.errors import NetworkError, UserError
+from dht.identity.multiaddr import split_circuit
+from dht.identity.peer_id import Identity
+from dht.light.relay import Circuits
+from dht.light.stream import BridgedStream
+from dht.messages.types import PEERS_MAX
+
+T = TypeVar("T")
+
+STOP_LIMIT_S = 3.0
+STAGGER_S = 0.25
+"""Between the beginnings of dials to one peer's addresses (RFC 8305 §5)."""
+DIAL_LIMIT_S = 5.0
+DIRECTLY_EVERY_S = 300.0
+"""Between tries to dial directly who is connected through relays only."""
+CONNECTIONS_MAX = 1024
+NEGOTIATE_S = 5
+_log = logging.getLogger(__name__)
+
+
+class LightHost:
+    """A libp2p host that listens, dials and carries streams; make one with :meth:`start`."""
+
+    def __init__(self, identity: Identity, on_stream: Callable[[str, BridgedStream], None]) -> None:
+        self._identity = identity
+        self._on_stream = on_stream
+        """Called in asyncio with protocol and stream; the stream is closed if it raises."""
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[tuple[str, ...]] = self._loop.create_future()
+        self._thread: threading.Thread | None = None
+        self.ended = asyncio.Event()
+        """Set when the host is gone, whoever ended it."""
+        self.last_words = "it was never started"
+        # trio's
+        self._token: trio.lowlevel.TrioToken
+        self._nursery: trio.Nursery
+        self._stop: trio.Event
+        self._host: Any = None
+        self._circuits: Circuits
+        self._dialling: dict[str, trio.Lock] = {}
+        self._tried_directly_s: dict[str, float] = {}
+
+    async def start(self, listen: tuple[str, ...], *, limit_s: float) -> tuple[str, ...]:
+        """Start and listen; the addresses listened on, without peer ids.
+
+        Raises UserError when one of ``listen`` cannot be listened on, NetworkError after
+        ``limit_s``.
+        """
+        self._thread = threading.Thread(
+            target=self._run, args=(listen,), name="libp2p", daemon=True
+        )
+        self._thread.start()
+        try:
+            async with asyncio.timeout(limit_s):
+                return await asyncio.shield(self._ready)
+        except TimeoutError:
+            raise NetworkError(f"libp2p did not start within {limit_s:.0f} s") from None
+
+    async def stop(self) -> None:
+        """Leave the network. May be called twice, and when it never started."""
+        if self._thread is None:
+            return
+        with suppress(AttributeError, trio.RunFinishedError):  # it may not have come so far
+            self._token.run_sync_soon(self._stop.set)
+        await asyncio.to_thread(self._thread.join, STOP_LIMIT_S)
+        if not self._ready.done():
+            self._ready.cancel()
+
+    async def serve(self, protocol: str) -> None:
+        """Accept streams of ``protocol`` from now on."""
+
+        async def accept(net_stream: Any) -> None:
+            await self._accept(protocol, net_stream)
+
+        async def add() -> None:
+            self._host.set_stream_handler(protocol, accept)
+
+        await self._call(add)
+
+    async def open(self, peer_id: str, protocol: str, dialled: tuple[str, ...]) -> BridgedStream:
+        """A stream to a peer, over the connection there is or over a new one to ``dialled``:
+        TCP addresses, and those of :func:`dht.identity.multiaddr.circuits_of`."""
+
+        async def work() -> BridgedStream:
+            fresh = await self._connect(peer_id, dialled)
+            try:
+                return await self._open_known(peer_id, protocol)
+            except Exception:
+                if fresh or not dialled:
+                    raise
+                # The connection may be one that the other side has forgotten.
+                await self._host.disconnect(ID.from_base58(peer_id))
+                await self._connect(peer_id, dialled)
+                return await self._open_known(peer_id, protocol)
+
+        return await self._call(work, BridgedStream.abandon)
+
+    async def _call(
+        self, work: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None = None
+    ) -> T:
+        """Run ``work`` in trio. It goes on when the caller gives up (half a write would garble a
+        connection), and its result goes to ``discard``. Errors become NetworkError."""
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        async def run() -> None:
+            try:
+                result = await work()
+            except Exception as error:  # noqa: BLE001  (py-libp2p has no one root of errors)
+                self._in_asyncio(partial(_fail, answer, _words(error)))
+            else:
+                self._in_asyncio(partial(_settle, answer, result, discard))
+
+        def begin() -> None:
+            self._nursery.start_soon(run)
+
+        if self.ended.is_set():
+            raise NetworkError(f"libp2p has ended: {self.last_words}")
+        try:
+            self._token.run_sync_soon(begin)
+        except trio.RunFinishedError:
+            raise NetworkError(f"libp2p has ended: {self.last_words}") from None
+        return await answer
+
+    def _in_asyncio(self, call: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(call)
+
+    # In the thread
+
+    def _run(self, listen: tuple[str, ...]) -> None:
+        words = "it was asked to stop"
+        try:
+            trio.run(self._main, listen)
+        except BaseException as error:  # noqa: BLE001  (the end of a thread: recorded)
+            words = _words(error)
+            _log.debug("libp2p ended", exc_info=error)
+            self._in_asyncio(lambda: self._not_started(words, listen))
+
+        def end() -> None:
+            self.last_words = words
+            self.ended.set()
+
+        self._in_asyncio(end)
+
+    def _not_started(self, words: str, listen: tuple[str, ...]) -> None:
+        if not self._ready.done():
+            why = f"cannot listen on {', '.join(listen)}: {words}; give another port"
+            self._ready.set_exception(UserError(why))
+
+    async def _main(self, listen: tuple[str, ...]) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._stop = trio.Event()
+        quiet()
+        addresses = [Multiaddr(address) for address in listen]
+        self._host = new_host(
+            key_pair=create_new_key_pair(self._identity.seed()),
+            negotiate_timeout=NEGOTIATE_S,
+            connection_config=ConnectionConfig(
+                max_connections=CONNECTIONS_MAX,
+                high_watermark=CONNECTIONS_MAX,
+                # It would dial whoever it has heard of.
+                min_connections=0,
+                low_watermark=0,
+                inbound_upgrade_timeout=DIAL_LIMIT_S,
+                outbound_upgrade_timeout=DIAL_LIMIT_S,
+            ),
+            disable_identify_address_discovery=True,
+        )
+        self._host.get_network().retry_config = RetryConfig(max_retries=0)
+        self._circuits = Circuits(self._host)
+        self._circuits.listen()
+        async with self._host.run(listen_addrs=addresses):
+            bound = tuple(str(address) for address in self._host.get_transport_addrs())
+            if len(bound) < len(listen):
+                raise OSError("the address is taken, or not one of this machine")
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._in_asyncio(partial(_settle, self._ready, bound, None))
+                await self._stop.wait()
+                nursery.cancel_scope.cancel()
+
+    async def _accept(self, protocol: str, net_stream: Any) -> None:
+        peer_id = net_stream.muxed_conn.peer_id.to_base58()
+        where = net_stream.get_remote_address()
+        host = str(where[0]) if where else ""
+        stream = BridgedStream(peer_id, net_stream, self._loop, self._token, remote_host=host)
+        self._in_asyncio(lambda: self._on_stream(protocol, stream))
+        await stream.carry()
+
+    async def _open_known(self, peer_id: str, protocol: str) -> BridgedStream:
+        net_stream = await self._host.new_stream(ID.from_base58(peer_id), [protocol])
+        stream = BridgedStream(peer_id, net_stream, self._loop, self._token)
+        self._nursery.start_soon(stream.carry)
+        return stream
+
+    def _is_connected(self, peer_id: str) -> bool:
+        found = self._host.get_network().get_connections(ID.from_base58(peer_id))
+        return any(not connection.is_closed for connection in found)
+
+    async def _connect(self, peer_id: str, dialled: tuple[str, ...]) -> bool:
+        """Make sure of a connection; whether it is a new one."""
+        lock = self._dialling.setdefault(peer_id, trio.Lock())
+        while len(self._dialling) > PEERS_MAX:
+            del self._dialling[next(iter(self._dialling))]
+        async with lock:
+            if self._is_connected(peer_id):
+                self._go_direct(peer_id, dialled)
+                return False
+            if not dialled:
+                raise NetworkError("it is not connected, and no address of it is known")
+            await self._dial(ID.from_base58(peer_id), dialled)
+            return True
+
+    def _go_direct(self, peer_id: str, dialled: tuple[str, ...]) -> None:
+        """Dial in the background who is connected through relays only, as who called is: streams
+        that either side opens afterwards take no detour."""
+        direct = tuple(address for address in dialled if split_circuit(address) is None)
+        found = self._host.get_network().get_connections(ID.from_base58(peer_id))
+        if not direct or any(c.get_connection_type() is not ConnectionType.RELAYED for c in found):
+            return
+        now_s = trio.current_time()
+        if now_s - self._tried_directly_s.get(peer_id, -inf) < DIRECTLY_EVERY_S:
+            return
+        self._tried_directly_s[peer_id] = now_s
+        while len(self._tried_directly_s) > PEERS_MAX:
+            del self._tried_directly_s[next(iter(self._tried_directly_s))]
+
+        async def dial() -> None:
+            with suppress(NetworkError):  # the relayed connection goes on, or has ended meanwhile
+                await self._dial(ID.from_base58(peer_id), direct)
+
+        self._nursery.start_soon(dial)
+
+    async def _dial(self, peer: Any, dialled: tuple[str, ...]) -> None:
+        """Dial the addresses one after the other, the next when one fails or takes long."""
+        errors: list[str] = []
+        network = self._host.get_network()
+
+        async def dial(address: str, over: trio.Event) -> None:
+            try:
+                with trio.fail_after(DIAL_LIMIT_S):
+                    if (relay := split_circuit(address)) is None:
+                        await network.dial_addr(Multiaddr(address), peer)
+                    else:
+                        await self._connect(relay[0], relay[1:])
+                        await self._circuits.dial(ID.from_base58(relay[0]), peer)
+                nursery.cancel_scope.cancel()
+            except Exception as error:  # noqa: BLE001
+                errors.append(f"{address}: {_words(error)}")
+            finally:
+                over.set()
+
+        async with trio.open_nursery() as nursery:
+            for address in dialled:
+                over = trio.Event()
+                nursery.start_soon(dial, address, over)
+                with trio.move_on_after(STAGGER_S):
+                    await over.wait()
+        if not self._is_connected(peer.to_base58()):
+            raise NetworkError("; ".join(errors) or "nobody answers")
+
+
+def _fail(answer: "asyncio.Future[Any]", words: str) -> None:
+    if not answer.done():
+        answer.set_exception(NetworkError(words))
+
+
+def _settle(answer: "asyncio.Future[T]", result: T, discard: Callable[[T], None] | None) -> None:
+    if not answer.done():
+        answer.set_result(result)
+    elif discard is not None:
+        discard(result)
+
+
+def _words(error: BaseException) -> str:
+    """The innermost cause, in one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return (" ".join(str(cause).split()) or type(cause).__name__)[:300]
+
+
+def quiet() -> None:
+    """Keep py-libp2p's log away from users, who get our errors; ANABRANCH_DEBUG shows it."""
+    level = logging.DEBUG if os.environ.get("ANABRANCH_DEBUG") else logging.CRITICAL
+    for name in ("libp2p", "async_service", "multiaddr"):
+        logging.getLogger(name).setLevel(level)

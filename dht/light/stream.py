@@ -1,0 +1,290 @@
+"""A libp2p stream between two event loops: trio carries its bytes, asyncio reads and writes them.
+
+Each side works on what is its own (the deques are safe between threads, every counter has one
+writer) and wakes the other only when it waits, so that a busy stream costs few hand-overs. What
+lies between the two is bounded in both directions.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import trio
+
+from dht.errors import NetworkError
+from dht.transport.streams import Pipe
+
+READ_BYTES = 256 << 10
+UNREAD_BYTES_MAX = 1 << 20
+"""Received and not read yet: beyond it trio leaves bytes to the sender's window."""
+UNSENT_BYTES_MAX = 256 << 10
+"""Written and not sent yet: beyond it a drain waits."""
+CHUNK_BYTES = 128 << 10
+CLOSE_LIMIT_S = 1.0
+"""How long closing a stream waits for what was written to leave."""
+FLUSH_LIMIT_S = 60.0
+GOODBYE_LIMIT_S = 10.0
+"""How long a closed stream waits for the other side to close it too, before it is reset."""
+WINDOW_LOOKS_S = (0.001, 0.05)
+"""Between looks at a window that is used up: at first, and at most."""
+
+
+class BridgedStream:
+    """A :class:`dht.transport.interface.Stream` over a stream of py-libp2p, whose side is
+    :meth:`carry`."""
+
+    def __init__(
+        self,
+        remote_peer_id: str,
+        net_stream: Any,
+        loop: asyncio.AbstractEventLoop,
+        token: trio.lowlevel.TrioToken,
+        *,
+        remote_host: str = "",
+    ) -> None:
+        self._remote_peer_id = remote_peer_id
+        self.remote_host = remote_host
+        self._net = net_stream
+        self._loop = loop
+        self._token = token
+        # asyncio's
+        self._incoming = Pipe()
+        self._closed = False
+        self._written_bytes = 0
+        self._read_bytes = 0
+        self._wanted_bytes = 0
+        self._sent = asyncio.Event()
+        self._draining = False
+        # trio's
+        self._sent_bytes = 0
+        self._received_bytes = 0
+        self._more_to_send = trio.Event()
+        self._more_room = trio.Event()
+        # between them
+        self._outgoing: deque[bytes] = deque()
+        self._arrived: deque[bytes] = deque()
+        self._told = False
+        """A look at what arrived is under way to asyncio."""
+        self._idle = False
+        """trio waits for bytes to send."""
+        self._paused = False
+        """trio waits for room to receive."""
+        self._broken: str | None = None
+        self._ended: str | None = None
+
+    # asyncio's side
+
+    @property
+    def remote_peer_id(self) -> str:
+        return self._remote_peer_id
+
+    async def read_exactly(self, count: int) -> bytes:
+        self._wanted_bytes = count
+        if self._paused:
+            self._in_trio(self._more_room_now)
+        data = await self._incoming.read_exactly(count)
+        self._wanted_bytes = 0
+        self._read_bytes += count
+        if self._paused:
+            self._in_trio(self._more_room_now)
+        return data
+
+    def write(self, data: bytes) -> None:
+        if self._closed or self._broken is not None or not data:
+            return
+        self._outgoing.append(bytes(data))
+        self._written_bytes += len(data)
+        if self._idle:
+            self._idle = False
+            self._in_trio(self._send_now)
+
+    async def drain(self) -> None:
+        while True:
+            if self._broken is not None or self._closed:
+                why = self._broken or "closed"
+                raise NetworkError(f"stream of peer {self._remote_peer_id} is gone: {why}")
+            self._sent.clear()
+            self._draining = True
+            if self._unsent_bytes <= UNSENT_BYTES_MAX and self._broken is None:
+                self._draining = False
+                return
+            await self._sent.wait()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._incoming.stop_reading("the stream is closed")
+        self._sent.set()
+        self._in_trio(self._close_now)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                while self._unsent_bytes and self._broken is None:
+                    self._sent.clear()
+                    self._draining = True
+                    if self._unsent_bytes and self._broken is None:
+                        await self._sent.wait()
+
+    def abandon(self) -> None:
+        """Close without waiting: nobody wants this stream any more."""
+        self._closed = True
+        self._in_trio(self._close_now)
+
+    @property
+    def _unsent_bytes(self) -> int:
+        return self._written_bytes - self._sent_bytes
+
+    def _take_arrived(self) -> None:
+        self._told = False
+        while self._arrived:
+            self._incoming.write(self._arrived.popleft())
+        if self._broken is not None:
+            self._incoming.end(self._broken, lambda: None)
+            self._sent.set()
+        elif self._ended is not None:
+            self._incoming.end(self._ended, lambda: None)
+
+    def _in_trio(self, call: Callable[[], None]) -> None:
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(call)
+
+    # trio's side
+
+    async def carry(self) -> None:
+        """Move bytes both ways until the stream has ended; never raises but when cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._receive)
+                if await self._send():
+                    # Everything has left. A reset now could overtake it at the other side.
+                    await self._net.close_write()
+                    with trio.move_on_after(GOODBYE_LIMIT_S):
+                        while self._ended is None and self._broken is None:
+                            await self._wait_for_more()
+                nursery.cancel_scope.cancel()
+        except Exception as error:  # noqa: BLE001  (whatever py-libp2p raises ends this stream)
+            self._break(f"{type(error).__name__} {error}".strip())
+        finally:
+            self._break("it has ended")
+            with trio.move_on_after(GOODBYE_LIMIT_S, shield=True), suppress(Exception):
+                await self._net.reset()
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                await self._wait_for_room()
+                data = await self._net.read(READ_BYTES)
+                if not data:
+                    break
+                self._received_bytes += len(data)
+                if self._closed:
+                    self._read_bytes = self._received_bytes  # nobody reads any more
+                else:
+                    self._arrived.append(data)
+                    self._tell()
+            self._ended = f"peer {self._remote_peer_id} closed the stream"
+        except Exception as error:  # noqa: BLE001
+            if type(error).__name__ == "StreamEOF":
+                self._ended = f"peer {self._remote_peer_id} closed the stream"
+            else:
+                self._break(f"{type(error).__name__} {error}".strip())
+        self._tell()
+        self._send_now()
+
+    async def _wait_for_room(self) -> None:
+        while self._unread_bytes > max(UNREAD_BYTES_MAX, self._wanted_bytes) and not self._closed:
+            self._more_room = trio.Event()
+            self._paused = True
+            # Looked at again, now that the reader knows that somebody waits.
+            if self._unread_bytes > max(UNREAD_BYTES_MAX, self._wanted_bytes) and not self._closed:
+                await self._more_room.wait()
+            self._paused = False
+
+    @property
+    def _unread_bytes(self) -> int:
+        return self._received_bytes - self._read_bytes
+
+    async def _send(self) -> bool:
+        """Send what is written until the stream is closed; False when it broke before."""
+        give_up_s: float | None = None
+        while self._broken is None:
+            if self._outgoing:
+                if self._closed and give_up_s is None:
+                    give_up_s = trio.current_time() + FLUSH_LIMIT_S
+                await self._send_chunk(self._next_chunk(), give_up_s)
+            elif self._closed:
+                return True
+            else:
+                await self._wait_for_more()
+        return False
+
+    async def _wait_for_more(self) -> None:
+        self._more_to_send = trio.Event()
+        self._idle = True
+        # Looked at again, now that the writer knows that somebody waits.
+        if not self._outgoing and (not self._closed or self._ended is None):
+            await self._more_to_send.wait()
+        self._idle = False
+
+    def _next_chunk(self) -> bytes:
+        first = self._outgoing.popleft()
+        if len(first) >= CHUNK_BYTES or not self._outgoing:
+            return first
+        parts, size_bytes = [first], len(first)
+        while self._outgoing and size_bytes + len(self._outgoing[0]) <= CHUNK_BYTES:
+            parts.append(self._outgoing.popleft())
+            size_bytes += len(parts[-1])
+        return b"".join(parts)
+
+    async def _send_chunk(self, chunk: bytes, give_up_s: float | None) -> None:
+        muxed, view = self._net.muxed_stream, memoryview(chunk)
+        look_s = WINDOW_LOOKS_S[0]
+        while view:
+            if self._broken is not None:
+                return
+            # py-libp2p gives a stream up whose window stays shut for 5 s. To us that is a
+            # reader who takes his time, so nothing is written that the window does not take.
+            if muxed.send_window <= 0 and not muxed.send_closed and not muxed.closed:
+                if give_up_s is not None and trio.current_time() > give_up_s:
+                    self._break("the other side reads nothing")
+                    return
+                await trio.sleep(look_s)
+                look_s = min(2 * look_s, WINDOW_LOOKS_S[1])
+                continue
+            look_s = WINDOW_LOOKS_S[0]
+            size_bytes = min(len(view), max(1, muxed.send_window), CHUNK_BYTES)
+            # Half a write, given up, would garble the connection for all of its streams.
+            with trio.CancelScope(shield=True):
+                await self._net.write(bytes(view[:size_bytes]))
+            view = view[size_bytes:]
+            self._sent_bytes += size_bytes
+            if self._draining:
+                self._draining = False
+                self._in_asyncio(self._sent.set)
+
+    def _break(self, reason: str) -> None:
+        if self._broken is None:
+            self._broken = f"stream of peer {self._remote_peer_id} broke: {reason}"
+            self._outgoing.clear()
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self._in_asyncio(self._take_arrived)
+
+    def _in_asyncio(self, call: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(call)
+
+    def _send_now(self) -> None:
+        self._more_to_send.set()
+
+    def _more_room_now(self) -> None:
+        self._more_room.set()
+
+    def _close_now(self) -> None:
+        self._more_room.set()
+        self._more_to_send.set()

@@ -1,0 +1,216 @@
+"""The transport of a light peer: libp2p in Python alone, the DHT through full peers.
+
+Needs neither hivemind nor its daemon nor uvloop, so it runs where they do not: on Windows and
+macOS. A light peer listens, serves and asks as any other; what it lacks is a place in the DHT.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping
+from random import SystemRandom
+from typing import Any
+
+from dht.errors import NetworkError, UserError
+from dht.identity.multiaddr import (
+    checked_tcp,
+    circuits_of,
+    dialled_of,
+    ranked,
+    split_all,
+    unanswered,
+)
+from dht.records.access import AskedRecords
+from dht.records.signed import RecordGuard, RecordSigner
+from dht.transport.config import CONNECT_LIMIT_S, TransportConfig
+from dht.transport.interface import Stream, StreamHandler
+from dht.transport.streams import StreamHandlers
+
+OPEN_LIMIT_S = 10.0
+ANY_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104
+
+
+class LightTransport:
+    """A :class:`dht.transport.interface.Transport`; make one with :meth:`create`."""
+
+    def __init__(self, config: TransportConfig) -> None:
+        self._config = config
+        self._handlers = StreamHandlers()
+        self._signer = RecordSigner(config.identity)
+        self._addresses: tuple[str, ...] = ()
+        self._host: Any = None
+        self._closed = False
+        self._ended = asyncio.Event()
+        self._given = split_all(config.initial_peers)
+        self._given.pop(config.identity.peer_id, None)
+        self._records = AskedRecords(
+            self._open_helper, self._signer, RecordGuard(), self._given, SystemRandom(), self.now
+        )
+
+    @classmethod
+    async def create(cls, config: TransportConfig) -> "LightTransport":
+        """Start libp2p and reach one of ``config.initial_peers``, which must be full peers.
+
+        Raises UserError for malformed addresses, a port that is taken, a missing library or no
+        initial peers, NetworkError when nobody answers, within ``config.connect_timeout_s``.
+        """
+        if not config.initial_peers:
+            raise UserError(
+                "a peer without hivemind's daemon cannot found a swarm, for it is no part of the"
+                " DHT: give --initial-peers, or found the swarm on Linux or in WSL2"
+            )
+        self = cls(config)
+        limit_s = min(config.connect_timeout_s, CONNECT_LIMIT_S)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._start(limit_s)
+                try:
+                    await self._records.greet()
+                except NetworkError as error:
+                    raise unanswered(config.initial_peers, [str(error)]) from None
+        except TimeoutError:
+            await self.close()
+            waited = f"no answer within {limit_s:.0f} s"
+            raise unanswered(config.initial_peers, [waited]) from None
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    @property
+    def peer_id(self) -> str:
+        return self._config.identity.peer_id
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    @property
+    def stream_errors(self) -> Counter[str]:
+        """Failed incoming streams by the type of their error."""
+        return self._handlers.errors
+
+    def now(self) -> float:
+        return time.time()
+
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        self._check_alive()
+        self._handlers.by_protocol[protocol] = handler
+        await self._host.serve(protocol)
+
+    async def open_stream(
+        self, peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()
+    ) -> Stream:
+        through = [c for c in circuits_of(peer_id, addresses) if f"/p2p/{self.peer_id}/" not in c]
+        dialled = (*dialled_of(peer_id, addresses), *through)
+        return await self._open_dialled(peer_id, protocol, dialled)
+
+    async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
+        self._check_alive()
+        return await self._records.store(key, value, expires_unix_s)
+
+    async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
+        self._check_alive()
+        return await self._records.get(key, latest=latest)
+
+    async def wait_ended(self) -> str:
+        await self._host.ended.wait()
+        return f"libp2p has ended: {self._host.last_words}"
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await self._handlers.close()
+        await self._records.close()
+        if self._host is not None:
+            # Shielded: a caller that gives up waiting must not leave the thread behind.
+            await asyncio.shield(asyncio.ensure_future(self._host.stop()))
+
+    async def _start(self, limit_s: float) -> None:
+        config = self._config
+        listen = config.listen_addresses()
+        for address in listen:
+            try:
+                checked_tcp(address)
+            except ValueError as error:
+                raise UserError(f"cannot listen on {address}: {error}") from error
+        # Some seconds of importing, in which the loop goes on.
+        host_of = await asyncio.to_thread(_load)
+        self._host = host_of(config.identity, self._on_stream)
+        bound = await self._host.start(listen, limit_s=limit_s)
+        reached = config.announce_addresses or expanded(bound)
+        self._addresses = ranked([f"{address}/p2p/{self.peer_id}" for address in reached])
+
+    def _on_stream(self, protocol: str, stream: Any) -> None:
+        handler = self._handlers.by_protocol.get(protocol)
+        if handler is None or self._closed:
+            stream.abandon()
+            return
+        self._handlers.start(handler, stream)
+
+    async def _open_helper(self, peer_id: str, protocol: str, addresses: tuple[str, ...]) -> Stream:
+        """Dial where the owner said; those whom others told of, where checked addresses say."""
+        dialled = self._given.get(peer_id) or dialled_of(peer_id, addresses)
+        stream = await self._open_dialled(peer_id, protocol, dialled)
+        return self._config.metered(protocol, stream)
+
+    async def _open_dialled(self, peer_id: str, protocol: str, dialled: tuple[str, ...]) -> Stream:
+        """As the interface says, at addresses that are checked and lack the peer id."""
+        self._check_alive()
+        if peer_id == self.peer_id:
+            return self._handlers.open_to_self(peer_id, protocol)
+        try:
+            async with asyncio.timeout(OPEN_LIMIT_S):
+                stream: Stream = await self._host.open(peer_id, protocol, dialled)
+        except TimeoutError:
+            raise NetworkError(
+                f"peer {peer_id} did not answer within {OPEN_LIMIT_S:.0f} s"
+            ) from None
+        except NetworkError as error:
+            raise NetworkError(f"cannot open a stream to peer {peer_id}: {error}") from error
+        return stream
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise NetworkError("this peer has left the network")
+        if self._host is None or self._host.ended.is_set():
+            words = self._host.last_words if self._host is not None else "it never started"
+            raise NetworkError(f"libp2p has ended: {words}")
+
+
+def _load() -> Any:
+    """The class of the host; UserError where its library is missing or cannot be used here."""
+    import sys
+
+    if "hivemind" in sys.modules or "hivemind.proto" in sys.modules:
+        raise UserError("hivemind is loaded: one process has one transport, chosen at its start")
+    try:
+        from dht.light.host import LightHost
+    except ImportError as error:
+        raise UserError(
+            f"the light transport needs py-libp2p ({error}); install it: pip install '.[light]'"
+        ) from error
+    return LightHost
+
+
+def expanded(bound: tuple[str, ...]) -> list[str]:
+    """Where others find what is listened on: one address for each of this machine's."""
+    import socket
+
+    import psutil
+
+    found: list[str] = []
+    for address in bound:
+        _, family, host, _, port = address.split("/")
+        if host not in ANY_HOSTS:
+            found.append(address)
+            continue
+        wanted = socket.AF_INET if family == "ip4" else socket.AF_INET6
+        for addresses in psutil.net_if_addrs().values():
+            found += [
+                f"/{family}/{each.address}/tcp/{port}"
+                for each in addresses
+                if each.family == wanted and "%" not in each.address  # link-local ones have it
+            ]
+    return found

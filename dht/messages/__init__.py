@@ -1,0 +1,1 @@
+"""What travels: types, the codec, messages of sessions, KV and peers."""

@@ -1,0 +1,58 @@
+"""Messages that copy a session's KV from the stage that serves it to one that will.
+
+The owner asks the stage that leaves to copy; that one sends its KV in bounded pieces, in the order
+in which it was appended, while the session goes on; the new one says how far it has got (Llumnix,
+OSDI'24, §4.2). See docs/protocol.md, "A planned move".
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from dht.messages import codec
+from dht.messages.session import Position, Reason, RouteEpoch, SessionId
+from dht.messages.types import Address, PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCopy:
+    """Client to a serving stage, on a stream of its own: copy the session's KV to another peer.
+
+    The answer is a ``warm`` when but a few rows are missing there, or a ``refused``.
+    """
+
+    session: SessionId
+    epoch: RouteEpoch
+    """Of the copies, under which the new stage has reserved."""
+    to: PeerId
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=16)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPages:
+    """Serving stage to new stage: KV of ``tokens`` tokens from ``position`` on is the body.
+
+    The body holds, for each layer of the stage in order, the keys of all tokens, then their values.
+    """
+
+    session: SessionId
+    epoch: RouteEpoch
+    position: Position
+    tokens: Annotated[int, Meta(ge=1, le=1 << 16)]
+    dtype: Annotated[str, Meta(max_length=16)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTaken:
+    """New stage to serving stage: the KV of all tokens before ``position`` is here."""
+
+    session: SessionId
+    epoch: RouteEpoch
+    position: Position
+    refused: Reason = ""
+    """Why it takes no more; empty while it does."""
+
+
+for _kind, _cls in {"kv-copy": KvCopy, "kv": KvPages, "kv-taken": KvTaken}.items():
+    codec.register(_kind, _cls)

@@ -1,0 +1,71 @@
+"""Log probabilities of tokens as they travel: packed rows behind a frame's envelope.
+
+A row is the token's own log probability, then ``top`` alternatives as (id, log probability), the
+likeliest first: ``f32, top × (u32, f32)``, little-endian. Both sides know ``top`` from the request.
+Everything is checked when it is unpacked; what is no log probability is refused.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dht.messages.codec import MalformedError
+
+LOGPROB_MIN = -9999.0
+"""Stands for minus infinity, which JSON cannot express (the value that vLLM uses)."""
+SCORED_VALUES_MAX = 1 << 20
+"""Numbers that a session's prompt scores may have in all: 8 MiB at its last stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScore:
+    """A token's log probability (natural logarithm, before any option of sampling)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens at this place as (id, log probability), best first."""
+
+
+def row_bytes(top: int) -> int:
+    """Bytes of one token's scores with ``top`` alternatives."""
+    return 4 + 8 * top
+
+
+def scored_values(tokens: int, top: int) -> int:
+    """Numbers that ``tokens`` rows hold, for :data:`SCORED_VALUES_MAX`."""
+    return tokens * (1 + top)
+
+
+def pack(scores: Sequence[TokenScore], top: int) -> bytes:
+    """Rows for ``scores``, each of which has exactly ``top`` alternatives."""
+    row = struct.Struct("<f" + "If" * top)
+    parts = []
+    for score in scores:
+        if len(score.top) != top:
+            raise ValueError(f"{len(score.top)} alternatives where {top} are sent")
+        flat = [number for pair in score.top for number in pair]
+        parts.append(row.pack(score.logprob, *flat))
+    return b"".join(parts)
+
+
+def unpack(
+    body: bytes | memoryview, token_ids: Sequence[int], top: int, vocab: int
+) -> tuple[TokenScore, ...]:
+    """The scores of ``token_ids``; raises MalformedError for anything that is not exactly that."""
+    if len(body) != len(token_ids) * row_bytes(top):
+        raise MalformedError(
+            f"{len(body)} bytes of scores for {len(token_ids)} tokens with {top} alternatives"
+        )
+    row = struct.Struct("<f" + "If" * top)
+    scores = []
+    for token_id, values in zip(token_ids, row.iter_unpack(body), strict=True):
+        alternatives = tuple(zip(values[1::2], values[2::2], strict=True))
+        for logprob in (values[0], *values[2::2]):
+            if not math.isfinite(logprob) or logprob > 0.0:
+                raise MalformedError(f"{logprob} is no log probability")
+        if any(other >= vocab for other, _ in alternatives):
+            raise MalformedError(f"a score for a token outside the vocabulary of {vocab}")
+        scores.append(TokenScore(token_id=token_id, logprob=values[0], top=alternatives))
+    return tuple(scores)

@@ -1,0 +1,365 @@
+"""Frozen values that travel between peers or are shared by several rooms.
+
+Layer ranges are half-open: ``[start, end)``. Units are the last word of a name. Bounds stand in
+the annotations and are enforced by :mod:`dht.messages.codec` when a value is decoded.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+LAYERS_MAX = 1024
+PEERS_MAX = 4096
+ADDRESSES_MAX = 8
+LINKS_MAX = 20
+CONTEXT_TOKENS_MAX = 1 << 22
+BYTES_MAX = 1 << 50
+RATE_MAX = 1e15
+FLOW_SHARE = 1e-9
+"""What a unit of flow is worth, in tokens/s, where the estimate says that nothing is served."""
+LAYER_TIMES_MAX = 8
+
+PeerId = Annotated[str, Meta(min_length=1, max_length=64)]
+ShortText = Annotated[str, Meta(max_length=128)]
+Address = Annotated[str, Meta(max_length=256)]
+LayerIndex = Annotated[int, Meta(ge=0, le=LAYERS_MAX)]
+Count = Annotated[int, Meta(ge=0, le=BYTES_MAX)]
+Rate = Annotated[float, Meta(ge=0, le=RATE_MAX)]
+Seconds = Annotated[float, Meta(ge=0, le=1e10)]
+LayerTimes = Annotated[
+    tuple[tuple[Annotated[int, Meta(ge=1, le=1 << 20)], Seconds], ...],
+    Meta(max_length=LAYER_TIMES_MAX),
+]
+"""Seconds of one layer in a step of so many rows, rows ascending."""
+
+SOURCE = "source"
+"""Name of the flow network's source: the clients' prompts and the ring's tokens."""
+SINK = "sink"
+"""Name of the flow network's sink: sampled tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """The device that a peer computes on."""
+
+    kind: Annotated[str, Meta(max_length=16)]
+    """``cpu`` or ``cuda``."""
+    name: ShortText
+    memory_bytes: Count
+    """All memory of the device, not only what is lent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """What a planner must know of a model; computed from its configuration and headers alone."""
+
+    name: ShortText
+    fingerprint: Annotated[str, Meta(max_length=64)]
+    """Tells models apart that share a name: hex digest over configuration and tensor headers."""
+    layers: Annotated[int, Meta(ge=1, le=LAYERS_MAX)]
+    layer_bytes: Count
+    """Weights of the largest layer in the dtype that peers compute in."""
+    embed_bytes: Count
+    """Extra weights of the peer that holds layer 0."""
+    head_bytes: Count
+    """Extra weights of the peer that holds the last layer (norm and LM head)."""
+    kv_bytes_per_token_layer: Count
+    activation_bytes: Count
+    """Bytes of one token's hidden state on a link."""
+    context_tokens: Annotated[int, Meta(ge=1, le=CONTEXT_TOKENS_MAX)]
+    vocab: Annotated[int, Meta(ge=1, le=1 << 24)]
+
+    @property
+    def key(self) -> str:
+        """The model's name as part of a DHT key (hub ids contain a slash, keys must not)."""
+        return model_key(self.name)
+
+    def serves_with(self, other: "ModelSpec") -> bool:
+        """Whether peers of both can serve one session: all but the sizes is the same.
+
+        Sizes depend on the precision that each peer computes in.
+        """
+        return _identity(self) == _identity(other)
+
+
+def _identity(model: ModelSpec) -> tuple[str, str, int, int, int]:
+    return (model.key, model.fingerprint, model.layers, model.context_tokens, model.vocab)
+
+
+class NodeState(StrEnum):
+    """What a peer says of itself. Only ``serving`` accepts sessions."""
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class PlanEpoch:
+    """Order of plans: a plan is adopted only if its epoch is larger than the adopted one."""
+
+    term: Annotated[int, Meta(ge=0, le=1 << 48)] = 0
+    counter: Annotated[int, Meta(ge=0, le=1 << 48)] = 0
+    rank: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+
+    def __str__(self) -> str:
+        return f"{self.term}.{self.counter}"
+
+
+NO_EPOCH = PlanEpoch()
+
+
+class Reach(StrEnum):
+    """How others reach a peer, as others found who tried."""
+
+    UNKNOWN = "unknown"
+    """Nobody has tried yet."""
+    DIRECT = "direct"
+    RELAYED = "relayed"
+    """Nobody came through directly; a relay takes calls for it."""
+    NONE = "none"
+    """Nobody came through, and there is no relay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """A peer's announcement (lifetime 60 s, renewed)."""
+
+    peer_id: PeerId
+    name: ShortText
+    version: ShortText
+    device: DeviceSpec
+    model: ModelSpec
+    memory_bytes: Count
+    """Memory lent to weights and KV pages."""
+    kv_tokens_min: Count
+    """KV tokens that the peer keeps for every layer it holds, whatever it is given."""
+    tokens_per_s: Annotated[tuple[Rate, ...], Meta(max_length=LAYERS_MAX)]
+    """T_j: measured tokens/s when it holds j layers, at index j - 1 (Helix §4.2)."""
+    decode_layer_s: LayerTimes = ()
+    """By sessions that decode together, at a typical context; none: typical shapes are taken."""
+    prompt_layer_s: LayerTimes = ()
+    """By a prompt's tokens."""
+    precision: Annotated[str, Meta(max_length=32)] = ""
+    """What its weights are kept and computed in, such as ``bfloat16`` or ``int4 in bfloat16``.
+    The sizes in ``model`` are those of this precision; the fingerprint is the model's."""
+    state: NodeState
+    start: LayerIndex = 0
+    end: LayerIndex = 0
+    """Layers served now, or in state ``loading`` those that it loads; ``start == end``: none."""
+    epoch: PlanEpoch = NO_EPOCH
+    """The highest plan epoch this peer adopted."""
+    kv_tokens_free: Count = 0
+    kv_tokens_wanted: Count = 0
+    """KV that it would like to have free: headroom while it serves sessions of high priority, and
+    the demand of one that it just refused. Its freeness follows
+    (:mod:`coordinator.routing.balance`)."""
+    sessions: Count = 0
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=ADDRESSES_MAX)] = ()
+    joined_unix_s: Seconds = 0.0
+    moved_unix_s: Seconds = 0.0
+    """When it last gave up layers for others; 0 when it never did."""
+    answers: Count = 0
+    """Answers that it ended as they should, as their last stage, since it joined."""
+    answer_tokens: Count = 0
+    """Tokens that it sampled as the last stage since it joined."""
+    loads_beside: bool = False
+    """Whether it serves its old layers while it loads others, where its memory holds both."""
+    light: bool = False
+    """It is no part of the DHT, reads and writes it through others, and does not coordinate."""
+    reach: Reach = Reach.UNKNOWN
+    relays: bool = False
+    """Whether peers that others cannot reach may ask it to pass on their calls."""
+
+    def holds(self, start: int, end: int) -> bool:
+        """Whether layers ``[start, end)`` are all served by this peer now."""
+        return self.state == NodeState.SERVING and self.start <= start < end <= self.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One measured directed link, timed by the receiver."""
+
+    source: PeerId
+    target: PeerId
+    bandwidth_bytes_per_s: Rate
+    rtt_s: Seconds
+    measured_unix_s: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinksRecord:
+    """Directed links of this peer, measured by it: those that end here, timed as their receiver,
+    and those that start here and were busy, as acknowledged deliveries show (lifetime 5 min)."""
+
+    peer_id: PeerId
+    links: Annotated[tuple[Link, ...], Meta(max_length=LINKS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRecord:
+    """A candidate's claim to coordinate (lifetime 30 s)."""
+
+    peer_id: PeerId
+    term: Annotated[int, Meta(ge=0, le=1 << 48)]
+    expires_unix_s: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanHead:
+    """Where a plan can be had: its body is content-addressed and fetched over a stream."""
+
+    peer_id: PeerId
+    epoch: PlanEpoch
+    sha256: Annotated[str, Meta(min_length=64, max_length=64)]
+    size_bytes: Annotated[int, Meta(ge=0, le=64 << 20)]
+    fetch_bytes: Count = 0
+    """Weights that peers read anew to follow the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Layers ``[start, end)`` given to one peer."""
+
+    peer_id: PeerId
+    start: LayerIndex
+    end: LayerIndex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowEdge:
+    """Flow on one edge of the plan, in tokens/s; ends are peer ids, ``source`` or ``sink``."""
+
+    tail: PeerId
+    head: PeerId
+    tokens_per_s: Rate
+
+
+def worth_tokens_per_s(estimate_tokens_per_s: float | None, flow_tokens_per_s: float) -> float:
+    """What placements are compared by: the estimate, or the flow where nobody estimated.
+
+    One that is estimated to serve nothing is worth less than any that serves something, however
+    wide its flow, which only tells it from others of its kind.
+    """
+    if estimate_tokens_per_s is None:
+        return flow_tokens_per_s
+    return max(estimate_tokens_per_s, FLOW_SHARE * flow_tokens_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A placement with the max flow over it (Helix §4). Advice, never a condition for safety."""
+
+    epoch: PlanEpoch
+    coordinator: PeerId
+    model: ModelSpec
+    assignments: Annotated[tuple[Assignment, ...], Meta(max_length=PEERS_MAX)]
+    edges: Annotated[tuple[FlowEdge, ...], Meta(max_length=16 * PEERS_MAX)]
+    flow_tokens_per_s: Rate
+    bound_tokens_per_s: Rate
+    planner: ShortText
+    solve_s: Seconds
+    created_unix_s: Seconds
+    estimate_tokens_per_s: Rate | None = None
+    """Decoded tokens/s that it would serve under full load; None where nobody estimated."""
+    waves: Annotated[
+        tuple[Annotated[tuple[PeerId, ...], Meta(max_length=PEERS_MAX)], ...],
+        Meta(max_length=PEERS_MAX),
+    ] = ()
+    """Who moves when: a peer of a wave waits until those of the waves before it serve."""
+    fetch_bytes: Count = 0
+    """Weights that peers read anew to follow this plan, all together."""
+
+    @property
+    def value_tokens_per_s(self) -> float:
+        """What plans are compared by: see :func:`worth_tokens_per_s`."""
+        return worth_tokens_per_s(self.estimate_tokens_per_s, self.flow_tokens_per_s)
+
+    def wave_of(self, peer_id: str) -> int:
+        """Index of the wave in which ``peer_id`` moves; 0 when it is in none."""
+        return next((i for i, peers in enumerate(self.waves) if peer_id in peers), 0)
+
+    def assignment_of(self, peer_id: str) -> Assignment | None:
+        """The layers given to ``peer_id``, or None when the plan leaves it idle."""
+        return next((a for a in self.assignments if a.peer_id == peer_id), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteStage:
+    """One hop of a session: ``peer_id`` runs layers ``[start, end)``."""
+
+    peer_id: PeerId
+    start: LayerIndex
+    end: LayerIndex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerNode:
+    """A peer as a planner sees it."""
+
+    peer_id: PeerId
+    memory_bytes: Count
+    kv_tokens_min: Count
+    tokens_per_s: tuple[Rate, ...]
+    """T_j at index j - 1."""
+    decode_layer_s: LayerTimes = ()
+    prompt_layer_s: LayerTimes = ()
+    own_model: ModelSpec | None = None
+    """The model with the sizes that it has in this peer's precision; None: the problem's."""
+    current: Assignment | None = None
+    """What it holds now, for plans that move little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Input of every planner: the model, the peers and the measured directed links.
+
+    A pair of peers without a measured link is taken as ``default_link``.
+    """
+
+    model: ModelSpec
+    nodes: tuple[PlannerNode, ...]
+    links: tuple[Link, ...] = ()
+    default_bandwidth_bytes_per_s: Rate = 12.5e6
+    default_rtt_s: Seconds = 0.05
+    token_bytes: Count = 8
+    """Bytes of one token id on a link to or from the clients."""
+    client_bandwidth_bytes_per_s: Rate = 12.5e6
+
+
+def model_key(name: str) -> str:
+    """A model's name as part of a DHT key. Peers under one key compare fingerprints too."""
+    return name.replace("/", "--")
+
+
+def in_precision_of(model: ModelSpec, peers: ModelSpec) -> ModelSpec:
+    """``model`` with the sizes that a peer's own description gives; nothing else is taken of it."""
+    return replace(
+        model,
+        layer_bytes=peers.layer_bytes,
+        embed_bytes=peers.embed_bytes,
+        head_bytes=peers.head_bytes,
+        kv_bytes_per_token_layer=peers.kv_bytes_per_token_layer,
+    )
+
+
+def stage_bytes(model: ModelSpec, start: int, end: int, kv_tokens: int) -> int:
+    """Memory that layers ``[start, end)`` need with room for ``kv_tokens`` tokens, in bytes."""
+    layers = end - start
+    weights = layers * model.layer_bytes
+    weights += model.embed_bytes if start == 0 else 0
+    weights += model.head_bytes if end == model.layers else 0
+    return weights + layers * kv_tokens * model.kv_bytes_per_token_layer
+
+
+def fits(model: ModelSpec, node: PlannerNode, start: int, end: int) -> bool:
+    """Whether ``node`` can hold ``[start, end)`` with its least KV room, by memory and profile."""
+    model = node.own_model or model
+    return (
+        0 <= start < end <= model.layers
+        and end - start <= len(node.tokens_per_s)
+        and stage_bytes(model, start, end, node.kv_tokens_min) <= node.memory_bytes
+    )

@@ -1,0 +1,1 @@
+"""Signed records: checked, kept, read and written, asked of full peers."""

@@ -1,0 +1,355 @@
+"""How records are had from full peers, none of which has to be trusted.
+
+Records are signed by their authors and checked here, whoever brought them. What a helper can still
+do is to hide records: clients and light peers ask two and count what either gives, full peers ask
+another one each time (:mod:`dht.records.helper_choice`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dht.errors import NetworkError, PeerError
+from dht.identity.peer_id import short_name
+from dht.messages import codec
+from dht.messages.peer import (
+    KEYS_ASKED_MAX,
+    KNOWN_BYTES,
+    RecordsBusy,
+    RecordsFound,
+    RecordsRequest,
+    RecordStore,
+    RecordStored,
+    SignedRecord,
+)
+from dht.messages.session import Ping, Pong
+from dht.messages.types import PEERS_MAX, NodeRecord
+from dht.records.directory import RecordKind
+from dht.records.helper import ANSWER_BYTES_MAX
+from dht.records.helper_choice import KNOWN_MAX, Chance, Helpers
+from dht.records.signed import TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
+from dht.transport.interface import RECORDS_PROTOCOL, Stream
+
+T = TypeVar("T")
+
+OpenStream = Callable[[str, str, tuple[str, ...]], Awaitable[Stream]]
+"""Peer id, protocol, addresses."""
+
+FRAME_BYTES_MAX = ANSWER_BYTES_MAX + (64 << 10)
+PAGES_MAX = TOTAL_BYTES_MAX // ANSWER_BYTES_MAX + 2
+LINES_MAX = 24
+"""Streams that are kept open; beyond it the one that was not used for longest is closed."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordClientConfig:
+    """Times in seconds."""
+
+    answer_s: float = 5.0
+    """For one answer, connecting included."""
+    late_s: float = 1.0
+    """How long the second helper may take beyond the first."""
+    rounds: int = 3
+    """Pairs of helpers that are tried for one read or write."""
+    clock_s: float = 10.0
+    """Clocks that differ by more are worth a warning: records live for seconds."""
+
+
+class RecordClient:
+    """Asks full peers for records, gives them this peer's own, and checks what they say."""
+
+    def __init__(
+        self,
+        open_stream: OpenStream,
+        now: Callable[[], float],
+        given: Mapping[str, tuple[str, ...]],
+        rng: Chance,
+        config: RecordClientConfig | None = None,
+        *,
+        me: str = "",
+        guard: RecordGuard | None = None,
+        helpers_max: int = KNOWN_MAX,
+    ) -> None:
+        """``given`` are the peers that the owner named, with their addresses. What is had goes
+        into ``guard``; helpers beyond those given, ``helpers_max`` at most and never ``me``, are
+        learnt from it.
+        """
+        self._open_stream = open_stream
+        self._now = now
+        self._config = config or RecordClientConfig()
+        self._helpers = Helpers(rng=rng, known_max=helpers_max)
+        self._given = tuple(given)
+        for peer_id, addresses in given.items():
+            self._helpers.give(peer_id, addresses)
+        self._me = me
+        self.guard = RecordGuard() if guard is None else guard
+        self._node_keys: dict[str, None] = {}
+        """Keys of node records that were asked for, the newest last."""
+        self._places: dict[str, tuple[SignedRecord, tuple[str, ...]]] = {}
+        """Where each author of a node record can be asked, by which record."""
+        self._lines: dict[str, _Line] = {}
+        self._late: dict[asyncio.Future[Any], None] = {}  # in order, so that runs replay
+        self._warned = False
+        self.rejected = 0
+        """Records that helpers gave and that break the rules."""
+
+    async def read(self, keys: Collection[str]) -> None:
+        """Bring the records under ``keys`` here from two helpers.
+
+        Raises NetworkError when none answers.
+        """
+        self._learn(keys)
+        await self._ask_pair(lambda line: self._read(line, keys))
+        self._learn(keys)
+
+    async def read_drawn(self, keys: Collection[str]) -> None:
+        """The same from one that is drawn anew each time; up to three are tried.
+
+        Raises NetworkError when none answers.
+        """
+        self._learn(keys)
+        tried, errors = set[str](), list[str]()
+        for _ in range(self._config.rounds):
+            for peer_id in self._helpers.drawn(self._clock(), 1, tried):
+                tried.add(peer_id)
+                if await self._ask_one(peer_id, lambda line: self._read(line, keys), errors):
+                    self._learn(keys)
+                    return
+        raise NetworkError(f"no full peer answers: {'; '.join(errors) or 'none is known'}")
+
+    async def store(self, data: bytes) -> bool:
+        """Have this peer's own signed record stored in the DHT; whether anybody took it.
+
+        Raises NetworkError when no helper answers.
+        """
+        return any(await self._ask_pair(lambda line: self._give(line, data, replicate=True)))
+
+    async def push(self, data: bytes, count: int) -> bool:
+        """Tell up to ``count`` others, drawn at random, of this peer's own new record.
+
+        Whether any took it; they tell others when asked.
+        """
+        drawn = self._helpers.drawn(self._clock(), count)
+
+        async def give(line: "_Line") -> bool:
+            return await self._give(line, data, replicate=False)
+
+        errors: list[str] = []
+        tasks = [asyncio.create_task(self._ask_one(p, give, errors)) for p in drawn]
+        taken = await self._both(tasks)
+        return any(taken)
+
+    async def _give(self, line: "_Line", data: bytes, *, replicate: bool) -> bool:
+        answer = await line.ask(RecordStore(record=data, replicate=replicate))
+        if not isinstance(answer, RecordStored):
+            raise codec.MalformedError(f"a store was answered with {type(answer).__name__}")
+        if not answer.taken:
+            _log.debug("a record was not taken: %s", answer.reason)
+        return answer.taken
+
+    async def greet(self) -> None:
+        """Make sure that one of the helpers that were given is there.
+
+        Raises NetworkError, with what each of them said, when none is.
+        """
+
+        async def ping(line: "_Line") -> None:
+            if await line.ask(Ping(nonce=1)) != Pong(nonce=1):
+                raise codec.MalformedError("a ping was answered with something else")
+
+        errors: list[str] = []
+        tasks = [asyncio.create_task(self._ask_one(p, ping, errors)) for p in self._given]
+        if not await self._both(tasks):
+            raise NetworkError(
+                "no full peer answers; a peer without the daemon joins through the address of one"
+                f" that has it: {'; '.join(errors[:4])}"
+            )
+
+    async def close(self) -> None:
+        """Close the streams to all helpers."""
+        late = list(self._late)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        streams = [line.stream for line in self._lines.values() if line.stream is not None]
+        self._lines.clear()
+        await asyncio.gather(*(stream.close() for stream in streams))
+
+    async def _ask_pair(self, ask: Callable[["_Line"], Awaitable[T]]) -> list[T]:
+        """What the one or two helpers say who answer; others are tried where none does."""
+        tried: set[str] = set()
+        errors: list[str] = []
+        for _ in range(self._config.rounds):
+            pair = self._helpers.pair(self._clock(), tried)
+            if not pair:
+                break
+            tried |= set(pair)
+            said = await self._both(
+                [asyncio.create_task(self._ask_one(peer_id, ask, errors)) for peer_id in pair]
+            )
+            if said:
+                return said
+        raise NetworkError(f"no full peer answers: {'; '.join(errors[:4]) or 'none is known'}")
+
+    async def _both(self, tasks: "list[asyncio.Task[list[T]]]") -> list[T]:
+        """The answers of all, but of those that are late only until one has come.
+
+        Who is late goes on alone: what it says counts from then on.
+        """
+        pending = set(tasks)
+        try:
+            while pending:
+                answered = any(task.done() and task.result() for task in tasks)
+                limit_s = self._config.late_s if answered else None
+                done, pending = await asyncio.wait(
+                    pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+        finally:
+            for task in tasks:
+                if task in pending:
+                    self._mind(task)
+        return [answer for task in tasks if task.done() for answer in task.result()]
+
+    async def _ask_one(
+        self, peer_id: str, ask: Callable[["_Line"], Awaitable[T]], errors: list[str]
+    ) -> list[T]:
+        line = self._line(peer_id)
+        try:
+            async with asyncio.timeout(self._config.answer_s), line.lock:
+                if line.stream is None:
+                    where = self._helpers.addresses(peer_id)
+                    line.stream = await self._open_stream(peer_id, RECORDS_PROTOCOL, where)
+                try:
+                    answer = await ask(line)
+                except BaseException:
+                    # Its answer may still come, and must not be taken for the next one.
+                    self._closing(line)
+                    raise
+        except (NetworkError, PeerError, TimeoutError) as error:
+            why = str(error) or "no answer in time"
+            errors.append(f"{short_name(peer_id)}: {why}")
+            _log.debug("helper %s: %s", peer_id, why)
+            self._helpers.failed(peer_id, self._clock())
+            return []
+        self._helpers.answered(peer_id)
+        return [answer]
+
+    def _line(self, peer_id: str) -> "_Line":
+        line = self._lines.pop(peer_id, None) or _Line(peer_id)
+        self._lines[peer_id] = line  # at the end, so that the order is that of the last use
+        for other in [p for p, each in self._lines.items() if each is not line]:
+            each = self._lines[other]
+            if each.unused or (len(self._lines) > LINES_MAX and not each.lock.locked()):
+                del self._lines[other]
+                self._closing(each)
+        return line
+
+    def _closing(self, line: "_Line") -> None:
+        stream, line.stream = line.stream, None
+        if stream is not None:
+            self._mind(asyncio.ensure_future(stream.close()))
+
+    def _mind(self, task: asyncio.Future[Any]) -> None:
+        """Keep what goes on alone until it is done, or this is closed."""
+        self._late[task] = None
+        task.add_done_callback(lambda done: self._late.pop(done, None))
+
+    async def _read(self, line: "_Line", keys: Collection[str]) -> None:
+        now_s = self._now()
+        held = [
+            record.signature[:KNOWN_BYTES]
+            for key in keys
+            for record in self.guard.living(key, now_s).values()
+        ]
+        for _ in range(PAGES_MAX):
+            known = b"".join(held[-2 * PEERS_MAX :])
+            answer = await line.ask(RecordsRequest(keys=tuple(keys), known=known))
+            if not isinstance(answer, RecordsFound):
+                raise codec.MalformedError(f"a read was answered with {type(answer).__name__}")
+            self._mind_clock(answer.unix_s)
+            for data in answer.records:
+                with suppress(RecordError):
+                    held.append(self._admit(data, keys, line.peer_id))
+            if not answer.more or not answer.records:
+                return
+
+    def _admit(self, data: bytes, keys: Collection[str], helper: str) -> bytes:
+        def asked(record: SignedRecord) -> None:
+            if record.key not in keys:
+                raise RecordError(f"a record of {record.key[:80]!r} was not asked for")
+
+        try:
+            record = self.guard.admit(data, now_unix_s=self._now(), check=asked, storer=helper)
+        except RecordError as error:
+            self.rejected += 1
+            _log.debug("refused a record that %s gave: %s", helper, error)
+            raise
+        return record.signature[:KNOWN_BYTES]
+
+    def _mind_clock(self, theirs_unix_s: float) -> None:
+        apart_s = theirs_unix_s - self._now()
+        if abs(apart_s) > self._config.clock_s and not self._warned:
+            self._warned = True
+            _log.warning("this clock and a full peer's are %.0f s apart: set yours", abs(apart_s))
+
+    def _learn(self, keys: Collection[str]) -> None:
+        """Take up the full peers that announce themselves under the keys asked for so far."""
+        for key in keys:
+            if kind_of(key) is RecordKind.NODES:
+                self._node_keys.pop(key, None)
+                self._node_keys[key] = None
+        while len(self._node_keys) > KEYS_ASKED_MAX:
+            del self._node_keys[next(iter(self._node_keys))]
+        now_s, before = self._now(), self._places
+        self._places = {
+            author: before[author]
+            if author in before and before[author][0] is signed
+            else (signed, _address_in(signed))
+            for key in self._node_keys
+            for author, signed in self.guard.living(key, now_s).items()
+            if author != self._me
+        }
+        self._helpers.learn({author: where for author, (_, where) in self._places.items() if where})
+
+    @staticmethod
+    def _clock() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _address_in(signed: SignedRecord) -> tuple[str, ...]:
+    """Where a full peer says that it is; nothing for a light one or a malformed record."""
+    try:
+        record = codec.decode_as(NodeRecord, signed.payload, limit_bytes=codec.RECORD_BYTES_MAX)
+    except codec.MalformedError:
+        return ()
+    return () if record.light or record.peer_id != signed.peer_id else record.addresses
+
+
+class _Line:
+    """One stream to one helper; questions on it are asked one after the other."""
+
+    def __init__(self, peer_id: str) -> None:
+        self.peer_id = peer_id
+        self.lock = asyncio.Lock()
+        self.stream: Stream | None = None
+
+    async def ask(self, question: object) -> object:
+        """The answer to ``question``; NetworkError also where the helper has no time."""
+        if self.stream is None:
+            raise NetworkError("the stream was closed")
+        await codec.send_frame(self.stream, question)
+        answer = (await codec.read_frame(self.stream, limit_bytes=FRAME_BYTES_MAX)).message
+        if isinstance(answer, RecordsBusy):
+            raise NetworkError(f"it is busy, for {answer.retry_after_s:.0f} s")
+        return answer
+
+    @property
+    def unused(self) -> bool:
+        """Whether nobody asks or could ask on it."""
+        return self.stream is None and not self.lock.locked()

@@ -1,0 +1,114 @@
+"""Typed access to the DHT's records of one model in one network.
+
+Keys are ``<network>/<model key>/<kind>``; each is a dictionary by author's peer id. Lifetimes are
+the longest that a record of a kind may have; the validator in :mod:`dht.records.signed` enforces
+twice that as an upper bound.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+from dht.messages import codec
+from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, PlanHead
+from dht.transport.interface import Transport
+
+DEFAULT_NETWORK = "anabranch"
+
+
+class RecordKind(StrEnum):
+    NODES = "nodes"
+    LINKS = "links"
+    LEASE = "lease"
+    PLAN = "plan"
+
+
+LIFETIME_S: dict[RecordKind, float] = {
+    RecordKind.NODES: 60.0,
+    RecordKind.LINKS: 300.0,
+    RecordKind.LEASE: 30.0,
+    RecordKind.PLAN: 600.0,
+}
+
+RECORD_TYPES: dict[RecordKind, type] = {
+    RecordKind.NODES: NodeRecord,
+    RecordKind.LINKS: LinksRecord,
+    RecordKind.LEASE: LeaseRecord,
+    RecordKind.PLAN: PlanHead,
+}
+
+
+def record_key(network: str, model_key: str, kind: RecordKind) -> str:
+    """The DHT key of one kind of record."""
+    return f"{network}/{model_key}/{kind}"
+
+
+class Directory:
+    """What peers say of themselves under one model, typed and validated.
+
+    Records that do not decode, that name another author than the one who signed them, or that
+    have another type than their key promises are skipped and counted in ``rejected``.
+    """
+
+    def __init__(self, transport: Transport, network: str, model_key: str) -> None:
+        self._transport = transport
+        self._network = network
+        self._model_key = model_key
+        self._decoded: dict[RecordKind, dict[str, tuple[bytes, Any]]] = {}
+        """What was read last, by author: most of it is the same the next time."""
+        self.rejected = 0
+
+    @property
+    def model_key(self) -> str:
+        return self._model_key
+
+    async def publish(self, record: NodeRecord | LinksRecord | LeaseRecord | PlanHead) -> bool:
+        """Store this peer's record for its kind's lifetime; False when nobody took it."""
+        kind = next(kind for kind, cls in RECORD_TYPES.items() if type(record) is cls)
+        return await self._transport.store(
+            record_key(self._network, self._model_key, kind),
+            codec.encode(record),
+            expires_unix_s=self._transport.now() + LIFETIME_S[kind],
+        )
+
+    async def nodes(self) -> dict[str, NodeRecord]:
+        """All living node records by peer id."""
+        return await self._read(RecordKind.NODES)
+
+    async def links(self) -> dict[str, LinksRecord]:
+        """All living link records by the peer that measured them."""
+        return await self._read(RecordKind.LINKS)
+
+    async def leases(self, *, latest: bool = False) -> dict[str, LeaseRecord]:
+        """All living claims to coordinate; ``latest``: others are asked first."""
+        return await self._read(RecordKind.LEASE, latest=latest)
+
+    async def plan_heads(self) -> dict[str, PlanHead]:
+        """All living plan heads by the peer that published them."""
+        return await self._read(RecordKind.PLAN)
+
+    async def _read(self, kind: RecordKind, *, latest: bool = False) -> dict[str, Any]:
+        key = record_key(self._network, self._model_key, kind)
+        values = await self._transport.get(key, latest=latest)
+        before = self._decoded.get(kind, {})
+        decoded = {
+            author: before[author]
+            if author in before and before[author][0] == payload
+            else (payload, self._decode(kind, author, payload))
+            for author, payload in values.items()
+        }
+        self._decoded[kind] = decoded
+        return {author: record for author, (_, record) in decoded.items() if record is not None}
+
+    def _decode(self, kind: RecordKind, author: str, payload: bytes) -> Any:
+        """The record, or None, counted, for one that breaks a rule."""
+        try:
+            record: Any = codec.decode_as(
+                RECORD_TYPES[kind], payload, limit_bytes=codec.RECORD_BYTES_MAX
+            )
+        except codec.MalformedError:
+            self.rejected += 1
+            return None
+        if record.peer_id != author:
+            self.rejected += 1
+            return None
+        return record

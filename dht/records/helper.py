@@ -1,0 +1,252 @@
+"""A full peer's word on records to any other peer: what it knows, and what it finds in the DHT.
+
+Of keys that it follows it says what it knows, at once; for others it searches the DHT. The helper
+is not trusted: what it gives is signed by the authors, what it takes is signed by the sender. What
+it does for others is bounded: by requests and bytes of each peer, and by searches of all of them
+together. Only a peer's own records are taken from it: nobody hides behind another.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from dht.errors import NetworkError
+from dht.messages import codec
+from dht.messages.peer import (
+    KNOWN_BYTES,
+    RecordsBusy,
+    RecordsFound,
+    RecordsRequest,
+    RecordStore,
+    RecordStored,
+    SignedRecord,
+)
+from dht.messages.session import Ping, Pong
+from dht.records.rate_limit import Rates
+from dht.records.signed import RecordError, kind_of, open_record
+from dht.transport.interface import Stream
+
+ANSWER_BYTES_MAX = 1 << 20
+REQUEST_BYTES_MAX = 128 << 10
+STREAMS_PER_PEER_MAX = 4
+STREAMS_MAX = 512
+SILENCE_LIMIT_S = 180.0
+SEND_LIMIT_S = 10.0
+"""For one answer to be taken; who reads more slowly loses the stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperLimits:
+    """What others may ask for; bursts are what a peer may ask for at once."""
+
+    requests_per_s: float = 20.0
+    requests_burst: float = 200.0
+    bytes_per_s: float = 1e6
+    bytes_burst: float = 16e6
+    stores_per_s: float = 2.0
+    stores_burst: float = 32.0
+    searches_per_s: float = 50.0
+    """In the DHT, for all peers together; beyond it they are told that this one is busy."""
+    searches_burst: float = 200.0
+    peer_searches_per_s: float = 5.0
+    """In the DHT, for each peer: a tenth of what there is for all, so that none uses it up."""
+    peer_searches_burst: float = 20.0
+    """Four kinds of records of five models."""
+    fresh_s: float = 0.5
+    """What was read so lately is not read again for the next who asks."""
+
+
+class SignedRecords(Protocol):
+    """What a full peer knows, and can do in the DHT."""
+
+    def now(self) -> float: ...
+
+    def fresh(self, key: str) -> bool:
+        """Whether :meth:`known_signed` has what there is without a search."""
+        ...
+
+    async def find_signed(self, key: str) -> None:
+        """Read ``key`` in the DHT, so that :meth:`known_signed` has what is there."""
+        ...
+
+    def known_signed(self, key: str) -> Mapping[str, SignedRecord]:
+        """The newest living records under ``key`` that were read, by author."""
+        ...
+
+    async def store_signed(self, record: SignedRecord, data: bytes) -> bool:
+        """Store a checked record of somebody's; whether any replica took it."""
+        ...
+
+    def keep_signed(self, data: bytes, sender: str) -> SignedRecord:
+        """Know a record that its author sent. Raises RecordError where it breaks a rule."""
+        ...
+
+
+class RecordHelper:
+    """Answers the streams of :data:`dht.transport.interface.RECORDS_PROTOCOL`."""
+
+    def __init__(self, records: SignedRecords, limits: HelperLimits | None = None) -> None:
+        self._records = records
+        limits = limits or HelperLimits()
+        self._fresh_s = limits.fresh_s
+        self._requests = Rates(per_s=limits.requests_per_s, burst=limits.requests_burst)
+        self._bytes = Rates(per_s=limits.bytes_per_s, burst=limits.bytes_burst)
+        self._stores = Rates(per_s=limits.stores_per_s, burst=limits.stores_burst)
+        self._searches = Rates(per_s=limits.searches_per_s, burst=limits.searches_burst)
+        self._peer_searches = Rates(
+            per_s=limits.peer_searches_per_s, burst=limits.peer_searches_burst
+        )
+        self._streams: Counter[str] = Counter()
+        self._idle: dict[Stream, None] = {}
+        """Those that wait for a request, the longest-waiting first."""
+        self._read_s: dict[str, float] = {}
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        self.counters: Counter[str] = Counter()
+
+    async def serve(self, stream: Stream) -> None:
+        """One light peer's requests, one after the other, until it goes."""
+        peer_id = stream.remote_peer_id
+        full = self._streams.total() >= STREAMS_MAX
+        if self._streams[peer_id] >= STREAMS_PER_PEER_MAX or (full and not self._idle):
+            self.counters["streams_refused"] += 1
+            await stream.close()
+            return
+        self._streams[peer_id] += 1
+        try:
+            if full:
+                longest_idle = next(iter(self._idle))
+                del self._idle[longest_idle]
+                self.counters["streams_displaced"] += 1
+                await longest_idle.close()  # which ends its task
+            while await self._serve_one(peer_id, stream):
+                pass
+            await stream.close()  # whoever would ask on must see that nobody listens
+        finally:
+            self._streams[peer_id] -= 1
+            if not self._streams[peer_id]:
+                del self._streams[peer_id]
+
+    async def _serve_one(self, peer_id: str, stream: Stream) -> bool:
+        """Answer the next request; False when none comes or its answer is not taken in time."""
+        self._idle[stream] = None
+        try:
+            async with asyncio.timeout(SILENCE_LIMIT_S):
+                frame = await codec.read_frame(stream, limit_bytes=REQUEST_BYTES_MAX)
+        except TimeoutError:
+            return False
+        finally:
+            self._idle.pop(stream, None)
+        answer = await self._answer(peer_id, frame.message)
+        try:
+            async with asyncio.timeout(SEND_LIMIT_S):
+                await codec.send_frame(stream, answer)
+        except TimeoutError:
+            self.counters["streams_stuck"] += 1
+            return False
+        return True
+
+    async def _answer(
+        self, peer_id: str, message: object
+    ) -> RecordsFound | RecordStored | RecordsBusy | Pong:
+        now_s = asyncio.get_running_loop().time()
+        if not self._requests.take(peer_id, 1, now_s):
+            return self._busy()
+        match message:
+            case Ping(nonce=nonce):
+                return Pong(nonce=nonce)
+            case RecordsRequest(keys=keys, known=known):
+                if not self._bytes.take(peer_id, 1, now_s):
+                    return self._busy()
+                found = await self._find(peer_id, keys, known, now_s)
+                if found is None:
+                    return self._busy()
+                size_bytes = sum(map(len, found.records))
+                self._bytes.charge(peer_id, size_bytes, now_s)
+                return found
+            case RecordStore(record=record, replicate=replicate):
+                if not self._stores.take(peer_id, 1, now_s):
+                    return self._busy()
+                return await self._store(peer_id, record, replicate=replicate)
+            case other:
+                raise codec.MalformedError(f"{type(other).__name__} is no request for records")
+
+    def _busy(self) -> RecordsBusy:
+        self.counters["refused"] += 1
+        return RecordsBusy(retry_after_s=1.0)
+
+    async def _find(
+        self, peer_id: str, keys: tuple[str, ...], known: bytes, now_s: float
+    ) -> RecordsFound | None:
+        """The records under ``keys``; None where the DHT was not read, so that others are asked."""
+        for key in keys:
+            kind_of(key)  # raises RecordError for what is no key, which ends the stream
+        self.counters["reads"] += 1
+        stale = [key for key in keys if not self._records.fresh(key)]
+        if not all(await asyncio.gather(*(self._read(peer_id, key, now_s) for key in stale))):
+            return None
+        left_out = {known[at : at + KNOWN_BYTES] for at in range(0, len(known), KNOWN_BYTES)}
+        given: list[bytes] = []
+        size_bytes, more = 0, False
+        living = (record for key in keys for record in self._records.known_signed(key).values())
+        for record in living:
+            if record.signature[:KNOWN_BYTES] in left_out:
+                continue
+            data = codec.encode(record)
+            size_bytes += len(data)
+            if size_bytes > ANSWER_BYTES_MAX:
+                more = True
+                break
+            given.append(data)
+        return RecordsFound(records=tuple(given), more=more, unix_s=self._records.now())
+
+    async def _read(self, peer_id: str, key: str, now_s: float) -> bool:
+        """Read ``key`` in the DHT, unless that was done just now; those who ask at once share.
+
+        Whether it was read: what is known here without that may be nothing where there is much.
+        """
+        if now_s - self._read_s.get(key, -1e9) < self._fresh_s:
+            return True
+        reading = self._reading.get(key)
+        if reading is None:
+            # The peer's own share first: what is beyond it takes nothing from the others.
+            allowed = self._peer_searches.take(peer_id, 1, now_s)
+            if not allowed or not self._searches.take("", 1, now_s):
+                self.counters["searches_spared"] += 1
+                return False
+            reading = asyncio.create_task(self._records.find_signed(key))
+            self._reading[key] = reading
+            reading.add_done_callback(lambda done: self._have_read(key, done))
+        try:
+            # Shielded: who goes away must not end it for the others.
+            await asyncio.shield(reading)
+        except NetworkError:
+            self.counters["searches_failed"] += 1
+            return False
+        return True
+
+    def _have_read(self, key: str, done: "asyncio.Task[None]") -> None:
+        del self._reading[key]
+        if not done.cancelled() and done.exception() is None:
+            self._read_s.pop(key, None)  # so that the order is that of the last read
+            self._read_s[key] = asyncio.get_running_loop().time()
+            while len(self._read_s) > STREAMS_MAX:
+                del self._read_s[next(iter(self._read_s))]
+
+    async def _store(self, peer_id: str, data: bytes, *, replicate: bool) -> RecordStored:
+        self.counters["stores"] += 1
+        try:
+            # Another's record would count as brought by this peer, and hide who brought it here.
+            if not replicate:
+                self._records.keep_signed(data, peer_id)
+                return RecordStored(taken=True)
+            record = open_record(data, author=peer_id, now_unix_s=self._records.now())
+        except RecordError as error:
+            self.counters["stores_refused"] += 1
+            return RecordStored(taken=False, reason=str(error)[:512])
+        self._read_s.pop(record.key, None)  # whoever wrote may want to read it back
+        try:
+            return RecordStored(taken=await self._records.store_signed(record, data))
+        except NetworkError as error:
+            return RecordStored(taken=False, reason=str(error)[:512])

@@ -1,0 +1,112 @@
+"""The records that this process reads, kept here and brought up to date.
+
+A key that is read is *followed* for a while: full peers bring all that they follow up to date in
+the background, a little at a time and whoever reads waits for nothing; clients and light peers do
+so when they read. Either way one question covers all followed keys, and what is known already is
+not sent again (anti-entropy as in Demers et al., "Epidemic algorithms for replicated database
+maintenance", 1987).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from dht.errors import NetworkError
+from dht.messages.peer import KEYS_ASKED_MAX, SignedRecord
+from dht.records.signed import RecordGuard
+
+Refresh = Callable[[tuple[str, ...]], Awaitable[None]]
+"""Brings the records under some keys up to date; NetworkError where nobody could be asked."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaConfig:
+    """Times in seconds."""
+
+    fresh_s: float
+    """A key that was brought up to date less long ago is read without asking anybody."""
+    followed_s: float = 60.0
+    """A key counts as followed until it has not been read for this long."""
+    every_s: float = 1.0
+    """Between two refreshes in the background."""
+
+
+class Replica:
+    """What is known here of the followed keys; ``guard`` holds the records themselves."""
+
+    def __init__(
+        self, guard: RecordGuard, now: Callable[[], float], refresh: Refresh, config: ReplicaConfig
+    ) -> None:
+        """``now`` is the network's time in Unix seconds."""
+        self._guard = guard
+        self._now = now
+        self._refresh = refresh
+        self._config = config
+        self._read_s: dict[str, float] = {}
+        self._updated_s: dict[str, float] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+
+    def living(self, key: str) -> Mapping[str, SignedRecord]:
+        """The newest living records under ``key`` that are known here, by author."""
+        return self._guard.living(key, self._now())
+
+    def fresh(self, key: str) -> bool:
+        """Whether ``key`` was brought up to date lately: others may be told what is known here."""
+        return self._clock() - self._updated_s.get(key, -1e9) < self._config.fresh_s
+
+    async def read(self, key: str) -> Mapping[str, bytes]:
+        """The payloads under ``key`` by author; asks first where they are not fresh.
+
+        Raises NetworkError where nobody could be asked.
+        """
+        self._follow(key)
+        while not self.fresh(key):
+            await self._share_refresh()
+        return {author: record.payload for author, record in self.living(key).items()}
+
+    async def run(self) -> None:
+        """Bring all followed keys up to date again and again until cancelled."""
+        while True:
+            await asyncio.sleep(self._config.every_s)
+            keys = self.followed()
+            if not keys:
+                continue
+            try:
+                await self._refresh_all(keys)
+            except (NetworkError, TimeoutError) as error:  # else nothing would ever be asked again
+                _log.debug("no records of others: %s", error)
+
+    def _follow(self, key: str) -> None:
+        # At the end, so that the order is that of the last read.
+        self._read_s.pop(key, None)
+        self._read_s[key] = self._clock()
+
+    def followed(self) -> tuple[str, ...]:
+        """The keys read lately; where there are many, the latest."""
+        since_s = self._clock() - self._config.followed_s
+        self._read_s = {key: at_s for key, at_s in self._read_s.items() if at_s >= since_s}
+        self._updated_s = {k: at_s for k, at_s in self._updated_s.items() if k in self._read_s}
+        return tuple(self._read_s)[-KEYS_ASKED_MAX:]
+
+    async def _share_refresh(self) -> None:
+        """Refresh all that is followed; those who read at once share."""
+        if self._refreshing is None:
+            self._refreshing = asyncio.create_task(self._refresh_all(self.followed()))
+            self._refreshing.add_done_callback(self._refreshed)
+        # Shielded: who goes away must not end it for the others.
+        await asyncio.shield(self._refreshing)
+
+    async def _refresh_all(self, keys: tuple[str, ...]) -> None:
+        await self._refresh(keys)
+        self._updated_s.update(dict.fromkeys(keys, self._clock()))
+
+    def _refreshed(self, done: "asyncio.Task[None]") -> None:
+        self._refreshing = None
+        if not done.cancelled():
+            done.exception()  # whoever waits has it, too
+
+    @staticmethod
+    def _clock() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,387 @@
+"""Signed DHT records: who says what under which key, and until when.
+
+A value in the DHT is the envelope of a :class:`dht.messages.peer.SignedRecord`. Its signature
+covers the key, the expiry and the payload, each with its length, behind a prefix of its own; the
+author's peer id carries the public key. Stock DHT storage knows no owners: without these checks a
+later expiry replaces another peer's record, an infinite one pins a key, and an old record pushes
+out a newer one. See the table in ``docs/`` for keys and lifetimes.
+"""
+
+import hashlib
+import math
+import struct
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dht.errors import PeerError
+from dht.identity.peer_id import Identity, verify
+from dht.messages import codec
+from dht.messages.peer import SignedRecord
+from dht.messages.types import PEERS_MAX
+from dht.records.directory import LIFETIME_S, RecordKind
+
+SIGNATURE_PREFIX = b"anabranch-record-v1\0"
+SIGNED_BYTES_MAX = codec.SIGNED_BYTES_MAX
+KEY_CHARS_MAX = 512
+KEYS_MAX = 1024
+"""Keys that one guard follows; each model of each network has four."""
+RECORDS_MAX = 16384
+"""Records that one guard follows over all keys."""
+AUTHOR_KEYS_MAX = 16
+"""Keys under which one author may have records."""
+KEY_BYTES_MAX = 3_500_000
+"""Of the records under one key: a whole key is answered in one message of 4 MiB at most."""
+TOTAL_BYTES_MAX = 16 << 20
+"""Of all records. Each costs about twice its size and a kilobyte, with what the DHT node keeps."""
+RECORD_OVERHEAD_BYTES = 100
+"""What a record costs in an answer besides itself."""
+LIFETIME_FACTOR = 2.0
+"""How far beyond its kind's lifetime a record may expire: room for clocks that differ."""
+EXPIRY_STEP_S = 0.001
+_HEAD = struct.Struct("<IIdI")
+
+
+class RecordError(PeerError):
+    """A record breaks the rules; the message says which."""
+
+
+def kind_of(key: str) -> RecordKind:
+    """The kind of record that ``key`` (``<network>/<model>/<kind>``) holds, or RecordError."""
+    network, _, rest = key.partition("/")
+    model, _, kind = rest.partition("/")
+    if not network or not model or len(key) > KEY_CHARS_MAX:
+        raise RecordError(f"{key[:80]!r} is no key of the form network/model/kind")
+    try:
+        return RecordKind(kind)
+    except ValueError:
+        raise RecordError(f"key {key[:80]!r} names no known kind of record") from None
+
+
+def sign_record(identity: Identity, key: str, payload: bytes, expires_unix_s: float) -> bytes:
+    """The DHT value that says ``payload`` under ``key`` in the name of ``identity``.
+
+    Raises RecordError for a key of an unknown form and ValueError for a payload over 4 KiB.
+    """
+    kind_of(key)
+    if len(payload) > codec.RECORD_BYTES_MAX:
+        raise ValueError(
+            f"record of {len(payload)} bytes under {key}; the limit is {codec.RECORD_BYTES_MAX}"
+        )
+    signed = _signed_bytes(key, identity.peer_id, payload, expires_unix_s)
+    return codec.encode(
+        SignedRecord(
+            key=key,
+            peer_id=identity.peer_id,
+            expires_unix_s=expires_unix_s,
+            payload=payload,
+            signature=identity.sign(signed),
+        )
+    )
+
+
+def open_record(
+    data: bytes, *, key: str | None = None, author: str | None = None, now_unix_s: float
+) -> SignedRecord:
+    """The record in ``data`` when every rule holds, RecordError otherwise.
+
+    ``key`` and ``author``, where given, are what the record must say of itself.
+    """
+    record = _decode(data)
+    _check_claims(record, key=key, author=author, now_unix_s=now_unix_s)
+    _check_signature(record)
+    return record
+
+
+def _decode(data: bytes) -> SignedRecord:
+    try:
+        return codec.decode_as(SignedRecord, data, limit_bytes=SIGNED_BYTES_MAX)
+    except codec.MalformedError as error:
+        raise RecordError(f"no signed record: {error}") from error
+
+
+def _check_claims(
+    record: SignedRecord, *, key: str | None, author: str | None, now_unix_s: float
+) -> None:
+    kind = kind_of(record.key)
+    if key is not None and record.key != key:
+        raise RecordError(f"a record of {record.key[:80]!r} lies under {key!r}")
+    if author is not None and record.peer_id != author:
+        raise RecordError(f"a record of {record.peer_id} is given as one of {author[:64]!r}")
+    if not math.isfinite(record.expires_unix_s):
+        raise RecordError(f"expiry {record.expires_unix_s} is not finite")
+    left_s = record.expires_unix_s - now_unix_s
+    if left_s <= 0:
+        raise RecordError(f"expired {-left_s:.1f} s ago")
+    if left_s > LIFETIME_FACTOR * LIFETIME_S[kind]:
+        raise RecordError(
+            f"expires in {left_s:.0f} s; {kind} records may last"
+            f" {LIFETIME_FACTOR * LIFETIME_S[kind]:.0f} s"
+        )
+
+
+def _check_signature(record: SignedRecord) -> None:
+    signed = _signed_bytes(record.key, record.peer_id, record.payload, record.expires_unix_s)
+    if not verify(record.peer_id, signed, record.signature):
+        raise RecordError(f"the signature is not one of {record.peer_id[:64]!r}")
+
+
+def _signed_bytes(key: str, peer_id: str, payload: bytes, expires_unix_s: float) -> bytes:
+    key_bytes, peer_bytes = key.encode(), peer_id.encode()
+    head = _HEAD.pack(len(key_bytes), len(peer_bytes), expires_unix_s, len(payload))
+    return b"".join((SIGNATURE_PREFIX, head, key_bytes, peer_bytes, payload))
+
+
+class RecordSigner:
+    """Signs one peer's records so that each is newer than the one before it under its key."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._last_s: dict[str, float] = {}
+
+    def sign(self, key: str, payload: bytes, expires_unix_s: float) -> tuple[bytes, float]:
+        """The DHT value and its expiry, moved past the last one by a millisecond if need be."""
+        last_s = self._last_s.get(key)
+        if last_s is not None and expires_unix_s <= last_s:
+            expires_unix_s = last_s + EXPIRY_STEP_S
+        data = sign_record(self._identity, key, payload, expires_unix_s)
+        self._last_s[key] = expires_unix_s
+        return data, expires_unix_s
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seen:
+    digest: bytes
+    record: SignedRecord
+    size_bytes: int
+    storer: str
+
+
+@dataclass(slots=True)
+class _Key:
+    """What is remembered under one key."""
+
+    authors: dict[str, _Seen] = field(default_factory=dict)
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class RecordGuard:
+    """What one peer remembers of records, so that nobody can turn an author's clock back.
+
+    A record must expire later than the last one seen of its author under its key; the very same
+    record may come again, and is then not verified anew. Memory is bounded in keys, in keys per
+    author, in authors and bytes per key, and in records and bytes over all; expired records are
+    forgotten. Pure: time is an argument.
+
+    Identities cost nothing, so whoever *brings* records has a share as well: where there is no
+    room, the one who brought the most gives way, oldest record first, to one who brought less.
+    Honest peers bring their own record each; one who brings thousands only pushes out his own.
+    ``on_evict`` is called with key and author of what gave way.
+    """
+
+    authors_max: int = PEERS_MAX
+    keys_max: int = KEYS_MAX
+    records_max: int = RECORDS_MAX
+    key_bytes_max: int = KEY_BYTES_MAX
+    total_bytes_max: int = TOTAL_BYTES_MAX
+    author_keys_max: int = AUTHOR_KEYS_MAX
+    on_evict: Callable[[str, str], None] = lambda key, author: None
+    _keys: dict[str, _Key] = field(default_factory=dict)
+    _known: dict[bytes, SignedRecord] = field(default_factory=dict)
+    _author_keys: Counter[str] = field(default_factory=Counter)
+    _brought: dict[str, dict[str, dict[str, None]]] = field(default_factory=dict)
+    """Who brought what: authors by storer and key, oldest first."""
+    _shares: Counter[str] = field(default_factory=Counter)
+    _size_bytes: int = 0
+    _sweep_at_s: float = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def admit(
+        self,
+        data: bytes,
+        *,
+        key: str | None = None,
+        author: str | None = None,
+        now_unix_s: float,
+        check: Callable[[SignedRecord], None] | None = None,
+        storer: str = "",
+    ) -> SignedRecord:
+        """The record in ``data``, remembered; RecordError when it breaks a rule or is older.
+
+        ``check`` may raise RecordError for rules of the caller's; nothing is remembered then.
+        ``storer`` is who brought it.
+        """
+        if len(data) > SIGNED_BYTES_MAX:
+            raise RecordError(f"record of {len(data)} bytes; the limit is {SIGNED_BYTES_MAX}")
+        digest = hashlib.sha256(data).digest()
+        known = self._known.get(digest)
+        if known is not None:
+            _check_claims(known, key=key, author=author, now_unix_s=now_unix_s)
+            if check is not None:
+                check(known)
+            if storer == known.peer_id:
+                self._credit(known, storer)
+            return known
+        record = _decode(data)
+        _check_claims(record, key=key, author=author, now_unix_s=now_unix_s)
+        if check is not None:
+            check(record)
+        seen = self._seen(record)
+        if seen is not None and record.expires_unix_s <= seen.record.expires_unix_s:
+            raise RecordError(
+                f"a newer record of {record.peer_id} is known"
+                f" ({seen.record.expires_unix_s - record.expires_unix_s:.3f} s newer)"
+            )
+        _check_signature(record)
+        size_bytes = len(data) + RECORD_OVERHEAD_BYTES
+        self._make_room(record, size_bytes, storer, now_unix_s)
+        entry = _Seen(digest=digest, record=record, size_bytes=size_bytes, storer=storer)
+        self._remember(entry)
+        return record
+
+    def living(self, key: str, now_unix_s: float) -> dict[str, SignedRecord]:
+        """The newest record of each author under ``key`` that has not expired.
+
+        Reading through this makes reads monotonic: a replica that lags behind cannot take back
+        what was seen already.
+        """
+        authors = self._keys[key].authors if key in self._keys else {}
+        return {a: s.record for a, s in authors.items() if s.record.expires_unix_s > now_unix_s}
+
+    def _seen(self, record: SignedRecord) -> _Seen | None:
+        known = self._keys.get(record.key)
+        return None if known is None else known.authors.get(record.peer_id)
+
+    def _remember(self, entry: _Seen) -> None:
+        """Note a record, at the place of its author's older one: the order is that of arrival."""
+        record = entry.record
+        older = self._seen(record)
+        if older is not None:
+            del self._known[older.digest]
+            self._resize(record.key, -older.size_bytes)
+            self._debit(older)
+        else:
+            self._author_keys[record.peer_id] += 1
+        self._keys.setdefault(record.key, _Key()).authors[record.peer_id] = entry
+        self._resize(record.key, entry.size_bytes)
+        self._known[entry.digest] = record
+        self._owe(entry)
+
+    def _resize(self, key: str, by_bytes: int) -> None:
+        self._keys[key].size_bytes += by_bytes
+        self._size_bytes += by_bytes
+
+    def _forget(self, key: str, author: str) -> None:
+        under = self._keys[key]
+        entry = under.authors.pop(author)
+        under.size_bytes -= entry.size_bytes
+        self._size_bytes -= entry.size_bytes
+        del self._known[entry.digest]
+        self._author_keys[author] -= 1
+        if not self._author_keys[author]:
+            del self._author_keys[author]
+        self._debit(entry)
+        if not under.authors:
+            del self._keys[key]
+
+    def _owe(self, entry: _Seen) -> None:
+        record = entry.record
+        self._brought.setdefault(entry.storer, {}).setdefault(record.key, {})[record.peer_id] = None
+        self._shares[entry.storer] += 1
+
+    def _debit(self, entry: _Seen) -> None:
+        brought, key = self._brought[entry.storer], entry.record.key
+        del brought[key][entry.record.peer_id]
+        if not brought[key]:
+            del brought[key]
+        self._shares[entry.storer] -= 1
+        if not self._shares[entry.storer]:
+            del self._shares[entry.storer], self._brought[entry.storer]
+
+    def _credit(self, record: SignedRecord, storer: str) -> None:
+        """An author brought his own record, which another had brought before."""
+        entry = self._seen(record)
+        if entry is not None and entry.storer != storer:
+            self._debit(entry)
+            entry.storer = storer
+            self._owe(entry)
+
+    def _make_room(
+        self, record: SignedRecord, size_bytes: int, storer: str, now_unix_s: float
+    ) -> None:
+        """Refuse what is over the bounds; expired records give room first, then the greedy."""
+        reason = self._full(record, size_bytes)
+        if reason is not None and now_unix_s >= self._sweep_at_s:
+            self.forget_expired(now_unix_s)
+            reason = self._full(record, size_bytes)
+        while reason is not None:
+            victim = self._greediest(record, storer)
+            if victim is None:
+                raise RecordError(reason)
+            self._forget(*victim)
+            self.on_evict(*victim)
+            reason = self._full(record, size_bytes)
+
+    def _greediest(self, record: SignedRecord, storer: str) -> tuple[str, str] | None:
+        """The oldest record, where it is too full, of who brought the most; None: ``storer``."""
+        if self._author_keys[record.peer_id] >= self.author_keys_max:
+            return None
+        here = self._full_here(record.key)
+        shares = (
+            {name: len(brought.get(record.key, ())) for name, brought in self._brought.items()}
+            if here
+            else self._shares
+        )
+        worst = max(shares, key=lambda name: shares[name], default=None)
+        if worst is None or shares[worst] <= shares.get(storer, 0) + 1:
+            return None
+        brought = self._brought[worst]
+        key = record.key if here else max(brought, key=lambda k: len(brought[k]))
+        oldest = (
+            author for author in brought[key] if (key, author) != (record.key, record.peer_id)
+        )
+        return next(((key, author) for author in oldest), None)
+
+    def _full_here(self, key: str) -> bool:
+        under = self._keys.get(key)
+        return under is not None and (
+            len(under.authors) >= self.authors_max
+            or under.size_bytes > self.key_bytes_max - SIGNED_BYTES_MAX - RECORD_OVERHEAD_BYTES
+        )
+
+    def _full(self, record: SignedRecord, size_bytes: int) -> str | None:
+        """Which bound the record is over; one that takes an older one's place counts as growth."""
+        under = self._keys.get(record.key)
+        seen = None if under is None else under.authors.get(record.peer_id)
+        grows = size_bytes - (seen.size_bytes if seen is not None else 0)
+        if under is not None and under.size_bytes + grows > self.key_bytes_max:
+            return f"records under this key have {self.key_bytes_max} bytes, no room for more"
+        if self._size_bytes + grows > self.total_bytes_max:
+            return f"records have {self.total_bytes_max} bytes, no room for more"
+        if seen is not None:
+            return None
+        if self._author_keys[record.peer_id] >= self.author_keys_max:
+            return f"{record.peer_id} has records under {self.author_keys_max} keys already"
+        if under is None and len(self._keys) >= self.keys_max:
+            return f"{self.keys_max} keys are known already, no room for another"
+        if under is not None and len(under.authors) >= self.authors_max:
+            return f"{self.authors_max} authors are known under this key, no room for another"
+        if len(self._known) >= self.records_max:
+            return f"{self.records_max} records are known already, no room for another"
+        return None
+
+    def forget_expired(self, now_unix_s: float) -> None:
+        """Free the memory of records that have expired."""
+        # A full guard is swept at most once a second, or refusals would cost a pass each.
+        self._sweep_at_s = now_unix_s + 1.0
+        expired = [
+            (key, author)
+            for key, under in self._keys.items()
+            for author, entry in under.authors.items()
+            if entry.record.expires_unix_s <= now_unix_s
+        ]
+        for key, author in expired:
+            self._forget(key, author)

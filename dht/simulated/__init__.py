@@ -1,0 +1,1 @@
+"""Adapter: a network and a clock within one process."""

@@ -1,0 +1,1 @@
+"""The transport interface, and what its adapters share."""

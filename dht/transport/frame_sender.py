@@ -1,0 +1,61 @@
+"""Sending frames without waiting, with a bound on what may queue."""
+
+import asyncio
+from collections import deque
+
+from dht.errors import NetworkError
+from dht.messages import codec
+from dht.transport.interface import Stream
+
+UNDRAINED_BYTES_MAX = 256 << 10
+QUEUED_BYTES_MAX = 256 << 20
+
+
+class FrameSender:
+    """Writes frames to one stream in order; :meth:`send` never waits.
+
+    A frame goes to the transport at once while little is in flight (the decode path), and queues
+    behind a drain otherwise. More than ``QUEUED_BYTES_MAX`` queued bytes break the channel: a
+    reader that slow is as good as gone. :meth:`run` must be running for queued frames to leave;
+    it raises NetworkError when the stream is dead.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._queue: deque[bytes] = deque()
+        self._undrained_bytes = 0
+        self._wake = asyncio.Event()
+        self._broken: str | None = None
+        self.queued_bytes = 0
+
+    def send(self, message: object, body: bytes | memoryview = b"") -> None:
+        """Queue or write one frame. Errors show in :meth:`run`."""
+        frame = codec.encode_frame(message, body)
+        if self._queue or self._undrained_bytes > UNDRAINED_BYTES_MAX:
+            self._queue.append(frame)
+            self.queued_bytes += len(frame)
+            if self.queued_bytes > QUEUED_BYTES_MAX:
+                self._broken = f"{self.queued_bytes} bytes queued, nothing is read"
+            self._wake.set()
+            return
+        self._write(frame)
+        self._wake.set()
+
+    def _write(self, frame: bytes) -> None:
+        self._stream.write(frame)
+        self._undrained_bytes += len(frame)
+
+    async def run(self) -> None:
+        """Drain and flush until the stream dies or the caller cancels."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._queue or self._undrained_bytes:
+                if self._broken is not None:
+                    raise NetworkError(self._broken)
+                await self._stream.drain()
+                self._undrained_bytes = 0
+                while self._queue and self._undrained_bytes <= UNDRAINED_BYTES_MAX:
+                    frame = self._queue.popleft()
+                    self.queued_bytes -= len(frame)
+                    self._write(frame)

@@ -1,0 +1,107 @@
+"""Counts what streams carry, by purpose; what the DHT's daemon sends by itself is not seen."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from dht.transport.interface import Stream, StreamHandler, Transport
+
+Count = Callable[[int], None]
+
+
+class MeteredStream:
+    """A stream whose bytes are reported as they are written and read."""
+
+    def __init__(self, inner: Stream, sent: Count, received: Count) -> None:
+        self._inner = inner
+        self._sent = sent
+        self._received = received
+
+    @property
+    def remote_peer_id(self) -> str:
+        return self._inner.remote_peer_id
+
+    @property
+    def remote_host(self) -> str:
+        return self._inner.remote_host
+
+    async def read_exactly(self, count: int) -> bytes:
+        data = await self._inner.read_exactly(count)
+        self._received(count)
+        return data
+
+    def write(self, data: bytes) -> None:
+        self._inner.write(data)
+        self._sent(len(data))
+
+    async def drain(self) -> None:
+        await self._inner.drain()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class Meter:
+    """Calls ``sent`` and ``received`` for the bytes of the streams that it is given."""
+
+    def __init__(self, sent: Count, received: Count) -> None:
+        self._sent = sent
+        self._received = received
+        self.purposes: Counter[str] = Counter()
+        """Bytes both ways by the middle of their protocol's name, such as ``hop``."""
+
+    def stream(self, protocol: str, inner: Stream) -> Stream:
+        """``inner``, metered."""
+        purpose = protocol.strip("/").split("/")[-2]
+
+        def sent(count: int) -> None:
+            self.purposes[purpose] += count
+            self._sent(count)
+
+        def received(count: int) -> None:
+            self.purposes[purpose] += count
+            self._received(count)
+
+        return MeteredStream(inner, sent, received)
+
+
+class MeteredTransport:
+    """``inner`` with ``meter`` on the streams that are opened and served through this."""
+
+    def __init__(self, inner: Transport, meter: Meter) -> None:
+        self._inner = inner
+        self._meter = meter
+
+    @property
+    def peer_id(self) -> str:
+        return self._inner.peer_id
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._inner.addresses
+
+    def now(self) -> float:
+        return self._inner.now()
+
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        async def run(stream: Stream) -> None:
+            await handler(self._meter.stream(protocol, stream))
+
+        await self._inner.serve(protocol, run)
+
+    async def open_stream(
+        self, peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()
+    ) -> Stream:
+        stream = await self._inner.open_stream(peer_id, protocol, addresses=addresses)
+        return self._meter.stream(protocol, stream)
+
+    async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
+        return await self._inner.store(key, value, expires_unix_s=expires_unix_s)
+
+    async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
+        return await self._inner.get(key, latest=latest)
+
+    async def wait_ended(self) -> str:
+        return await self._inner.wait_ended()
+
+    async def close(self) -> None:
+        await self._inner.close()

@@ -1,0 +1,141 @@
+"""Circuit relay v2 of libp2p, as far as a peer behind NAT needs it: reserve a slot at a relay.
+
+Who holds a reservation keeps its connection to the relay, which then passes on those who dial
+``<relay>/p2p-circuit/p2p/<peer>``; the daemon takes them, for light peers
+:mod:`dht.light.relay`. The relay sees ciphertext: both ends secure the connection through it once
+more. Messages are protobuf behind a varint of their length
+(the circuit relay v2 specification of libp2p). Pure but for the stream.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dht.errors import NetworkError
+from dht.identity.multiaddr import CIRCUIT, dialled_of, is_loopback
+from dht.messages import codec
+from dht.messages.types import ADDRESSES_MAX
+from dht.transport.interface import Stream, Transport
+
+RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
+RESERVE = b"\x02\x08\x00"
+"""A message of two bytes: field 1, the type, is 0 (reserve)."""
+ANSWER_BYTES_MAX = 4096
+PER_RELAY = 2
+"""Addresses of one relay that are told on."""
+CALL_S_MIN, CALL_BYTES_MIN = 600, 1 << 30
+"""Relays that end a call sooner are of no use: libp2p's own limits are 2 min and 128 KiB."""
+_TYPE, _LIMIT, _STATUS = 1, 4, 5
+_DURATION_S, _DATA_BYTES = 1, 2
+_IS_STATUS, _OK = 2, 100
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT_BYTES_MAX = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """What a relay answers: ``status`` is 100 when it grants what was asked."""
+
+    status: int
+    call_s: int = 0
+    """It ends a call after so long, and after so many bytes in one direction; 0: never."""
+    call_bytes: int = 0
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether a call lives long enough to serve through it."""
+        return not (0 < self.call_s < CALL_S_MIN or 0 < self.call_bytes < CALL_BYTES_MIN)
+
+
+async def reserve(transport: Transport, relay_id: str, addresses: tuple[str, ...]) -> None:
+    """Reserve a slot at a relay, or renew it.
+
+    Raises NetworkError when the relay cannot be reached, refuses or passes on too little, and
+    :class:`dht.messages.codec.MalformedError` when its answer is none. The caller sets the time
+    limit.
+    """
+    stream = await transport.open_stream(relay_id, RELAY_PROTOCOL, addresses=addresses)
+    try:
+        stream.write(RESERVE)
+        await stream.drain()
+        granted = granted_by(await _read_message(stream))
+    finally:
+        await stream.close()
+    if granted.status != _OK:
+        raise NetworkError(f"relay {relay_id} refuses a reservation: status {granted.status}")
+    if not granted.is_enough:
+        raise NetworkError(
+            f"relay {relay_id} ends calls after {granted.call_s} s or {granted.call_bytes} bytes"
+        )
+
+
+def granted_by(message: bytes) -> Granted:
+    """What a relay's answer says.
+
+    Raises :class:`dht.messages.codec.MalformedError` for anything but a status.
+    """
+    fields = dict(_fields(message))
+    status, limit = fields.get(_STATUS), fields.get(_LIMIT, b"")
+    if fields.get(_TYPE) != _IS_STATUS or not isinstance(status, int):
+        raise codec.MalformedError("a relay answers without a status")
+    limits = dict(_fields(limit)) if isinstance(limit, bytes) else {}
+    call_s, call_bytes = limits.get(_DURATION_S, 0), limits.get(_DATA_BYTES, 0)
+    if not isinstance(call_s, int) or not isinstance(call_bytes, int):
+        raise codec.MalformedError("a relay's limits are no numbers")
+    return Granted(status=status, call_s=call_s, call_bytes=call_bytes)
+
+
+def circuit_addresses(relay_id: str, addresses: tuple[str, ...], peer_id: str) -> tuple[str, ...]:
+    """Where others dial ``peer_id`` through a relay with these full addresses of its own."""
+    dialled = [each for each in dialled_of(relay_id, addresses) if not is_loopback(each)]
+    return tuple(f"{each}/p2p/{relay_id}{CIRCUIT}/p2p/{peer_id}" for each in dialled[:PER_RELAY])
+
+
+def with_circuits(own: tuple[str, ...], circuits: tuple[str, ...]) -> tuple[str, ...]:
+    """The addresses to announce: a peer's own, and those through relays, which always fit."""
+    circuits = circuits[:ADDRESSES_MAX]
+    return (*own[: ADDRESSES_MAX - len(circuits)], *circuits)
+
+
+async def _read_message(stream: Stream) -> bytes:
+    length = shift = 0
+    while True:
+        byte = (await stream.read_exactly(1))[0]
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+        if length > ANSWER_BYTES_MAX or shift > 14:
+            raise codec.MalformedError("a relay's answer is too long")
+    if length > ANSWER_BYTES_MAX:
+        raise codec.MalformedError(f"a relay answers {length} bytes, {ANSWER_BYTES_MAX} at most")
+    return await stream.read_exactly(length)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Field numbers with their values where those are numbers or bytes; others are skipped."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, at = _varint(message, at)
+            yield tag >> 3, value
+        elif kind == _BYTES:
+            length, at = _varint(message, at)
+            yield tag >> 3, message[at : at + length]
+            at += length
+        elif kind in {_FIXED32, _FIXED64}:
+            at += 4 if kind == _FIXED32 else 8
+        else:
+            raise codec.MalformedError(f"a relay's answer has a field of type {kind}")
+    if at > len(message):
+        raise codec.MalformedError("a relay's answer ends within a field")
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift, byte in enumerate(message[at : at + _VARINT_BYTES_MAX]):
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:
+            return value, at + shift + 1
+    raise codec.MalformedError("a relay's answer holds a number without an end")

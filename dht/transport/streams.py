@@ -1,0 +1,277 @@
+"""What the transport adapters share: in-process streams, and the handlers of incoming streams."""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from dht.errors import NetworkError, PeerError
+from dht.transport.interface import Stream, StreamHandler
+
+PIPE_BYTES_MAX = 256 << 10
+"""Unread bytes beyond which a writer's drain waits."""
+STREAMS_PER_PEER_MAX = 2048
+"""Incoming streams of one peer at a time; a gateway has one for each of its sessions."""
+HEARD_LIMIT_S = 10.0
+"""How long a stream whose handler has returned waits for the other side to close it."""
+_UNHEARD_BYTES, _UNHEARD_READS = 64 << 10, 16
+"""What the other side still says meanwhile is read and dropped, up to 1 MiB."""
+
+_log = logging.getLogger(__name__)
+
+
+class Pipe:
+    """One direction of an in-process stream: bytes in order, back-pressure, an end.
+
+    ``carry(data, deliver)`` decides when written bytes arrive; without one they arrive at once. A
+    break shows on both sides at the next read or drain.
+    """
+
+    def __init__(
+        self,
+        carry: Callable[[bytes, Callable[[], None]], None] | None = None,
+        *,
+        unread_bytes_max: int = PIPE_BYTES_MAX,
+    ) -> None:
+        self._carry = carry
+        self._unread_bytes_max = unread_bytes_max
+        self._chunks: deque[bytes] = deque()
+        self._buffered_bytes = 0
+        self._in_flight_bytes = 0
+        self._wanted_bytes = 0
+        self._ended: str | None = None
+        self._reader_gone: str | None = None
+        self._broken: str | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def write(self, data: bytes) -> None:
+        if self._broken is None and data:
+            self._in_flight_bytes += len(data)
+            self._send(data, lambda: self._arrive(bytes(data)))
+
+    def end(self, reason: str, then: Callable[[], None]) -> None:
+        """Reads fail once everything written before has been read; ``then`` runs on arrival."""
+
+        def arrive() -> None:
+            self._ended = self._ended or reason
+            self._wake()
+            then()
+
+        self._send(b"", arrive)
+
+    def stop_reading(self, reason: str) -> None:
+        """The reader left: its reads fail, what arrives is dropped. The writer does not know."""
+        self._reader_gone = self._reader_gone or reason
+        self._chunks.clear()
+        self._buffered_bytes = 0
+        self._wake()
+
+    def break_off(self, reason: str) -> None:
+        """Fail both sides now; what was not read is lost."""
+        self._broken = self._broken or reason
+        self._chunks.clear()
+        self._buffered_bytes = self._in_flight_bytes = 0
+        self._wake()
+
+    async def read_exactly(self, count: int) -> bytes:
+        self._wanted_bytes = count
+        try:
+            self._wake()  # a writer that waits for room may have it now
+            while self._buffered_bytes < count or self._broken or self._reader_gone:
+                reason = self._broken or self._reader_gone or self._ended
+                if reason is not None:
+                    raise NetworkError(reason)
+                await self._wait()
+        finally:
+            self._wanted_bytes = 0
+        data = self._take(count)
+        self._wake()
+        return data
+
+    async def drain(self) -> None:
+        while True:
+            if self._broken is not None:
+                raise NetworkError(self._broken)
+            unread = self._buffered_bytes + self._in_flight_bytes
+            # A reader that waits for more than fits must get it, or both would wait for ever.
+            if unread <= max(self._unread_bytes_max, self._wanted_bytes):
+                return
+            await self._wait()
+
+    def _send(self, data: bytes, deliver: Callable[[], None]) -> None:
+        if self._carry is None:
+            deliver()
+        else:
+            self._carry(data, deliver)
+
+    def _arrive(self, data: bytes) -> None:
+        if self._broken is None:
+            self._in_flight_bytes -= len(data)
+            if self._reader_gone is None:
+                self._buffered_bytes += len(data)
+                self._chunks.append(data)
+            self._wake()
+
+    def _take(self, count: int) -> bytes:
+        self._buffered_bytes -= count
+        if self._chunks and len(self._chunks[0]) == count:
+            return self._chunks.popleft()
+        parts: list[bytes] = []
+        while count:
+            chunk = self._chunks.popleft()
+            if len(chunk) > count:
+                self._chunks.appendleft(chunk[count:])
+                chunk = chunk[:count]
+            parts.append(chunk)
+            count -= len(chunk)
+        return b"".join(parts)
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+
+class PipeStream:
+    """A :class:`dht.transport.interface.Stream` over two pipes of this process."""
+
+    def __init__(self, remote_peer_id: str, incoming: Pipe, outgoing: Pipe) -> None:
+        self._remote_peer_id = remote_peer_id
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._closed = False
+        self.remote_host = ""
+        self.on_close: Callable[[], None] | None = None
+        """Called once, when this end is closed."""
+
+    @property
+    def remote_peer_id(self) -> str:
+        return self._remote_peer_id
+
+    async def read_exactly(self, count: int) -> bytes:
+        return await self._incoming.read_exactly(count)
+
+    def write(self, data: bytes) -> None:
+        if not self._closed:
+            self._outgoing.write(data)
+
+    async def drain(self) -> None:
+        if self._closed:
+            raise NetworkError("the stream is closed")
+        await self._outgoing.drain()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self.on_close is not None:
+            self.on_close()
+        self._incoming.stop_reading("the stream is closed")
+        # What the other side writes from now on has no reader; it learns so when the end arrives.
+        self._outgoing.end(
+            "the other side closed the stream",
+            lambda: self._incoming.break_off("the other side closed the stream"),
+        )
+
+    def break_off(self, reason: str) -> None:
+        """Fail both directions on both sides, as a lost connection does."""
+        self._incoming.break_off(reason)
+        self._outgoing.break_off(reason)
+
+
+def stream_pair(near_peer_id: str, far_peer_id: str) -> tuple[PipeStream, PipeStream]:
+    """The near and the far end of a stream within this process."""
+    there, back = Pipe(), Pipe()
+    return PipeStream(far_peer_id, back, there), PipeStream(near_peer_id, there, back)
+
+
+async def until_closed(stream: Stream) -> None:
+    """Wait until the other side closes the stream, ``HEARD_LIMIT_S`` at most.
+
+    It has then read what was written here, or wants no more of it. Who closes first may take it
+    back: hivemind's daemon resets a stream that is closed while the other side writes, and now and
+    then one where it does not, and a reset overtakes what was written and not read yet.
+    """
+    with suppress(NetworkError, TimeoutError):
+        async with asyncio.timeout(HEARD_LIMIT_S):
+            await stream.drain()
+            for _ in range(_UNHEARD_READS):
+                await stream.read_exactly(_UNHEARD_BYTES)
+
+
+class StreamHandlers:
+    """Runs one handler per incoming stream in a task of its own; an error ends that stream alone.
+
+    ``errors`` counts failed streams by the type of the error. A peer's or the network's fault, or
+    its silence, is not worth a line in the log; anything else is a fault of ours and is logged with
+    its traceback.
+    """
+
+    def __init__(self) -> None:
+        self.by_protocol: dict[str, StreamHandler] = {}
+        self.errors: Counter[str] = Counter()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in order, so that runs replay
+        self._streams: Counter[str] = Counter()
+
+    def open_to_self(self, peer_id: str, protocol: str) -> Stream:
+        """A stream of this peer to itself, within the process."""
+        handler = self.by_protocol.get(protocol)
+        if handler is None:
+            raise NetworkError(f"this peer does not serve {protocol}")
+        near, far = stream_pair(peer_id, peer_id)
+        self.start(handler, far)
+        return near
+
+    def start(self, handler: StreamHandler, stream: Stream) -> None:
+        """Handle ``stream`` in a new task."""
+        self.adopt(self.run(handler, stream))
+
+    def adopt(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` in a task that :meth:`close` ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def run(self, handler: StreamHandler, stream: Stream) -> None:
+        """Handle ``stream`` and close it; only a cancellation comes out of here."""
+        peer_id = stream.remote_peer_id
+        try:
+            if self._streams[peer_id] >= STREAMS_PER_PEER_MAX:
+                self.errors["TooManyStreams"] += 1
+                return
+            self._streams[peer_id] += 1
+            try:
+                await handler(stream)
+                await until_closed(stream)
+            finally:
+                self._streams[peer_id] -= 1
+                if not self._streams[peer_id]:
+                    del self._streams[peer_id]
+        except (PeerError, NetworkError, TimeoutError) as error:
+            self.errors[type(error).__name__] += 1
+            _log.debug("stream of %s ended: %s", peer_id, error)
+        except Exception as error:  # noqa: BLE001  (one stream must not end the process)
+            self.errors[type(error).__name__] += 1
+            _log.exception("the handler of a stream of %s failed", peer_id)
+        finally:
+            await stream.close()
+
+    async def close(self) -> None:
+        """Cancel every handler and wait until all have ended."""
+        await asyncio.gather(*self.cancel(), return_exceptions=True)
+
+    def cancel(self) -> list[asyncio.Task[None]]:
+        """Cancel every handler, but for a calling one; they are returned."""
+        current = asyncio.current_task()
+        tasks = [task for task in self._tasks if task is not current]
+        for task in tasks:
+            task.cancel()
+        return tasks

@@ -1,0 +1,1 @@
+"""Attention of a step's rows over the KV pool, in plain torch."""

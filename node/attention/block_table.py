@@ -1,0 +1,143 @@
+"""Where the contexts of a step's rows are, page by page: what a kernel over pages goes by."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from node.device.tensors import brought
+
+
+class Part(Protocol):
+    """One session's rows in a step, and the pages of its context."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def context_tokens(self) -> int: ...
+
+    @property
+    def pages(self) -> Sequence[int]: ...
+
+    @property
+    def run(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """Rows of a step as a kernel takes them."""
+
+    blocks: Tensor
+    """``[blocks, 2]`` int32: the session, and the block's first row within it."""
+    tokens: Tensor
+    """``[rows]`` int32: all rows that are in the blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedRows:
+    """Sessions of a step: which rows are whose, and the pages of their contexts."""
+
+    segments: Tensor
+    """``[sessions, 3]`` int32: the first row of each, its rows, and the tokens that the last of
+    them attends to."""
+    pages: Tensor
+    """``[sessions, most pages]`` int32; behind a context's end anything."""
+    page_tokens: int
+    spans: tuple[int, ...]
+    """Rows of each session, as the CPU knows them."""
+    _blocks: dict[tuple[int, bool], Blocks | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, parts: Sequence[Part], page_tokens: int, device: torch.device) -> "PagedRows":
+        """Of a step's sessions, in the order of their rows; each has the pages of its context."""
+        used = [-(-part.context_tokens // page_tokens) for part in parts]
+        firsts = torch.tensor([part.pages[0] for part in parts], dtype=torch.int32)
+        pages = firsts[:, None] + torch.arange(max(used), dtype=torch.int32)
+        table = pages.numpy()  # copies an array of pages twenty times as fast as torch a list
+        for at, part in enumerate(parts):
+            if not part.run:
+                table[at, : used[at]] = part.pages[: used[at]]
+        segments = torch.tensor(
+            [(part.first, part.rows, part.context_tokens) for part in parts], dtype=torch.int32
+        )
+        return cls(
+            segments=brought(segments, device),
+            pages=brought(pages, device),
+            page_tokens=page_tokens,
+            spans=tuple(part.rows for part in parts),
+        )
+
+    @classmethod
+    def room(
+        cls, rows: int, columns: int, page_tokens: int, scrap_page: int, device: torch.device
+    ) -> "PagedRows":
+        """For steps of so many sessions of one row each, with contexts of up to ``columns`` tokens;
+        all of them look at the first token of ``scrap_page`` until something is staged."""
+        at = torch.arange(rows, dtype=torch.int32)
+        ones = torch.ones(rows, dtype=torch.int32)
+        pages = torch.full((rows, -(-columns // page_tokens)), scrap_page, dtype=torch.int32)
+        made = cls(
+            segments=torch.stack([at, ones, ones], dim=1).to(device),
+            pages=pages.to(device),
+            page_tokens=page_tokens,
+            spans=(1,) * rows,
+        )
+        made.blocks(1, single=True)  # now: while a graph is captured nothing can be brought
+        return made
+
+    def stage(self, rows: "PagedRows", scrap_page: int) -> None:
+        """Put a decode step's sessions first; the others look at ``scrap_page`` again."""
+        count, wide = rows.pages.shape
+        self.segments[:count, 2] = rows.segments[:, 2]
+        self.segments[count:, 2] = 1
+        self.pages[:count, :wide] = rows.pages
+        self.pages[count:, 0] = scrap_page
+
+    @property
+    def decode(self) -> bool:
+        """Whether each session has one row."""
+        return all(rows == 1 for rows in self.spans)
+
+    @property
+    def columns(self) -> int:
+        """Tokens that the pages of the longest context hold."""
+        return int(self.pages.shape[1]) * self.page_tokens
+
+    def blocks(self, rows: int, *, single: bool) -> Blocks | None:
+        """Rows in blocks of ``rows`` at most, of the sessions that have one row each or of the
+        others; None where there are none. Made once per step."""
+        key = (rows, single)
+        if key not in self._blocks:
+            self._blocks[key] = self._cut(rows, single)
+        return self._blocks[key]
+
+    def _cut(self, rows: int, single: bool) -> Blocks | None:
+        cut: list[tuple[int, int]] = []
+        tokens: list[int] = []
+        at = 0
+        for session, span in enumerate(self.spans):
+            if (span == 1) == single:
+                cut.extend((session, first) for first in range(0, span, rows))
+                tokens.extend(range(at, at + span))
+            at += span
+        if not cut:
+            return None
+        device = self.segments.device
+        return Blocks(
+            blocks=brought(torch.tensor(cut, dtype=torch.int32), device),
+            tokens=brought(torch.tensor(tokens, dtype=torch.int32), device),
+        )
+
+
+AttendPages = Callable[
+    [Tensor, Tensor, Tensor, PagedRows, Tensor | None, int, float, float], Tensor
+]
+"""(query ``[1, heads, tokens, width]``, keys and values ``[slots, kv_heads, width]``, rows, sinks,
+window, scale, softcap) → ``[1, tokens, heads, value width]``; see
+:func:`node.kernels.triton_paged_attention.attend_pages`."""

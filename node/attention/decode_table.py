@@ -1,0 +1,197 @@
+"""Attention of a step in which every session has one row: all of them at once.
+
+Each row sees the whole of its own context, so there is nothing causal left to do: the contexts are
+read by a table of pool rows, padded to one width, or one after the other where they are runs of
+pages and copying them would cost more than calling more often. The function is written so that
+``torch.jit.script`` takes it: traced layers (:mod:`node.model.torchscript_layers`) call it, and it
+has no shape that depends on what is in the tensors when it goes by a table, so that CUDA can record
+it.
+"""
+
+import functools
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from node.device.tensors import brought
+
+logger = logging.getLogger(__name__)
+
+COPIED_BYTES_MAX = 4 << 20
+"""Of the keys that a step's table may copy in each layer on a CPU: what stays in its caches."""
+PADDED_SHARE_MAX = 2.0
+"""How many times the contexts together a table may be."""
+PADDING_BYTES_MAX = 64 << 20
+"""Of keys and values that a table may copy in a layer however much of it is padding: less than the
+launches of a loop over sessions take, on an accelerator."""
+TABLE_BYTES_MAX = 1 << 30
+"""Of keys and values that a table may copy in a layer at all: they need memory beside the pool."""
+
+
+class Context(Protocol):
+    """One session's context in the pool."""
+
+    @property
+    def context_tokens(self) -> int: ...
+
+    @property
+    def slots(self) -> Tensor | slice: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRows:
+    """Where the contexts of a step's rows are in the pool, by one of two ways."""
+
+    spans: Tensor
+    """``[rows, 2]`` int64: the first pool row of each context and its tokens. The first means
+    nothing where there is a table."""
+    table: Tensor
+    """``[rows, columns]`` int64: pool rows of each context, its last one again behind its end, as
+    what was never written could be no number; ``[0, 0]`` where each context is one run of pool
+    rows, as ``spans`` says."""
+
+
+def decode_rows(
+    contexts: Sequence[Context],
+    kv_bytes_per_token: int,
+    page_tokens: int,
+    device: torch.device,
+    *,
+    tables_only: bool,
+) -> DecodeRows | None:
+    """How to read the contexts of a decode step; None where neither way is worth it.
+
+    ``kv_bytes_per_token`` are those of one layer's keys and values. With ``tables_only`` it is by a
+    table or not at all: graphs are captured with tables, and a loop over sessions is for steps that
+    a table would pad too much, as one long context beside many short ones.
+    """
+    lengths = [context.context_tokens for context in contexts]
+    columns, rows = max(lengths), len(lengths)
+    starts = [c.slots.start if isinstance(c.slots, slice) else -1 for c in contexts]
+    runs = min(starts) >= 0
+    fits = rows * columns <= PADDED_SHARE_MAX * sum(lengths)
+    copied_bytes = rows * columns * kv_bytes_per_token
+    if tables_only:
+        by_table = copied_bytes <= (TABLE_BYTES_MAX if fits else PADDING_BYTES_MAX)
+        if not by_table:
+            return None
+    elif runs:  # reading a run copies nothing, but each costs a call
+        by_table = rows > 1 and fits and copied_bytes <= COPIED_BYTES_MAX
+    elif fits:
+        by_table = True
+    else:
+        return None
+    spans = torch.tensor([starts, lengths]).T.contiguous()
+    if not by_table:
+        return DecodeRows(spans=spans, table=spans.new_empty(0, 0))
+    pages = -(-columns // page_tokens)
+    firsts = torch.zeros(rows, pages, dtype=torch.long)  # pool rows at which pages begin
+    for row, context in enumerate(contexts):
+        slots = context.slots
+        if isinstance(slots, slice):
+            slots = torch.arange(slots.start, slots.stop, page_tokens)
+            firsts[row, : len(slots)] = slots
+        else:
+            used = slots[::page_tokens]
+            firsts[row, : len(used)] = used
+    # Only pages travel to the device; the pool rows within them are counted there.
+    spans, firsts = brought(spans, device), brought(firsts, device)
+    at = torch.arange(columns, device=device).minimum(spans[:, 1:] - 1)
+    table = firsts.gather(1, at // page_tokens) + at % page_tokens
+    return DecodeRows(spans=spans, table=table)
+
+
+def attend_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    spans: Tensor,
+    table: Tensor,
+    sinks: Tensor | None,
+    window: int,
+    scale: float,
+    softcap: float,
+) -> Tensor:
+    """Write each row's key and value, attend it to its context.
+
+    ``query`` is ``[1, heads, rows, width]``, ``key`` and ``value`` ``[1, kv_heads, rows, width]``,
+    ``keys`` and ``values`` are the pools, ``slots`` the pool row of each row; ``window`` and
+    ``softcap`` 0: none. Returns ``[1, rows, heads, value width]``.
+    """
+    keys.index_copy_(0, slots, key[0].transpose(0, 1))
+    values.index_copy_(0, slots, value[0].transpose(0, 1))
+    heads, rows, width = query.size(1), query.size(2), query.size(3)
+    kv_heads = keys.size(1)
+    # A row sees all it is given, so the heads of a group can be its rows.
+    grouped = query[0].transpose(0, 1).reshape(rows, kv_heads, heads // kv_heads, width)
+    if table.size(0) > 0:
+        columns = table.size(1)
+        flat = table.reshape(-1)
+        found = keys.index_select(0, flat).view(rows, columns, kv_heads, -1).transpose(1, 2)
+        given = values.index_select(0, flat).view(rows, columns, kv_heads, -1).transpose(1, 2)
+        at = torch.arange(columns, device=table.device)
+        lengths = spans[:, 1:]
+        allowed = at < lengths
+        if window > 0:
+            allowed = allowed & (at >= lengths - window)
+        out = _weighed(grouped, found, given, allowed[:, None, None, :], sinks, scale, softcap)
+        return out.reshape(1, rows, heads, -1)
+    parts: list[Tensor] = []
+    for row in range(rows):
+        first, length = int(spans[row, 0]), int(spans[row, 1])
+        if 0 < window < length:
+            first, length = first + length - window, window
+        found = keys.narrow(0, first, length).transpose(0, 1).unsqueeze(0)
+        given = values.narrow(0, first, length).transpose(0, 1).unsqueeze(0)
+        each = grouped.narrow(0, row, 1)
+        parts.append(_weighed(each, found, given, None, sinks, scale, softcap))
+    return torch.cat(parts).reshape(1, rows, heads, -1)
+
+
+def _weighed(
+    grouped: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    allowed: Tensor | None,
+    sinks: Tensor | None,
+    scale: float,
+    softcap: float,
+) -> Tensor:
+    """``[rows, kv_heads, group, value width]``; see
+    :func:`node.attention.paged_attention._attend_explicitly`."""
+    if sinks is None and softcap == 0.0:
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=allowed, scale=scale)
+    scores = torch.matmul(grouped, keys.transpose(2, 3)) * scale
+    if softcap > 0.0:
+        scores = torch.tanh(scores / softcap) * softcap
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    scores = scores.float()
+    if sinks is None:
+        return torch.matmul(torch.softmax(scores, dim=-1).to(values.dtype), values)
+    beside = sinks.float().view(1, grouped.size(1), grouped.size(2), 1)
+    scores = torch.cat([scores, beside.expand(grouped.size(0), -1, -1, -1)], dim=-1)
+    shares = torch.softmax(scores, dim=-1).to(values.dtype)
+    return torch.matmul(shares[..., :-1], values)
+
+
+@functools.cache
+def scripted() -> Callable[..., Any]:
+    """:func:`attend_rows` without Python between its operations, where torch can do that."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            made: Callable[..., Any] = torch.jit.script(attend_rows)
+    except (RuntimeError, AttributeError, OSError) as error:
+        logger.warning("attention stays in Python: %s", str(error).splitlines()[0])
+        return attend_rows
+    return made

@@ -1,0 +1,414 @@
+"""Attention over the paged KV pool, registered with ``transformers`` as an attention function.
+
+The model's own code stays untouched: it calls :func:`paged_attention` in every layer, which finds
+the running step in a thread-local variable, because not every family passes keywords through.
+Queries of all sessions in the step come packed in one row, ``[1, heads, tokens, width]``.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from node.attention.block_table import AttendPages, PagedRows
+from node.attention.decode_table import DecodeRows, attend_rows, scripted
+from node.attention.mask_rules import CAUSAL, MaskRule, describe
+from node.kv.layer_pool import LayerPool
+
+ATTENTION_NAME = "anabranch_paged"
+
+SCORES_BYTES_MAX = 64 << 20
+"""Of the float32 scores of one session's rows that an accelerator may be asked for at once: several
+copies are alive, beside all that is lent to weights and pages."""
+
+SHARE_LEAST = 1e-3
+"""Of the size of values around 1: answers that are smaller are compared as if they were not."""
+
+WITHOUT_EFFECT = frozenset(
+    {"position_ids", "cache_position", "position_embeddings", "deterministic", "use_cache"}
+)
+"""Keywords that layers hand on, which say nothing of how attention is computed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Segment:
+    """Rows ``[first, last)`` of the step belong to one session whose context ends with them."""
+
+    first: int
+    last: int
+    context_tokens: int
+    """Tokens attended to by the last row, itself included."""
+    slots: torch.Tensor | slice
+    """Pool rows of the whole context: a slice where the pages are one run; empty where they are not
+    and a kernel finds them by ``pages``."""
+    pages: Sequence[int] = ()
+    """Of the pool, at least those of the context, in its order."""
+    run: bool = True
+    """Whether the pages are consecutive."""
+    tokens_max: int = 0
+    """Tokens that the session may reach: what rotary embeddings that depend on the length of the
+    context go by, the same for every row of the session however often it is replayed."""
+    masks: dict[MaskRule, torch.Tensor | None] = field(default_factory=dict)
+    """Made once per step."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the step are this session's."""
+        return self.last - self.first
+
+    @property
+    def position(self) -> int:
+        """Where in the session its first row stands."""
+        return self.context_tokens - self.rows
+
+    def mask(self, rule: MaskRule, device: torch.device) -> torch.Tensor | None:
+        """Which of the context each row may see, ``[rows, context]``; None: all of it."""
+        if rule not in self.masks:
+            self.masks[rule] = rule.allowed(self.rows, self.context_tokens, device)
+        return self.masks[rule]
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """What the attention function must know of the running step."""
+
+    pools: dict[int, LayerPool]
+    """By layer index."""
+    write_slots: torch.Tensor | slice
+    """Pool rows of the step's new tokens, ``[tokens]``; a slice where they are consecutive."""
+    segments: list[Segment]
+    decode: DecodeRows | None = None
+    """Set where every segment is one row; ``write_slots`` is a tensor then."""
+    paged: PagedRows | None = None
+    """Set where ``attend_pages`` is there: it goes by these."""
+    attend_pages: AttendPages | None = None
+    compared: list[float] | None = None
+    """Where it is a list, layers give what attention in float32 gives, and how far ``attend_pages``
+    is from that is added: of all rows and heads the greatest norm of the difference, over the norm
+    of what is right."""
+    calls: int = 0
+    """How often attention was called."""
+
+
+class KvShapeFound(Exception):
+    """Raised by a look at a layer as soon as its attention is reached."""
+
+    def __init__(self, layer: int, kv_heads: int, key_width: int, value_width: int) -> None:
+        super().__init__(layer, kv_heads, key_width, value_width)
+        self.layer = layer
+        self.shape = (kv_heads, key_width, value_width)
+
+
+class _Running(threading.local):
+    step: Step | None = None
+    looking: bool = False
+    passing: bool = False
+
+
+_running = _Running()
+
+
+def set_step(step: Step | None) -> None:
+    """Name the step that this thread's next attention calls belong to."""
+    _running.step = step
+
+
+def set_looking(looking: bool) -> None:
+    """While set, attention raises :class:`KvShapeFound` instead of computing."""
+    _running.looking = looking
+
+
+def set_passing(passing: bool) -> None:
+    """While set, attention gives a tensor of the right shape and computes nothing."""
+    _running.passing = passing
+
+
+def paged_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: MaskRule | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Write the new keys and values, attend each session to its own context.
+
+    ``query`` is ``[1, heads, tokens, width]``, ``key`` and ``value`` ``[1, kv_heads, tokens,
+    width]``; values may have a width of their own. Returns ``[1, tokens, heads, width]``. The mask
+    decides who sees whom, ``sliding_window`` does not: it only repeats what the mask says. Raises
+    NotImplementedError for what it cannot compute, which makes the model unservable at load rather
+    than wrong later.
+    """
+    rule = CAUSAL if attention_mask is None else attention_mask
+    if _running.looking:
+        _refuse_unknown(module, rule, is_causal, others)
+        raise KvShapeFound(module.layer_idx, key.shape[1], key.shape[-1], value.shape[-1])
+    if _running.passing:
+        return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1]), None
+    step = _running.step
+    if step is None:
+        raise RuntimeError("paged attention was called outside a step")
+    step.calls += 1
+    pool = step.pools[module.layer_idx]
+    by_pages = step.paged is not None and rule.predicate is None
+    if by_pages and not _whole_prompt(step, rule, softcap, s_aux):
+        pool.write(step.write_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        return _in_place(query, pool, step, rule, scaling, softcap, s_aux), None
+    if step.decode is not None and rule.predicate is None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        assert isinstance(step.write_slots, torch.Tensor)  # noqa: S101 - so it is in such steps
+        rows = (pool.keys, pool.values, step.write_slots, step.decode.spans, step.decode.table)
+        # Scripted code may compile itself while it runs, which a CUDA graph could not hold.
+        attend = scripted() if query.device.type == "cpu" else attend_rows
+        attended: torch.Tensor = attend(
+            query, key, value, *rows, s_aux, rule.window, float(scale), float(softcap or 0.0)
+        )
+        return attended, None
+    pool.write(step.write_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    return _session_by_session(query, pool, step, rule, scaling, softcap, s_aux), None
+
+
+def _in_place(
+    query: torch.Tensor,
+    pool: LayerPool,
+    step: Step,
+    rule: MaskRule,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """``[1, rows, heads, value width]``, by the kernel over pages."""
+    assert step.attend_pages is not None and step.paged is not None  # noqa: S101, PT018 - together
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    attended = step.attend_pages(
+        query, pool.keys, pool.values, step.paged, sinks, rule.window, scale, softcap or 0.0
+    )
+    if step.compared is None:
+        return attended
+    right = _in_float32(query, pool, step, rule, scale, softcap, sinks)
+    apart = torch.linalg.vector_norm(attended.float() - right, dim=-1)
+    # Where nearly all goes to a sink, what is left may be less than the dtype can tell.
+    least = SHARE_LEAST * right.shape[-1] ** 0.5
+    whole = torch.linalg.vector_norm(right, dim=-1).clamp_min(least)
+    step.compared.append(float((apart / whole).max()))
+    return right.to(query.dtype)
+
+
+def _in_float32(
+    query: torch.Tensor,
+    pool: LayerPool,
+    step: Step,
+    rule: MaskRule,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """``[1, rows, heads, value width]``: in the open, with scores that no dtype has rounded."""
+    parts = [
+        attend_openly(
+            query[0, :, segment.first : segment.last].float(),
+            pool.keys[segment.slots].float().permute(1, 2, 0),
+            pool.values[segment.slots].float().transpose(0, 1),
+            segment.mask(rule, query.device),
+            scale,
+            softcap,
+            sinks,
+        )
+        for segment in step.segments
+    ]
+    return torch.cat(parts)[None]
+
+
+def _whole_prompt(
+    step: Step, rule: MaskRule, softcap: float | None, sinks: torch.Tensor | None
+) -> bool:
+    """Whether the step is one session's first rows, all causal and in one run of pages: what
+    torch's own kernels are best at."""
+    if len(step.segments) != 1 or softcap is not None or sinks is not None:
+        return False
+    segment = step.segments[0]
+    # Not by ``slots``: where pages are no run and a kernel goes by them, those are an empty slice.
+    whole = 1 < segment.rows == segment.context_tokens and segment.run
+    return whole and not 0 < rule.window < segment.rows
+
+
+def _session_by_session(
+    query: torch.Tensor,
+    pool: LayerPool,
+    step: Step,
+    rule: MaskRule,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """``[1, rows, heads, value width]``, by torch's kernels."""
+    if softcap is None and sinks is None:
+        parts = [_attend(query, pool, segment, rule, scaling) for segment in step.segments]
+    else:
+        parts = [
+            _attend_explicitly(query, pool, segment, rule, scaling, softcap, sinks)
+            for segment in step.segments
+        ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _refuse_unknown(module: Any, rule: Any, is_causal: bool | None, others: dict[str, Any]) -> None:
+    if not isinstance(rule, MaskRule):
+        raise NotImplementedError("attention with a bias of its own")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if rule is CAUSAL and not causal:
+        raise NotImplementedError("attention to later tokens")
+    for name, given in others.items():
+        if isinstance(given, torch.Tensor) and name not in WITHOUT_EFFECT:
+            raise NotImplementedError(f"attention with {name}")
+
+
+def _attend(
+    query: torch.Tensor, pool: LayerPool, segment: Segment, rule: MaskRule, scaling: float | None
+) -> torch.Tensor:
+    """One session's rows, ``[1, rows, heads, width]``."""
+    keys = pool.keys[segment.slots].transpose(0, 1)[None]  # [1, kv_heads, context, width]
+    values = pool.values[segment.slots].transpose(0, 1)[None]
+    rows, window = segment.rows, rule.window
+    heads, kv_heads = query.shape[1], keys.shape[1]
+    part = query[:, :, segment.first : segment.last]
+    if rows == 1 and rule.predicate is None:
+        # A single row sees all it is given, so the heads of a group can be its rows.
+        if 0 < window < segment.context_tokens:
+            keys, values = keys[:, :, -window:], values[:, :, -window:]
+        grouped = part.reshape(1, kv_heads, heads // kv_heads, -1)
+        out = F.scaled_dot_product_attention(grouped, keys, values, scale=scaling)
+        return out.reshape(1, 1, heads, -1)
+    causal = rows == segment.context_tokens and not 0 < window < rows and rule.predicate is None
+    if not causal and query.device.type != "cpu":
+        allowed = segment.mask(rule, query.device)
+        return attend_grouped(part, keys, values, allowed, scaling, SCORES_BYTES_MAX)
+    out = F.scaled_dot_product_attention(
+        part,
+        keys,
+        values,
+        attn_mask=None if causal else segment.mask(rule, query.device),
+        is_causal=causal,
+        scale=scaling,
+        enable_gqa=heads != kv_heads,
+    )
+    return out.transpose(1, 2)
+
+
+def attend_grouped(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    allowed: torch.Tensor | None,
+    scaling: float | None,
+    bytes_max: int,
+) -> torch.Tensor:
+    """Masked attention as accelerators like it, ``[1, rows, heads, value width]``.
+
+    CUDA's kernels take a mask or groups of heads, not both: with both, torch repeats the keys and
+    keeps all scores in float32. So the heads of a group become rows, and where the scores of all
+    rows might still be kept, never more than ``bytes_max`` of them. ``query`` is ``[1, heads, rows,
+    width]``, ``keys`` and ``values`` ``[1, kv_heads, context, width]``, ``allowed`` ``[rows,
+    context]``.
+    """
+    heads, rows, kv_heads = query.shape[1], query.shape[2], keys.shape[1]
+    group, parts = heads // kv_heads, []
+    for first, last in _blocks(rows, 4 * heads * keys.shape[2], bytes_max):
+        grouped = query[:, :, first:last].reshape(1, kv_heads, group * (last - first), -1)
+        seen = None if allowed is None else allowed[first:last].repeat(group, 1)
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=scaling)
+        parts.append(out.reshape(1, heads, last - first, -1))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)).transpose(1, 2)
+
+
+def _blocks(rows: int, row_bytes: int, bytes_max: int) -> list[tuple[int, int]]:
+    """``[first, last)`` of as few parts as stay within ``bytes_max``; of one row each at least."""
+    size = max(1, bytes_max // row_bytes)
+    return [(first, min(rows, first + size)) for first in range(0, rows, size)]
+
+
+def _attend_explicitly(
+    query: torch.Tensor,
+    pool: LayerPool,
+    segment: Segment,
+    rule: MaskRule,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Like :func:`_attend`, with scores in the open: capped softly, or beside a sink per head.
+
+    A sink is a score that takes its share of the softmax and gives nothing ("Efficient Streaming
+    Language Models with Attention Sinks", ICLR'24; here learned, ``[heads]``).
+    """
+    keys = pool.keys[segment.slots].permute(1, 2, 0)  # [kv_heads, width, context]
+    values = pool.values[segment.slots].transpose(0, 1)  # [kv_heads, context, width]
+    part = query[0, :, segment.first : segment.last]
+    allowed = segment.mask(rule, query.device)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if query.device.type == "cpu":
+        return attend_openly(part, keys, values, allowed, scale, softcap, sinks)[None]
+    blocks = _blocks(segment.rows, 4 * part.shape[0] * keys.shape[2], SCORES_BYTES_MAX)
+    parts = [
+        attend_openly(
+            part[:, first:last],
+            keys,
+            values,
+            None if allowed is None else allowed[first:last],
+            scale,
+            softcap,
+            sinks,
+        )
+        for first, last in blocks
+    ]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None]
+
+
+def attend_openly(
+    part: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    allowed: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """``[rows, heads, value width]`` of ``[heads, rows, width]``; see :func:`_attend_explicitly`.
+
+    ``keys`` are ``[kv_heads, width, context]``, ``values`` ``[kv_heads, context, width]``.
+    """
+    heads, rows, kv_heads = part.shape[0], part.shape[1], keys.shape[0]
+    group = heads // kv_heads
+    part = part.reshape(kv_heads, group * rows, -1)
+    scores = torch.matmul(part, keys).view(kv_heads, group, rows, -1) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    scores = scores.float()
+    if sinks is not None:
+        beside = sinks.float().view(kv_heads, group, 1, 1).expand(-1, -1, rows, -1)
+        scores = torch.cat([scores, beside], dim=-1)
+    shares = torch.softmax(scores, dim=-1).to(values.dtype)
+    if sinks is not None:
+        shares = shares[..., :-1]
+    out = torch.matmul(shares.reshape(kv_heads, group * rows, -1), values)
+    return out.view(heads, rows, -1).transpose(0, 1)
+
+
+def register() -> None:
+    """Make the function known to ``transformers`` under :data:`ATTENTION_NAME`."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, describe)

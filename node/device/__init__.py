@@ -1,0 +1,1 @@
+"""The machine and its GPU, and numbers to and from the device."""

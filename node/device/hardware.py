@@ -1,0 +1,152 @@
+"""What this machine can lend, found out before anything heavy is started."""
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import psutil
+
+from dht.errors import UserError
+from dht.messages.types import DeviceSpec
+
+if TYPE_CHECKING:
+    import torch
+
+CPU_SHARE = 0.5
+"""Part of the memory that is free which a CPU peer lends by default."""
+GPU_SHARE = 0.85
+"""Part of a GPU's free memory that is lent by default; the rest is for activations."""
+GPU_SHARE_MAX = 0.95
+"""What may be lent of it on request: with less left over, steps would fail."""
+PROBE = 64
+"""Rows and columns of a product that shows that a GPU multiplies at all."""
+BFLOAT16_SINCE = 8
+"""Major compute capability from which NVIDIA's GPUs multiply in bfloat16 by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The device to compute on and the memory to lend."""
+
+    device: DeviceSpec
+    torch_device: str
+    """``cpu`` or ``cuda:N``."""
+    free_bytes: int
+    lend_bytes: int
+    driver_name: str = ""
+    """What NVIDIA's driver calls the GPU; empty for others."""
+    dtype: str = "float32"
+    """What layers are computed in unless the owner says otherwise."""
+    hint: str = ""
+    """What the owner should know of that dtype here."""
+
+
+def machine_of(gpu: int | None, memory_gib: float | None) -> Machine:
+    """Look at the CPU, or at GPU number ``gpu``.
+
+    Raises UserError for a GPU that does not exist or has no working driver, and for more memory
+    than is free.
+    """
+    machine = _cpu() if gpu is None else _gpu(gpu)
+    share, share_max = (CPU_SHARE, 1.0) if gpu is None else (GPU_SHARE, GPU_SHARE_MAX)
+    lend_bytes = int(machine.free_bytes * share)
+    if memory_gib is not None:
+        lend_bytes = int(memory_gib * (1 << 30))
+        if lend_bytes <= 0:
+            raise UserError(f"--memory is {memory_gib} GiB; give a positive number")
+        if lend_bytes > machine.free_bytes * share_max:
+            raise UserError(
+                f"--memory asks for {memory_gib} GiB, but {machine.device.name} has"
+                f" {machine.free_bytes / (1 << 30):.1f} GiB free"
+                + (f", of which {share_max:.0%} can be lent" if share_max < 1 else "")
+            )
+    return replace(machine, lend_bytes=lend_bytes)
+
+
+def at_most(machine: Machine, max_vram_gib: float | None) -> Machine:
+    """``machine`` lending no more than so much of its GPU's memory; raises UserError."""
+    if max_vram_gib is None:
+        return machine
+    if machine.device.kind == "cpu":
+        raise UserError("--max-vram is for a GPU; on the CPU, --memory says how much is lent")
+    if not 0 < max_vram_gib < 1e6:
+        raise UserError(f"--max-vram is {max_vram_gib} GiB; give a positive number")
+    return replace(machine, lend_bytes=min(machine.lend_bytes, int(max_vram_gib * (1 << 30))))
+
+
+def _cpu() -> Machine:
+    memory = psutil.virtual_memory()
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    device = DeviceSpec(kind="cpu", name=f"CPU with {cores} cores", memory_bytes=memory.total)
+    return Machine(device=device, torch_device="cpu", free_bytes=memory.available, lend_bytes=0)
+
+
+def _gpu(index: int) -> Machine:
+    import torch
+
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise UserError(
+            f"GPU {index} cannot be used: torch {torch.__version__} here was built for CPUs alone."
+            " Install a build for CUDA into this environment (https://pytorch.org/get-started says"
+            " how), or lend the CPU with --cpu"
+        )
+    with warnings.catch_warnings(record=True) as warned:  # torch warns of drivers that are too old
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not 0 <= index < count:
+        found = {0: "no CUDA GPU was found", 1: "only GPU 0 was found"}.get(
+            count, f"GPUs 0 to {count - 1} were found"
+        )
+        told = "".join(f" ({_line(each.message)})" for each in warned[:1])
+        raise UserError(
+            f"there is no GPU {index}: {found}{told}. Check the driver with nvidia-smi, or lend the"
+            " CPU with --cpu"
+        )
+    name = torch.cuda.get_device_name(index)
+    major, minor = torch.cuda.get_device_capability(index)
+    try:
+        dtype = _dtype_of(torch.device("cuda", index))
+        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+    except RuntimeError as error:
+        built_for = ", ".join(torch.cuda.get_arch_list())
+        raise UserError(
+            f"GPU {index} ({name}, compute capability {major}.{minor}) does not compute with torch"
+            f" {torch.__version__}, which was built for {built_for}: {_line(error)}"
+        ) from None
+    device = DeviceSpec(kind="cuda", name=name[:128], memory_bytes=total_bytes)
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    emulated = not torch.version.hip and major < BFLOAT16_SINCE and dtype == "bfloat16"
+    return Machine(
+        device=device,
+        torch_device=f"cuda:{index}",
+        free_bytes=free_bytes,
+        lend_bytes=0,
+        driver_name="" if uuid is None or torch.version.hip else f"GPU-{uuid}",
+        dtype=dtype,
+        hint="This GPU has no bfloat16 of its own: where the model's numbers allow it, --dtype"
+        " float16 is faster"
+        if emulated
+        else "",
+    )
+
+
+def _dtype_of(device: "torch.device") -> str:
+    """``bfloat16``, or ``float16`` where a GPU is too old to multiply in that.
+
+    Raises RuntimeError where it multiplies in neither.
+    """
+    import torch
+
+    for name in ("bfloat16", "float16"):
+        try:
+            square = torch.ones(PROBE, PROBE, dtype=getattr(torch, name), device=device)
+            (square @ square).sum().item()
+        except RuntimeError as error:
+            failed = error
+        else:
+            return name
+    raise failed
+
+
+def _line(error: object) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,1 @@
+"""Work items in, results out: scheduler, worker thread, model runner."""

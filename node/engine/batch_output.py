@@ -1,0 +1,95 @@
+"""What comes out of a step: hidden states for the next stage, or tokens where layers end."""
+
+from collections.abc import Sequence
+
+import torch
+
+from dht.messages.types import ModelSpec
+from node.device.tensors import brought, finite_rows, leaving
+from node.engine.batch_rows import StepRows
+from node.engine.work_item import WorkResult
+from node.model.layer_range import LoadedRange
+from node.sampling.logprobs import score_prompt, score_rows
+from node.sampling.penalties import Draw
+from node.sampling.sampler import draw_rows
+
+
+def results_of(
+    rows: Sequence[StepRows], hidden: torch.Tensor, loaded: LoadedRange, spec: ModelSpec
+) -> list[WorkResult]:
+    """One result per item, in order, from the step's hidden states ``[tokens, hidden]``.
+
+    An item with rows that are not finite gets an error instead. Sampling and scoring happen only
+    where ``loaded`` has the model's head.
+    """
+    drawn = [row for row in rows if row.item.sampling is not None and loaded.head is not None]
+    logits, greedy = hidden, torch.empty(0, dtype=torch.long, device=hidden.device)
+    if drawn:
+        last = brought([row.last - 1 for row in drawn], hidden.device)
+        logits = loaded.leave(hidden[last])
+        greedy = torch.argmax(logits, dim=-1)
+    # What is needed here of a step comes from the device at once: rows for the next stage, or
+    # tokens together with whether they were made of numbers.
+    finite = finite_rows(hidden)
+    passed_on = hidden
+    if any(row.item.end < spec.layers for row in rows):
+        passed_on = leaving(hidden)
+    known: list[int] = torch.cat([finite, greedy]).tolist()
+    sampled = _sampled(drawn, logits, known[len(hidden) :]) if drawn else {}
+    results = []
+    for row in rows:
+        if not all(known[row.first : row.last]):
+            span = f"[{row.item.start}, {row.item.end})"
+            told = f"layers {span} made hidden states that are not finite"
+            results.append(WorkResult(item=row.item, error=told))
+            continue
+        token_id, score = sampled.get(row.index, (None, b""))
+        results.append(
+            WorkResult(
+                item=row.item,
+                hidden=passed_on[row.first : row.last] if row.item.end < spec.layers else None,
+                token_id=token_id,
+                score=score,
+                prompt_scores=_prompt_scores(row, hidden, loaded, spec.vocab),
+            )
+        )
+    return results
+
+
+def _sampled(
+    rows: Sequence[StepRows], logits: torch.Tensor, greedy: Sequence[int]
+) -> dict[int, tuple[int, bytes]]:
+    """By item: the token behind its last row, and that token's packed score where asked.
+
+    ``greedy`` are the likeliest tokens of ``logits``, ``[rows, vocab]``.
+    """
+    draws = [
+        Draw(
+            sampling=row.item.sampling,
+            position=row.item.position + row.item.tokens,
+            history=row.item.history,
+        )
+        for row in rows
+        if row.item.sampling is not None
+    ]
+    token_ids = draw_rows(logits, draws, greedy)
+    scores = [b""] * len(rows)
+    for top in {draw.sampling.logprobs for draw in draws} - {None}:
+        asked = [at for at, draw in enumerate(draws) if draw.sampling.logprobs == top]
+        chosen = logits[brought(asked, logits.device)]
+        packed = score_rows(chosen, [token_ids[at] for at in asked], top or 0)
+        for at, score in zip(asked, packed, strict=True):
+            scores[at] = score
+    return {
+        row.index: (token_id, score)
+        for row, token_id, score in zip(rows, token_ids, scores, strict=True)
+    }
+
+
+def _prompt_scores(row: StepRows, hidden: torch.Tensor, loaded: LoadedRange, vocab: int) -> bytes:
+    targets = row.item.targets
+    if targets is None or loaded.head is None:
+        return b""
+    first = row.first + targets.first_row
+    rows = hidden[first : first + len(targets.token_ids)]
+    return score_prompt(loaded.leave, rows, targets.token_ids, targets.top, vocab)

@@ -1,0 +1,345 @@
+"""The engine: one batch of rows of many sessions through the layers that this peer holds.
+
+Synchronous and used from one thread (:mod:`node.engine.worker`), except :meth:`Engine.reserve` and
+:meth:`Engine.free`, which :mod:`node.kv.pool` makes safe from another. Importable without hivemind.
+"""
+
+import gc
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from dht.errors import MachineError, UserError
+from dht.messages.types import ModelSpec, PlannerNode, fits, stage_bytes
+from node.attention.block_table import AttendPages
+from node.device.heap import give_back
+from node.engine.batch_rows import StepRows
+from node.engine.model_runner import AcceleratorError, StepRun, lost
+from node.engine.work_item import WorkBounds, WorkItem, WorkResult, refusal
+from node.kernels.choice import experts_kernel, pages_kernel
+from node.kernels.moe import GroupedKernel
+from node.kv.block_manager import Reservation
+from node.kv.export import KvBytes, KvRows
+from node.kv.layer_pool import LayerPool
+from node.kv.pool import KvPool
+from node.model.layer_range import LoadedRange, ModelLayout, kv_shape
+from node.weights.store import Progress, WeightStore
+
+__all__ = ["Engine", "EngineConfig", "KvRows", "WorkItem", "WorkResult"]
+
+logger = logging.getLogger(__name__)
+
+KV_TOKENS_LEAST_MAX = 2048
+KV_TOKENS_MOST = 1 << 20
+
+
+def kv_tokens_least(spec: ModelSpec) -> int:
+    """KV tokens that a peer keeps per layer at least: one full context, but at most 2048."""
+    return min(spec.context_tokens, KV_TOKENS_LEAST_MAX)
+
+
+class DeviceLostError(MachineError):
+    """The device does not compute any more in this process, which has to start anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine is built from."""
+
+    store: WeightStore
+    name: str
+    device: str = "cpu"
+    dtype: str = "float32"
+    quantize: str | None = None
+    """``int8`` or ``int4`` for the layers' weights; see :mod:`node.model.quantize`."""
+    memory_bytes: int
+    """For weights and KV pages together."""
+    page_tokens: int = 16
+    threads: int | None = None
+    kernels: bool = True
+    """Kernels of our own where the device can run them; see :mod:`node.kernels.choice`."""
+    share_prefixes: bool = False
+    """Sessions whose tokens begin the same hold the same KV pages, where this engine has all
+    layers. Off by default: how soon an answer begins then tells what others have asked."""
+
+
+class Engine:
+    """Runs a contiguous range of layers for many sessions at once."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.config = config
+        self.device = torch.device(config.device)
+        self.layout = ModelLayout.of(config.store, config.dtype, config.quantize)
+        self.spec = self.layout.spec(config.name)
+        self._width = self.layout.anatomy.width
+        self.kv_tokens_min = kv_tokens_least(self.spec)
+        self.layers_max = self._count_layers()
+        self.held = (0, 0)
+        self.bytes_loaded = 0
+        self._range = LoadedRange(self.layout, self.device)
+        self._attend_pages: AttendPages | None = None
+        self._experts: GroupedKernel | None = None
+        if config.kernels:
+            self._attend_pages = pages_kernel(self.device, self.layout.dtype)
+            self._experts = experts_kernel(self.device, self.layout.dtype)
+        self._pools: dict[int, LayerPool] = {}
+        self._kv = self._kv_pool(0)
+        self._steps = self._step_run()
+
+    def _count_layers(self) -> int:
+        """How many layers fit somewhere in the model; UserError when not even one does."""
+        spec = self.spec
+        node = PlannerNode(
+            peer_id="self",
+            memory_bytes=self.config.memory_bytes,
+            kv_tokens_min=self.kv_tokens_min,
+            tokens_per_s=(1.0,) * spec.layers,
+        )
+        spans = range(spec.layers, 0, -1)
+        for count in spans:
+            if any(fits(spec, node, at, at + count) for at in range(spec.layers - count + 1)):
+                return count
+        least = min(stage_bytes(spec, at, at + 1, self.kv_tokens_min) for at in range(spec.layers))
+        raise UserError(self._too_little("one layer", least))
+
+    def _too_little(self, wanted: str, least_bytes: int) -> str:
+        least_gib = math.ceil(least_bytes / 2**30 * 10_000) / 10_000
+        return (
+            f"{self.config.memory_bytes / 2**30:.4f} GiB cannot hold {wanted} of {self.spec.name}:"
+            f" --memory {least_gib:.4f} would do (GiB, with room for {self.kv_tokens_min} tokens)"
+        )
+
+    @property
+    def by_pages(self) -> bool:
+        """Whether there is a kernel here that reads contexts in place, to be tried at each load."""
+        return self._attend_pages is not None
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether that kernel passed its trial on the layers that are held."""
+        return self._steps.reads_in_place
+
+    @property
+    def kv_tokens_free(self) -> int:
+        """Tokens that a new session could reserve here."""
+        return self._kv.free_tokens
+
+    def fetch(self, start: int, end: int, progress: Progress | None = None) -> None:
+        """Bring the files of ``[start, end)`` to this machine; may run beside steps.
+
+        Raises UserError and NetworkError.
+        """
+        self._range.fetch(start, end, progress)
+
+    def load(
+        self, start: int, end: int, progress: Progress | None = None, *, made_up: bool = False
+    ) -> int:
+        """Hold exactly layers ``[start, end)`` and give the rest of the memory to KV pages.
+
+        Sessions must have ended: their KV is gone afterwards. Returns bytes read from disk.
+        ``made_up`` weights are for timing only; the next load forgets them.
+        Raises UserError when the range does not fit what is lent or cannot be run, MachineError
+        when there is less memory than is lent or the device has failed.
+        """
+        if not 0 <= start < end <= self.spec.layers:
+            raise UserError(f"layers [{start}, {end}) asked of {self.spec.layers}")
+        pages = self._pages_beside(start, end)
+        if pages < 1:
+            least = stage_bytes(self.spec, start, end, self.kv_tokens_min)
+            raise UserError(self._too_little(f"layers [{start}, {end})", least))
+        self._drop_pools()
+        try:
+            self.bytes_loaded = self._range.set(start, end, progress, made_up=made_up)
+            self._pools.update((index, self._pool(pages, index)) for index in range(start, end))
+            self._steps.warm_up()
+            if self._experts is not None:
+                self._steps.use_experts(self._experts)
+            if self._attend_pages is not None:
+                self._steps.use_pages(self._attend_pages)
+        except AcceleratorError as error:
+            self._raise_if_lost(error)
+            raise
+        except torch.OutOfMemoryError as error:
+            reason = str(error).partition(". ")[0]  # the rest is about settings of torch
+        else:
+            self._kv = self._kv_pool(pages)
+            self.held = (start, end)
+            give_back()  # what left, and the copies that were made on the way
+            return self.bytes_loaded
+        self.unload()  # only now: what was raised holds what was computed
+        lent_gib = self.config.memory_bytes / 2**30
+        raise MachineError(  # which may fit when it starts again: it asks what is free then
+            f"{self.device} ran out of memory with layers [{start}, {end}) of {self.spec.name}"
+            f" ({reason}): lend less than {lent_gib:.1f} GiB with --memory, or close what else"
+            " uses it"
+        )
+
+    def unload(self) -> None:
+        """Give the memory of weights and KV back; sessions must have ended."""
+        self._drop_pools()
+        self._range.clear()
+        gc.collect()
+        give_back()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _drop_pools(self) -> None:
+        """Let the pools go, and all that knows them: weights that come may need their memory."""
+        self.held, self._pools = (0, 0), {}
+        self._kv, self._steps = self._kv_pool(0), self._step_run()
+
+    def _pages_beside(self, start: int, end: int) -> int:
+        """Pages of KV that the memory has room for beside the weights of ``[start, end)``."""
+        weights = stage_bytes(self.spec, start, end, 0)
+        per_token = self.spec.kv_bytes_per_token_layer * (end - start)
+        tokens = min((self.config.memory_bytes - weights) // per_token, KV_TOKENS_MOST)
+        return tokens // self.config.page_tokens
+
+    def kv_tokens_beside(self, start: int, end: int) -> int:
+        """Tokens of KV that there would be room for beside layers ``[start, end)``."""
+        return self._pages_beside(start, end) * self.config.page_tokens
+
+    def _step_run(self) -> StepRun:
+        return StepRun(self._range, self.layout, self.spec, self._pools, self.config.page_tokens)
+
+    def _kv_pool(self, pages: int) -> KvPool:
+        root = self.spec.fingerprint.encode()
+        return KvPool(self._pools, pages, self.config.page_tokens, root)
+
+    def _pool(self, pages: int, layer: int) -> LayerPool:
+        rows = pages * self.config.page_tokens + 1
+        kv_heads, key_width, value_width = kv_shape(self.layout, layer)
+
+        def empty(width: int) -> torch.Tensor:
+            shape = (rows, kv_heads, width)
+            made = torch.empty(shape, dtype=self.layout.dtype, device=self.device)
+            made[-1] = 0
+            return made
+
+        return LayerPool(keys=empty(key_width), values=empty(value_width))
+
+    def reserve(self, session: str, tokens: int) -> str | None:
+        """Promise KV for a whole session; the reason, with how much is free, when there is none."""
+        return self._kv.reserve(session, tokens)
+
+    def free(self, session: str) -> None:
+        """Give a session's KV back at once. Its items that still come get an error."""
+        self._kv.free(session)
+
+    def export_kv(self, session: str, position: int, tokens: int) -> KvRows:
+        """A session's KV for up to ``tokens`` tokens from ``position`` on; it stays as it is.
+
+        Raises KeyError for a session that holds none, ValueError where nothing is written yet.
+        """
+        return self._kv.take(session, position, tokens)
+
+    def import_kv(self, session: str, rows: KvRows | KvBytes) -> str | None:
+        """Append KV that another engine exported to a reservation; the reason where it cannot be.
+
+        Rows must follow what is written, for the session's layers, and be finite and of the pools'
+        shape and dtype. The session then goes on as if it had run those tokens here.
+        """
+        return self._kv.put(session, rows)
+
+    def step(self, items: Sequence[WorkItem]) -> list[WorkResult]:
+        """Run one batch; results come in the order of the items.
+
+        At most one item per session, each at the position where its session stands. What cannot
+        run (see :func:`node.engine.work_item.refusal`), what fails and what comes out infinite or
+        as no number gets an error; the others go on, and a session whose item failed stands where
+        it stood. Raises DeviceLostError where the device has failed for good.
+        """
+        results: list[WorkResult | None] = [None] * len(items)
+        rows: list[StepRows] = []
+        sessions: set[str] = set()
+        bounds = WorkBounds(
+            start=self.held[0],
+            end=self.held[1],
+            width=self._width,
+            vocab=self.spec.vocab,
+            context_tokens=self.spec.context_tokens,
+        )
+        for index, item in enumerate(items):
+            reservation = self._kv.get(item.session)
+            error = refusal(item, reservation, bounds)
+            if error is None and reservation is not None and item.position < reservation.written:
+                error = self._kv.rewind(item.session, reservation, item.position)
+            if item.session in sessions:
+                error = "two items of one session in a step"
+            if error is None and reservation is not None:
+                last = item.position + item.tokens
+                left = self._shared(item, reservation)
+                if self._kv.grow(item.session, reservation, last):
+                    sessions.add(item.session)
+                    rows.append(StepRows(index=index, item=left, reservation=reservation))
+                    continue
+                error = "this session has ended"
+            results[index] = WorkResult(item=item, error=error)
+        if rows:
+            with torch.inference_mode():
+                for row, result in zip(rows, self._run_apart(rows), strict=True):
+                    item = items[row.index]
+                    if result.error is None:
+                        row.reservation.written = item.position + item.tokens
+                        row.reservation.layers = (item.start, item.end)
+                        if self._shares(item) and item.token_ids is not None:
+                            self._kv.seal(
+                                item.session, row.reservation, item.position, item.token_ids
+                            )
+                    results[row.index] = replace(result, item=item)
+        return [result for result in results if result is not None]
+
+    def _raise_if_lost(self, error: Exception) -> None:
+        """DeviceLostError where the device's own error leaves it unable to do anything."""
+        if not isinstance(error, AcceleratorError):
+            return
+        try:
+            failed = lost(self.device) is not None
+        except RuntimeError:  # such as no memory, which may come back
+            return
+        if failed:
+            raise DeviceLostError(_line(error)) from error
+
+    def _shared(self, item: WorkItem, reservation: Reservation) -> WorkItem:
+        """``item`` without the leading tokens whose KV another session has left here.
+
+        Its last token always runs, because something is to come out of it.
+        """
+        if not self._shares(item) or item.token_ids is None or item.targets is not None:
+            return item
+        skipped = self._kv.adopt(item.session, reservation, item.position, item.token_ids[:-1])
+        return replace(item, position=item.position + skipped, token_ids=item.token_ids[skipped:])
+
+    def _shares(self, item: WorkItem) -> bool:
+        whole = (item.start, item.end) == (0, self.spec.layers)
+        if self.layout.anatomy.by_length:  # equal tokens need not have equal keys
+            return False
+        return self.config.share_prefixes and whole and item.token_ids is not None
+
+    def _run_apart(self, rows: list[StepRows]) -> list[WorkResult]:
+        """Run rows together; where that raises, in halves, so that it falls on who caused it.
+
+        Running an item again writes the same KV to the same rows.
+        """
+        try:
+            return self._steps.run(rows)
+        except Exception as error:  # whatever one session's rows raise is theirs alone
+            self._raise_if_lost(error)
+            item = rows[0].item
+            told = f"layers [{item.start}, {item.end}) failed: {_line(error)}"
+            if len(rows) == 1:
+                logger.exception("layers [%d, %d) failed for one session", item.start, item.end)
+        if len(rows) == 1:
+            return [WorkResult(item=item, error=told)]
+        # Only now: what was raised holds the memory of all that had been computed.
+        half = len(rows) // 2
+        return self._run_apart(rows[:half]) + self._run_apart(rows[half:])
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

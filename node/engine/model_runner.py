@@ -1,0 +1,322 @@
+"""One step: rows of many sessions packed, run through the layers that each needs, and split."""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from dht.errors import MachineError, UserError
+from dht.messages.types import ModelSpec
+from node.attention.block_table import AttendPages, PagedRows
+from node.attention.decode_table import decode_rows
+from node.attention.paged_attention import Segment, Step
+from node.device.tensors import brought
+from node.engine.batch_output import results_of
+from node.engine.batch_rows import StepRows, joined
+from node.engine.kernel_trial import try_kernel
+from node.engine.work_item import WorkResult
+from node.kernels import moe
+from node.kernels.moe import GroupedKernel
+from node.kv.layer_pool import LayerPool
+from node.kv.pool import pool_rows
+from node.model.cuda_graphs import looks_at_sessions
+from node.model.layer_range import LoadedRange, ModelLayout
+
+logger = logging.getLogger(__name__)
+
+ALONE = slice(0, 1)
+ROWS_TRIED = 4
+AHEAD_LEAST = 0.03
+"""Of the norm of what a layer makes of rows: more than rounding to bfloat16 changes it."""
+ELSEWHERE = slice(0, 0)
+"""In the place of a context's pool rows where a kernel finds them by its pages."""
+
+
+class _NeverRaised(RuntimeError):
+    """Stands for an error that this torch does not have."""
+
+
+AcceleratorError: type[RuntimeError] = getattr(torch, "AcceleratorError", _NeverRaised)
+"""What CUDA itself reports, as against what torch refuses; since torch 2.8."""
+
+
+def lost(device: torch.device) -> RuntimeError | None:
+    """What a device says that does nothing any more in this process; None where it computes."""
+    try:
+        torch.ones(1, device=device).add_(1).tolist()
+    except AcceleratorError as error:
+        return error
+    return None
+
+
+class StepRun:
+    """Runs steps over the layers that ``loaded`` holds, with their KV in ``pools``."""
+
+    def __init__(
+        self,
+        loaded: LoadedRange,
+        layout: ModelLayout,
+        spec: ModelSpec,
+        pools: dict[int, LayerPool],
+        page_tokens: int,
+    ) -> None:
+        self._loaded = loaded
+        self._layout = layout
+        self._pools = pools
+        self._page_tokens = page_tokens
+        self._spec = spec
+        self._attend_pages: AttendPages | None = None
+        self._by_pages_alone = not any(map(looks_at_sessions, layout.anatomy.calls))
+        """Whether no layer needs a context's pool rows where ``attend_pages`` or a table is
+        there."""
+        self._kv_bytes = layout.dtype.itemsize * max(
+            kv_heads * (key_width + value_width)
+            for kv_heads, key_width, value_width in layout.anatomy.kv_shapes
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where layers and pools are."""
+        return self._loaded.device
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether attention reads contexts page by page."""
+        return self._attend_pages is not None
+
+    def warm_up(self) -> None:
+        """One row through every layer; UserError when its attention cannot be computed here."""
+        where = self._layout.store.directory
+        row = torch.zeros(1, self._layout.anatomy.width, dtype=self._layout.dtype)
+        row, position = row.to(self.device), torch.zeros(1, dtype=torch.long, device=self.device)
+        for index in self._pools:
+            segment = Segment(first=0, last=1, context_tokens=1, slots=ALONE)
+            step = Step(pools=self._pools, write_slots=ALONE, segments=[segment])
+            try:
+                with torch.inference_mode():
+                    out = self._loaded.run(index, index + 1, step, row, position)
+            except (torch.OutOfMemoryError, AcceleratorError):
+                raise  # says nothing of the model
+            except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+                raise UserError(f"{where} cannot be served yet: {error}") from error
+            if step.calls != 1 or out.shape != row.shape:
+                raise UserError(
+                    f"{where} cannot be served yet: its layers do not call attention through"
+                    " transformers' interface"
+                )
+            if not self._layout.anatomy.packed and self._looks_ahead(index):
+                raise UserError(f"{where} cannot be served yet: its layers look at later tokens")
+
+    def _looks_ahead(self, layer: int) -> bool:
+        """Whether what a layer makes of a row depends on rows behind it: where its masks are not
+        ours, only trying tells."""
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(ROWS_TRIED, self._layout.anatomy.width, generator=generator)
+        rows = rows.to(self.device, self._layout.dtype)
+
+        def made(first: int, last: int) -> torch.Tensor:
+            segment = Segment(first=0, last=last - first, context_tokens=last, slots=slice(0, last))
+            step = Step(pools=self._pools, write_slots=slice(first, last), segments=[segment])
+            positions = torch.arange(first, last, device=self.device)
+            return self._loaded.run(layer, layer + 1, step, rows[first:last], positions).float()
+
+        with torch.inference_mode():
+            whole = made(0, ROWS_TRIED)
+            apart = torch.cat([made(at, at + 1) for at in range(ROWS_TRIED)])
+            difference = torch.linalg.vector_norm(whole - apart)
+            return bool(difference > AHEAD_LEAST * torch.linalg.vector_norm(whole))
+
+    def use_experts(self, kernel: GroupedKernel) -> None:
+        """Let ``kernel`` run mixtures of experts if it does so rightly on this device.
+
+        To be called before any session comes. Raises MachineError where it crashed the device.
+        """
+        layers = list(self._loaded.layers.values())
+        apart = self._tried("experts wait for the device", lambda: moe.try_kernel(kernel, layers))
+        if apart is not None and moe.use(kernel, layers):
+            logger.info("experts run without waiting for the device; off by %.1g at most", apart)
+
+    def use_pages(self, attend_pages: AttendPages) -> None:
+        """Let ``attend_pages`` read contexts if it does so rightly on this device, see
+        :mod:`node.engine.kernel_trial`; and capture the steps that it makes possible.
+
+        To be called before any session comes. Raises MachineError where it crashed the device.
+        """
+        anatomy = self._layout.anatomy
+        if not anatomy.packed:
+            return
+        apart = self._tried(
+            "attention copies what it reads",
+            lambda: try_kernel(
+                attend_pages,
+                self._loaded,
+                self._pools,
+                self._page_tokens,
+                anatomy.width,
+                self._layout.dtype,
+            ),
+        )
+        if apart is None:
+            return
+        logger.info("attention reads pages in place; off by %.1g at most", apart)
+        self._attend_pages = attend_pages
+        step = Step(
+            pools=self._pools,
+            write_slots=ALONE,
+            segments=[],
+            paged=PagedRows.room(1, 1, self._page_tokens, 0, self.device),
+            attend_pages=attend_pages,
+        )
+        like = torch.zeros(1, anatomy.width, dtype=self._layout.dtype, device=self.device)
+        with torch.inference_mode():
+            self._loaded.prepare(min(self._pools), max(self._pools) + 1, step, like)
+
+    def _tried(self, without: str, trial: Callable[[], float]) -> float | None:
+        """What ``trial`` of a kernel says; None where it failed, and what that means is logged."""
+        try:
+            return trial()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler's, a driver's: there is another way
+            # Who launched what crashed the device may be Triton, whose errors are not torch's.
+            if (crash := lost(self.device)) is not None:
+                raise MachineError(
+                    f"{self.device} failed in a kernel of ours ({crash}): start again with"
+                    " --no-kernels"
+                ) from error
+            told = str(error).strip().splitlines() or [repr(error)]
+            logger.warning("%s: its kernel failed: %s", without, told[0])
+            return None
+
+    def run(self, rows: list[StepRows]) -> list[WorkResult]:
+        """Pack the rows, run each layer over those that need it, split the results.
+
+        Rows are ordered by the layers they need, so that those active in a layer are few slices.
+        """
+        ordered = sorted(rows, key=lambda row: (row.item.start, row.item.end))
+        at = 0
+        for row in ordered:
+            row.first, row.last = at, at + row.item.tokens
+            at = row.last
+            row.segment = self._segment(row)
+        hidden = self._embed(ordered)
+        positions = self._positions(ordered)
+        slots = self._slots(ordered)
+        cuts = sorted({r.item.start for r in ordered} | {r.item.end for r in ordered})
+        for start, end in itertools.pairwise(cuts):
+            active = [r for r in ordered if r.item.start <= start < r.item.end]
+            if active:
+                hidden = self._run_layers(start, end, active, at, hidden, positions, slots)
+        return results_of(rows, hidden, self._loaded, self._spec)
+
+    def _embed(self, rows: list[StepRows]) -> torch.Tensor:
+        """Hidden states going in, ``[tokens, hidden]``."""
+        entering = [row.item for row in rows if row.item.token_ids is not None]
+        embedded: Iterator[torch.Tensor] = iter(())
+        if entering and self._loaded.embed is not None:
+            token_ids = [item.token_ids for item in entering if item.token_ids is not None]
+            hidden = self._loaded.enter(token_ids, [item.position for item in entering])
+            if len(entering) == len(rows):
+                return hidden
+            embedded = iter(torch.split(hidden, [item.tokens for item in entering]))
+        parts = [next(embedded) if row.item.hidden is None else row.item.hidden for row in rows]
+        if not entering:  # one transfer for all
+            return brought(joined(parts), self.device).to(self._layout.dtype)
+        return joined([brought(part, self.device).to(self._layout.dtype) for part in parts])
+
+    def _positions(self, rows: Sequence[StepRows]) -> torch.Tensor:
+        """``[tokens]``: where in its session each row stands."""
+        spans = [range(row.item.position, row.item.position + row.item.tokens) for row in rows]
+        return brought(list(itertools.chain.from_iterable(spans)), self.device)
+
+    def _slots(self, rows: Sequence[StepRows]) -> torch.Tensor | slice:
+        """Pool rows of the step's new tokens."""
+        found = [self._new_rows(row) for row in rows]
+        if len(rows) == 1 and isinstance(found[0], range) and rows[0].item.tokens > 1:
+            return slice(found[0].start, found[0].stop)
+        return brought(list(itertools.chain.from_iterable(found)), self.device)
+
+    def _new_rows(self, row: StepRows) -> Sequence[int]:
+        """Pool rows of an item's own tokens; a range where its pages are one run."""
+        pages, size, first = row.reservation.pages, self._page_tokens, row.item.position
+        last = first + row.item.tokens
+        if row.reservation.run:
+            return range(pages[0] * size + first, pages[0] * size + last)
+        return [pages[at // size] * size + at % size for at in range(first, last)]
+
+    def _segment(self, row: StepRows) -> Segment:
+        context = row.item.position + row.item.tokens
+        pages, size = row.reservation.pages, self._page_tokens
+        whole: torch.Tensor | slice
+        if row.reservation.run:
+            whole = slice(pages[0] * size, pages[0] * size + context)
+        elif self._attend_pages is not None and self._by_pages_alone:
+            whole = ELSEWHERE
+        else:
+            whole = pool_rows(pages, context, size)
+            if row.item.tokens > 1 or not self._loaded.has_graphs:  # a table needs it here
+                whole = brought(whole, self.device)
+        return Segment(
+            first=0,
+            last=0,
+            context_tokens=context,
+            slots=whole,
+            tokens_max=row.reservation.tokens,
+            pages=pages,
+            run=row.reservation.run,
+        )
+
+    def _rows_of(self, slots: torch.Tensor | slice) -> torch.Tensor:
+        if isinstance(slots, slice):
+            return torch.arange(slots.start, slots.stop, device=self.device)
+        return slots
+
+    def _run_layers(
+        self,
+        start: int,
+        end: int,
+        active: list[StepRows],
+        total: int,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor | slice,
+    ) -> torch.Tensor:
+        """Layers ``[start, end)`` over the active rows; the others pass unchanged."""
+        at = 0
+        for row in active:
+            row.segment.first, row.segment.last = at, at + row.last - row.first
+            at = row.segment.last
+        segments = [row.segment for row in active]
+        if at == total:
+            step = self._step(segments, slots)
+            return self._loaded.run(start, end, step, hidden, positions)
+        spans = [range(row.first, row.last) for row in active]
+        chosen = brought(list(itertools.chain.from_iterable(spans)), self.device)
+        step = self._step(segments, self._rows_of(slots)[chosen])
+        merged = hidden.clone()
+        rows = self._loaded.run(start, end, step, hidden[chosen], positions[chosen])
+        merged[chosen] = rows
+        return merged
+
+    def _step(self, segments: list[Segment], slots: torch.Tensor | slice) -> Step:
+        step = Step(pools=self._pools, write_slots=slots, segments=segments)
+        decode = all(segment.rows == 1 for segment in segments)
+        if decode:
+            step.write_slots = self._rows_of(slots)
+        if self._attend_pages is not None:
+            step.attend_pages = self._attend_pages
+            step.paged = PagedRows.of(segments, self._page_tokens, self.device)
+        elif decode and self._layout.anatomy.packed:
+            step.decode = decode_rows(
+                segments,
+                self._kv_bytes,
+                self._page_tokens,
+                self.device,
+                tables_only=self._loaded.has_graphs,
+            )
+        if step.decode is None or not self._by_pages_alone:
+            for segment in segments:
+                if isinstance(segment.slots, torch.Tensor):
+                    segment.slots = brought(segment.slots, self.device)
+        return step

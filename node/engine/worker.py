@@ -1,0 +1,161 @@
+"""The thread that owns an engine: takes what is ready, runs steps, hands results back.
+
+Submitting is cheap and safe from the event loop's thread. Results of a step come back by one call
+on the loop. Other work on the engine (loading layers) runs between steps in the same thread.
+"""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from node.engine.scheduler import Batcher, BatchLimits, Work
+
+logger = logging.getLogger(__name__)
+
+STOPPED = "the engine's worker has stopped"
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread may keep the interpreter while another wants it: the event loop must answer
+while a step prepares its next operation."""
+
+W = TypeVar("W", bound=Work)
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class WorkerTimes:
+    """Where the worker's time went since it started."""
+
+    steps: int = 0
+    tokens: int = 0
+    compute_s: float = 0.0
+    waiting_s: float = 0.0
+    """Summed over items: from being submitted to the start of their step."""
+
+
+class Worker(Generic[W, R]):
+    """Runs ``run_step`` over batches in a thread of its own."""
+
+    def __init__(
+        self,
+        run_step: Callable[[Sequence[W]], Sequence[R]],
+        on_results: Callable[[Sequence[R]], None],
+        failed: Callable[[W, Exception], R],
+        limits: BatchLimits,
+    ) -> None:
+        """``failed`` makes the result of each item whose step raised."""
+        self._run_step = run_step
+        self._on_results = on_results
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._ready = threading.Condition()
+        self._batcher: Batcher[W] = Batcher(limits)
+        self._submitted_s: dict[int, float] = {}
+        self._calls: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+        self._stopping = False
+        self.times = WorkerTimes()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: W) -> None:
+        """Queue one item for the next step that takes it."""
+        with self._ready:
+            self._submitted_s[id(work)] = time.perf_counter()
+            self._batcher.add(work)
+            self._ready.notify()
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Rows of prefill that wait for a step."""
+        with self._ready:
+            return self._batcher.backlog_tokens
+
+    def drop(self, key: str) -> None:
+        """Forget queued work of a session that ended."""
+        with self._ready:
+            for work in self._batcher.drop(key):
+                self._submitted_s.pop(id(work), None)
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Run ``work`` between steps in the engine's thread and return what it returns.
+
+        Raises RuntimeError when the worker has stopped or stops before.
+        """
+        done: asyncio.Future[T] = self._loop.create_future()
+        with self._ready:
+            if self._stopping:
+                raise RuntimeError(STOPPED)
+            self._calls.append((work, done))
+            self._ready.notify()
+        return await done
+
+    def stop(self) -> None:
+        """End the thread after its running step."""
+        with self._ready:
+            self._stopping = True
+            self._ready.notify()
+        self._thread.join()
+
+    def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            logger.debug("the event loop ended before a result was handed over")
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                batch: list[W] = []
+                while not (self._stopping or self._calls or batch):
+                    batch = self._batcher.next_batch(time.perf_counter())
+                    if not batch:
+                        self._ready.wait(self._batcher.wait_s(time.perf_counter()))
+                calls, self._calls = self._calls, []
+                if self._stopping:
+                    for _, done in calls:
+                        self._on_loop(_fail, done, RuntimeError(STOPPED))
+                    return
+                started_s = time.perf_counter()
+                for work in batch:
+                    self.times.waiting_s += started_s - self._submitted_s.pop(id(work), started_s)
+            for call, done in calls:
+                self._answer(call, done)
+            if batch:
+                results = self._results(batch)
+                self.times.steps += 1
+                self.times.tokens += sum(work.tokens for work in batch)
+                self.times.compute_s += time.perf_counter() - started_s
+                self._on_loop(self._on_results, results)
+
+    def _answer(self, call: Callable[[], T], done: "asyncio.Future[T]") -> None:
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
+            self._on_loop(_fail, done, error)
+        else:
+            self._on_loop(_finish, done, result)
+
+    def _results(self, batch: Sequence[W]) -> Sequence[R]:
+        """The step's results; where it raises, every item of it fails and the thread goes on."""
+        try:
+            return self._run_step(batch)
+        except Exception as error:
+            logger.exception("a step of %d items failed", len(batch))
+            return [self._failed(work, error) for work in batch]
+
+
+def _finish(done: "asyncio.Future[T]", result: T) -> None:
+    if not done.cancelled():
+        done.set_result(result)
+
+
+def _fail(done: "asyncio.Future[T]", error: BaseException) -> None:
+    if not done.cancelled():
+        done.set_exception(error)

@@ -1,0 +1,134 @@
+"""Mixtures of experts by a kernel of ours, registered with ``transformers``.
+
+Modules that ``transformers`` wrote for several implementations name theirs in their configuration.
+:func:`use` names ours there, once :func:`try_kernel` has seen that it gives what theirs gives.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from node.kernels.trial import ERROR_MAX, SEED, KernelRefused
+
+THEIRS = "grouped_mm"
+"""What ours takes the place of; other choices are left alone."""
+OURS = "anabranch_grouped"
+TRIAL_EACH = 2
+"""Experts of a token in a trial."""
+TRIAL_TOKENS = (1, 9, 0)
+"""In a trial; 0: as many as make every expert's rows many."""
+
+
+class GroupedKernel(Protocol):
+    """What :mod:`node.kernels.triton_grouped_gemm` offers."""
+
+    FEW_ROWS: int
+
+    def group(self, chosen: Tensor, experts: int) -> tuple[Any, Tensor]: ...
+
+    def grouped_product(
+        self,
+        rows: Tensor,
+        weights: Tensor,
+        bias: Tensor | None,
+        groups: Any,
+        *,
+        gathered: bool,
+        transposed: bool,
+    ) -> Tensor: ...
+
+
+def mixtures_of(layers: Iterable[nn.Module]) -> Iterator[Any]:
+    """Modules of experts within the layers that run as ``transformers`` groups them."""
+    for layer in layers:
+        for module in layer.modules():
+            config = getattr(module, "config", None)
+            if (
+                hasattr(module, "_apply_gate")
+                and getattr(config, "_experts_implementation", None) == THEIRS
+                and not getattr(module, "_is_expert_parallel", True)
+            ):
+                yield module
+
+
+def run(
+    kernel: GroupedKernel, module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor
+) -> Tensor:
+    """``[tokens, width]``: what each token's experts make of it, by their shares.
+
+    ``hidden`` is ``[tokens, width]``, ``chosen`` and ``shares`` are ``[tokens, each]``.
+    """
+    groups, order = kernel.group(chosen, module.num_experts)
+    name = "gate_up_proj" if module.has_gate else "up_proj"
+    weights = getattr(module, name)
+    made = kernel.grouped_product(
+        hidden.to(weights.dtype),
+        weights,
+        getattr(module, f"{name}_bias") if module.has_bias else None,
+        groups,
+        gathered=True,
+        transposed=module.is_transposed,
+    )
+    made = module._apply_gate(made) if module.has_gate else module.act_fn(made)
+    made = kernel.grouped_product(
+        made,
+        module.down_proj,
+        module.down_proj_bias if module.has_bias else None,
+        groups,
+        gathered=False,
+        transposed=module.is_transposed,
+    )
+    if module.has_post_expert_norm:
+        made = module.post_expert_norm(made)
+    made = made * shares.reshape(-1)[order][:, None]
+    by_token = torch.empty_like(made).index_copy_(0, order, made)
+    return by_token.view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
+
+
+def try_kernel(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> float:
+    """How far the kernel is off at most, of the norm of what ``transformers`` gives a token.
+
+    0 where ``layers`` have no mixture of experts. Raises KernelRefused, and whatever the kernel and
+    its compiler raise.
+    """
+    worst = 0.0
+    generator = torch.Generator().manual_seed(SEED)
+    for module in mixtures_of(layers):
+        down = module.down_proj
+        width = down.shape[2] if module.is_transposed else down.shape[1]
+        each = min(TRIAL_EACH, module.num_experts)
+        many = 1 + kernel.FEW_ROWS * module.num_experts // each
+        for tokens in (count or many for count in TRIAL_TOKENS):
+            hidden = torch.randn(tokens, width, generator=generator)
+            shares = torch.rand(tokens, module.num_experts, generator=generator)
+            top = shares.topk(each)
+            given = (
+                hidden.to(down.device, down.dtype),
+                top.indices.to(down.device),
+                top.values.to(down.device, down.dtype),
+            )
+            with torch.inference_mode():
+                theirs = module(*given).float()
+                ours = run(kernel, module, *given).float()
+            norm = torch.linalg.vector_norm
+            apart = float((norm(ours - theirs, dim=-1) / norm(theirs, dim=-1)).max())
+            if not apart <= ERROR_MAX:  # or it is no number
+                raise KernelRefused(f"its answers are off by {apart:.3g} of their norm")
+            worst = max(worst, apart)
+    return worst
+
+
+def use(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> int:
+    """Let all mixtures of experts in ``layers`` run by ``kernel``; returns how many there are."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    def forward(module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        return run(kernel, module, hidden, chosen, shares)
+
+    ALL_EXPERTS_FUNCTIONS.register(OURS, forward)
+    found = list(mixtures_of(layers))
+    for module in found:
+        module.config._experts_implementation = OURS
+    return len(found)

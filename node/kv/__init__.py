@@ -1,0 +1,1 @@
+"""The paged KV pool: its rows, who holds which pages, shared prefixes, export and import."""

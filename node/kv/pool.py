@@ -1,0 +1,157 @@
+"""The paged KV pool of one peer: every layer's rows, and whose they are.
+
+Reserving and freeing come from the event loop's thread, all else from the engine's; a lock keeps
+the accounts whole. A session that is freed while a step runs may lose its pages to another at once:
+that other's rows are written by a later step.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from node.kv import export
+from node.kv.block_manager import KvAccounts, Reservation
+from node.kv.export import KvBytes, KvRows
+from node.kv.layer_pool import LayerPool
+from node.kv.prefix_hash import PrefixChain
+
+ENDED = "this session holds no KV here"
+
+
+def pool_rows(pages: Sequence[int], tokens: int, page_tokens: int) -> torch.Tensor:
+    """Pool rows of the first ``tokens`` tokens that ``pages`` hold, int64, on the CPU."""
+    used = torch.tensor(pages[: -(-tokens // page_tokens)])
+    return (used[:, None] * page_tokens + torch.arange(page_tokens)).flatten()[:tokens]
+
+
+class KvPool:
+    """``pages`` pages of ``page_tokens`` tokens in each of ``pools``, which are by layer."""
+
+    def __init__(
+        self, pools: Mapping[int, LayerPool], pages: int, page_tokens: int, root: bytes
+    ) -> None:
+        """``root`` stands for the model where pages are named by their content."""
+        self._pools = pools
+        self._page_tokens = page_tokens
+        self._root = root
+        self._lock = threading.Lock()
+        self._accounts = KvAccounts(pages, page_tokens)
+        self._chains: dict[str, PrefixChain] = {}
+
+    @property
+    def free_tokens(self) -> int:
+        """Tokens that a new session could reserve."""
+        return self._accounts.free_tokens
+
+    def get(self, session: str) -> Reservation | None:
+        """What a session holds, None when it holds nothing (any more)."""
+        with self._lock:
+            return self._accounts.get(session)
+
+    def reserve(self, session: str, tokens: int) -> str | None:
+        """Promise room for ``tokens`` tokens; the reason, with how much is free, when there is
+        none."""
+        with self._lock:
+            return self._accounts.reserve(session, tokens)
+
+    def free(self, session: str) -> None:
+        """Give back all that a session holds, at once."""
+        with self._lock:
+            self._accounts.free(session)
+            self._chains.pop(session, None)
+
+    def grow(self, session: str, reservation: Reservation, tokens: int) -> bool:
+        """Give a session pages for its first ``tokens`` tokens; False when it ended meanwhile."""
+        with self._lock:
+            if self._accounts.get(session) is not reservation:
+                return False
+            self._accounts.grow(session, tokens)
+        return True
+
+    def rewind(self, session: str, reservation: Reservation, position: int) -> str | None:
+        """Let a session write from an earlier position on again; the reason where it may not.
+
+        What it writes from then on is not offered to others.
+        """
+        with self._lock:
+            if self._accounts.get(session) is not reservation:
+                return "this session has ended"
+            refused = self._accounts.rewind(session, position)
+            if refused is None:
+                self._chains.pop(session, None)
+            return refused
+
+    def check(self) -> None:
+        """Raise AssertionError where the accounts do not add up."""
+        with self._lock:
+            self._accounts.check()
+
+    def slots(self, reservation: Reservation, tokens: int) -> torch.Tensor:
+        """Pool rows of a session's first ``tokens`` tokens, on the CPU."""
+        return pool_rows(reservation.pages, tokens, self._page_tokens)
+
+    def take(self, session: str, position: int, tokens: int) -> KvRows:
+        """See :meth:`node.engine.engine.Engine.export_kv`."""
+        reservation = self.get(session)
+        if reservation is None:
+            raise KeyError(session)
+        last = min(position + tokens, reservation.written)
+        if not 0 <= position < last or reservation.layers is None:
+            raise ValueError(f"KV from {position} on asked, {reservation.written} are written")
+        slots = self.slots(reservation, last)[position:]
+        return export.take(self._pools, slots, *reservation.layers, position)
+
+    def put(self, session: str, came: KvRows | KvBytes) -> str | None:
+        """See :meth:`node.engine.engine.Engine.import_kv`."""
+        reservation = self.get(session)
+        if reservation is None:
+            return ENDED
+        rows = export.unpack(self._pools, came) if isinstance(came, KvBytes) else came
+        if isinstance(rows, str):
+            return rows
+        if (reason := export.refusal(self._pools, rows)) is not None:
+            return reason
+        span, last = (rows.start, rows.end), rows.position + rows.tokens
+        if reservation.layers is not None and reservation.layers != span:
+            return f"KV of layers {list(span)} came, the session runs {list(reservation.layers)}"
+        if rows.position != reservation.written:
+            return f"KV from {rows.position} on came, {reservation.written} comes next"
+        if last > reservation.tokens:
+            return f"KV up to {last} came, {reservation.tokens} reserved"
+        if not self.grow(session, reservation, last):
+            return ENDED
+        export.put(self._pools, self.slots(reservation, last)[rows.position :], rows)
+        reservation.layers, reservation.written = span, last
+        return None
+
+    def adopt(
+        self, session: str, reservation: Reservation, position: int, token_ids: Sequence[int]
+    ) -> int:
+        """Let a session that stands at ``position`` hold the sealed pages of the tokens that come.
+
+        Returns how many tokens need not be run; the session then stands behind them.
+        """
+        with self._lock:
+            if self._accounts.get(session) is not reservation:
+                return 0
+            fresh = PrefixChain.of(self._root, self._page_tokens)
+            chain = self._chains.setdefault(session, fresh)
+            if chain.tokens != position or position != len(reservation.pages) * self._page_tokens:
+                return 0
+            adopted = self._accounts.adopt(session, chain.ahead(token_ids))
+        skipped = adopted * self._page_tokens
+        reservation.written += skipped
+        return skipped
+
+    def seal(
+        self, session: str, reservation: Reservation, position: int, token_ids: Sequence[int]
+    ) -> None:
+        """Name the pages that the tokens from ``position`` on have filled."""
+        with self._lock:
+            chain = self._chains.get(session)
+            if self._accounts.get(session) is not reservation or chain is None:
+                return
+            if chain.tokens == position:
+                for index, digest in chain.extend(token_ids):
+                    self._accounts.seal(session, index, digest)

@@ -1,0 +1,1 @@
+"""Streams to other stages: send order, probes, reachability, relays, rows as bytes."""

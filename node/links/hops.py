@@ -1,0 +1,237 @@
+"""Outbound links to other stages: one stream per next peer, shared by all sessions.
+
+A hop carries opens, activations and ring tokens down and brings accepts, refusals and failures
+back. While sessions use it, it is pinged and watched (:mod:`coordinator.failure.detector`):
+silence, or an engine that is stuck, is as good as a broken connection, because a stopped process
+never breaks one.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from coordinator.failure.detector import Dead, PeerWatch, PingNow, WatchConfig
+from coordinator.links.scheduler import LinkScheduler, Traffic
+from dht.errors import NetworkError, PeerError
+from dht.messages import codec
+from dht.messages.kv import KvTaken
+from dht.messages.session import (
+    Delivered,
+    Ping,
+    Pong,
+    SessionAccepted,
+    SessionFailed,
+    SessionLeaving,
+    SessionRefused,
+    SessionWarm,
+)
+from dht.transport.interface import HOP_PROTOCOL, Stream, Transport
+from node.links.framed_stream import LinkSender
+from node.links.lent_traffic import Traffic as Lent
+
+logger = logging.getLogger(__name__)
+
+UNREACHABLE = "cannot be reached"
+"""All that anyone is told of a hop that did not open. Clients name peers and their addresses: what
+was found at one (a closed port, another protocol, nothing) is for this peer's log alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HopConfig:
+    """Time limits of a hop, in seconds."""
+
+    open_s: float = 4.0
+    """To open the stream before the peer counts as unreachable."""
+    watch: WatchConfig = field(default_factory=WatchConfig)
+    """When a peer that sessions use counts as lost although the stream does not break."""
+    idle_s: float = 60.0
+    """An unused hop is closed after so long."""
+    link_policy: str = "anabranch"
+    """In which order frames leave; see :mod:`coordinator.links.scheduler`."""
+
+
+HopReply = SessionAccepted | SessionRefused | SessionFailed | SessionLeaving | SessionWarm
+"""What a next stage may say of a session."""
+
+
+class HopEvents(Protocol):
+    """What a hop tells its owner, on the event loop's thread."""
+
+    def hop_replied(self, peer_id: str, message: HopReply) -> None: ...
+
+    def kv_taken(self, peer_id: str, taken: KvTaken) -> None: ...
+
+    def hop_lost(self, peer_id: str, reason: str) -> None: ...
+
+    def hop_in_use(self, peer_id: str) -> bool: ...
+
+
+class Hop:
+    """The stream to one next peer, opened on first use. Frames sent before it is open wait."""
+
+    def __init__(
+        self, peer_id: str, transport: Transport, config: HopConfig, events: HopEvents, lent: Lent
+    ) -> None:
+        self.peer_id = peer_id
+        self._transport = transport
+        self._config = config
+        self._events = events
+        self._lent = lent
+        self._sender: LinkSender | None = None
+        self._early: list[tuple[object, bytes | memoryview, Traffic | None]] = []
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait behind a slow link."""
+        return 0 if self._sender is None else self._sender.queued_bytes
+
+    @property
+    def link(self) -> LinkScheduler | None:
+        """The link's scheduler with its measurements; None before the stream is open."""
+        return None if self._sender is None else self._sender.scheduler
+
+    def send(
+        self, message: object, body: bytes | memoryview = b"", *, traffic: Traffic | None = None
+    ) -> None:
+        """Send one frame without waiting; a session's rows stay in order."""
+        if self._sender is None:
+            self._early.append((message, body, traffic))
+        else:
+            self._sender.send(message, body, traffic=traffic)
+
+    async def run(self, addresses: tuple[str, ...]) -> str:
+        """Open, read, write and watch until the hop is lost or idle; returns the reason."""
+        try:
+            async with asyncio.timeout(self._config.open_s):
+                stream = await self._transport.open_stream(
+                    self.peer_id, HOP_PROTOCOL, addresses=addresses
+                )
+        except (NetworkError, TimeoutError) as error:
+            logger.info("%s cannot be reached: %s", self.peer_id, str(error) or "no answer")
+            return UNREACHABLE
+        loop = asyncio.get_running_loop()
+        sender = LinkSender(
+            stream,
+            LinkScheduler(self._config.link_policy),
+            lambda: int(loop.time() * 1e6),
+            self._lent.up,
+        )
+        for message, body, traffic in self._early:
+            sender.send(message, body, traffic=traffic)
+        self._early.clear()
+        self._sender = sender
+        watch = PeerWatch(config=self._config.watch, heard_s=loop.time())
+        tasks = [
+            asyncio.create_task(work)
+            for work in (
+                sender.run(),
+                self._read(stream, sender, watch),
+                self._watch(sender, watch),
+            )
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return next(iter(done)).result() or "stream ended"
+        except (NetworkError, PeerError) as error:
+            return str(error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await stream.close()
+
+    async def _read(self, stream: Stream, sender: LinkSender, watch: PeerWatch) -> str:
+        loop = asyncio.get_running_loop()
+        while True:
+            frame = await codec.read_frame(stream, limit_bytes=1 << 16)
+            watch.heard(loop.time())
+            match frame.message:
+                case (
+                    SessionAccepted()
+                    | SessionRefused()
+                    | SessionFailed()
+                    | SessionLeaving()
+                    | SessionWarm()
+                ) as reply:
+                    self._events.hop_replied(self.peer_id, reply)
+                case KvTaken() as taken:
+                    self._events.kv_taken(self.peer_id, taken)
+                case Delivered() as delivered:
+                    sender.acknowledged(delivered)
+                case Pong() as pong:
+                    watch.answered(pong.nonce, pong.stalled_s, pong.step_p95_s, loop.time())
+                case other:
+                    raise codec.MalformedError(f"{type(other).__name__} is no reply on a hop")
+
+    async def _watch(self, sender: LinkSender, watch: PeerWatch) -> str:
+        loop = asyncio.get_running_loop()
+        used_s = loop.time()
+        while True:
+            now_s = loop.time()
+            if not self._events.hop_in_use(self.peer_id):
+                watch.unused(now_s)
+                if now_s - used_s > self._config.idle_s:
+                    return "idle"
+            else:
+                used_s = now_s
+                match watch.tick(now_s):
+                    case Dead(reason=reason):
+                        return reason
+                    case PingNow(nonce=nonce):
+                        sender.send(Ping(nonce=nonce))
+            await asyncio.sleep(max(0.0, watch.wake_at_s - loop.time()))
+
+
+class HopTable:
+    """All outbound hops of one peer. A lost hop is reported once and forgotten."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: HopConfig,
+        events: HopEvents,
+        lent: Lent | None = None,
+    ) -> None:
+        self._lent = lent or Lent()
+        self._transport = transport
+        self._config = config
+        self._events = events
+        self._hops: dict[str, Hop] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def get(self, peer_id: str, addresses: tuple[str, ...] = ()) -> Hop:
+        """The hop to ``peer_id``, opened if need be."""
+        hop = self._hops.get(peer_id)
+        if hop is None:
+            hop = self._hops[peer_id] = Hop(
+                peer_id, self._transport, self._config, self._events, self._lent
+            )
+            task = asyncio.create_task(self._run(hop, addresses), name=f"hop to {peer_id}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return hop
+
+    def find(self, peer_id: str) -> Hop | None:
+        """The living hop to ``peer_id``, if there is one."""
+        return self._hops.get(peer_id)
+
+    def links(self) -> dict[str, LinkScheduler]:
+        """The schedulers of all open hops, with what they measured, by peer."""
+        return {peer_id: hop.link for peer_id, hop in self._hops.items() if hop.link is not None}
+
+    async def _run(self, hop: Hop, addresses: tuple[str, ...]) -> None:
+        reason = "failed"
+        try:
+            reason = await hop.run(addresses)
+        finally:
+            if self._hops.get(hop.peer_id) is hop:
+                del self._hops[hop.peer_id]
+            self._events.hop_lost(hop.peer_id, reason)
+
+    async def close(self) -> None:
+        """End every hop."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,107 @@
+"""What this peer sends and receives, held to what its owner lends of the connection."""
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from coordinator.links.token_bucket import Allowance, MonthlyUse
+from dht.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+SAVE_EVERY_S = 30.0
+
+
+def loop_us() -> int:
+    """The running loop's time, which tests may have made virtual."""
+    return int(asyncio.get_running_loop().time() * 1e6)
+
+
+class Traffic:
+    """Counts bytes of all streams and draws them from the owner's allowances."""
+
+    def __init__(
+        self,
+        *,
+        up: Allowance | None = None,
+        down: Allowance | None = None,
+        month_bytes_max: float | None = None,
+        month_file: Path | None = None,
+    ) -> None:
+        self.up = up or Allowance()
+        self.down = down or Allowance()
+        self.purposes: Mapping[str, int] = {}
+        """Bytes both ways by what they were for, where somebody counts that."""
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.month_bytes_max = month_bytes_max
+        self._month_file = month_file
+        self._saved_bytes = 0
+        self.month = _load(month_file) or MonthlyUse.at(time.time())
+
+    def sent(self, size_bytes: int) -> None:
+        """Bytes were written to a stream."""
+        self.sent_bytes += size_bytes
+        self.up.spend(size_bytes, loop_us())
+
+    def received(self, size_bytes: int) -> None:
+        """Bytes were read from a stream."""
+        self.received_bytes += size_bytes
+        self.down.spend(size_bytes, loop_us())
+
+    async def wait_up(self) -> None:
+        """Wait until bytes that are not urgent may leave."""
+        if wait_us := self.up.wait_us(loop_us()):
+            await asyncio.sleep(wait_us / 1e6)
+
+    @property
+    def down_exceeded(self) -> bool:
+        """More arrives than the owner lends: give others no credit for further prefill."""
+        return self.down.limited and self.down.wait_us(loop_us()) > 0
+
+    def exhausted(self) -> str | None:
+        """Why this peer must leave for the rest of the month, if it must. Books the use so far."""
+        total = self.sent_bytes + self.received_bytes
+        self.month = self.month.spent(total - self._saved_bytes, time.time())
+        self._saved_bytes = total
+        if self.month_bytes_max is None or self.month.used_bytes < self.month_bytes_max:
+            return None
+        return (
+            f"{self.month.used_bytes / 1e9:.2f} GB of this month's {self.month_bytes_max / 1e9:g}"
+            f" GB are used; the count starts again on {self.month.next_month} (UTC)"
+        )
+
+    def refuse_if_exhausted(self) -> None:
+        """Raises UserError when nothing is left of the month."""
+        if (why := self.exhausted()) is not None:
+            raise UserError(f"{why}; a higher --monthly-cap lends more")
+
+    def save(self) -> None:
+        """Keep the month's count over restarts, where the file can be written."""
+        if self._month_file is None:
+            return
+        self.exhausted()
+        text = json.dumps({"month": self.month.month, "used_bytes": self.month.used_bytes})
+        new = self._month_file.with_suffix(".new")
+        try:
+            new.write_text(text)
+            os.replace(new, self._month_file)
+        except OSError as error:
+            logger.warning("cannot keep this month's traffic: %s", error)
+
+
+def _load(file: Path | None) -> MonthlyUse | None:
+    if file is None or not file.exists():
+        return None
+    try:
+        kept = json.loads(file.read_text())
+        use = MonthlyUse(month=str(kept["month"]), used_bytes=int(kept["used_bytes"]))
+        _ = use.next_month  # a month, or ValueError
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s is unreadable, this month counts from 0: %s", file, error)
+        return None
+    return use

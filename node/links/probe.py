@@ -1,0 +1,148 @@
+"""Links measured by their receiver: round trip by pings, bandwidth by timing arriving bytes.
+
+The sender's clock and claims play no part, so a peer can only make a link look slower than it is.
+"""
+
+import asyncio
+import os
+import statistics
+
+from dht.errors import NetworkError, PeerError
+from dht.messages import codec
+from dht.messages.peer import ProbeData, ProbeRequest
+from dht.messages.session import Ping, Pong
+from dht.messages.types import Link
+from dht.transport.interface import PROBE_PROTOCOL, Stream, Transport
+from node.links.lent_traffic import Traffic
+
+PINGS = 12
+FRAME_BYTES = 32 << 10
+PROBE_BYTES_FIRST = 128 << 10
+PROBE_BYTES_MAX = 4 << 20
+"""A probe grows by fours up to this: 6.7 MB in all on a fast link, 131 kB on a slow one."""
+PROBE_LONG_S = 0.4
+"""A probe that took so long, and ten round trips, has left its slow start behind."""
+PROBE_LONG_RTTS = 10
+LATE_S, LATE_RTTS = 0.2, 2
+"""The end of a probe that is timed, in seconds or round trips, whichever is longer."""
+SPAN_S = 0.04
+"""The shortest span within it whose rate means something: bursts come some milliseconds apart."""
+SERVED_BYTES_MAX = 8 << 20
+"""What one stream may ask for: a probe is no way to make others upload for ever."""
+REQUESTS_MAX = 24
+PROBE_S = 10.0
+
+
+class ProbeServer:
+    """Answers pings and sends bytes on request, within bounds."""
+
+    def __init__(self, transport: Transport, traffic: Traffic | None = None) -> None:
+        self._transport = transport
+        self._traffic = traffic or Traffic()
+        self._noise = os.urandom(FRAME_BYTES)
+
+    async def start(self) -> None:
+        """Accept probe streams."""
+        await self._transport.serve(PROBE_PROTOCOL, self._serve)
+
+    async def _serve(self, stream: Stream) -> None:
+        served_bytes = 0
+        for _ in range(REQUESTS_MAX):
+            message = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
+            match message:
+                case Ping(nonce=nonce):
+                    await codec.send_frame(stream, Pong(nonce=nonce))
+                case ProbeRequest(size_bytes=size_bytes):
+                    served_bytes += size_bytes
+                    if served_bytes > SERVED_BYTES_MAX:
+                        raise codec.MalformedError(f"a probe of {served_bytes} bytes")
+                    await self._send(stream, size_bytes)
+                case _:
+                    raise codec.MalformedError("a probe takes pings and probe requests")
+
+    async def _send(self, stream: Stream, size_bytes: int) -> None:
+        noise = memoryview(self._noise)
+        for at in range(0, size_bytes, FRAME_BYTES):
+            size = min(FRAME_BYTES, size_bytes - at)
+            await self._traffic.wait_up()
+            await codec.send_frame(stream, ProbeData(size_bytes=size), noise[:size])
+
+
+async def measure_link(transport: Transport, peer_id: str, addresses: tuple[str, ...] = ()) -> Link:
+    """Measure the link from ``peer_id`` to this peer.
+
+    Bandwidth is the rate at which the end of a probe arrived. Probes grow until one took
+    long enough to have left TCP's slow start behind. Raises NetworkError when the peer does not
+    answer in time.
+    """
+    try:
+        async with asyncio.timeout(PROBE_S):
+            stream = await transport.open_stream(peer_id, PROBE_PROTOCOL, addresses=addresses)
+            try:
+                rtt_s = min([await _ping(stream, nonce) for nonce in range(PINGS)])
+                bandwidth = await _bandwidth(stream, rtt_s)
+            finally:
+                await stream.close()
+    except TimeoutError:
+        raise NetworkError(f"peer {peer_id} did not finish a probe in {PROBE_S:.0f} s") from None
+    except PeerError as error:
+        raise NetworkError(f"peer {peer_id} broke the probe: {error}") from error
+    return Link(
+        source=peer_id,
+        target=transport.peer_id,
+        bandwidth_bytes_per_s=bandwidth,
+        rtt_s=rtt_s,
+        measured_unix_s=transport.now(),
+    )
+
+
+async def _bandwidth(stream: Stream, rtt_s: float) -> float:
+    """Bytes/s of the longest probe."""
+    loop = asyncio.get_running_loop()
+    size_bytes = PROBE_BYTES_FIRST
+    while True:
+        started_s = loop.time()
+        await codec.send_frame(stream, ProbeRequest(size_bytes=size_bytes))
+        arrivals_s: list[float] = []
+        for _ in range(0, size_bytes, FRAME_BYTES):
+            frame = await codec.read_frame(stream, limit_bytes=FRAME_BYTES + 1024)
+            if not isinstance(frame.message, ProbeData) or len(frame.body) != FRAME_BYTES:
+                raise codec.MalformedError("a probe was answered with something else")
+            arrivals_s.append(loop.time())
+        took_s = arrivals_s[-1] - started_s
+        if took_s > max(PROBE_LONG_S, PROBE_LONG_RTTS * rtt_s) or size_bytes >= PROBE_BYTES_MAX:
+            return late_rate(arrivals_s, max(LATE_S, LATE_RTTS * rtt_s))
+        size_bytes = min(4 * size_bytes, PROBE_BYTES_MAX)
+
+
+def late_rate(arrivals_s: list[float], window_s: float) -> float:
+    """Bytes/s at which the end of a probe arrived.
+
+    What counts is what came in the last ``window_s``, at most half of the frames, which leaves out
+    the slow start, and at least a quarter. Within it the rate is that of the median span of a few
+    frames: a stream on a long link stops now and then for a round trip, until its flow-control
+    window is opened again, and such a pause says nothing about the link. Spans take ``SPAN_S`` or
+    more, to even out bursts; where all is over sooner, all is one span.
+    """
+    frames, end_s = len(arrivals_s), arrivals_s[-1]
+    within = sum(at_s > end_s - window_s for at_s in arrivals_s)
+    counted = min(max(within, frames // 4), frames // 2)
+    late_s = arrivals_s[-1 - counted :]
+    for span in range(1, counted // 2 + 1):
+        median_s = statistics.median(
+            end_s - start_s for start_s, end_s in zip(late_s, late_s[span:], strict=False)
+        )
+        if median_s >= SPAN_S:
+            return span * FRAME_BYTES / median_s
+    return counted * FRAME_BYTES / max(late_s[-1] - late_s[0], 1e-6)
+
+
+async def _ping(stream: Stream, nonce: int) -> float:
+    """One round trip in seconds."""
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    await codec.send_frame(stream, Ping(nonce=nonce))
+    reply = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
+    if reply != Pong(nonce=nonce):
+        raise codec.MalformedError("a ping was answered with something else")
+    return loop.time() - started_s

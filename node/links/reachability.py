@@ -1,0 +1,248 @@
+"""Whether others can reach this peer: another peer dials it back, from outside.
+
+A peer behind NAT sees nothing wrong from the inside. So it asks a few others to open a connection
+to the address that they see it come from, at the port that it listens on. Nothing else is dialled
+for anybody: who asks can only have itself looked at, a few times a minute.
+"""
+
+import asyncio
+import ipaddress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from zlib import crc32
+
+from dht.errors import NetworkError, PeerError, UserError
+from dht.identity.multiaddr import CIRCUIT, host_of
+from dht.messages import codec
+from dht.messages.peer import ReachAnswer, ReachRequest
+from dht.messages.types import NodeRecord, Reach
+from dht.records.directory import Directory
+from dht.records.rate_limit import Rates
+from dht.transport.interface import REACH_PROTOCOL, Stream, Transport
+from node.links.dial_back_findings import Findings
+from node.links.relay_slots import Relays
+
+GREETING = b"\x13/multistream/1.0.0\n"
+"""What every libp2p listener says first (multistream-select 1.0)."""
+ASKED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachLimits:
+    """Times in seconds."""
+
+    dial_s: float = 4.0
+    answer_s: float = 8.0
+    per_peer_s: float = 20.0
+    """One dial for a peer, and for an address, in so long; three at once."""
+    burst: float = 3.0
+    all_per_s: float = 2.0
+    at_once: int = 16
+
+
+class ReachServer:
+    """Dials back those who ask, where they come from and nowhere else."""
+
+    def __init__(self, transport: Transport, limits: ReachLimits | None = None) -> None:
+        self._transport = transport
+        self._limits = limits = limits or ReachLimits()
+        self._peers = Rates(per_s=1 / limits.per_peer_s, burst=limits.burst)
+        self._hosts = Rates(per_s=1 / limits.per_peer_s, burst=limits.burst)
+        self._all = Rates(per_s=limits.all_per_s, burst=10 * limits.all_per_s)
+        self._dialling = 0
+
+    async def start(self) -> None:
+        """Accept requests."""
+        await self._transport.serve(REACH_PROTOCOL, self._serve)
+
+    async def _serve(self, stream: Stream) -> None:
+        async with asyncio.timeout(self._limits.answer_s):
+            message = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
+            if not isinstance(message, ReachRequest):
+                raise codec.MalformedError(f"{type(message).__name__} asks for no dial back")
+            host = stream.remote_host
+            reached = await self._dial(stream.remote_peer_id, host, message.port)
+            await codec.send_frame(stream, ReachAnswer(reached=reached, host=host[:128]))
+
+    async def _dial(self, peer_id: str, host: str, port: int) -> bool | None:
+        """Whether libp2p answers there; None where this peer cannot say or will not look."""
+        now_s = asyncio.get_running_loop().time()
+        if not host or self._dialling >= self._limits.at_once:
+            return None
+        if not (
+            self._peers.take(peer_id, 1, now_s)
+            and self._hosts.take(host, 1, now_s)
+            and self._all.take("", 1, now_s)
+        ):
+            return None
+        self._dialling += 1
+        try:
+            async with asyncio.timeout(self._limits.dial_s):
+                return await _greets(host, port)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            return False
+        finally:
+            self._dialling -= 1
+
+
+async def _greets(host: str, port: int) -> bool:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(GREETING)
+        return await reader.readexactly(len(GREETING)) == GREETING
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+def port_of(addresses: tuple[str, ...]) -> int | None:
+    """The TCP port that a peer listens on, by its addresses; None where it listens nowhere."""
+    for address in addresses:
+        parts = address.split("/")
+        if CIRCUIT not in address and len(parts) > 4 and parts[3] == "tcp":
+            with suppress(ValueError):
+                return int(parts[4])
+    return None
+
+
+@asynccontextmanager
+async def greeter(host: str, port: int) -> AsyncIterator[int]:
+    """A port that answers those who dial it as libp2p would; yields its number.
+
+    Raises UserError where it cannot be listened on.
+    """
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING)
+        with suppress(OSError):
+            await writer.drain()
+        writer.close()
+
+    try:
+        server = await asyncio.start_server(greet, host, port)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def ask_back(
+    transport: Transport, peer_id: str, where: tuple[str, ...], port: int
+) -> ReachAnswer | None:
+    """Ask ``peer_id`` to dial this peer's ``port``; None where it does not answer."""
+    try:
+        async with asyncio.timeout(ReachLimits().answer_s):
+            stream = await transport.open_stream(peer_id, REACH_PROTOCOL, addresses=where)
+            try:
+                await codec.send_frame(stream, ReachRequest(port=port))
+                answer = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
+            finally:
+                await stream.close()
+    except (NetworkError, PeerError, TimeoutError):
+        return None
+    return answer if isinstance(answer, ReachAnswer) else None
+
+
+class ReachKeeper:
+    """Has this peer dialled back from time to time, and knows what came of it.
+
+    Where others do not get through, it holds slots at relays.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        directory: Directory,
+        on_change: Callable[[Reach, tuple[str, ...]], None],
+        *,
+        relays: Relays,
+        sure_every_s: float = 900.0,
+        else_every_s: float = 60.0,
+        unknown_every_s: float = 15.0,
+    ) -> None:
+        """``on_change`` is told how others reach this peer, and at which addresses beside those
+        that it listens on.
+
+        It looks every ``sure_every_s`` while others get through, every ``else_every_s`` while
+        a relay takes calls, otherwise every ``unknown_every_s``.
+        """
+        self._transport = transport
+        self._directory = directory
+        self._on_change = on_change
+        self._relays = relays
+        self._else_every_s = unknown_every_s
+        self._every_s = {Reach.DIRECT: sure_every_s, Reach.RELAYED: else_every_s}
+        self._looks = 0
+        self._findings = Findings()
+        self._told: tuple[Reach, tuple[str, ...]] = (Reach.UNKNOWN, ())
+        self.settled = asyncio.Event()
+        """Set once somebody got through, or everybody that was asked at first has answered."""
+
+    @property
+    def reach(self) -> Reach:
+        """How others reach this peer, as it was last told."""
+        return self._told[0]
+
+    async def run(self) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._every_s.get(self.reach, self._else_every_s))
+
+    async def look(self) -> None:
+        """Ask others once, and look after the relays."""
+        try:
+            nodes = await self._directory.nodes()
+            await self._ask_some(nodes)
+            if self._findings.suspect:
+                await self._relays.hold(nodes)
+            else:
+                self._relays.let_go()
+        except NetworkError:
+            pass  # nobody to ask just now changes nothing about what others found before
+        self._conclude()
+        self.settled.set()
+
+    async def _ask_some(self, nodes: Mapping[str, NodeRecord]) -> None:
+        me = self._transport.peer_id
+        port = port_of(self._transport.addresses)
+        if port is None:  # it listens nowhere, or where nobody can be asked to dial
+            self._findings.closed = not self._transport.addresses
+            return
+        self._looks += 1
+        # Others each time, and not the same ones as everybody asks.
+        others = sorted(nodes.keys() - {me}, key=lambda p: crc32(f"{self._looks}{me}{p}".encode()))
+        async with asyncio.TaskGroup() as group:
+            for peer_id in others[:ASKED]:
+                group.create_task(self._note(peer_id, nodes[peer_id].addresses, port))
+
+    async def _note(self, peer_id: str, where: tuple[str, ...], port: int) -> None:
+        answer = await ask_back(self._transport, peer_id, where, port)
+        self._findings.note(peer_id, answer, asyncio.get_running_loop().time())
+        if answer is not None and answer.reached:
+            self._conclude()
+            self.settled.set()
+
+    def _conclude(self) -> None:
+        circuits = self._relays.addresses
+        now_s = asyncio.get_running_loop().time()
+        reach = self._findings.conclude(now_s, relayed=bool(circuits))
+        if reach is Reach.DIRECT:
+            circuits = self._seen_from_outside()
+        if reach is Reach.UNKNOWN and self.reach is not Reach.RELAYED:
+            return
+        if (reach, circuits) != self._told:
+            self._told = (reach, circuits)
+            self._on_change(reach, circuits)
+
+    def _seen_from_outside(self) -> tuple[str, ...]:
+        """The address of the router in between that forwards a port here, where there is one."""
+        host, port = self._findings.host, port_of(self._transport.addresses)
+        if not host or any(host_of(each) == host for each in self._transport.addresses):
+            return ()
+        version = ipaddress.ip_address(host).version
+        return (f"/ip{version}/{host}/tcp/{port}/p2p/{self._transport.peer_id}",)

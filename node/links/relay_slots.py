@@ -1,0 +1,91 @@
+"""The relays of a peer that others cannot reach: slots reserved at peers that they can."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from zlib import crc32
+
+from dht.errors import NetworkError, PeerError
+from dht.messages.types import NodeRecord, Reach
+from dht.transport.interface import Transport
+from dht.transport.relay_reservation import circuit_addresses, reserve
+
+logger = logging.getLogger(__name__)
+
+RELAYS = 2
+"""One may go at any time."""
+TRIED_MAX = 4
+"""New ones that one look asks."""
+MISSES_MAX = 2
+"""Renewals that fail in a row before a relay is given up."""
+RESERVE_S = 6.0
+
+
+def candidates(nodes: Mapping[str, NodeRecord], me: str) -> list[str]:
+    """Peers that relay for ``me``: they offer it, and others dialled them back. In an order of its
+    own for each peer, so that not all of them take the same."""
+    able = [
+        peer_id
+        for peer_id, record in nodes.items()
+        if peer_id != me
+        and record.reach is Reach.DIRECT
+        and record.relays
+        and circuit_addresses(peer_id, record.addresses, me)
+    ]
+    return sorted(able, key=lambda peer_id: crc32(f"{me}{peer_id}".encode()))
+
+
+class Relays:
+    """Slots that this peer holds at relays; :meth:`hold` renews them."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._held: dict[str, tuple[tuple[str, ...], int]] = {}
+        self._refused: set[str] = set()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others reach this peer through them."""
+        return tuple(address for addresses, _ in self._held.values() for address in addresses)
+
+    def let_go(self) -> None:
+        """Use none any more; what is reserved lapses by itself."""
+        self._held.clear()
+
+    async def hold(self, nodes: Mapping[str, NodeRecord]) -> None:
+        """Renew what is held, and look for others where that is not enough."""
+        me = self._transport.peer_id
+        able = candidates(nodes, me)
+        await asyncio.gather(*(self._renew(relay_id, nodes, able) for relay_id in [*self._held]))
+        free = [each for each in able if each not in self._held.keys() | self._refused]
+        if not free:
+            self._refused.clear()  # they get another chance at the next look
+        for relay_id in free[:TRIED_MAX]:
+            if len(self._held) >= RELAYS:
+                return
+            addresses = nodes[relay_id].addresses
+            if await self._granted(relay_id, addresses):
+                self._held[relay_id] = (circuit_addresses(relay_id, addresses, me), 0)
+            else:
+                self._refused.add(relay_id)
+
+    async def _renew(
+        self, relay_id: str, nodes: Mapping[str, NodeRecord], able: Sequence[str]
+    ) -> None:
+        addresses, misses = self._held[relay_id]
+        if relay_id in able and await self._granted(relay_id, nodes[relay_id].addresses):
+            me = self._transport.peer_id
+            self._held[relay_id] = (circuit_addresses(relay_id, nodes[relay_id].addresses, me), 0)
+        elif misses + 1 < MISSES_MAX:
+            self._held[relay_id] = (addresses, misses + 1)
+        else:
+            del self._held[relay_id]
+
+    async def _granted(self, relay_id: str, addresses: tuple[str, ...]) -> bool:
+        try:
+            async with asyncio.timeout(RESERVE_S):
+                await reserve(self._transport, relay_id, addresses)
+        except (NetworkError, PeerError, TimeoutError) as error:
+            logger.info("no slot at relay %s: %s", relay_id, error)
+            return False
+        return True

@@ -1,0 +1,242 @@
+"""A step through the parts that a peer holds: into the layers, along them, and out to logits.
+
+Where a model is plain (:mod:`node.model.structure`) its modules are called directly; otherwise its
+own forward runs around the layers, with this peer's parts in it.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from node.attention.cache_view import PoolCache
+from node.attention.paged_attention import Segment, Step, set_step
+from node.device.tensors import brought
+from node.kernels.rms_norm import fuse_norms
+from node.model.cuda_graphs import Capture, DecodeGraphs, recordable
+from node.model.merged_linear import share_products
+from node.model.packed_linear import favour_few_rows
+from node.model.skeleton import Skeleton
+from node.model.structure import Anatomy
+from node.model.torchscript_layers import TracedLayers
+
+
+class Flow:
+    """Runs rows of hidden states, ``[tokens, hidden]``, through parts of one model."""
+
+    def __init__(
+        self, anatomy: Anatomy, skeleton: Skeleton, capture: Capture | None = None
+    ) -> None:
+        """``skeleton`` is on the device of the parts; ``capture`` makes graphs of decode steps."""
+        self._anatomy = anatomy
+        self._skeleton = skeleton
+        self._embed_width = int(skeleton.parts[anatomy.before[0]].get_parameter("weight").shape[-1])
+        self._sources = [skeleton.module(source.name) for source in anatomy.sources]
+        self._parts: dict[str, nn.Module] = {}
+        self.traced = TracedLayers(anatomy, self._sources)
+        """Layers as they run in decode steps; empty where none is recorded."""
+        self._layers: dict[int, nn.Module] = {}
+        self.graphs = None if capture is None else DecodeGraphs(self._as_they_are, capture)
+
+    def hold(self, parts: dict[str, nn.Module]) -> None:
+        """Use exactly these parts beside the layers, by their names in the model."""
+        for name in self._parts.keys() - parts.keys():
+            self._skeleton.take_out(name)
+        for name, part in parts.items():
+            self._skeleton.put(name, part)
+        self._parts = dict(parts)
+
+    def prepared(
+        self, index: int, layer: nn.Module, dtype: torch.dtype, device: torch.device
+    ) -> nn.Module:
+        """A layer as it runs: fewer products and launches, a better layout, recorded on a CPU."""
+        if self._anatomy.packed:
+            share_products(layer, self._anatomy.traits[index].siblings)
+        layer = favour_few_rows(layer)
+        if device.type == "cuda":
+            fuse_norms(layer, dtype)
+        if device.type == "cpu":
+            self.traced.add(index, layer, dtype)
+        return layer
+
+    def keep(self, layers: Sequence[int]) -> None:
+        """Forget what was made of all layers but these, and all graphs."""
+        self._layers = {}
+        self.traced.keep(layers)
+        if self.graphs is not None:
+            self.graphs.clear()
+
+    def enter(
+        self, token_ids: Sequence[Sequence[int]], starts: Sequence[int], device: torch.device
+    ) -> torch.Tensor:
+        """What goes into the first layer for several sessions' tokens, ``[tokens, hidden]``.
+
+        ``starts`` says at which position each session's tokens begin.
+        """
+        if not self._anatomy.packed:
+            return _joined(
+                [self._enter_alone(*each, device) for each in zip(token_ids, starts, strict=True)]
+            )
+        ids = brought(list(itertools.chain.from_iterable(token_ids)), device)[None]
+        if self._anatomy.plain_entry:
+            hidden: torch.Tensor = self._parts[self._anatomy.before[0]](ids)[0]
+            return hidden
+        positions = [range(at, at + len(part)) for part, at in zip(token_ids, starts, strict=True)]
+        packed = brought(list(itertools.chain.from_iterable(positions)), device)[None]
+        return self._skeleton.run(token_ids=ids, positions=packed).layers[0].hidden[0]
+
+    def _enter_alone(
+        self, token_ids: Sequence[int], start: int, device: torch.device
+    ) -> torch.Tensor:
+        end = start + len(token_ids)
+        segment = Segment(first=0, last=len(token_ids), context_tokens=end, slots=slice(0, 0))
+        heard = self._skeleton.run(
+            token_ids=brought(list(token_ids), device)[None],
+            positions=torch.arange(start, end, device=device)[None],
+            cache=PoolCache({}, segment),
+        )
+        return heard.layers[0].hidden[0]
+
+    def leave(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits ``[rows, vocabulary]`` of rows that come out of the last layer."""
+        if self._anatomy.plain_tail:
+            flowing = hidden
+            for name in self._anatomy.behind:
+                flowing = self._parts[name](flowing)
+            return flowing
+        rows = hidden[None]
+        positions = torch.arange(hidden.shape[0], device=hidden.device)[None]
+        heard = self._skeleton.run(
+            embedded=rows.new_zeros(1, hidden.shape[0], self._embed_width),
+            positions=positions,
+            answer=lambda _, __: rows,
+        )
+        assert heard.logits is not None  # noqa: S101 - the forward returned them
+        return heard.logits[0]
+
+    def run(
+        self,
+        layers: dict[int, nn.Module],
+        start: int,
+        end: int,
+        step: Step,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """``hidden`` behind layers ``[start, end)``; ``positions`` is ``[tokens]``."""
+        if not self._anatomy.packed:
+            return self._session_by_session(layers, start, end, step, hidden, positions)
+        self._layers = layers
+        if self.graphs is not None and recordable(self._anatomy, start, end):
+            replayed = self.graphs.run(start, end, step, hidden, positions)
+            if replayed is not None:
+                return replayed
+        packed, position_ids = hidden[None], positions[None]
+
+        def make(source: int) -> Any:
+            return self._made(source, packed, position_ids, step.segments)
+
+        done = self.traced.run(start, end, step, packed, position_ids, make)
+        if done is not None:
+            return done[0]
+        return self._as_they_are(start, end, step, hidden, positions)
+
+    def prepare(
+        self, layers: dict[int, nn.Module], start: int, end: int, step: Step, like: torch.Tensor
+    ) -> None:
+        """Capture decode steps like ``step`` through layers ``[start, end)``, if any are."""
+        self._layers = layers
+        if self.graphs is not None and recordable(self._anatomy, start, end):
+            self.graphs.prepare(start, end, step, like)
+
+    def _as_they_are(
+        self, start: int, end: int, step: Step, hidden: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Layers as modules, one after the other."""
+        packed, position_ids = hidden[None], positions[None]
+        set_step(step)
+        try:
+            outputs = [
+                self._made(source, packed, position_ids, step.segments)
+                for source in range(len(self._sources))
+            ]
+            for index in range(start, end):
+                call = self._anatomy.calls[index]
+                positional, named = call.resolve(packed, position_ids, outputs)
+                packed = _hidden(self._layers[index](packed, *positional, **named))
+        finally:
+            set_step(None)
+        return packed[0]
+
+    def _made(
+        self,
+        at: int,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        segments: list[Segment],
+    ) -> Any:
+        """What a weightless module makes of the positions of all rows."""
+        source, module = self._anatomy.sources[at], self._sources[at]
+        if not source.by_length:
+            positional, named = source.arguments.resolve(hidden, positions, ())
+            return module(*positional, **named)
+        parts: list[list[torch.Tensor]] = []
+        whole = True
+        for segment in segments:
+            rows = positions[:, segment.first : segment.last]
+            # One position more, behind all that the session may reach: every chunk of a session
+            # must see the same frequencies, however it is cut and wherever it is replayed.
+            reached = max(segment.tokens_max, segment.context_tokens) - 1
+            longer = torch.cat([rows, rows.new_full((1, 1), reached)], dim=1)
+            positional, named = source.arguments.resolve(hidden, longer, ())
+            output = module(*positional, **named)
+            whole = isinstance(output, torch.Tensor)
+            tensors = [output] if whole else list(output)
+            parts.append(
+                [
+                    tensor.narrow(dim, 0, segment.rows)
+                    for tensor, dim in zip(tensors, source.token_dims, strict=True)
+                ]
+            )
+        joined = [
+            torch.cat(pieces, dim=dim)
+            for pieces, dim in zip(zip(*parts, strict=True), source.token_dims, strict=True)
+        ]
+        return joined[0] if whole else tuple(joined)
+
+    def _session_by_session(
+        self,
+        layers: dict[int, nn.Module],
+        start: int,
+        end: int,
+        step: Step,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """Each session alone, with the arguments that the model's own forward makes for it."""
+        out = []
+        for segment in step.segments:
+            rows = hidden[None, segment.first : segment.last]
+            cache = PoolCache(step.pools, segment)
+            heard = self._skeleton.run(
+                embedded=rows.new_zeros(1, segment.rows, self._embed_width),
+                positions=positions[None, segment.first : segment.last],
+                cache=cache,
+            )
+            for index in range(start, end):
+                call = heard.layers[index]
+                rows = _hidden(layers[index](rows, *call.positional, **call.named))
+            step.calls += cache.calls
+            out.append(rows[0])
+        return _joined(out)
+
+
+def _hidden(output: Any) -> torch.Tensor:
+    hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

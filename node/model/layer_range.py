@@ -1,0 +1,396 @@
+"""Layers of a decoder-only model, built from its configuration and filled range by range.
+
+``transformers`` supplies every line of model code. Its parts are found by structure, never by a
+model's name: the one list of ``num_hidden_layers`` modules, the input embedding, the output head,
+and whatever the model's own forward does around them (:mod:`node.model.structure`).
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dht.errors import UserError
+from dht.messages.types import ModelSpec
+from node.attention.paged_attention import ATTENTION_NAME, Step, register
+from node.device.tensors import DTYPES, is_finite
+from node.model.cuda_graphs import CudaCapture
+from node.model.forward import Flow
+from node.model.layer_traits import FAILURES
+from node.model.meta_model import build, context_tokens, kept_float32, layers_name, ties
+from node.model.packed_linear import favour_few_rows
+from node.model.quantize import held_bytes, quantize_linears
+from node.model.skeleton import Skeleton
+from node.model.structure import Anatomy, Unservable, study
+from node.weights.checkpoint_names import CheckpointNames
+from node.weights.store import Progress, WeightStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLayout:
+    """Where the parts of a model are, on the meta device: shapes without memory."""
+
+    store: WeightStore
+    dtype: torch.dtype
+    config: Any
+    model: nn.Module
+    layers: nn.ModuleList
+    layers_name: str
+    embed_name: str
+    head_name: str
+    tied: bool
+    anatomy: Anatomy
+    names: CheckpointNames
+    kept_float32: frozenset[str]
+    """Parameters that the model's code computes in float32 whatever the dtype."""
+    quantize: str | None = None
+    """The layers' linear parts in fewer bits, one of :data:`node.model.quantize.KINDS`."""
+
+    @classmethod
+    def of(cls, store: WeightStore, dtype: str, quantize: str | None = None) -> "ModelLayout":
+        """Build the model without weights; UserError when its structure cannot be served."""
+        register()
+        reason = ""
+        for packed in (True, False):  # all sessions in one row where that is right
+            try:
+                return replace(cls._studied(store, DTYPES[dtype], packed), quantize=quantize)
+            except (Unservable, *FAILURES, OSError) as error:
+                lines = str(error).strip().splitlines()
+                first_line = lines[0] if lines else repr(error)
+                if ATTENTION_NAME not in first_line:
+                    reason = first_line
+        raise UserError(f"{store.directory} cannot be served yet: {reason}")
+
+    @classmethod
+    def _studied(cls, store: WeightStore, dtype: torch.dtype, packed: bool) -> "ModelLayout":
+        config, model = build(store, dtype, ATTENTION_NAME if packed else None)
+        stack = layers_name(model, config)
+        anatomy = study(
+            model,
+            stack,
+            packed=packed,
+            context_tokens=context_tokens(config),
+            dtype=dtype,
+        )
+        named = {id(module): name for name, module in model.named_modules()}
+        structure: Any = model
+        embed_name = named.get(id(structure.get_input_embeddings()), "")
+        head_name = named.get(id(structure.get_output_embeddings()), "")
+        if embed_name not in anatomy.before or head_name not in anatomy.behind:
+            raise Unservable("its embedding or its LM head is not where it says")
+        names = CheckpointNames(str(store.directory), model, store.tensors)
+        layers: Any = model.get_submodule(stack)
+        return cls(
+            store=store,
+            dtype=dtype,
+            config=config,
+            model=model,
+            layers=layers,
+            layers_name=stack,
+            embed_name=embed_name,
+            head_name=head_name,
+            tied=f"{head_name}.weight" not in names and ties(model, f"{head_name}.weight"),
+            anatomy=anatomy,
+            names=names,
+            kept_float32=kept_float32(model, dtype),
+        )
+
+    def skeleton(self) -> Skeleton:
+        """The model's own forward without weights, on the CPU."""
+        return Skeleton(self.model, self.layers_name, tuples=self.anatomy.tuples)
+
+    def spec(self, name: str) -> ModelSpec:
+        """What planners must know; sizes are in the dtype that peers compute in."""
+        text = self.config.get_text_config()
+        item = self.dtype.itemsize
+        behind = sum(_numbers(self.model.get_submodule(part)) for part in self.anatomy.behind)
+        before = sum(_numbers(self.model.get_submodule(part)) for part in self.anatomy.before)
+        return ModelSpec(
+            name=name,
+            fingerprint=self.store.fingerprint,
+            layers=len(self.layers),
+            layer_bytes=max(held_bytes(each, self.quantize, self.dtype) for each in self.layers),
+            embed_bytes=before * item,
+            head_bytes=behind * item,
+            kv_bytes_per_token_layer=max(map(_kv_numbers, self.anatomy.kv_shapes)) * item,
+            activation_bytes=self.anatomy.width * item,
+            context_tokens=context_tokens(self.config),
+            vocab=text.vocab_size,
+        )
+
+    def part_parameters(self, path: str) -> list[str]:
+        """Names of what a module takes from a checkpoint, under the model's code's names."""
+        module = self.model.get_submodule(path)
+        return [f"{path}.{name}" for name in module.state_dict()]
+
+    def dtype_of(self, parameter: str) -> torch.dtype:
+        """What a parameter is computed in: some must stay float32, whatever the rest is in."""
+        if parameter in self.kept_float32:
+            return torch.float32
+        return self.dtype
+
+
+def kv_shape(layout: ModelLayout, layer: int) -> tuple[int, int, int]:
+    """``(kv_heads, key width, value width)`` of what a layer writes for each token."""
+    return layout.anatomy.kv_shapes[layer]
+
+
+def _numbers(module: nn.Module) -> int:
+    return sum(tensor.numel() for tensor in module.state_dict().values())
+
+
+def _kv_numbers(shape: tuple[int, int, int]) -> int:
+    kv_heads, key_width, value_width = shape
+    return kv_heads * (key_width + value_width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A module to fill: a layer, or one beside the layers."""
+
+    path: str
+    """Of the module in the model."""
+    parameters: list[str]
+    """What it takes from the checkpoint, under the model's code's names."""
+    names: list[str]
+    """The checkpoint's tensors that these are made of."""
+    layer: int | None = None
+    shares: bool = False
+    """Its weight is the tied matrix, which another part holds."""
+
+
+@dataclass(slots=True)
+class _Meter:
+    total_bytes: int
+    progress: Progress | None
+    done_bytes: int = 0
+
+    def add(self, size_bytes: int) -> None:
+        self.done_bytes += size_bytes
+        if self.progress is not None:
+            self.progress(self.done_bytes, self.total_bytes)
+
+
+class LoadedRange:
+    """The modules of the layers that this peer holds, filled on its device."""
+
+    def __init__(self, layout: ModelLayout, device: torch.device) -> None:
+        self._layout = layout
+        self._device = device
+        self.layers: dict[int, nn.Module] = {}
+        self.parts: dict[str, nn.Module] = {}
+        """Modules with weights beside the layers, by their names in the model."""
+        self._made_up = False
+        capture = CudaCapture(device) if device.type == "cuda" else None
+        self._flow = Flow(layout.anatomy, layout.skeleton().to(device), capture)
+
+    @property
+    def device(self) -> torch.device:
+        """Where parts are filled."""
+        return self._device
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether decode steps are captured, which have to come with tables."""
+        return self._flow.graphs is not None
+
+    @property
+    def embed(self) -> nn.Module | None:
+        """The token embedding, where the first layer is held."""
+        return self.parts.get(self._layout.embed_name)
+
+    @property
+    def head(self) -> nn.Module | None:
+        """The output head, where the last layer is held."""
+        return self.parts.get(self._layout.head_name)
+
+    def enter(self, token_ids: Sequence[Sequence[int]], starts: Sequence[int]) -> torch.Tensor:
+        """What goes into layer 0 for several sessions' tokens, ``[tokens, hidden]``.
+
+        ``starts`` says at which position each session's tokens begin.
+        """
+        return self._flow.enter(token_ids, starts, self._device)
+
+    def run(
+        self, start: int, end: int, step: Step, hidden: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows ``[tokens, hidden]`` behind layers ``[start, end)``, which must be held."""
+        return self._flow.run(self.layers, start, end, step, hidden, positions)
+
+    def prepare(self, start: int, end: int, step: Step, like: torch.Tensor) -> None:
+        """Capture decode steps through layers ``[start, end)`` before they come, where that is
+        possible; see :meth:`node.model.cuda_graphs.DecodeGraphs.prepare`."""
+        self._flow.prepare(self.layers, start, end, step, like)
+
+    def leave(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits ``[rows, vocabulary]`` of rows that come out of the last layer."""
+        return self._flow.leave(hidden)
+
+    def fetch(self, start: int, end: int, progress: Progress | None = None) -> None:
+        """Bring the files that ``[start, end)`` needs beyond what is held to this machine."""
+        if self._made_up:
+            self.layers, self.parts, self._made_up = {}, {}, False
+        names = [name for part in self._missing(start, end, None) for name in part.names]
+        self._layout.store.fetch(names, progress)
+
+    def set(
+        self, start: int, end: int, progress: Progress | None = None, *, made_up: bool = False
+    ) -> int:
+        """Hold exactly ``[start, end)``; what stays is not read again. Returns bytes read.
+
+        ``made_up`` fills the parts with random numbers instead, which the next call forgets.
+
+        What leaves is freed first, and parts are filled one after the other, so that at most the
+        larger of the two ranges and what one parameter is made of are in memory. After an error
+        the parts that were filled stay, and are not read again by the next call.
+        """
+        store = self._layout.store
+        if self._made_up or made_up:
+            self.layers, self.parts = {}, {}
+        self._made_up = made_up
+        self.layers = {i: layer for i, layer in self.layers.items() if start <= i < end}
+        self._flow.keep(list(self.layers))
+        shared = self._tied_weight()
+        beside = self._beside(start, end)
+        self.parts = {path: part for path, part in self.parts.items() if path in beside}
+        self._flow.hold(self.parts)  # lets the others go
+        missing = self._missing(start, end, shared)
+        entries = [store.tensors[n] for part in missing for n in part.names if n in store.tensors]
+        meter = _Meter(sum(entry.size_bytes for entry in entries), progress)
+        before = store.bytes_read
+        for part in missing:
+            tensors = self._tensors(part, shared, meter)
+            module = self._fill(part, tensors)
+            if self._layout.quantize is not None and part.layer is not None:
+                module = quantize_linears(module, self._layout.quantize)
+            elif part.layer is not None:
+                module = self._flow.prepared(part.layer, module, self._layout.dtype, self._device)
+            elif not self._layout.tied:
+                module = favour_few_rows(module)
+            if part.layer is not None:
+                self.layers[part.layer] = module
+            else:
+                self.parts[part.path] = module
+            shared = shared if shared is not None else self._tied_weight()
+        self._flow.hold(self.parts)
+        return store.bytes_read - before
+
+    def clear(self) -> None:
+        """Hold nothing; the memory is free as soon as nobody uses the parts any more."""
+        self.layers, self.parts, self._made_up = {}, {}, False
+        self._flow.keep([])
+        self._flow.hold({})
+
+    def _beside(self, start: int, end: int) -> list[str]:
+        """Modules beside the layers that ``[start, end)`` goes with."""
+        anatomy = self._layout.anatomy
+        before = anatomy.before if start == 0 else ()
+        behind = anatomy.behind if end == len(self._layout.layers) else ()
+        return [*before, *behind]
+
+    def _tied_weight(self) -> torch.Tensor | None:
+        """The matrix that embedding and head share, where the model has one and it is here."""
+        holder = self.embed if self.embed is not None else self.head
+        if not self._layout.tied or holder is None:
+            return None
+        return holder.get_parameter("weight")
+
+    def _missing(self, start: int, end: int, shared: torch.Tensor | None) -> "list[_Part]":
+        """What ``[start, end)`` needs and is not held; the tied matrix is needed once."""
+        layout = self._layout
+        parts = [
+            self._part(f"{layout.layers_name}.{index}", layer=index)
+            for index in range(start, end)
+            if index not in self.layers
+        ]
+        here = shared is not None
+        for path in self._beside(start, end):
+            if path not in self.parts:
+                tied = layout.tied and path in (layout.embed_name, layout.head_name)
+                parts.append(self._part(path, shares=tied and here))
+                here = here or tied
+        return parts
+
+    def _part(self, path: str, layer: int | None = None, shares: bool = False) -> "_Part":
+        layout = self._layout
+        weight = f"{path}.weight"
+        parameters = [n for n in layout.part_parameters(path) if not (shares and n == weight)]
+        stored = parameters
+        if layout.tied and path == layout.head_name and not shares:
+            stored = [f"{layout.embed_name}.weight" if n == weight else n for n in parameters]
+        return _Part(
+            path=path,
+            parameters=parameters,
+            names=layout.names.sources(stored),
+            layer=layer,
+            shares=shares,
+        )
+
+    def _tensors(
+        self, part: "_Part", shared: torch.Tensor | None, meter: _Meter
+    ) -> dict[str, torch.Tensor]:
+        """The part's parameters by name, each made as soon as all that it is made of was read."""
+        layout, weight = self._layout, f"{part.path}.weight"
+        made = {weight: shared} if part.shares and shared is not None else {}
+        borrowed = f"{layout.embed_name}.weight"
+        own = [n for n in part.parameters if n in layout.names]
+        lent = [] if len(own) == len(part.parameters) else [borrowed]
+        waiting = layout.names.conversions([*own, *lent])
+        read: dict[str, torch.Tensor] = {}
+        tensors = layout.store.make_up if self._made_up else layout.store.read
+        for name, tensor in tensors(part.names):
+            meter.add(layout.store.tensors[name].size_bytes)
+            read[name] = tensor
+            ready = [c for c in waiting if all(source in read for source, _ in c.sources)]
+            for conversion in ready:
+                waiting.remove(conversion)
+                for target, parameter in layout.names.convert(conversion, read).items():
+                    known = weight if lent and target == borrowed else target
+                    made[known] = self._moved(known, parameter)
+                for source, _ in conversion.sources:
+                    read.pop(source, None)
+        return made
+
+    def _moved(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = self._layout.dtype_of(name)
+        moved = tensor.to(self._device, dtype)
+        if dtype is torch.float16 and not is_finite(moved):
+            raise UserError(
+                f"{self._layout.store.directory}: {name} has numbers beyond float16;"
+                " use --dtype bfloat16 or float32"
+            )
+        return moved
+
+    def _fill(self, part: "_Part", tensors: dict[str, torch.Tensor]) -> nn.Module:
+        module = copy.deepcopy(self._layout.model.get_submodule(part.path))
+        prefix = f"{part.path}."
+        state = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(prefix)
+        }
+        try:
+            module.load_state_dict(state, strict=True, assign=True)
+        except RuntimeError as error:  # names or shapes that the model's code does not have
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"{self._layout.store.directory} cannot be served yet: {reason}"
+            ) from error
+        for inner in module.modules():
+            for name, buffer in inner.named_buffers(recurse=False):
+                if buffer.device.type != "meta":  # computed by the model's code, not stored
+                    inner._buffers[name] = buffer.to(self._device)
+        left = [name for name, tensor in _tensors(module) if tensor.device.type == "meta"]
+        if left:
+            raise UserError(
+                f"{self._layout.store.directory} cannot be served yet: {prefix}{left[0]} is"
+                " computed by the model's code, not stored"
+            )
+        return module.eval().requires_grad_(False)
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]

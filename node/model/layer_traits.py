@@ -1,0 +1,129 @@
+"""What can be known of a layer without its weights: seen in one run on the meta device.
+
+There no number exists, so a layer that looks at one to decide what to do next fails: what runs to
+the end does the same operations whatever the numbers are, and may be recorded. Linear modules that
+are handed the very same tensor, which nothing changes in between, may share one product.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from node.attention.paged_attention import set_passing
+
+FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTraits:
+    """Of one layer."""
+
+    recordable: bool = False
+    """Whether its operations do not depend on what is in its tensors."""
+    siblings: tuple[tuple[str, ...], ...] = ()
+    """Names of linear modules within it that are given the same input."""
+
+
+def on_meta(value: Any) -> Any:
+    """Arguments of a call without their numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    if isinstance(value, tuple | list):
+        return type(value)(on_meta(part) for part in value)
+    if isinstance(value, dict):
+        return {key: on_meta(part) for key, part in value.items()}
+    return value
+
+
+def ran_without_numbers(module: nn.Module, *positional: Any, **named: Any) -> bool:
+    """Whether a call of ``module`` comes to its end on the meta device."""
+    shadow = copy.deepcopy(module).to("meta")
+    try:
+        with torch.inference_mode(), _passing():
+            shadow(*on_meta(positional), **on_meta(named))
+    except FAILURES:
+        return False
+    return True
+
+
+def traits_of(layer: nn.Module, *positional: Any, **named: Any) -> LayerTraits:
+    """Traits of a layer whose attention was replaced by ours, from a call's arguments."""
+    shadow = copy.deepcopy(layer).to("meta")
+    given: dict[str, list[torch.Tensor]] = {}
+    hooks = [
+        module.register_forward_pre_hook(_listener(name, given))
+        for name, module in shadow.named_modules()
+        if type(module) is nn.Linear
+    ]
+    changed = _Changed()
+    try:
+        with torch.inference_mode(), _passing(), changed:
+            shadow(*on_meta(positional), **on_meta(named))
+    except FAILURES:
+        return LayerTraits()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return LayerTraits(recordable=True, siblings=_siblings(shadow, given, changed.storages))
+
+
+def _siblings(
+    layer: nn.Module, given: dict[str, list[torch.Tensor]], changed: set[int]
+) -> tuple[tuple[str, ...], ...]:
+    groups: dict[tuple[int, bool, torch.dtype], list[str]] = {}
+    for name, inputs in given.items():
+        linear = layer.get_submodule(name)
+        assert isinstance(linear, nn.Linear)  # noqa: S101 - listeners are on linear modules only
+        if len(inputs) == 1 and _storage(inputs[0]) not in changed:
+            key = (id(inputs[0]), linear.bias is not None, linear.weight.dtype)
+            groups.setdefault(key, []).append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+
+
+def _listener(name: str, given: dict[str, list[torch.Tensor]]) -> Any:
+    def listen(_: nn.Module, positional: tuple[Any, ...]) -> None:
+        # Kept alive until all are compared: another tensor might take its place in memory.
+        given.setdefault(name, []).extend(positional[:1])
+
+    return listen
+
+
+class _Changed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the storages that operations write to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: set[int] = set()
+        self._kept: list[torch.Tensor] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        for at, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[at] if at < len(args) else named.get(argument.name)
+                for tensor in value if isinstance(value, list | tuple) else [value]:
+                    if isinstance(tensor, torch.Tensor):
+                        self.storages.add(_storage(tensor))
+                        self._kept.append(tensor)
+        return func(*args, **named)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+@contextmanager
+def _passing() -> Iterator[None]:
+    set_passing(True)
+    try:
+        yield
+    finally:
+        set_passing(False)

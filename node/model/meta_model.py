@@ -1,0 +1,72 @@
+"""A model's code built from its configuration, on the meta device: shapes without memory."""
+
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from node.model.structure import Unservable
+from node.weights.store import WeightStore
+
+CONTEXT_TOKENS = 2048
+"""Taken where a configuration names no longest context, as those of models with ALiBi do."""
+
+
+def context_tokens(config: Any) -> int:
+    """The longest context of a model, in tokens."""
+    text = config.get_text_config()
+    named = getattr(text, "max_position_embeddings", None) or getattr(text, "seq_length", None)
+    return int(named or CONTEXT_TOKENS)
+
+
+def build(store: WeightStore, dtype: torch.dtype, attention: str | None) -> tuple[Any, nn.Module]:
+    """Configuration and model; ``attention`` None: the implementation that it has by itself.
+
+    Raises whatever the model's code raises, and Unservable.
+    """
+    from accelerate.big_modeling import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    config = AutoConfig.from_pretrained(store.directory, trust_remote_code=False)
+    if getattr(config.get_text_config(), "quantization_config", None) or getattr(
+        config, "quantization_config", None
+    ):
+        raise Unservable("its checkpoint is quantised already; give the one in 16 or 32 bits")
+    chosen = {} if attention is None else {"attn_implementation": attention}
+    with init_empty_weights(), no_init_weights():
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=False, **chosen
+        )
+    return config, model.eval()
+
+
+def layers_name(model: nn.Module, config: Any) -> str:
+    """The one list of as many modules as the model has layers; Unservable without one."""
+    count = config.get_text_config().num_hidden_layers
+    stacks: list[str] = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count and name
+    ]
+    stacks = [name for name in stacks if not any(name.startswith(f"{o}.") for o in stacks)]
+    if len(stacks) != 1:
+        raise Unservable(f"it has {len(stacks)} stacks of layers")
+    return stacks[0]
+
+
+def ties(model: nn.Module, name: str) -> bool:
+    """Whether the model's code fills this weight from another."""
+    return name in (getattr(model, "all_tied_weights_keys", None) or {})
+
+
+def kept_float32(model: nn.Module, dtype: torch.dtype) -> frozenset[str]:
+    """As ``transformers`` loads them: what is declared so, or built so."""
+    structure: Any = model
+    patterns = [re.compile(p.replace("*", ".*")) for p in structure._get_dtype_plan(dtype)]
+    return frozenset(
+        name
+        for name, tensor in model.state_dict().items()
+        if tensor.dtype is torch.float32 or any(pattern.search(name) for pattern in patterns)
+    )

@@ -1,0 +1,258 @@
+"""A model without its weights: its own forward, run around layers that are only listened to.
+
+Families differ in what they do beside their layers: they scale the embedding, add learned
+positions, give each kind of layer its own rotation or bias, cap the logits. None of that is copied
+here. The model's forward runs with a listener in every layer's place, so what goes into a layer,
+and what is made of the last one's output, is found by asking the model.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from node.model.lean_transformers import without_compiler
+
+Answer = Callable[[int, torch.Tensor], torch.Tensor]
+"""(layer, hidden states going in) → hidden states coming out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCall:
+    """What a layer was given: hidden states, and the arguments beside them."""
+
+    hidden: torch.Tensor
+    positional: tuple[Any, ...]
+    named: dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class PartCall:
+    """A call of a module beside the layers, in the order of the forward pass."""
+
+    name: str
+    layers_before: int
+    """How many layers had been called."""
+    positional: tuple[Any, ...]
+    named: dict[str, Any]
+    output: Any
+
+
+@dataclass(slots=True, kw_only=True)
+class Heard:
+    """What one forward pass did."""
+
+    layers: list[LayerCall] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+    parts: list[PartCall] = field(default_factory=list)
+    logits: torch.Tensor | None = None
+
+
+class Slot(nn.Module):
+    """Stands for one layer; answers for its attributes."""
+
+    def __init__(self, layer: nn.Module, index: int, skeleton: "Skeleton") -> None:
+        super().__init__()
+        self.__dict__["layer"] = layer  # not a child: its weights are not this module's
+        self.__dict__["skeleton"] = skeleton
+        self._index = index
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["layer"], name)
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        if given:
+            hidden, rest = given[0], given[1:]
+        else:
+            hidden, rest = named.pop("hidden_states"), ()
+        out = self.__dict__["skeleton"].hear(self._index, hidden, rest, named)
+        return (out, None) if self.__dict__["skeleton"].tuples else out
+
+
+class StandIn(nn.Module):
+    """Stands for a module whose weights are elsewhere: numbers of the right shape, made of what
+    it was given row by row, so that a row's answer never depends on the others."""
+
+    def __init__(self, part: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.__dict__["part"] = copy.deepcopy(part).to("meta")
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            found = getattr(self.__dict__["part"], name)
+        if isinstance(found, torch.Tensor):  # asked for its device or dtype: no memory of its own
+            return torch.zeros((), dtype=found.dtype, device=self._device).expand(found.shape)
+        return found
+
+    def forward(self, *given: Any, **named: Any) -> torch.Tensor:
+        shadows = [_shadow(value) for value in given]
+        with without_compiler():
+            out = self.__dict__["part"](*shadows, **{k: _shadow(v) for k, v in named.items()})
+        values = (*given, *named.values())
+        device = next((v.device for v in values if isinstance(v, torch.Tensor)), self._device)
+        rows, dtype = out.shape[:-1], out.dtype
+        channel = torch.arange(out.shape[-1], device=device) * 1.3
+        seed = torch.zeros(rows, device=device)
+        for place, value in enumerate(values):  # weighed apart: no two of them may cancel out
+            weight = 0.7 + 0.31 * place
+            if isinstance(value, torch.Tensor):
+                for numbers in (value, value.float().mean(-1) if value.dim() else value):
+                    if _spreads(numbers.shape, rows):
+                        seed = seed + weight * numbers
+                        break
+            elif isinstance(value, int | float):
+                seed = seed + weight * value
+        return torch.sin(seed[..., None] + channel).to(dtype)
+
+
+def _spreads(shape: torch.Size, rows: torch.Size) -> bool:
+    """Whether numbers of ``shape`` are one for each of ``rows``, or for all that share a row."""
+    try:
+        spread: torch.Size = torch.broadcast_shapes(shape, rows)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return spread == rows
+
+
+def _shadow(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+
+class Skeleton:
+    """The model's forward around slots. Parts with weights are stand-ins until :meth:`put`."""
+
+    def __init__(self, model: nn.Module, layers_name: str, *, tuples: bool = False) -> None:
+        """``model`` is on the meta device; it is copied, its layers are not.
+
+        ``tuples``: a layer's answer is the first of a tuple.
+        """
+        self.tuples = tuples
+        self.layers_name = layers_name
+        self._device = torch.device("cpu")
+        layers: Any = model.get_submodule(layers_name)
+        empty = nn.ModuleList()
+        model.set_submodule(layers_name, empty)
+        try:
+            self._model = copy.deepcopy(model).eval()
+        finally:
+            model.set_submodule(layers_name, layers)
+        self._model.set_submodule(
+            layers_name, nn.ModuleList(Slot(layer, i, self) for i, layer in enumerate(layers))
+        )
+        self.parts = dict(_leaves_with_weights(self._model))
+        for name, part in self.parts.items():
+            self._model.set_submodule(name, StandIn(part, self._device))
+        self._takes = inspect.signature(model.forward).parameters
+        self._heard = Heard()
+        self._answer: Answer = lambda _, hidden: hidden
+
+    def put(self, name: str, part: nn.Module) -> None:
+        """Give a part its module with weights."""
+        self._model.set_submodule(name, part)
+
+    def take_out(self, name: str) -> None:
+        """Make a part a stand-in again."""
+        self._model.set_submodule(name, StandIn(self.parts[name], self._device))
+
+    def to(self, device: torch.device) -> "Skeleton":
+        """Move what is computed rather than loaded (rotary frequencies, scales) to ``device``.
+
+        Every part becomes a stand-in again.
+        """
+        self._device = device
+        for name, part in self.parts.items():
+            self._model.set_submodule(name, StandIn(part, device))
+        for module in self._model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.device.type != "meta":
+                    module._buffers[name] = buffer.to(device)
+        return self
+
+    def module(self, name: str) -> nn.Module:
+        """A module beside the layers."""
+        found: nn.Module = self._model.get_submodule(name)
+        return found
+
+    def loose(self) -> list[str]:
+        """Weights beside the layers that belong to no part."""
+        inside = tuple(f"{name}." for name in self.parts)
+        return [
+            name
+            for name, parameter in self._model.named_parameters()
+            if parameter.device.type == "meta" and not name.startswith(inside)
+        ]
+
+    def hear(
+        self, index: int, hidden: torch.Tensor, positional: tuple[Any, ...], named: dict[str, Any]
+    ) -> torch.Tensor:
+        """Called by a slot."""
+        self._heard.order.append(index)
+        self._heard.layers.append(LayerCall(hidden=hidden, positional=positional, named=named))
+        return self._answer(index, hidden)
+
+    def run(
+        self,
+        *,
+        token_ids: torch.Tensor | None = None,
+        embedded: torch.Tensor | None = None,
+        positions: torch.Tensor,
+        cache: Any = None,
+        answer: Answer | None = None,
+        listen: bool = False,
+    ) -> Heard:
+        """One forward pass over ``[1, tokens]`` of ids or ``[1, tokens, hidden]`` of embeddings.
+
+        ``answer`` computes the layers (as they are: they change nothing); ``listen`` records the
+        calls of all other modules, too.
+        """
+        self._heard = heard = Heard()
+        self._answer = answer or (lambda _, hidden: hidden)
+        given: dict[str, Any] = {"use_cache": cache is not None, "past_key_values": cache}
+        if "position_ids" in self._takes or "kwargs" in self._takes:
+            given["position_ids"] = positions
+        if token_ids is not None:
+            given["input_ids"] = token_ids
+        else:
+            given["inputs_embeds"] = embedded
+        hooks = list(self._hooks(heard)) if listen else []
+        try:
+            heard.logits = self._model(**given).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return heard
+
+    def _hooks(self, heard: Heard) -> Iterator[Any]:
+        def hook_for(name: str) -> Callable[..., None]:
+            def hook(_: nn.Module, positional: Any, named: Any, output: Any) -> None:
+                heard.parts.append(
+                    PartCall(
+                        name=name,
+                        layers_before=len(heard.order),
+                        positional=positional,
+                        named=named,
+                        output=output,
+                    )
+                )
+
+            return hook
+
+        for name, module in self._model.named_modules():
+            if not isinstance(module, Slot) and not list(module.children()):
+                yield module.register_forward_hook(hook_for(name), with_kwargs=True)
+
+
+def _leaves_with_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        if not list(module.children()) and list(module.parameters(recurse=False)):
+            yield name, module

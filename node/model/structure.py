@@ -1,0 +1,395 @@
+"""How a model is put together, found by running its own forward around listeners.
+
+Nothing is known of families by name. What a model does beside its layers is either plain (the
+embedding goes into the first layer, the last layer's output through norm and head), or is left to
+the model's own forward; what its layers are given is traced to its origin, or made by the model's
+own forward for each session. What fits neither is refused with the reason, because it would
+answer nonsense without any error.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from node.attention.cache_view import LookingCache
+from node.attention.paged_attention import KvShapeFound, set_looking
+from node.model.argument_tracing import Arguments, Hidden, Positions, Tracer, Untraceable, same
+from node.model.layer_traits import FAILURES, LayerTraits, on_meta, ran_without_numbers, traits_of
+from node.model.lean_transformers import without_compiler
+from node.model.skeleton import Answer, Heard, PartCall, Skeleton
+
+TOKENS = 3
+
+
+class Unservable(Exception):
+    """The reason why a model cannot be run part by part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A weightless module that makes arguments of positions, such as a rotary embedding."""
+
+    name: str
+    arguments: Arguments
+    token_dims: tuple[int, ...]
+    """Which dimension of each output tensor counts the tokens."""
+    by_length: bool
+    """Whether what it makes depends on how long the context is, not only on the position."""
+    recordable: bool = False
+    """Whether it does the same operations whatever the positions are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anatomy:
+    """A model's parts and what happens between them."""
+
+    tuples: bool
+    """Whether layers give a tuple."""
+    packed: bool
+    """Whether rows of many sessions may share a call of a layer."""
+    width: int
+    """Of the hidden states that go from layer to layer."""
+    before: tuple[str, ...]
+    """Parts with weights that run before the layers: the embedding, and whatever follows it."""
+    behind: tuple[str, ...]
+    """Parts with weights that run behind the layers, in order: the last one is the head."""
+    plain_entry: bool
+    plain_tail: bool
+    sources: tuple[Source, ...] = ()
+    calls: tuple[Arguments, ...] = ()
+    """Arguments of each layer where ``packed``."""
+    kv_shapes: tuple[tuple[int, int, int], ...] = ()
+    """``(kv_heads, key width, value width)`` of each layer."""
+    traits: tuple[LayerTraits, ...] = ()
+    """Of each layer where ``packed``."""
+
+    @property
+    def by_length(self) -> bool:
+        """Whether keys depend on how long their session may become."""
+        return any(source.by_length for source in self.sources)
+
+
+def study(
+    model: nn.Module, layers_name: str, *, packed: bool, context_tokens: int, dtype: torch.dtype
+) -> Anatomy:
+    """How ``model``, on the meta device, is put together.
+
+    ``packed``: its attention was replaced by ours. Raises Unservable.
+    """
+
+    def studied() -> Anatomy:
+        return _Study(model, layers_name, packed, context_tokens, dtype).anatomy()
+
+    try:
+        with without_compiler():
+            return studied()
+    except ImportError:  # it asks for what the compiler alone has
+        return studied()
+    except Untraceable as reason:
+        raise Unservable(str(reason)) from reason
+    except FAILURES as error:
+        what = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        raise Unservable(f"its layers cannot be run one by one ({what})") from error
+
+
+def _positions(start: int, tokens: int) -> torch.Tensor:
+    return torch.arange(start, start + tokens)[None]
+
+
+def _noisy(seed: int) -> Answer:
+    """Layers whose output is their input and noise that depends on the layer."""
+
+    def answer(index: int, hidden: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1000 * seed + index)
+        noise = torch.randn(hidden.shape, generator=generator).to(hidden.dtype)
+        return hidden + noise
+
+    return answer
+
+
+class _Study:
+    def __init__(
+        self,
+        model: nn.Module,
+        layers_name: str,
+        packed: bool,
+        context_tokens: int,
+        dtype: torch.dtype,
+    ) -> None:
+        stack: Any = model.get_submodule(layers_name)
+        self._layers: list[nn.Module] = list(stack)
+        self._packed = packed
+        self._context_tokens = context_tokens
+        self._dtype = dtype
+        if getattr(model, "_is_stateful", False):
+            raise Unservable("it keeps a state other than keys and values")
+        for layer in self._layers:
+            if any(isinstance(module, nn.Conv1d) for module in layer.modules()):
+                raise Unservable("its layers mix tokens by convolution, which needs a state")
+        self._skeleton, self._first = self._rightly_answered(model, layers_name)
+        self._width = int(self._first.layers[0].hidden.shape[-1])
+        loose = self._skeleton.loose()
+        if loose:
+            raise Unservable(f"beside its layers it has {loose[0]}, which belongs to no module")
+
+    def _rightly_answered(self, model: nn.Module, layers_name: str) -> tuple[Skeleton, Heard]:
+        """The skeleton whose layers answer in the form that the model's forward expects."""
+        failure: Exception | None = None
+        for tuples in (False, True):
+            skeleton = Skeleton(model, layers_name, tuples=tuples)
+            try:
+                heard = self._heard(skeleton)
+                self._check_order(heard)
+            except (*FAILURES, Unservable) as error:
+                failure = failure or error
+                continue
+            return skeleton, heard
+        assert failure is not None  # noqa: S101 - for the type checker
+        raise failure
+
+    def _cache(self, tokens: int) -> Any:
+        return None if self._packed else LookingCache(tokens)
+
+    def _heard(self, skeleton: Skeleton, seed: int = 0, start: int = 0) -> Heard:
+        with torch.inference_mode():
+            return skeleton.run(
+                token_ids=torch.arange(TOKENS)[None],
+                positions=_positions(start, TOKENS),
+                cache=self._cache(TOKENS),
+                answer=_noisy(seed),
+                listen=True,
+            )
+
+    def _check_order(self, heard: Heard) -> None:
+        if heard.order != list(range(len(self._layers))):
+            raise Unservable("its layers are not called once each, in order")
+        expected = heard.layers[0].hidden
+        if expected.dim() != 3 or expected.shape[:2] != (1, TOKENS):
+            raise Unservable(f"its layers pass on tensors of shape {tuple(expected.shape)}")
+        answer = _noisy(0)
+        for index, call in enumerate(heard.layers):
+            if not torch.equal(call.hidden, expected):
+                raise Unservable("it changes the hidden states between its layers")
+            expected = answer(index, call.hidden)
+
+    def anatomy(self) -> Anatomy:
+        before, behind = self._sides()
+        self._check_independence()
+        sources, calls = self._traced() if self._packed else ((), ())
+        if self._packed:
+            self._check_entry_is_by_row()
+        self._check_tail()
+        return Anatomy(
+            tuples=self._skeleton.tuples,
+            packed=self._packed,
+            width=self._width,
+            before=before,
+            behind=behind,
+            plain_entry=self._plain_entry(before),
+            plain_tail=self._plain_tail(behind),
+            sources=sources,
+            calls=calls,
+            kv_shapes=tuple(self._kv_shape(index) for index in range(len(self._layers))),
+            traits=self._traits() if self._packed else (),
+        )
+
+    def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Parts with weights by where they are called."""
+        before: list[str] = []
+        behind: list[str] = []
+        for call in self._part_calls():
+            if 0 < call.layers_before < len(self._layers):
+                raise Unservable(f"{call.name} runs between its layers")
+            side = before if call.layers_before == 0 else behind
+            if call.name in before or call.name in behind:
+                raise Unservable(f"{call.name} runs more than once")
+            side.append(call.name)
+        if not before or not behind:
+            raise Unservable("it has no embedding or no LM head")
+        return tuple(before), tuple(behind)
+
+    def _part_calls(self) -> list[PartCall]:
+        return [call for call in self._first.parts if call.name in self._skeleton.parts]
+
+    def _check_independence(self) -> None:
+        """What layers are given must not depend on the hidden states or on the token ids."""
+        generator = torch.Generator().manual_seed(5)
+        noise = torch.randn(1, TOKENS, self._embedded_width(), generator=generator)
+        with torch.inference_mode():
+            other = self._skeleton.run(
+                embedded=noise.to(self._dtype),
+                positions=_positions(0, TOKENS),
+                cache=self._cache(TOKENS),
+                answer=_noisy(1),
+            )
+        for one, two in zip(self._first.layers, other.layers, strict=True):
+            for a, b in zip(
+                (*one.positional, *one.named.values()),
+                (*two.positional, *two.named.values()),
+                strict=True,
+            ):
+                if not same(a, b) and not (isinstance(a, LookingCache) and type(a) is type(b)):
+                    raise Unservable("its layers are given more than hidden states and positions")
+
+    def _embedded_width(self) -> int:
+        return int(self._part_calls()[0].output.shape[-1])
+
+    def _traced(self) -> tuple[tuple[Source, ...], tuple[Arguments, ...]]:
+        weightless = [
+            call
+            for call in self._first.parts
+            if call.layers_before <= len(self._layers) and call.name not in self._skeleton.parts
+        ]
+        tracer = Tracer(_positions(0, TOKENS), self._width)
+        tracer.offer(weightless)
+        calls = tuple(tracer.arguments(c.positional, c.named) for c in self._first.layers)
+        if any(isinstance(origin, Hidden) for call in calls for origin in _origins(call)):
+            raise Unservable("its layers are given hidden states twice")
+        outer = Tracer(_positions(0, TOKENS), self._embedded_width())
+        outer.offer([])
+        sources = tuple(
+            self._source(call, outer.arguments(call.positional, call.named))
+            for call in tracer.calls
+        )
+        self._check_traced(sources, calls)
+        return sources, calls
+
+    def _source(self, call: PartCall, arguments: Arguments) -> Source:
+        module = self._skeleton.module(call.name)
+        if not any(isinstance(origin, Positions) for origin in _origins(arguments)):
+            raise Unservable(f"{call.name} does not go by positions")
+
+        def made(positions: torch.Tensor) -> list[torch.Tensor]:
+            hidden = torch.zeros(1, TOKENS, self._embedded_width(), dtype=self._dtype)
+            positional, named = arguments.resolve(hidden, positions, ())
+            with torch.inference_mode():
+                output = module(*positional, **named)
+            return list(output) if isinstance(output, tuple | list) else [output]
+
+        three, four = made(_positions(0, TOKENS)), made(_positions(0, TOKENS + 1))
+        dims = []
+        for a, b in zip(three, four, strict=True):
+            differing = [i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
+            if len(differing) != 1:
+                raise Unservable(f"{call.name} does not go by tokens")
+            dims.append(differing[0])
+        last = torch.tensor([[max(self._context_tokens - 1, TOKENS)]])
+        far = made(torch.cat([_positions(0, TOKENS), last], dim=1))
+        by_length = any(
+            not torch.equal(a, b.narrow(dim, 0, TOKENS))
+            for a, b, dim in zip(three, far, dims, strict=True)
+        )
+        return Source(
+            name=call.name,
+            arguments=arguments,
+            token_dims=tuple(dims),
+            by_length=by_length,
+            recordable=ran_without_numbers(module, *call.positional, **call.named),
+        )
+
+    def _check_traced(self, sources: Sequence[Source], calls: Sequence[Arguments]) -> None:
+        """The traced arguments equal the model's own at other positions."""
+        start = 7
+        heard = self._heard(self._skeleton, seed=2, start=start)
+        positions = _positions(start, TOKENS)
+        hidden = heard.layers[0].hidden
+        with torch.inference_mode():
+            outputs = []
+            for source in sources:
+                positional, named = source.arguments.resolve(hidden, positions, ())
+                outputs.append(self._skeleton.module(source.name)(*positional, **named))
+        for call, expected in zip(calls, heard.layers, strict=True):
+            positional, named = call.resolve(hidden, positions, outputs)
+            if not same(positional, expected.positional) or not same(named, expected.named):
+                raise Untraceable("its layers are given what cannot be traced to positions")
+
+    def _check_entry_is_by_row(self) -> None:
+        """What happens to a row before the layers must not depend on the rows beside it."""
+        ids = torch.tensor([[0, 1, 1, 0]])
+        positions = torch.tensor([[0, 1, 0, 1]])
+        with torch.inference_mode():
+            whole, left, right = (
+                self._skeleton.run(token_ids=ids[:, at], positions=positions[:, at])
+                for at in (slice(0, 4), slice(0, 2), slice(2, 4))
+            )
+        apart = torch.cat([left.layers[0].hidden, right.layers[0].hidden], dim=1)
+        if not torch.equal(whole.layers[0].hidden, apart):
+            raise Untraceable("it mixes tokens before the first layer")
+
+    def _check_tail(self) -> None:
+        """A row's logits must not depend on the rows beside it, nor on the embedding."""
+        generator = torch.Generator().manual_seed(6)
+        hidden = torch.randn(1, TOKENS, self._width, generator=generator).to(self._dtype)
+
+        def logits(rows: torch.Tensor) -> torch.Tensor:
+            with torch.inference_mode():
+                heard = self._skeleton.run(
+                    embedded=torch.zeros(1, rows.shape[1], self._embedded_width()).to(rows.dtype),
+                    positions=_positions(0, rows.shape[1]),
+                    answer=lambda _, __: rows,
+                )
+            assert heard.logits is not None  # noqa: S101 - the forward returned them
+            return heard.logits
+
+        whole = logits(hidden)
+        alone = [logits(hidden[:, at : at + 1]) for at in range(TOKENS)]
+        if whole.shape[:2] != (1, TOKENS) or not torch.allclose(whole, torch.cat(alone, dim=1)):
+            raise Unservable("it mixes tokens behind the last layer")
+
+    def _plain_entry(self, before: tuple[str, ...]) -> bool:
+        if len(before) != 1:
+            return False
+        call = self._part_calls()[0]
+        ids = torch.arange(TOKENS)[None]
+        given = (*call.positional, *call.named.values())
+        return (
+            len(given) == 1
+            and same(given[0], ids)
+            and torch.equal(call.output, self._first.layers[0].hidden)
+        )
+
+    def _plain_tail(self, behind: tuple[str, ...]) -> bool:
+        """Whether the last layer's output goes through each part in turn, and nothing else."""
+        last = len(self._layers) - 1
+        flowing = _noisy(0)(last, self._first.layers[last].hidden)
+        calls = {call.name: call for call in self._part_calls()}
+        for name in behind:
+            given = (*calls[name].positional, *calls[name].named.values())
+            if len(given) != 1 or not same(given[0], flowing):
+                return False
+            flowing = calls[name].output
+        return self._first.logits is not None and torch.equal(self._first.logits, flowing)
+
+    def _traits(self) -> tuple[LayerTraits, ...]:
+        return tuple(
+            traits_of(layer, call.hidden, *call.positional, **call.named)
+            for layer, call in zip(self._layers, self._first.layers, strict=True)
+        )
+
+    def _kv_shape(self, index: int) -> tuple[int, int, int]:
+        """What a layer writes per token; found on the meta device, where it costs nothing."""
+        layer = copy.deepcopy(self._layers[index]).to("meta")
+        call = self._first.layers[index]
+        set_looking(True)
+        try:
+            with torch.inference_mode():
+                layer(
+                    call.hidden.to("meta"),
+                    *on_meta(call.positional),
+                    **on_meta(call.named),
+                )
+        except KvShapeFound as found:
+            if found.layer != index:
+                raise Unservable(f"layer {index} uses the keys of layer {found.layer}") from None
+            return found.shape
+        finally:
+            set_looking(False)
+        raise Unservable(f"layer {index} does not call attention")
+
+
+def _origins(arguments: Arguments) -> list[Any]:
+    return [*arguments.positional, *(origin for _, origin in arguments.named)]

@@ -1,0 +1,1 @@
+"""What the machine's owner lends, sees and wants back."""

@@ -1,0 +1,77 @@
+"""Looks at a serving peer every second or so, and shows and keeps what it gave."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from dht.messages.types import NodeState
+from node.device.nvidia import sensors
+from node.owner.contribution import load, save
+from node.owner.live_panel import Figures, panel, sentence
+from node.owner.reporter import Reporter
+
+LOOK_S = 2.0
+SAVE_S = 60.0
+SENSORS_S = 10.0
+
+
+class Watch:
+    """Shows :class:`Figures` until cancelled; the contribution is kept in ``path``."""
+
+    def __init__(
+        self,
+        look: Callable[[], Figures],
+        finished: Callable[[], int],
+        reporter: Reporter,
+        path: Path,
+        gpu: str,
+    ) -> None:
+        """``look`` gives a moment without what the watch itself knows; ``finished`` the sessions
+        that ended as they should since the start; ``gpu`` is what its
+        driver calls it, empty where there is none to ask."""
+        self._look = look
+        self._finished = finished
+        self._reporter = reporter
+        self._path = path
+        self._before = load(path)
+        self._gpu = gpu
+        self._serving_s = 0.0
+        self._sensors: tuple[float | None, float | None] = (None, None)
+
+    async def run(self) -> None:
+        """Look and show; the last state is kept when this is cancelled."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        last, last_s = self._look(), started_s
+        saved_s = started_s
+        sensed_s = -SENSORS_S
+        try:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                now_s = loop.time()
+                if self._gpu and now_s - sensed_s >= SENSORS_S:
+                    sensed_s = now_s
+                    self._sensors = await asyncio.to_thread(sensors, self._gpu)
+                figures = self._look()
+                passed_s = max(1e-3, now_s - last_s)
+                self._serving_s += passed_s if figures.state is NodeState.SERVING else 0.0
+                shown = replace(
+                    figures,
+                    tokens_per_s=(figures.tokens - last.tokens) / passed_s,
+                    up_bytes_per_s=(figures.up_bytes - last.up_bytes) / passed_s,
+                    down_bytes_per_s=(figures.down_bytes - last.down_bytes) / passed_s,
+                    uptime_s=now_s - started_s,
+                    lifetime=self._before.plus(figures.tokens, self._finished(), self._serving_s),
+                    temperature_c=self._sensors[0],
+                    power_w=self._sensors[1],
+                )
+                self._reporter.show(panel(shown), sentence(shown))
+                last, last_s = figures, now_s
+                if now_s - saved_s >= SAVE_S:
+                    saved_s = now_s
+                    await asyncio.to_thread(save, self._path, shown.lifetime)
+        finally:
+            self._reporter.hide()
+            figures = self._look()
+            save(self._path, self._before.plus(figures.tokens, self._finished(), self._serving_s))

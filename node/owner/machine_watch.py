@@ -1,0 +1,107 @@
+"""Looks at this machine for :mod:`node.owner.idle_policy`: other programs' work, keyboards, the
+clock.
+
+Input is seen through the times of terminals (``who`` does the same), so a desktop's mouse counts
+only where it shows up there; ``--pause-on-process`` is the surer sign of a game.
+"""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from node.owner.idle_policy import Seen, UseConfig, names_of
+
+NVIDIA_SMI = ("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader")
+SMI_S = 2.0
+TERMINALS = ("/dev/tty[0-9]*", "/dev/pts/[0-9]*")
+
+
+class MachineWatch:
+    """One look after the other; shares of the CPU are of the time between two."""
+
+    def __init__(self, config: UseConfig, *, gpu: bool) -> None:
+        self._config = config
+        self._smi = shutil.which(NVIDIA_SMI[0]) if gpu else None
+        self._total_s: float | None = None
+        self._own_s = 0.0
+        self._looked_s = 0.0
+
+    def look(self) -> Seen:
+        """What the machine shows now. Takes some milliseconds, more with a GPU."""
+        clock = time.localtime()
+        minute = 60 * clock.tm_hour + clock.tm_min
+        config = self._config
+        processes: frozenset[str] = frozenset()
+        if config.processes:
+            processes = names_of(str(p.info["name"]) for p in psutil.process_iter(["name"]))
+        if not config.idle_only:
+            return Seen(minute=minute, processes=processes)
+        own = _own()
+        return Seen(
+            minute=minute,
+            others_share=self._others_share(own),
+            others_on_gpu=self._others_on_gpu({process.pid for process in own}),
+            input_ago_s=_input_ago_s(),
+            processes=processes,
+        )
+
+    def _others_share(self, own: Iterable[psutil.Process]) -> float:
+        times = psutil.cpu_times()
+        total_s = sum(times) - times.idle - getattr(times, "iowait", 0.0)
+        total_s -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        own_s = 0.0
+        for process in own:
+            try:
+                used = process.cpu_times()
+            except psutil.Error:
+                continue
+            own_s += used.user + used.system
+        now_s = time.monotonic()
+        before, self._total_s = self._total_s, total_s
+        own_before, self._own_s = self._own_s, own_s
+        since_s, self._looked_s = now_s - self._looked_s, now_s
+        if before is None or since_s <= 0:
+            return 0.0
+        others_s = (total_s - before) - (own_s - own_before)
+        return min(1.0, max(0.0, float(others_s) / (since_s * (psutil.cpu_count() or 1))))
+
+    def _others_on_gpu(self, own: set[int]) -> bool:
+        if self._smi is None:
+            return False
+        try:
+            done = subprocess.run(
+                [self._smi, *NVIDIA_SMI[1:]],
+                capture_output=True,
+                text=True,
+                timeout=SMI_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return bool(gpu_programs(done.stdout) - own)
+
+
+def gpu_programs(listed: str) -> set[int]:
+    """Process ids in what ``nvidia-smi`` lists; lines that are none are skipped."""
+    return {int(line) for line in map(str.strip, listed.splitlines()) if line.isdecimal()}
+
+
+def _own() -> list[psutil.Process]:
+    me = psutil.Process()
+    return [me, *me.children(recursive=True)]
+
+
+def _input_ago_s() -> float | None:
+    """Seconds since somebody typed at a terminal; None where there is none."""
+    newest = 0.0
+    for pattern in TERMINALS:
+        for terminal in Path("/").glob(pattern.lstrip("/")):
+            try:
+                newest = max(newest, terminal.stat().st_atime)
+            except OSError:
+                continue
+    return max(0.0, time.time() - newest) if newest else None

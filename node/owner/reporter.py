@@ -1,0 +1,206 @@
+"""What a joining peer tells its owner: a terminal view, plain lines, or JSON events."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from dht.command_line import printable
+from dht.messages.types import NodeState
+
+STATUS_EVERY_S = 300.0
+"""Between lines about how it goes where there is no terminal."""
+LINE_EVERY_S = 5.0
+"""Between lines about one phase where there is no terminal."""
+
+
+class Meter(Protocol):
+    """Progress of one phase."""
+
+    def update(self, done_bytes: int, total_bytes: int) -> None: ...
+
+
+class Reporter:
+    """Writes events as JSON objects, one a line, to stderr, or as sentences to stdout.
+
+    On a terminal, phases show a spinner or a bar; elsewhere each phase is one plain line at its
+    start. The events' names and fields are a contract: see docs/protocol.md.
+    """
+
+    def __init__(self, *, json_log: bool, out: TextIO = sys.stdout, log: TextIO = sys.stderr):
+        self._json_log = json_log
+        self._log = log
+        self._console = Console(file=out, highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._phases = 0
+        self._told_s = time.monotonic()
+
+    def event(self, event: str, **fields: Any) -> None:
+        """One event for machines; nothing is written without ``--json-log``."""
+        if self._json_log:
+            line = {"event": event, "unix_s": round(time.time(), 3), **fields}
+            self._log.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._log.flush()
+
+    def say(self, text: str) -> None:
+        """One line for people."""
+        if not self._json_log:
+            self._console.print(printable(text), markup=False)
+
+    def show(self, view: RenderableType, line: str) -> None:
+        """How it goes now: ``view`` stays at the end of a terminal, which it shares with phases;
+        elsewhere ``line`` is written now and then.
+        """
+        if not self._json_log and self._console.is_terminal:
+            if self._phases:
+                return
+            if self._live is None:
+                self._live = Live(console=self._console, auto_refresh=False, transient=True)
+                self._live.start()
+            self._live.update(view, refresh=True)
+        elif time.monotonic() - self._told_s >= STATUS_EVERY_S:
+            self._told_s = time.monotonic()
+            self.say(line)
+
+    def hide(self) -> None:
+        """Take the live view away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    @contextmanager
+    def phase(self, text: str, *, counted: bool = False) -> Iterator[Meter]:
+        """A phase that takes time; a ``counted`` one shows the bytes that its meter is fed with:
+        how many of how many, the rate, and the time that is left.
+        """
+        if self._json_log or not self._console.is_terminal:
+            self.say(f"{text} …")
+            yield _Lines(self, text)
+            return
+        self.hide()
+        self._phases += 1
+        try:
+            with self._bar(text, counted=counted) as meter:
+                yield meter
+        finally:
+            self._phases -= 1
+
+    @contextmanager
+    def _bar(self, text: str, *, counted: bool) -> Iterator[Meter]:
+        columns = (
+            (
+                BarColumn(bar_width=24),
+                DownloadColumn(binary_units=True),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+            )
+            if counted
+            else ()
+        )
+        progress = Progress(
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description}"),
+            *columns,
+            TimeElapsedColumn(),
+            console=self._console,
+        )
+        with progress:
+            task = progress.add_task(text, total=None)
+
+            class _Bar:
+                def update(self, done_bytes: int, total_bytes: int) -> None:
+                    progress.update(task, completed=done_bytes, total=total_bytes)
+
+            yield _Bar()
+            done = progress.tasks[0].completed or 1
+            progress.update(task, total=done, completed=done)
+
+
+class _Lines:
+    """A meter for plain output: a line and an event now and then, none for what is quick."""
+
+    def __init__(self, reporter: Reporter, text: str) -> None:
+        self._reporter = reporter
+        self._text = text
+        self._pace: Pace | None = None
+        self._said_s = time.monotonic()
+
+    def update(self, done_bytes: int, total_bytes: int) -> None:
+        now_s = time.monotonic()
+        if self._pace is None:
+            self._pace = Pace(start_bytes=done_bytes, start_s=now_s)
+        if now_s - self._said_s < LINE_EVERY_S:
+            return
+        self._said_s = now_s
+        rate = self._pace.bytes_per_s(done_bytes, now_s)
+        self._reporter.say(f"  {progress_sentence(done_bytes, total_bytes, rate)}")
+        self._reporter.event(
+            "progress",
+            phase=self._text,
+            done_bytes=done_bytes,
+            total_bytes=total_bytes,
+            bytes_per_s=round(rate),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast bytes come, not counting those that an earlier attempt brought."""
+
+    start_bytes: int
+    start_s: float
+
+    def bytes_per_s(self, done_bytes: int, now_s: float) -> float:
+        """The mean since the start; 0 when nothing came yet."""
+        passed_s = now_s - self.start_s
+        return (done_bytes - self.start_bytes) / passed_s if passed_s > 0 else 0.0
+
+
+def progress_sentence(done_bytes: int, total_bytes: int, bytes_per_s: float) -> str:
+    """How far a transfer is, in words."""
+    text = f"{gibibytes(done_bytes)} of {gibibytes(total_bytes)}"
+    if bytes_per_s <= 0:
+        return text
+    left_s = round((total_bytes - done_bytes) / bytes_per_s)
+    return f"{text}, {gibibytes(bytes_per_s)}/s, {left_s // 60}:{left_s % 60:02} left"
+
+
+def gibibytes(size_bytes: float) -> str:
+    """A size as people read it."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.1f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 session``, ``2 sessions``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def layers_sentence(start: int, end: int, total: int, state: NodeState) -> str:
+    """What this peer holds, in words."""
+    if start == end:
+        return f"{state}: no layers yet"
+    return f"{state}: {span_text(start, end)} of {total}"
+
+
+def span_text(start: int, end: int) -> str:
+    """``layers 0 to 3``, ``layer 7``."""
+    return f"layer {start}" if end - start == 1 else f"layers {start} to {end - 1}"

@@ -1,0 +1,1 @@
+"""A volunteer's process: its options, announcing, following plans, balancing, draining."""

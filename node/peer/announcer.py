@@ -1,0 +1,108 @@
+"""A peer's node record: what it says of itself, told when it changes and before it expires."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from dht.errors import NetworkError
+from dht.messages.types import NodeRecord, NodeState, PlanEpoch, Reach
+from dht.records.directory import LIFETIME_S, Directory, RecordKind
+from dht.transport.interface import Transport
+from dht.transport.relay_reservation import with_circuits
+from node.stage.local_engine import EngineStage
+from node.stage.server import StageServer
+
+logger = logging.getLogger(__name__)
+
+RENEW_S = 0.6 * LIFETIME_S[RecordKind.NODES]
+"""A record that has not changed is told again before it is this old."""
+
+
+class Announcer:
+    """Holds the newest record of this peer and keeps it known to the others."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        directory: Directory,
+        engine: EngineStage,
+        stage: StageServer,
+        record: NodeRecord,
+        every_s: float,
+    ) -> None:
+        """``every_s`` is the longest time until a change of load is told; others are at once."""
+        self._transport = transport
+        self._directory = directory
+        self._engine = engine
+        self._stage = stage
+        self._record = record
+        self._every_s = every_s
+        self._told: NodeRecord | None = None
+        self._told_s = 0.0
+        self._changed = asyncio.Event()
+        self._beside: tuple[str, ...] = ()
+
+    @property
+    def record(self) -> NodeRecord:
+        """What this peer says of itself now."""
+        return self._record
+
+    def set(self, state: NodeState, start: int, end: int, epoch: PlanEpoch) -> None:
+        """Another state, or other layers; told soon."""
+        self._record = replace(self._record, state=state, start=start, end=end, epoch=epoch)
+        self._changed.set()
+
+    def set_moved(self, now_s: float) -> None:
+        """This peer gives up its layers for others now; for the anti-flap rules."""
+        self._record = replace(self._record, moved_unix_s=now_s)
+
+    def set_reach(self, reach: Reach, beside: tuple[str, ...] = ()) -> None:
+        """How others reach this peer, as they found; told soon.
+
+        ``beside``: addresses beside those that it listens on, through relays or a router.
+        """
+        self._beside = beside
+        self._record = replace(self._record, reach=reach)
+        self._changed.set()
+
+    async def announce(self) -> None:
+        """Tell it now. A network that does not take it is logged; the next time may do."""
+        self._note_load()
+        record, now_s = self._record, asyncio.get_running_loop().time()
+        self._told = None
+        try:
+            if await self._directory.publish(record):
+                self._told, self._told_s = record, now_s
+            else:
+                logger.info("nobody took this peer's announcement")
+        except NetworkError as error:
+            logger.info("cannot announce: %s", error)
+
+    async def run(self) -> None:
+        """Announce whenever something changed, and before the record expires."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout(self._every_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._note_load()
+                if (
+                    self._record == self._told
+                    and loop.time() + self._every_s - self._told_s < RENEW_S
+                ):
+                    continue
+            self._changed.clear()
+            await self.announce()
+
+    def _note_load(self) -> None:
+        self._record = replace(
+            self._record,
+            kv_tokens_free=self._engine.kv_tokens_free,
+            kv_tokens_wanted=self._stage.wanted_tokens,
+            sessions=self._stage.sessions,
+            answers=self._stage.counters["finished"],
+            answer_tokens=self._stage.counters["sampled"],
+            addresses=with_circuits(self._transport.addresses, self._beside),
+        )

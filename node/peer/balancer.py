@@ -1,0 +1,78 @@
+"""Asks owners to move sessions from this peer to freer holders of the same layers.
+
+:mod:`coordinator.routing.balance` decides, from this peer's own state and the others' node records;
+the move itself is the one by which a peer that leaves hands its sessions over (docs/protocol.md).
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+
+from coordinator.routing.balance import Balance, Load, load_of, round_trips
+from dht.errors import NetworkError
+from dht.messages.types import NodeRecord
+from dht.records.directory import Directory
+from node.stage.server import StageServer
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""Between looks at this peer's own load."""
+READ_S = 10.0
+"""Between looks at others' records, where it needs relief; they are renewed every 15 s."""
+
+
+class Balancer:
+    """One peer's part in evening out the load."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        stage: StageServer,
+        record: Callable[[], NodeRecord],
+        balance: Balance | None = None,
+    ) -> None:
+        """``record`` is what this peer announces of itself."""
+        self._directory = directory
+        self._stage = stage
+        self._record = record
+        self.balance = balance or Balance(me=record().peer_id)
+        self._read_s = -math.inf
+        self._others: dict[str, Load] = {}
+        self._rtt_s: dict[frozenset[str], float] = {}
+
+    async def run(self) -> None:
+        """Look and ask until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.look()
+            except NetworkError as error:
+                logger.info("cannot see who is freer: %s", error)
+
+    async def look(self) -> None:
+        """One look. Raises NetworkError."""
+        balance, stage = self.balance, self._stage
+        if not balance.under_way and not balance.needs_relief(stage.load):
+            return
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._read_s >= READ_S:
+            self._read_s = now_s
+            await self._read()
+        orders = balance.step(
+            now_s, stage.load, self._others, stage.movable(), stage.holding(), self._rtt_s
+        )
+        for order in orders:
+            logger.debug("session %s should move to %s", order.session[:8], order.to)
+        stage.relieve({order.session: order.to for order in orders})
+
+    async def _read(self) -> None:
+        mine = self._record()
+        nodes, links = await asyncio.gather(self._directory.nodes(), self._directory.links())
+        self._others = {
+            peer_id: load_of(record, beside=mine)
+            for peer_id, record in nodes.items()
+            if peer_id != mine.peer_id and record.model.serves_with(mine.model)
+        }
+        self._rtt_s = round_trips(links)

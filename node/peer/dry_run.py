@@ -1,0 +1,134 @@
+"""``node.join --test``: what this peer would do in the swarm, without serving anybody."""
+
+import asyncio
+from collections.abc import Mapping
+
+from coordinator.heuristics.uncoordinated import span_to_take
+from dht.errors import NetworkError
+from dht.identity.peer_id import short_name
+from dht.messages.types import NodeRecord, NodeState, Reach, model_key
+from dht.records.directory import Directory
+from dht.transport.interface import Transport
+from node import VERSION
+from node.device.hardware import Machine
+from node.links.dial_back_findings import NEWEST, Findings
+from node.links.probe import measure_link
+from node.links.reachability import ask_back, greeter
+from node.links.relay_slots import candidates
+from node.owner.reporter import Reporter
+from node.stage.local_engine import EngineStage
+
+LINKS_MAX = 8
+
+
+async def rehearse(
+    transport: Transport,
+    network: str,
+    engine: EngineStage,
+    machine: Machine,
+    reporter: Reporter,
+    *,
+    host: str,
+    port: int,
+) -> None:
+    """Look at the swarm, measure links from it, have ``port`` dialled back, and say which layers
+    would be taken.
+
+    Nothing is announced. Raises NetworkError when the swarm cannot be read, and UserError when
+    ``host`` and ``port`` cannot be listened on.
+    """
+    spec = engine.spec
+    nodes = await Directory(transport, network, model_key(spec.name)).nodes()
+    record = NodeRecord(
+        peer_id=transport.peer_id,
+        name="",
+        version=VERSION,
+        device=machine.device,
+        model=spec,
+        memory_bytes=machine.lend_bytes,
+        kv_tokens_min=engine.kv_tokens_min,
+        tokens_per_s=engine.tokens_per_s,
+        decode_layer_s=engine.profile.decode_times,
+        prompt_layer_s=engine.profile.prompt_times,
+        precision=engine.precision,
+        state=NodeState.WAITING,
+    )
+    same = {key: each for key, each in nodes.items() if each.model.serves_with(spec)}
+    reporter.say(f"Peers under this name: {len(nodes)}; with these very weights: {len(same)}")
+    for peer_id, each in list(same.items())[:LINKS_MAX]:
+        try:
+            link = await measure_link(transport, peer_id, each.addresses)
+        except NetworkError as error:
+            reporter.say(f"  {short_name(peer_id)} cannot be reached from here: {error}")
+            continue
+        megabits = link.bandwidth_bytes_per_s * 8 / 1e6
+        reporter.say(
+            f"  {short_name(peer_id)}: {1000 * link.rtt_s:.1f} ms, {megabits:.0f} Mbit/s from it"
+        )
+    reach = await _dialled_back(transport, nodes, host, port, reporter)
+    span = span_to_take(record, nodes)
+    if span is None:
+        reporter.say("No layers of this model fit: lend more with --memory")
+        reporter.event("test", peers=len(same), reach=str(reach), start=0, end=0)
+        return
+    speed = engine.tokens_per_s[span.end - span.start - 1]
+    reporter.say(
+        f"The layers that need it the most are {span.start} to {span.end - 1} of {spec.layers}:"
+        f" it would serve them at {speed:.0f} tokens/s. A coordinator may plan otherwise."
+    )
+    reporter.event(
+        "test",
+        peers=len(same),
+        reach=str(reach),
+        start=span.start,
+        end=span.end,
+        tokens_per_s=speed,
+    )
+    reporter.say("This was a test: nobody was served, nothing was announced.")
+
+
+async def _dialled_back(
+    transport: Transport,
+    nodes: Mapping[str, NodeRecord],
+    host: str,
+    port: int,
+    reporter: Reporter,
+) -> Reach:
+    """Have some peers dial this machine, and say in one line what came of it."""
+    asked = sorted(nodes.keys() - {transport.peer_id})[:NEWEST]
+    if not asked:
+        reporter.say("Nobody is there to dial this machine back; --initial-peers names somebody")
+        return Reach.UNKNOWN
+    async with greeter(host, port) as listened:
+        said = await asyncio.gather(
+            *(ask_back(transport, p, nodes[p].addresses, listened) for p in asked)
+        )
+    findings = Findings()
+    for peer_id, answer in zip(asked, said, strict=True):
+        findings.note(peer_id, answer, 0.0)
+    through, failed = findings.counts
+    may_relay = bool(candidates(nodes, transport.peer_id))
+    reporter.say(reach_sentence(through, through + failed, listened, may_relay=may_relay))
+    if not through + failed:
+        return Reach.UNKNOWN
+    if through:
+        return Reach.DIRECT
+    return Reach.RELAYED if may_relay else Reach.NONE
+
+
+def reach_sentence(through: int, dialled: int, port: int, *, may_relay: bool) -> str:
+    """What it means that ``through`` of ``dialled`` peers got through, and what to do."""
+    if not dialled:
+        return f"No peer could say whether others reach port {port}: try again in a minute"
+    count = f"{through} of {dialled} peer{'' if dialled == 1 else 's'} that dialled port {port}"
+    if through:
+        return f"Others reach this machine: {count} got through, nothing to do"
+    rest = (
+        "otherwise it joins through a relay, which is slower"
+        if may_relay
+        else "no peer here can relay for it, so without that it gets no layers"
+    )
+    return (
+        f"Others do not reach this machine: {count} got through. Forward a TCP port on the router,"
+        f" open it in the firewall and name it with --port; {rest}"
+    )

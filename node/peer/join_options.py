@@ -1,0 +1,191 @@
+"""The options of ``python -m node.join``, from the command line and from a file."""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dht.command_line import Parser, add_swarm
+from dht.errors import UserError
+from dht.hub import served_name
+from node.peer.join_file import FILE_BYTES_MAX, as_flags
+
+if TYPE_CHECKING:
+    from node.owner.idle_policy import UseConfig
+
+DEFAULT_IDENTITY = Path("~/.anabranch/identity.key")
+NAME_MAX = 64
+MODEL_NAME_MAX = 128
+
+
+def parse() -> argparse.Namespace:
+    """The command's arguments; raises UserError."""
+    parser = join_parser()
+    first, _ = _config_parser().parse_known_args()
+    typed = sys.argv[1:]
+    if first.config is not None:
+        typed = [*as_flags(_read_config(first.config), parser), *typed]
+    arguments = parser.parse_args(typed)
+    _check(arguments)
+    return arguments
+
+
+def _config_parser() -> Parser:
+    parser = Parser(prog="python -m node.join", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path)
+    return parser
+
+
+def _read_config(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            read = file.read(FILE_BYTES_MAX + 1)
+        if len(read) > FILE_BYTES_MAX:
+            raise UserError(f"--config {path} is larger than {FILE_BYTES_MAX} bytes")
+        return read.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path} cannot be read: {error}") from None
+
+
+def join_parser() -> Parser:
+    """What the command takes."""
+    parser = Parser(
+        prog="python -m node.join",
+        usage="%(prog)s --model M [--initial-peers ADDR] [options]",
+        description="Lend this machine to a swarm that serves one large language model. Without"
+        " --initial-peers it founds a swarm. Ctrl-C leaves cleanly, a second one at once.",
+        epilog="example: python -m node.join --model models/brook | exit codes: 0 left, 1 the"
+        " machine broke, 2 your mistake, 3 the swarm or the hub cannot be reached",
+        allow_abbrev=False,
+    )
+    add, rare = parser.add_argument, parser.add_rare
+    add("--config", type=Path, metavar="FILE", help="these flags in TOML; typed ones go before")
+    add("--model", required=True, metavar="M", help="directory, or hub id org/name[@revision]")
+    rare("--model-name", metavar="NAME", help="serve it as NAME (its hub id or directory's name)")
+    device = parser.add_mutually_exclusive_group()
+    device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
+    device.add_argument("--cpu", action="store_true", help="compute on the CPU")
+    add("--memory", type=float, metavar="GIB", help="lend so much (85%% of what is free; CPU 50%%)")
+    add("--max-vram", type=float, metavar="GIB", help="lend at most so much of the GPU's memory")
+    rare("--power-limit", type=float, metavar="W", help="hold the GPU to so many watts meanwhile")
+    add_swarm(parser, may_found=True)
+    add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
+    host = "0.0.0.0"  # noqa: S104  a peer is there to be reached
+    rare("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
+    identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
+    add("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)
+    add("--name", default="", metavar="NAME", help="shown to others on the health page")
+    add("--test", action="store_true", help="serve nobody: measure, say what it would do")
+    rare("--coordinators", nargs="+", default=[], metavar="ID", help="follow plans of these only")
+    rare("--layers", metavar="START:END", help="serve these whatever the plan says")
+    add("--idle-only", action="store_true", help="step aside while it or its keyboard is used")
+    aside = "step aside while such a program (game) runs"
+    add("--pause-on-process", nargs="+", default=[], metavar="P", help=aside)
+    times = "serve only then: 22:00-07:30 (local time)"
+    add("--schedule", nargs="+", default=[], metavar="T", help=times)
+    rare(
+        "--calm", type=float, default=60.0, metavar="S", help="come back after S quiet seconds (60)"
+    )
+    dtypes = ("float32", "bfloat16", "float16")
+    rare(
+        "--dtype",
+        choices=dtypes,
+        metavar="D",
+        help=f"{', '.join(dtypes)} (CPU: first, GPU: second)",
+    )
+    add(
+        "--quantize",
+        choices=("int8", "int4"),
+        metavar="Q",
+        help="weights in int8 or int4 (docs/weights.md)",
+    )
+    add("--max-up", type=float, metavar="MBIT", help="send at most so many megabits per second")
+    add("--max-down", type=float, metavar="MBIT", help="receive at most so many")
+    add("--monthly-cap", type=float, metavar="GB", help="leave when so many GB went in a month")
+    rare(
+        "--int8-rows",
+        choices=("off", "prefill", "all"),
+        default="off",
+        metavar="R",
+        help="send rows of prompts (prefill) or all in int8 (off)",
+    )
+    rare("--threads", type=int, metavar="N", help="CPU threads (all cores)")
+    rare("--no-kernels", action="store_true", help="on a GPU, use torch's own kernels alone")
+    rare("--refresh-profile", action="store_true", help="measure this machine again")
+    rare("--json-log", action="store_true", help="one JSON object per event, to stderr")
+    return parser
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    from dht.identity.peer_id import is_peer_id
+
+    if arguments.gpu is None and not arguments.cpu:
+        arguments.cpu = not _has_gpu()
+        arguments.gpu = None if arguments.cpu else 0
+    if arguments.model_name is None:
+        arguments.model_name = served_name(arguments.model)
+    if not 0 < len(arguments.model_name) <= MODEL_NAME_MAX:
+        raise UserError(
+            f"the model's name has {len(arguments.model_name)} characters; give one of 1 to"
+            f" {MODEL_NAME_MAX} with --model-name"
+        )
+    if arguments.power_limit is not None and arguments.cpu:
+        raise UserError("--power-limit is for a GPU; with --cpu there is none")
+    if not 0 <= arguments.port <= 65535:
+        raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
+    if arguments.threads is not None and arguments.threads < 1:
+        raise UserError(f"--threads is {arguments.threads}; it must be at least 1")
+    for flag, least in (("max_up", 1), ("max_down", 1), ("monthly_cap", 0.001)):
+        value = getattr(arguments, flag)
+        if value is not None and not least <= value < 1e9:
+            name = flag.replace("_", "-")
+            raise UserError(f"--{name} is {value:g}; it must be at least {least:g}")
+    if len(arguments.name) > NAME_MAX:
+        raise UserError(f"--name has {len(arguments.name)} characters; the limit is {NAME_MAX}")
+    use_of(arguments)
+    span_of(arguments.layers)
+    for peer_id in arguments.coordinators:
+        if not is_peer_id(peer_id):
+            raise UserError(f"--coordinators names {peer_id[:80]!r}, which is no peer id")
+    if "/" in arguments.network or not 0 < len(arguments.network) <= NAME_MAX:
+        raise UserError(
+            f"--network is {arguments.network[:80]!r}; it takes 1 to {NAME_MAX} characters, no /"
+        )
+
+
+def span_of(layers: str | None) -> tuple[int, int] | None:
+    """``--layers`` as a half-open range that is not empty; raises UserError."""
+    if layers is None:
+        return None
+    try:
+        start, end = (int(part) for part in layers.split(":"))
+    except ValueError:
+        start, end = 0, 0
+    if not 0 <= start < end:
+        raise UserError(f"--layers is {layers!r}; it must be START:END, such as 0:4")
+    return start, end
+
+
+def use_of(arguments: argparse.Namespace) -> "UseConfig":
+    """When to step aside, as the arguments say; raises UserError."""
+    from node.owner.idle_policy import UseConfig, names_of, window_of
+
+    if not 0 <= arguments.calm <= 86_400:
+        raise UserError(f"--calm is {arguments.calm}; it must be between 0 and 86400 seconds")
+    try:
+        windows = tuple(window_of(text) for text in arguments.schedule)
+    except ValueError as error:
+        raise UserError(f"--schedule: {error}") from None
+    return UseConfig(
+        idle_only=arguments.idle_only,
+        processes=names_of(arguments.pause_on_process),
+        windows=windows,
+        calm_for_s=arguments.calm,
+    )
+
+
+def _has_gpu() -> bool:
+    if sys.platform == "win32":
+        return shutil.which("nvidia-smi") is not None
+    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()

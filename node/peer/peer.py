@@ -1,0 +1,333 @@
+"""A peer's life once it is connected: announce, measure links, follow the plan, serve, drain.
+
+Correctness never depends on the plan: what is announced is what is held, and the stage server
+refuses what is not.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from coordinator.plans.store import PlanStore
+from coordinator.runtime import Coordinator
+from dht.errors import MachineError, NetworkError, UserError
+from dht.messages.types import NodeRecord, NodeState, Reach
+from dht.records.directory import Directory
+from dht.transport.interface import Transport
+from node.links.lent_traffic import SAVE_EVERY_S
+from node.links.probe import ProbeServer
+from node.links.reachability import ReachKeeper, ReachServer
+from node.links.relay_slots import Relays
+from node.owner.contribution_watch import Watch
+from node.owner.idle_policy import ComeBack, OwnerUse, Seen, StepAside, UseConfig
+from node.owner.live_panel import Figures
+from node.owner.reporter import Reporter, counted
+from node.peer.announcer import Announcer
+from node.peer.balancer import Balancer
+from node.peer.link_keeper import LinkKeeper, LinkKeeperConfig
+from node.peer.plan_follower import FollowConfig, PlanFollower
+from node.stage.local_engine import EngineStage
+from node.stage.server import StageServer
+from node.stage.streams import StageStreams, StreamLimits
+
+logger = logging.getLogger(__name__)
+
+
+RESTART_S = 5.0
+"""Before a part of the peer that failed is started again."""
+REACH_SENTENCES = {
+    Reach.DIRECT: "Others reach this peer: one of them dialled it back.",
+    Reach.RELAYED: "Others reach this peer through a relay only: forward its port (--port) on the"
+    " router to be faster.",
+    Reach.NONE: "Others cannot reach this peer, and no relay takes calls for it: it gets no layers."
+    " Forward its port (--port) on the router, and open it in the firewall.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerConfig:
+    """Timings of a peer, in seconds."""
+
+    announce_every_s: float = 15.0
+    links: LinkKeeperConfig = field(default_factory=LinkKeeperConfig)
+    follow: FollowConfig = field(default_factory=FollowConfig)
+    use: UseConfig = field(default_factory=UseConfig)
+    """When to step aside for the machine's owner."""
+    look_s: float = 2.0
+    """Between looks at what else the machine does."""
+    aside_s: float = 8.0
+    """How long sessions may go on elsewhere before the owner gets the memory."""
+    reach_s: float = 12.0
+    """How long it waits at the start until somebody got through, or all that were asked failed."""
+    drain_s: float = 30.0
+    """How long live sessions may go on when the peer leaves."""
+
+
+class LooksAtMachine(Protocol):
+    """Sees what else this machine does (:mod:`node.owner.machine_watch`)."""
+
+    def look(self) -> Seen: ...
+
+
+class Peer:
+    """Everything one volunteer's process does in the swarm."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        directory: Directory,
+        engine: EngineStage,
+        stage: StageServer,
+        coordinator: Coordinator,
+        plans: PlanStore,
+        reporter: Reporter,
+        record: NodeRecord,
+        config: PeerConfig,
+        machine: LooksAtMachine | None = None,
+    ) -> None:
+        """``machine`` is looked at where ``config.use`` watches for the owner."""
+        self._transport = transport
+        self._engine = engine
+        self._stage = stage
+        self._coordinator = coordinator
+        self._plans = plans
+        self._reporter = reporter
+        self._config = config
+        self._machine = machine if config.use.watches else None
+        self._leaving = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        engine.on_lost = self._note_lost
+        self._announcer = Announcer(
+            transport=transport,
+            directory=directory,
+            engine=engine,
+            stage=stage,
+            record=record,
+            every_s=config.announce_every_s,
+        )
+        self._follower = PlanFollower(
+            transport=transport,
+            directory=directory,
+            engine=engine,
+            stage=stage,
+            coordinator=coordinator,
+            plans=plans,
+            reporter=reporter,
+            announcer=self._announcer,
+            config=config.follow,
+        )
+        self._links = LinkKeeper(transport, directory, stage, config.links)
+        stage.bandwidth_from = self._links.bandwidth_from
+        self._balancer = Balancer(directory, stage, lambda: self._announcer.record)
+        self._reach = ReachKeeper(transport, directory, self._note_reach, relays=Relays(transport))
+        self.watch: Watch | None = None
+        """Shows the owner how it goes, where there is one."""
+
+    def leave(self) -> None:
+        """Start to drain; a second call ends the drain at once."""
+        if self._leaving.is_set():
+            self._hurry.set()
+        self._leaving.set()
+
+    async def run(self) -> None:
+        """Serve until :meth:`leave` is called, then drain and return."""
+        self._stage.on_idle = self._report_stats
+        await ProbeServer(self._transport, self._stage.traffic).start()
+        await StageStreams(self._transport, self._stage, StreamLimits()).start()
+        await ReachServer(self._transport).start()
+        work = (
+            self._stage.run,
+            self._coordinator.run,
+            self._announcer.run,
+            self._links.run,
+            self._balancer.run,
+            self._keep_within_month,
+            self._follower.follow,
+            self._follower.help_oneself,
+            self._mind_owner,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._kept_running(self._reach.run))]
+                await self._wait_reach()
+                await self._announcer.announce()
+                tasks += [group.create_task(self._kept_running(each)) for each in work]
+                tasks.append(group.create_task(self._watch_network()))
+                tasks.append(group.create_task(self._watch_device()))
+                if self.watch is not None:
+                    tasks.append(group.create_task(self._kept_running(self.watch.run)))
+                await self._leaving.wait()
+                await self._drain()
+                for task in tasks:
+                    task.cancel()
+        except* NetworkError as failures:
+            raise NetworkError(str(failures.exceptions[0])) from None
+        except* MachineError as failures:
+            raise MachineError(str(failures.exceptions[0])) from None
+        except* UserError as mistakes:
+            raise UserError(str(mistakes.exceptions[0])) from None
+        await self._stage.close("the peer left")
+
+    async def _wait_reach(self) -> None:
+        """Let others dial this peer back, before it says that it is there."""
+        settled = asyncio.create_task(self._reach.settled.wait())
+        leaving = asyncio.create_task(self._leaving.wait())
+        await asyncio.wait(
+            {settled, leaving},
+            timeout=self._config.reach_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        settled.cancel()
+        leaving.cancel()
+
+    async def _kept_running(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run a part of the peer; a fault of ours in it is reported, and it starts again.
+
+        The other parts go on serving meanwhile.
+        """
+        while True:
+            try:
+                await work()
+            # Such as a file that is damaged even when it is fetched again, or too little memory.
+            except (UserError, MachineError):
+                raise
+            except NetworkError as error:
+                logger.warning("%s", error)
+                self._reporter.event("error", message=str(error))
+            except Exception as error:  # the top of a task: recorded, never swallowed
+                logger.exception("%s failed", work.__qualname__)
+                self._reporter.event("error", message=f"{work.__qualname__}: {error!r}")
+            await asyncio.sleep(RESTART_S)
+
+    async def _watch_network(self) -> None:
+        """End the peer when it is cut off for good, rather than look alive."""
+        raise NetworkError(await self._transport.wait_ended())
+
+    def _note_lost(self, reason: str) -> None:
+        if not self._lost.done():
+            self._lost.set_result(reason)
+
+    async def _watch_device(self) -> None:
+        """End the peer when its device has failed for good, rather than fail every session."""
+        reason = await asyncio.shield(self._lost)
+        device = self._announcer.record.device.name
+        raise MachineError(f"{device} has failed, and joining again may help: {reason}")
+
+    def figures(self) -> Figures:
+        """How it goes, for the owner."""
+        record, traffic = self._announcer.record, self._stage.traffic
+        return Figures(
+            state=record.state,
+            start=record.start,
+            end=record.end,
+            layers=record.model.layers,
+            sessions=self._stage.sessions,
+            tokens=self._engine.times.tokens,
+            up_bytes=traffic.sent_bytes,
+            down_bytes=traffic.received_bytes,
+            peers=self._links.others,
+            links=self._links.measured,
+            device=record.device.name,
+        )
+
+    def _note_reach(self, reach: Reach, beside: tuple[str, ...]) -> None:
+        same = reach is self._announcer.record.reach
+        self._announcer.set_reach(reach, beside)
+        self._reporter.event("reach", reach=str(reach), beside=list(beside))
+        if not same and (sentence := REACH_SENTENCES.get(reach)) is not None:
+            self._reporter.say(sentence)
+
+    def _report_stats(self) -> None:
+        """Where this peer's time went since it started; written whenever it becomes idle."""
+        times = self._engine.times
+        self._reporter.event(
+            "stats",
+            steps=times.steps,
+            tokens=times.tokens,
+            compute_s=round(times.compute_s, 6),
+            waiting_s=round(times.waiting_s, 6),
+            serialisation_s=round(self._stage.serialisation_s, 6),
+            counters=dict(self._stage.counters),
+        )
+
+    # What the owner lends
+
+    async def _keep_within_month(self) -> None:
+        """Count the traffic, and leave when the month's share is used."""
+        traffic = self._stage.traffic
+        while True:
+            await asyncio.sleep(SAVE_EVERY_S)
+            traffic.save()
+            self._reporter.event("traffic", bytes=dict(traffic.purposes))
+            if (why := traffic.exhausted()) is not None and not self._leaving.is_set():
+                self._reporter.event("month_used", reason=why)
+                self._reporter.say(f"{why}.")
+                self.leave()
+
+    # Stepping aside for the machine's owner
+
+    async def _mind_owner(self) -> None:
+        """Step aside when the owner wants the machine, come back when it is free."""
+        use = OwnerUse(config=self._config.use)
+        if self._machine is None:
+            await asyncio.Event().wait()
+            return
+        clock = asyncio.get_running_loop()
+        while True:
+            seen = await asyncio.to_thread(self._machine.look)
+            match use.step(seen, clock.time()):
+                case StepAside(reason=reason):
+                    async with self._follower.moving:
+                        await self._step_aside(reason)
+                case ComeBack():
+                    async with self._follower.moving:
+                        await self._come_back()
+            await asyncio.sleep(self._config.look_s)
+
+    async def _step_aside(self, reason: str) -> None:
+        """Move sessions elsewhere, then give all memory back."""
+        self._follower.aside = True
+        await self._tell_drain(f"Stepping aside, {reason}")
+        self._stage.move_outside(0, 0)
+        try:
+            await self._stage.wait_idle(self._config.aside_s)
+        finally:
+            self._stage.stay()
+        self._stage.fail_outside(0, 0, "the peer's owner needs the machine")
+        await self._engine.unload()
+        self._reporter.event("aside", reason=reason)
+        self._reporter.say("All memory is free; this peer comes back when the machine is idle.")
+
+    async def _come_back(self) -> None:
+        """Offer this machine again, and take layers where some are planned for it."""
+        self._follower.aside = False
+        self._reporter.event("back")
+        self._reporter.say("The machine is free: coming back.")
+        self._announcer.set(NodeState.WAITING, 0, 0, self._announcer.record.epoch)
+        await self._announcer.announce()
+        if (plan := self._plans.newest) is not None:
+            await self._follower.enter(plan)
+
+    # Leaving
+
+    async def _tell_drain(self, why: str) -> None:
+        """Take no new sessions, and announce it."""
+        self._engine.stop_serving()
+        self._announcer.set(NodeState.DRAINING, 0, 0, self._announcer.record.epoch)
+        self._reporter.event("draining", sessions=self._stage.sessions)
+        sessions = counted(self._stage.sessions, "session")
+        self._reporter.say(f"{why}: {sessions} to move or finish first.")
+        await self._announcer.announce()
+
+    async def _drain(self) -> None:
+        await self._tell_drain("Leaving")
+        self._stage.move_outside(0, 0)
+        drained = asyncio.create_task(self._stage.wait_idle(self._config.drain_s))
+        hurried = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (drained, hurried):
+            task.cancel()

@@ -1,0 +1,260 @@
+"""Which layers a peer holds: those of the newest plan, or without a coordinator those that lack."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from coordinator.heuristics.uncoordinated import span_to_take
+from coordinator.plans.store import PlanStore
+from coordinator.plans.turn import TurnConfig, WaitFor, why_wait
+from coordinator.problem.from_records import problem_of
+from coordinator.runtime import Coordinator
+from dht.errors import NetworkError
+from dht.messages.types import (
+    NO_EPOCH,
+    Assignment,
+    NodeRecord,
+    NodeState,
+    Plan,
+    PlanEpoch,
+    Reach,
+    fits,
+)
+from dht.records.directory import Directory
+from dht.transport.interface import Transport
+from node.owner.reporter import Reporter, gibibytes, layers_sentence, span_text
+from node.peer.announcer import Announcer
+from node.stage.local_engine import EngineStage
+from node.stage.server import StageServer
+
+logger = logging.getLogger(__name__)
+
+TURN_EVERY_S = 1.0
+"""How often a peer that waits for its turn to move looks again."""
+UNTOLD_S = 5.0
+"""A peer that waits for a plan says why once the reason has stood for this long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowConfig:
+    """How a peer follows plans; times in seconds."""
+
+    move_s: float = 20.0
+    """How long sessions on layers that a plan takes away may go on before they are moved."""
+    alone_s: float = 60.0
+    """Without a coordinator for so long, a peer without layers helps itself."""
+    turn: TurnConfig = field(default_factory=TurnConfig)
+    """How long a peer waits for others before it gives up layers."""
+    pinned: Assignment | None = None
+    """Layers that this peer serves whatever the plan says."""
+
+
+class PlanFollower:
+    """Moves this peer from layers to layers: fetches, waits for its turn, makes room, loads."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        directory: Directory,
+        engine: EngineStage,
+        stage: StageServer,
+        coordinator: Coordinator,
+        plans: PlanStore,
+        reporter: Reporter,
+        announcer: Announcer,
+        config: FollowConfig,
+    ) -> None:
+        self._transport = transport
+        self._directory = directory
+        self._engine = engine
+        self._stage = stage
+        self._coordinator = coordinator
+        self._plans = plans
+        self._reporter = reporter
+        self._announcer = announcer
+        self._config = config
+        self.moving = asyncio.Lock()
+        """Held while layers change."""
+        self.aside = False
+        """The machine's owner needs it: plans are noted and not followed."""
+        self._waits_for = ""
+        self._waits_since_s = 0.0
+        self._told_waiting = ""
+
+    async def follow(self) -> None:
+        """Take the layers of each new plan."""
+        epoch = NO_EPOCH
+        while True:
+            plan = await self._plans.wait_newer(epoch)
+            epoch = plan.epoch
+            async with self.moving:
+                await self.enter(plan)
+
+    async def enter(self, plan: Plan) -> None:
+        """Take the layers that the plan names for this peer; to be called under ``moving``."""
+        record = self._announcer.record
+        if self.aside:
+            self._announcer.set(record.state, record.start, record.end, plan.epoch)
+            return
+        mine = self._config.pinned or plan.assignment_of(record.peer_id)
+        if mine is None:
+            if record.state is NodeState.LOADING:  # for an older plan, and it did not come to it
+                self._announcer.set(NodeState.WAITING, 0, 0, plan.epoch)
+                record = self._announcer.record
+            if record.state is NodeState.WAITING:
+                why = ": others cannot reach it" if record.reach is Reach.NONE else " yet"
+                self._tell_waiting(f"the plan has no layers for this peer{why}")
+            self._announcer.set(record.state, record.start, record.end, plan.epoch)
+            return
+        if mine is not self._config.pinned and not _holds(record, mine):
+            self._reporter.event("unfit", start=mine.start, end=mine.end, epoch=str(plan.epoch))
+            logger.warning(
+                "plan %s asks for %s, which this peer cannot hold: not followed",
+                plan.epoch,
+                span_text(mine.start, mine.end),
+            )
+            self._announcer.set(record.state, record.start, record.end, plan.epoch)
+            return
+        if record.state is NodeState.SERVING and (mine.start, mine.end) == (
+            record.start,
+            record.end,
+        ):
+            self._announcer.set(NodeState.SERVING, mine.start, mine.end, plan.epoch)
+            return
+        self._reporter.event("assigned", start=mine.start, end=mine.end, epoch=str(plan.epoch))
+        serving = record.state is NodeState.SERVING
+        # Announced before the move: the coordinator must know that this plan was seen.
+        if serving:
+            self._announcer.set(NodeState.SERVING, record.start, record.end, plan.epoch)
+        else:
+            self._announcer.set(NodeState.LOADING, mine.start, mine.end, plan.epoch)
+        await self._fetch(mine)
+        if self._plans.epoch > plan.epoch:
+            return  # fetching took a while, and there is other work now
+        if serving:
+            if not await self._wait_for_turn(plan):
+                return
+            await self._make_room(mine)
+        await self._take(mine, plan.epoch)
+
+    async def _take(self, mine: Assignment, epoch: PlanEpoch) -> None:
+        """Load layers and serve them."""
+        self._told_waiting = ""
+        self._engine.stop_serving()
+        self._announcer.set(NodeState.LOADING, mine.start, mine.end, epoch)
+        self._stage.fail_outside(0, 0, "the peer moves to other layers")
+        total = self._announcer.record.model.layers
+        what = f"Loading {span_text(mine.start, mine.end)}"
+        with self._reporter.phase(what, counted=True) as meter:
+            loaded_bytes = await self._engine.load(mine.start, mine.end, meter.update)
+        self._engine.start_serving(mine.start, mine.end)
+        self._announcer.set(NodeState.SERVING, mine.start, mine.end, epoch)
+        await self._announcer.announce()
+        self._reporter.event(
+            "serving", start=mine.start, end=mine.end, epoch=str(epoch), bytes=loaded_bytes
+        )
+        self._reporter.say(
+            f"{layers_sentence(mine.start, mine.end, total, NodeState.SERVING)}"
+            f" ({gibibytes(loaded_bytes)} read, room for {self._engine.kv_tokens_free} tokens)"
+        )
+
+    async def help_oneself(self) -> None:
+        """Take the worst served layers when nobody has led for a while and no plan names this peer.
+
+        Whoever may lead plans around it later; until then the last plan serves on.
+        """
+        while True:
+            await asyncio.sleep(TURN_EVERY_S)
+            self._mind_waiting()
+            alone_s = self._coordinator.leaderless_s
+            if (
+                self._announcer.record.state is not NodeState.WAITING
+                or alone_s < self._config.alone_s
+            ):
+                continue
+            try:
+                nodes = await self._directory.nodes()
+            except NetworkError as error:
+                logger.info("cannot see which layers are served the worst: %s", error)
+                continue
+            async with self.moving:
+                span = span_to_take(self._announcer.record, nodes)
+                if span is None or self._announcer.record.state is not NodeState.WAITING:
+                    continue
+                self._reporter.say("Nobody coordinates: taking the layers that need it the most.")
+                epoch = self._announcer.record.epoch
+                self._reporter.event("assigned", start=span.start, end=span.end, epoch=str(epoch))
+                await self._fetch(span)
+                await self._take(span, epoch)
+
+    def _mind_waiting(self) -> None:
+        """Tell the owner why there is no plan that this peer could follow, once that is clear."""
+        if self._announcer.record.state is not NodeState.WAITING or self._plans.newest is not None:
+            return
+        reason, now_s = self._coordinator.why_no_plan, asyncio.get_running_loop().time()
+        if reason != self._waits_for:
+            self._waits_for, self._waits_since_s = reason, now_s
+        if reason and now_s - self._waits_since_s >= UNTOLD_S:
+            self._tell_waiting(reason)
+
+    def _tell_waiting(self, reason: str) -> None:
+        """Say, once, why this peer holds no layers."""
+        if reason != self._told_waiting:
+            self._told_waiting = reason
+            self._reporter.event("waiting", reason=reason)
+            self._reporter.say(f"{reason[0].upper()}{reason[1:]}; waiting.")
+
+    async def _fetch(self, mine: Assignment) -> None:
+        """Bring the files of new layers here while the old ones are served."""
+        if self._engine.is_local:
+            return
+        what = f"Fetching {span_text(mine.start, mine.end)}"
+        with self._reporter.phase(what, counted=True) as meter:
+            await self._engine.fetch(mine.start, mine.end, meter.update)
+
+    async def _wait_for_turn(self, plan: Plan) -> bool:
+        """Wait, within bounds, until this peer may give up its layers; False: the plan is old."""
+        clock = asyncio.get_running_loop()
+        waited_s: dict[WaitFor, float] = {}
+        while self._plans.epoch <= plan.epoch:
+            try:
+                nodes = await self._directory.nodes()
+            except NetworkError as error:
+                logger.info("cannot see whether it is this peer's turn to move: %s", error)
+                nodes = {}
+            waits = why_wait(
+                plan, self._announcer.record, nodes, self._transport.now(), self._config.turn
+            )
+            waits = tuple(
+                each
+                for each in waits
+                if waited_s.get(each.what, 0.0) < self._config.turn.limit_s(each.what)
+            )
+            if not waits:
+                return True
+            logger.info("this peer does not move yet: %s", waits[0].text)
+            before_s = clock.time()
+            await asyncio.sleep(TURN_EVERY_S)
+            # What is waited for next only counts from when it is all that is left.
+            first = waits[0].what
+            waited_s[first] = waited_s.get(first, 0.0) + clock.time() - before_s
+        return False
+
+    async def _make_room(self, mine: Assignment) -> None:
+        """Take no new sessions, and let those that run end, within bounds, to load ``mine``."""
+        self._engine.stop_serving()
+        epoch, now_s = self._announcer.record.epoch, self._transport.now()
+        self._announcer.set_moved(now_s)
+        self._announcer.set(NodeState.LOADING, mine.start, mine.end, epoch)
+        self._stage.move_outside(0, 0)
+        try:
+            await self._stage.wait_idle(self._config.move_s)
+        finally:
+            self._stage.stay()
+
+
+def _holds(record: NodeRecord, mine: Assignment) -> bool:
+    """Whether the peer can hold these layers, by what it announces itself."""
+    (node,) = problem_of(record.model, {record.peer_id: record}, {}).nodes
+    return fits(record.model, node, mine.start, mine.end)

@@ -1,0 +1,151 @@
+"""Profiles of earlier joins on this disk, so that joining again measures nothing.
+
+A file per (device, driver, model, precision, versions). Whatever is wrong with one only costs a
+measurement.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from node.engine.engine import Engine
+from node.profiling.layer_fit import Timing
+from node.profiling.layer_profile import Profile, feasible, measure
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+FILE_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileKey:
+    """What a layer's time depends on."""
+
+    device: str
+    driver: str
+    threads: int
+    """Of the CPU."""
+    model: str
+    """Fingerprint of its configuration and tensors."""
+    precision: str
+    torch: str
+    version: int = VERSION
+
+    @classmethod
+    def of(cls, engine: Engine) -> "ProfileKey":
+        """Of what ``engine`` computes with here."""
+        config, device = engine.config, engine.device
+        cuda = device.type == "cuda"
+        kernels = ["pages"] if engine.by_pages else []
+        return cls(
+            device=torch.cuda.get_device_name(device) if cuda else _cpu_name(),
+            driver=driver() if cuda else "",
+            threads=torch.get_num_threads(),
+            model=engine.spec.fingerprint,
+            precision="/".join([config.dtype, config.quantize or "", *kernels]),
+            torch=torch.__version__,
+        )
+
+    def path(self, folder: Path) -> Path:
+        """Where its profile is kept."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def default_folder() -> Path:
+    """``$XDG_CACHE_HOME/anabranch/profiles``, by default below ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "anabranch" / "profiles"
+
+
+def recall(folder: Path, key: ProfileKey) -> Profile | None:
+    """The profile that was kept for ``key``; None where there is none that can be read."""
+    path = key.path(folder)
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            raise ValueError("too long")
+        read = json.loads(path.read_bytes())
+        if read["key"] != asdict(key):
+            raise ValueError("of something else")
+        return _parsed(read["profile"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        logger.warning("the profile in %s is left alone: %s", path, error)
+        return None
+
+
+def keep(folder: Path, key: ProfileKey, profile: Profile) -> None:
+    """Write a profile; where that cannot be done the next join measures again."""
+    path = key.path(folder)
+    beside = path.with_suffix(f".{os.getpid()}")
+    text = json.dumps({"key": asdict(key), "profile": asdict(profile)}, indent=1)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text)
+        os.replace(beside, path)
+    except OSError as error:
+        logger.warning("the profile cannot be kept in %s: %s", folder, error)
+
+
+def _parsed(read: dict[str, Any]) -> Profile:
+    """Raises what wrong data raises."""
+
+    def timings(name: str) -> tuple[Timing, ...]:
+        found = tuple(Timing(**each) for each in read[name])
+        for timing in found:
+            if not (
+                isinstance(timing.batch, int)
+                and isinstance(timing.context_tokens, int)
+                and min(timing.batch, timing.context_tokens) >= 1
+                and 0 < timing.seconds < math.inf
+            ):
+                raise ValueError(f"no timing: {timing}")
+        return found
+
+    points = timings("points")
+    if not points:
+        raise ValueError("no points")
+    return Profile(points=points, checks=timings("checks"), prefills=timings("prefills"))
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def driver() -> str:
+    """The GPU's driver, or what torch was built for where it does not tell."""
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:  # not Linux, or not NVIDIA's: torch's own build tells the rest
+        return str(torch.version.cuda or torch.version.hip)
+
+
+def profiled(engine: Engine, folder: Path, *, refresh: bool) -> tuple[Profile, bool]:
+    """The engine's profile, and whether it was kept from an earlier time rather than measured.
+
+    It is measured again with ``refresh``, and where points are feasible now that were not then.
+    """
+    key = ProfileKey.of(engine)
+    kept = None if refresh else recall(folder, key)
+    if kept is not None:
+        known = {(t.batch, t.context_tokens) for t in (*kept.points, *kept.checks)}
+        if known.issuperset(feasible(engine)):
+            return kept, True
+    measured = measure(engine)
+    keep(folder, key, measured)
+    return measured, False

@@ -1,0 +1,1 @@
+"""From the head's logits to a token: penalties, the draw, logprobs."""

@@ -1,0 +1,65 @@
+"""Log probabilities of tokens, from logits as the model gives them (float32, no option applied)."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from dht.messages.logprobs import LOGPROB_MIN, row_bytes
+from node.device.tensors import brought
+
+LOGITS_MAX = 1 << 24
+"""Logits that are computed at once while a prompt is scored: 64 MiB of float32."""
+
+
+def score_rows(logits: torch.Tensor, token_ids: Sequence[int], top: int) -> list[bytes]:
+    """For each row of ``[rows, vocab]`` its token's score and ``top`` alternatives, packed.
+
+    See :mod:`dht.messages.logprobs`. Alternatives come best first, equally likely ones by id. A
+    token id outside the vocabulary gets the least log probability.
+    """
+    values = logits.detach().to(torch.float32)
+    rows, vocab = values.shape
+    normaliser = torch.logsumexp(values, dim=-1, keepdim=True)
+    asked = brought(token_ids, values.device)
+    own = values.gather(1, asked.clamp(0, vocab - 1)[:, None]) - normaliser
+    own[asked >= vocab] = LOGPROB_MIN
+    found, places = torch.topk(values, min(top, vocab), dim=-1)
+    likely = (found - normaliser).to("cpu").numpy()
+    ids = places.to("cpu").numpy().astype(np.uint32)
+    if top > vocab:  # no model is so small, but a row has its length
+        likely = np.pad(likely, ((0, 0), (0, top - vocab)), constant_values=LOGPROB_MIN)
+        ids = np.pad(ids, ((0, 0), (0, top - vocab)))
+    order = np.lexsort((ids, -likely))
+    packed = np.empty((rows, 1 + 2 * top), "<f4")
+    packed[:, 0] = _bounded(own[:, 0].to("cpu").numpy())
+    packed[:, 2::2] = _bounded(np.take_along_axis(likely, order, 1))
+    packed.view("<u4")[:, 1::2] = np.take_along_axis(ids, order, 1)
+    data, size = packed.tobytes(), row_bytes(top)
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def score_prompt(
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    token_ids: Sequence[int],
+    top: int,
+    vocab: int,
+) -> bytes:
+    """Packed scores of ``token_ids``, each behind its row of ``hidden`` ``[tokens, hidden]``.
+
+    ``logits_of`` maps some rows to logits; never more than :data:`LOGITS_MAX` numbers at once.
+    """
+    rows = max(1, LOGITS_MAX // vocab)
+    parts: list[bytes] = []
+    for at in range(0, len(token_ids), rows):
+        ids = token_ids[at : at + rows]
+        parts += score_rows(logits_of(hidden[at : at + len(ids)]), ids, top)
+    return b"".join(parts)
+
+
+def _bounded(
+    values: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]",
+) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+    """Log probabilities that can be sent: rounding above 0 and what is no number are mended."""
+    return np.clip(np.nan_to_num(values, nan=LOGPROB_MIN), LOGPROB_MIN, 0.0)

@@ -1,0 +1,1 @@
+"""The sessions at a stage: each one's progress, their table, who is admitted."""

@@ -1,0 +1,272 @@
+"""The sessions that one stage serves, with their connections and everything that is freed with
+them: KV, logged rows, the use of hops."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from coordinator.routing.balance import Movable
+from dht.messages.session import Priority, SessionFailed, SessionLeaving, SessionOpen
+from dht.transport.frame_sender import FrameSender
+from node.sessions.activation_log import ActivationLog
+from node.sessions.admission import UNTRIED_S, Holding, Load, untried_of
+from node.sessions.replay_queue import CopiedRows
+from node.sessions.session import StageEvent, StageSession
+
+FINISHED_PER_CLIENT_MAX = 64
+"""Answers of one client that are kept for it to attach late."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Warming:
+    """What a serving stage knows of a planned move: where it is announced, who gets copies."""
+
+    open: SessionOpen
+    upstream: FrameSender
+    next_peer: str
+    copies: bool
+    """Whether the next stage is new, and gets copies of this stage's rows."""
+    ready: bool = False
+    """The next stage has accepted."""
+    backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
+
+
+@dataclass(slots=True, kw_only=True)
+class Live:
+    """A session with its connections."""
+
+    session: StageSession
+    upstream: FrameSender
+    touched_s: float
+    """When it last made progress, was opened, or lost a neighbour."""
+    opened_s: float = 0.0
+    """When its KV was reserved."""
+    moved_here: bool = False
+    """It came with an answer begun elsewhere."""
+    backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
+    """Rows (position, bytes) that wait for the next link, oldest first."""
+    warming: Warming | None = None
+    """A planned move of a stage further down."""
+    told_warm: bool = False
+    copied: CopiedRows = field(default_factory=CopiedRows)
+    """The new stage of a planned move: rows that wait for the engine."""
+    attached: FrameSender | None = None
+    attached_position: int = 0
+    attached_scores: int = 0
+    """How many of the session's prompt scores went to ``attached``."""
+
+    @property
+    def hop_peers(self) -> tuple[str, ...]:
+        """Peers that this stage sends to for the session."""
+        warm = None if self.warming is None else self.warming.next_peer
+        peers = (self.session.next_peer, self.session.ring_peer, warm)
+        return tuple(peer for peer in peers if peer is not None)
+
+    def touch(self) -> None:
+        """Note progress."""
+        self.touched_s = asyncio.get_running_loop().time()
+
+    def tell_leaving(self, peer_id: str, to: str = "") -> None:
+        """Ask the owner to move this stage elsewhere; ``to`` a freer peer where this one stays."""
+        open_ = self.session.open
+        leaving = SessionLeaving(session=open_.session, epoch=open_.epoch, peer_id=peer_id, to=to)
+        self.upstream.send(leaving)
+        if self.attached is not None:
+            self.attached.send(leaving)
+
+    def tell_failed(self, peer_id: str, reason: str) -> None:
+        """Tell the owner, through every way that is left, that ``peer_id`` was lost."""
+        failed = SessionFailed(
+            session=self.session.open.session,
+            epoch=self.session.open.epoch,
+            peer_id=peer_id,
+            reason=reason[:512],
+        )
+        self.upstream.send(failed)
+        if self.attached is not None:
+            self.attached.send(failed)
+
+
+class SessionTable:
+    """Sessions by id. One epoch of each: opening the next one replaces the one before."""
+
+    def __init__(
+        self,
+        free_kv: Callable[[str], None],
+        log: ActivationLog,
+        drop_work: Callable[[str], None] = lambda key: None,
+    ) -> None:
+        """``drop_work`` forgets what the engine has queued of a session, which keeps its KV."""
+        self._free_kv = free_kv
+        self._drop_work = drop_work
+        self._live: dict[str, Live] = {}
+        self._holders: dict[str, Live] = {}
+        """Those that hold KV here; the others have finished."""
+        self._finished: dict[str, dict[str, Live]] = {}
+        """By client, the oldest first."""
+        self._hop_use: Counter[str] = Counter()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.log = log
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called when the last session has freed its KV."""
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(list(self._live.values()))
+
+    @property
+    def holding(self) -> int:
+        """Sessions that hold KV here."""
+        return len(self._holders)
+
+    def load(self, client: str, now_s: float) -> Load:
+        """What they amount to for ``client``."""
+        own = own_urgent = decoding = kv_tokens = 0
+        untried: list[str] = []
+        for live in self._holders.values():
+            open_ = live.session.open
+            kv_tokens += live.session.kv_tokens
+            if open_.client == client:
+                own += 1
+                own_urgent += open_.priority is Priority.HIGH
+            if live.session.decodes:
+                decoding += 1
+            elif now_s - live.opened_s < UNTRIED_S:
+                untried.append(open_.client)
+        return Load(
+            sessions=len(self._holders),
+            own=own,
+            own_urgent=own_urgent,
+            decoding=decoding,
+            untried=untried_of(untried),
+            kv_tokens=kv_tokens,
+        )
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV that is promised to the sessions here."""
+        return sum(live.session.kv_tokens for live in self._holders.values())
+
+    @property
+    def serves_urgent(self) -> bool:
+        """Whether a session of high priority holds KV here."""
+        return any(live.session.open.priority is Priority.HIGH for live in self._holders.values())
+
+    def movable(self, now_s: float) -> list[Movable]:
+        """Sessions that decode here, and no stage of which moves now."""
+        return [
+            Movable(
+                session=live.session.key,
+                start=live.session.stage.start,
+                end=live.session.stage.end,
+                route=frozenset(stage.peer_id for stage in live.session.open.route),
+                neighbours=live.session.neighbours,
+                kv_tokens=live.session.kv_tokens,
+                ran_tokens=live.session.done_position,
+                moved_s=now_s - live.opened_s if live.moved_here else float("inf"),
+                urgent=live.session.open.priority is Priority.HIGH,
+            )
+            for live in self._holders.values()
+            if live.session.decodes and live.warming is None
+        ]
+
+    def get(self, session: str) -> Live | None:
+        """The session, whatever its epoch."""
+        return self._live.get(session)
+
+    def find(self, session: str, epoch: int) -> Live | None:
+        """The session if this is its present epoch."""
+        live = self._live.get(session)
+        return live if live is not None and live.session.open.epoch == epoch else None
+
+    def is_current(self, session: StageSession) -> bool:
+        """Whether results for ``session`` count: it is the present epoch and has not ended."""
+        live = self._live.get(session.key)
+        return live is not None and live.session is session and session.holds_kv
+
+    def holdings(self, now_s: float) -> list[Holding]:
+        """What the sessions hold, and how they get on."""
+        return [
+            Holding(
+                kv_tokens=live.session.kv_tokens,
+                ran_tokens=live.session.done_position,
+                prompt_tokens=live.session.open.prompt_tokens,
+                age_s=now_s - live.opened_s,
+            )
+            for live in self._holders.values()
+        ]
+
+    def hop_in_use(self, peer_id: str) -> bool:
+        """Whether a session sends to ``peer_id``."""
+        return self._hop_use[peer_id] > 0
+
+    async def wait_idle(self, limit_s: float) -> bool:
+        """Wait until no session holds KV here; False when ``limit_s`` passed before."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def add(self, live: Live) -> None:
+        """A session whose KV was just reserved."""
+        self._live[live.session.key] = self._holders[live.session.key] = live
+        self._hop_use.update(live.hop_peers)
+        self._idle.clear()
+
+    def take_over(self, live: Live, session: StageSession, upstream: FrameSender) -> None:
+        """Put ``session``, the next epoch, in the place of the present one. KV and log stay."""
+        self._hop_use.subtract(live.hop_peers)
+        live.session, live.upstream, live.attached = session, upstream, None
+        live.warming, live.told_warm = None, False
+        live.backlog.clear()
+        live.copied = CopiedRows()
+        self._drop_work(session.kv_key)
+        live.touch()
+        self.log.truncate(session.key, session.next_position)
+        self._hop_use.update(live.hop_peers)
+
+    def warm(self, live: Live, warming: Warming | None) -> None:
+        """Begin or end this stage's part in a planned move."""
+        self._hop_use.subtract(live.hop_peers)
+        live.warming = warming
+        self._hop_use.update(live.hop_peers)
+
+    def finish(self, live: Live) -> None:
+        """The answer is complete: free all but the session's token log.
+
+        A client has a bounded number of these; its oldest is forgotten for one more.
+        """
+        if not live.session.on(StageEvent.COMPLETED):
+            return
+        self._release(live)
+        kept = self._finished.setdefault(live.session.open.client, {})
+        kept[live.session.key] = live
+        if len(kept) > FINISHED_PER_CLIENT_MAX:
+            self.forget(next(iter(kept.values())))
+
+    def forget(self, live: Live) -> None:
+        """Free everything of the session; harmless for one that is gone."""
+        session = live.session
+        if self._live.get(session.key) is not live:
+            return
+        del self._live[session.key]
+        kept = self._finished.get(session.open.client, {})
+        if kept.pop(session.key, None) is not None and not kept:
+            del self._finished[session.open.client]
+        held = session.holds_kv
+        session.on(StageEvent.ENDED)
+        if held:
+            self._release(live)
+
+    def _release(self, live: Live) -> None:
+        del self._holders[live.session.key]
+        self._free_kv(live.session.kv_key)
+        self.log.forget(live.session.key)
+        live.backlog.clear()
+        self._hop_use.subtract(live.hop_peers)
+        if not self._holders:
+            self._idle.set()
+            self.on_idle()

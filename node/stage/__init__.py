@@ -1,0 +1,1 @@
+"""The stage server: opens sessions, carries rows through this stage, moves KV."""

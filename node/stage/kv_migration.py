@@ -1,0 +1,241 @@
+"""Copies of sessions' KV between stages: sent where one leaves, taken where one moves to.
+
+Decisions are in :mod:`node.stage.kv_copy` and :mod:`node.sessions.session`. What travels is bulk:
+on a link it leaves behind decodes and prefill, under credit, and a bounded number of bytes ahead of
+what the other side has written, piece by piece between its steps.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from coordinator.links.scheduler import Traffic
+from dht.messages.kv import KvCopy, KvPages, KvTaken
+from dht.messages.session import RefusalCode, SessionRefused
+from node.links.hops import HopTable
+from node.sessions.session import StageSession, StageState
+from node.sessions.session_table import Live, SessionTable
+from node.stage.config import StageConfig, StageEngine
+from node.stage.kv_copy import KvCopyOut
+
+COPY_S_MAX = 120.0
+"""A copy that has not caught up with its session after so long is given up, however it gets on."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Outgoing:
+    """A copy that is being sent."""
+
+    to: str
+    plan: KvCopyOut
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    refused: str | None = None
+
+
+class KvMover:
+    """Both sides of copies, for all sessions of one stage server."""
+
+    def __init__(
+        self,
+        me: str,
+        engine: StageEngine,
+        config: StageConfig,
+        table: SessionTable,
+        hops: HopTable,
+        counters: Counter[str],
+        *,
+        drop: Callable[[Live], None],
+    ) -> None:
+        """``drop`` forgets a session that was to move here."""
+        self._me = me
+        self._engine = engine
+        self._config = config
+        self._table = table
+        self._hops = hops
+        self._counters = counters
+        self._drop = drop
+        self._outgoing: dict[tuple[str, int], _Outgoing] = {}
+        self._imports: set[asyncio.Task[None]] = set()
+
+    # The stage that leaves
+
+    def uses(self, peer_id: str) -> bool:
+        """Whether KV is being sent to ``peer_id``."""
+        return any(each.to == peer_id for each in self._outgoing.values())
+
+    async def send(self, order: KvCopy, client: str) -> str | None:
+        """Copy a session's KV until but few rows are missing; the reason where it cannot be.
+
+        The session goes on meanwhile, and stays here whatever becomes of the copy. Only one copy
+        of a session is made at a time: a later order ends the one before.
+        """
+        live = self._table.get(order.session)
+        if live is None or live.session.open.client != client:
+            return "this peer has no such session"
+        session = live.session
+        if session.state is not StageState.ACTIVE or session.is_warming:
+            return "the session does not run here now"
+        if order.epoch <= session.open.epoch or order.to == self._me:
+            return "copies are for a later epoch, at another peer"
+        for (other, epoch), each in self._outgoing.items():
+            if other == order.session:
+                each.refused = f"epoch {order.epoch} came after {epoch}"
+                each.changed.set()
+        config, stage = self._config, session.stage
+        outgoing = _Outgoing(
+            to=order.to,
+            plan=KvCopyOut(
+                row_bytes=self._engine.kv_row_bytes(stage.start, stage.end),
+                piece_bytes=config.copy_piece_bytes,
+                ahead_bytes=config.copy_bytes_max,
+            ),
+        )
+        key = order.session, order.epoch
+        self._outgoing[key] = outgoing
+        self._hops.get(order.to, order.addresses)
+        try:
+            return await self._send_all(order, session, outgoing)
+        finally:
+            if self._outgoing.get(key) is outgoing:
+                del self._outgoing[key]
+
+    async def _send_all(
+        self, order: KvCopy, session: StageSession, outgoing: _Outgoing
+    ) -> str | None:
+        plan = outgoing.plan
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + COPY_S_MAX
+        while outgoing.refused is None:
+            if not self._table.is_current(session) or session.state is not StageState.ACTIVE:
+                return "the session does not run here any more"
+            if plan.is_warm(session.done_position):
+                self._counters["kv_copied"] += plan.taken
+                return None
+            if loop.time() >= ends_s:
+                return f"the copy has not caught up within {COPY_S_MAX:.0f} s"
+            piece = plan.next(session.done_position)
+            if piece is None:
+                outgoing.changed.clear()
+                try:
+                    async with asyncio.timeout(self._config.copy_stalled_s):
+                        await outgoing.changed.wait()
+                except TimeoutError:
+                    return f"no KV was taken for {self._config.copy_stalled_s:.0f} s"
+                continue
+            try:
+                body = await self._engine.export_kv(session.kv_key, piece.position, piece.tokens)
+            except (KeyError, ValueError, RuntimeError) as error:
+                return f"the KV cannot be read: {error}"
+            pages = KvPages(
+                session=order.session,
+                epoch=order.epoch,
+                position=piece.position,
+                tokens=piece.tokens,
+                dtype=self._engine.wire_dtype,
+            )
+            self._hops.get(outgoing.to).send(pages, body, traffic=Traffic.BULK)
+        return outgoing.refused
+
+    def told(self, peer_id: str, told: KvTaken) -> None:
+        """The new stage says how far it has got; to say the same again is to stand still."""
+        outgoing = self._outgoing.get((told.session, told.epoch))
+        before = 0 if outgoing is None else outgoing.plan.taken
+        if outgoing is None or outgoing.to != peer_id or not outgoing.plan.took(told.position):
+            self._counters["stale_replies"] += 1
+            return
+        if told.refused:
+            outgoing.refused = told.refused
+        if told.refused or outgoing.plan.taken > before:
+            outgoing.changed.set()
+
+    def lost(self, peer_id: str, reason: str) -> None:
+        """The way to a new stage was lost."""
+        for outgoing in self._outgoing.values():
+            if outgoing.to == peer_id:
+                outgoing.refused = f"the new stage was lost: {reason}"
+                outgoing.changed.set()
+
+    # The new stage
+
+    def take(
+        self,
+        peer_id: str,
+        pages: KvPages,
+        body: bytes | memoryview,
+        reply: Callable[[object], None],
+    ) -> None:
+        """A piece of KV from the stage that leaves; what is not the next one is dropped.
+
+        Pieces wait for the engine's steps: their sizes are compared before any is kept.
+        """
+        live = self._table.find(pages.session, pages.epoch)
+        if live is None or live.session.open.copy_from != peer_id:
+            self._counters["stale_kv"] += 1
+            return
+        session = live.session
+        if pages.dtype != self._engine.wire_dtype:
+            self._refuse(
+                live, f"KV in {pages.dtype}, {self._engine.wire_dtype} is held here", reply
+            )
+            return
+        row_bytes = self._engine.kv_row_bytes(session.stage.start, session.stage.end)
+        # A row is that of the largest layer: KV of smaller ones fills less.
+        if len(body) > pages.tokens * row_bytes:
+            self._refuse(
+                live, f"{len(body)} bytes came as KV of {pages.tokens} tokens, too many", reply
+            )
+            return
+        ahead = session.next_position - session.done_position
+        if not session.take_kv(pages.position, pages.tokens):
+            self._counters["stale_kv"] += 1
+            return
+        ahead_bytes = (ahead + pages.tokens) * row_bytes
+        most = max(self._config.copy_bytes_max, self._config.copy_piece_bytes, row_bytes)
+        if ahead_bytes > most:
+            self._refuse(
+                live, f"KV came {ahead_bytes} bytes ahead of what is written, over {most}", reply
+            )
+            return
+        live.touch()
+        task = asyncio.create_task(self._import(live, pages, bytes(body), reply))
+        self._imports.add(task)
+        task.add_done_callback(self._imports.discard)
+
+    async def _import(
+        self, live: Live, pages: KvPages, body: bytes, reply: Callable[[object], None]
+    ) -> None:
+        """Write one piece; they are written in the order in which they came."""
+        session = live.session
+        stage = session.stage
+        try:
+            refused = await self._engine.import_kv(
+                session.kv_key, (stage.start, stage.end), pages.position, pages.tokens, body
+            )
+        except RuntimeError as error:  # the engine's worker has stopped
+            refused = str(error)
+        if not self._table.is_current(session):
+            return
+        if refused is not None:
+            self._refuse(live, refused, reply)
+            return
+        session.done_position = pages.position + pages.tokens
+        live.touch()
+        reply(KvTaken(session=pages.session, epoch=pages.epoch, position=session.done_position))
+
+    def _refuse(self, live: Live, reason: str, reply: Callable[[object], None]) -> None:
+        """This copy comes to nothing: both sides are told, and what was reserved is freed."""
+        self._counters["kv_refused"] += 1
+        open_ = live.session.open
+        at = live.session.done_position
+        reply(KvTaken(session=open_.session, epoch=open_.epoch, position=at, refused=reason[:512]))
+        live.upstream.send(
+            SessionRefused(
+                session=open_.session,
+                epoch=open_.epoch,
+                peer_id=self._me,
+                code=RefusalCode.NO_COPY,
+                reason=reason[:512],
+            )
+        )
+        self._drop(live)

@@ -1,0 +1,256 @@
+"""The engine as the stage server and the peer use it: a worker thread behind a narrow interface."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from dht.messages.types import ModelSpec
+from node.engine.engine import DeviceLostError, Engine, EngineConfig, WorkItem
+from node.engine.scheduler import limits_of
+from node.engine.worker import Worker, WorkerTimes
+from node.kv.export import KvBytes, pack
+from node.links.wire_rows import Rows
+from node.profiling.layer_profile import Profile, tokens_per_s
+from node.profiling.profile_cache import default_folder, profiled
+from node.stage.open_checks import StageView
+from node.stage.step_request import StepRequest, StepResult
+from node.weights.store import Progress, WeightStore
+
+T = TypeVar("T")
+
+
+class EngineStage:
+    """Implements :class:`node.stage.server.StageEngine`. Set ``peer_id``, ``on_results`` and
+    ``on_lost`` once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        profile: Profile,
+        *,
+        remembered: bool = False,
+    ) -> None:
+        """``remembered``: the profile is from an earlier join."""
+        self._engine = engine
+        self._serving = (0, 0)
+        self.profile = profile
+        self.remembered = remembered
+        self.tokens_per_s = tokens_per_s(engine, profile)
+        limits = limits_of(profile.layer_s(), engine.layers_max)
+        self.peer_id = ""
+        self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
+        self.on_lost: Callable[[str], None] = lambda reason: None
+        """Called on the loop where the device fails for good."""
+        self._loop = asyncio.get_running_loop()
+        self._worker: Worker[StepRequest, StepResult] = Worker(
+            self._step, self._hand_over, _failed, limits
+        )
+
+    @classmethod
+    async def open(
+        cls,
+        store: WeightStore,
+        *,
+        name: str,
+        torch_device: str,
+        dtype: str,
+        quantize: str | None = None,
+        memory_bytes: int,
+        threads: int | None,
+        kernels: bool = True,
+        profiles: Path | None = None,
+        refresh_profile: bool = False,
+    ) -> "EngineStage":
+        """Build the engine and measure it, in a thread. Raises UserError.
+
+        A profile in the folder ``profiles`` (by default the user's cache) saves the measurement.
+        """
+
+        def build() -> tuple[Engine, Profile, bool]:
+            engine = Engine(
+                EngineConfig(
+                    store=store,
+                    name=name,
+                    device=torch_device,
+                    dtype=dtype,
+                    quantize=quantize,
+                    memory_bytes=memory_bytes,
+                    threads=threads,
+                    kernels=kernels,
+                )
+            )
+            folder = profiles or default_folder()
+            return engine, *profiled(engine, folder, refresh=refresh_profile)
+
+        engine, profile, remembered = await asyncio.to_thread(build)
+        return cls(engine, profile, remembered=remembered)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._engine.spec
+
+    @property
+    def kv_tokens_min(self) -> int:
+        return self._engine.kv_tokens_min
+
+    @property
+    def kv_tokens_free(self) -> int:
+        return self._engine.kv_tokens_free
+
+    @property
+    def times(self) -> WorkerTimes:
+        """Where the engine's time went."""
+        return self._worker.times
+
+    @property
+    def view(self) -> StageView:
+        start, end = self._serving
+        spec = self._engine.spec
+        return StageView(
+            peer_id=self.peer_id,
+            fingerprint=spec.fingerprint,
+            layers=spec.layers,
+            context_tokens=spec.context_tokens,
+            start=start,
+            end=end,
+            serving=start < end,
+        )
+
+    @property
+    def precision(self) -> str:
+        """How exact this engine is: its dtype, or what its layers' weights are quantised to."""
+        config = self._engine.config
+        return config.dtype if config.quantize is None else f"{config.quantize} in {config.dtype}"
+
+    @property
+    def wire_dtype(self) -> str:
+        return self._engine.config.dtype
+
+    @property
+    def hidden(self) -> int:
+        return self._engine.spec.activation_bytes // self._engine.layout.dtype.itemsize
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all files of the model are here."""
+        return self._engine.config.store.is_local
+
+    async def fetch(self, start: int, end: int, progress: Progress) -> None:
+        """Bring the files of ``[start, end)`` here, while sessions go on over other layers.
+
+        Raises UserError and NetworkError.
+        """
+        loop = asyncio.get_running_loop()
+
+        def report(done_bytes: int, total_bytes: int) -> None:
+            loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
+
+        await asyncio.to_thread(self._engine.fetch, start, end, report)
+
+    async def load(self, start: int, end: int, progress: Progress) -> int:
+        """Hold exactly ``[start, end)``; returns bytes read. No session may be live."""
+        loop = asyncio.get_running_loop()
+
+        def report(done_bytes: int, total_bytes: int) -> None:
+            loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
+
+        return await self._worker.call(
+            lambda: self._watched(lambda: self._engine.load(start, end, report))
+        )
+
+    async def unload(self) -> None:
+        """Give back the memory of weights and KV. No session may be live."""
+        await self._worker.call(self._engine.unload)
+
+    def start_serving(self, start: int, end: int) -> None:
+        """Accept sessions over ``[start, end)`` from now on."""
+        self._serving = (start, end)
+
+    def stop_serving(self) -> None:
+        """Refuse new sessions."""
+        self._serving = (0, 0)
+
+    def reserve(self, key: str, tokens: int) -> str | None:
+        return self._engine.reserve(key, tokens)
+
+    def free(self, key: str) -> None:
+        self._worker.drop(key)
+        self._engine.free(key)
+
+    def drop(self, key: str) -> None:
+        self._worker.drop(key)
+
+    def kv_row_bytes(self, start: int, end: int) -> int:
+        return self._engine.spec.kv_bytes_per_token_layer * (end - start)
+
+    async def export_kv(self, key: str, position: int, tokens: int) -> bytes:
+        """A session's KV, read between steps; see :meth:`node.engine.engine.Engine.export_kv`."""
+        engine = self._engine
+        return await self._worker.call(lambda: pack(engine.export_kv(key, position, tokens)))
+
+    async def import_kv(
+        self, key: str, layers: tuple[int, int], position: int, tokens: int, body: bytes
+    ) -> str | None:
+        """Append KV to a reservation; see :meth:`node.engine.engine.Engine.import_kv`."""
+        packed = KvBytes(
+            start=layers[0], end=layers[1], position=position, tokens=tokens, body=body
+        )
+        return await self._worker.call(lambda: self._engine.import_kv(key, packed))
+
+    @property
+    def backlog_tokens(self) -> int:
+        return self._worker.backlog_tokens
+
+    def submit(self, request: StepRequest) -> None:
+        self._worker.submit(request)
+
+    def close(self) -> None:
+        """End the worker's thread."""
+        self._worker.stop()
+
+    def _hand_over(self, results: Sequence[StepResult]) -> None:
+        self.on_results(results)
+
+    def _watched(self, work: Callable[[], T]) -> T:
+        """Do ``work`` in the engine's thread, and tell where that shows that the device is lost."""
+        try:
+            return work()
+        except DeviceLostError as error:
+            reason = str(error)
+            self._loop.call_soon_threadsafe(lambda: self.on_lost(reason))
+            raise
+
+    def _step(self, batch: Sequence[StepRequest]) -> list[StepResult]:
+        results = self._watched(lambda: self._engine.step([_item(request) for request in batch]))
+        return [
+            StepResult(
+                request=request,
+                rows=None if result.hidden is None else Rows(tensor=result.hidden),
+                token_id=result.token_id,
+                score=result.score,
+                prompt_scores=result.prompt_scores,
+                error=result.error,
+            )
+            for request, result in zip(batch, results, strict=True)
+        ]
+
+
+def _item(request: StepRequest) -> WorkItem:
+    chunk, stage = request.chunk, request.session.stage
+    return WorkItem(
+        session=request.key,
+        start=stage.start,
+        end=stage.end,
+        position=chunk.position,
+        token_ids=chunk.token_ids,
+        hidden=None if request.rows is None else request.rows.tensor,
+        sampling=request.session.open.sampling if chunk.sample else None,
+        history=request.session.history,
+        targets=chunk.targets,
+    )
+
+
+def _failed(request: StepRequest, error: Exception) -> StepResult:
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return StepResult(request=request, error=f"the engine's step failed: {reason}")

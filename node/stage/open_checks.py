@@ -1,0 +1,77 @@
+"""What a stage checks an open against, before anything is reserved. Pure."""
+
+from dataclasses import dataclass
+
+from dht.messages.logprobs import SCORED_VALUES_MAX, scored_values
+from dht.messages.session import RefusalCode, SessionOpen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageView:
+    """What a stage checks an open against."""
+
+    peer_id: str
+    fingerprint: str
+    layers: int
+    context_tokens: int
+    start: int
+    end: int
+    serving: bool
+
+
+def refusal_of(
+    open_: SessionOpen, view: StageView, *, taken_over: bool = False
+) -> tuple[RefusalCode, str] | None:
+    """Why this stage cannot take ``open_``, or None; checks everything but KV room.
+
+    The sender is not trusted: a route that is malformed is refused as a bad request. A stage that
+    leaves still takes over what it holds (``taken_over``), so that losing another stage meanwhile
+    costs no more than usual.
+    """
+    route = open_.route
+    if open_.hop >= len(route) or len(open_.addresses) != len(route):
+        return RefusalCode.BAD_REQUEST, f"hop {open_.hop} of a route of {len(route)} stages"
+    starts = [stage.start for stage in route]
+    ends = [stage.end for stage in route]
+    if starts[0] != 0 or ends[-1] != view.layers or starts[1:] != ends[:-1]:
+        return RefusalCode.BAD_REQUEST, f"the route does not cover layers 0 to {view.layers} once"
+    if any(stage.start >= stage.end for stage in route):
+        return RefusalCode.BAD_REQUEST, "the route has an empty stage"
+    if len({stage.peer_id for stage in route}) != len(route):
+        return RefusalCode.BAD_REQUEST, "the route visits a peer twice"
+    mine = route[open_.hop]
+    if mine.peer_id != view.peer_id:
+        return RefusalCode.BAD_REQUEST, "this stage belongs to another peer"
+    if open_.fingerprint != view.fingerprint:
+        return RefusalCode.NOT_HELD, "this peer serves other weights under that name"
+    if (bad_history := _refuse_history(open_)) is not None:
+        return RefusalCode.BAD_REQUEST, bad_history
+    if taken_over:
+        return None
+    if not view.serving:
+        return RefusalCode.DRAINING, "this peer is not serving now"
+    if not view.start <= mine.start < mine.end <= view.end:
+        held = f"[{view.start}, {view.end})"
+        return RefusalCode.NOT_HELD, f"layers [{mine.start}, {mine.end}) asked, {held} held"
+    tokens = open_.prompt_tokens + open_.max_new_tokens
+    if tokens > view.context_tokens:
+        return (
+            RefusalCode.TOO_LONG,
+            f"{tokens} tokens asked, the model's context is {view.context_tokens}",
+        )
+    return None
+
+
+def _refuse_history(open_: SessionOpen) -> str | None:
+    """Why an open does not bring what its sampling needs, or None."""
+    if open_.answered >= open_.prompt_tokens:
+        return f"{open_.answered} tokens of answer in {open_.prompt_tokens} of prompt"
+    if len(open_.history) != open_.history_tokens:
+        return f"{len(open_.history)} token ids of history, {open_.history_tokens} expected"
+    top = open_.sampling.prompt_logprobs
+    if top is not None and scored_values(open_.prompt_tokens, top) > SCORED_VALUES_MAX:
+        return (
+            f"log probabilities of {open_.prompt_tokens} prompt tokens with {top} alternatives"
+            f" asked; {SCORED_VALUES_MAX // (1 + top)} tokens at most"
+        )
+    return None

@@ -1,0 +1,332 @@
+"""Opening a session's epoch at one stage: take over or reserve, pass the open on, resume.
+
+An open travels down the route and its answer back up. On the way up every stage learns from which
+position on the next one needs rows, and says from which one it needs its own: a replaced stage asks
+for everything, and gets it from the log of the stage before (docs/protocol.md, "A lost stage").
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from dht.messages.session import (
+    Priority,
+    RefusalCode,
+    SessionAccepted,
+    SessionClose,
+    SessionFailed,
+    SessionLeaving,
+    SessionOpen,
+    SessionRefused,
+    SessionWarm,
+)
+from dht.transport.frame_sender import FrameSender
+from node.links.hops import HopReply, HopTable
+from node.sessions.admission import (
+    QUEUE_PLACES,
+    Demand,
+    Load,
+    TurnedAway,
+    headroom,
+    queue_is_long,
+    retry_after_s,
+    takes_headroom,
+)
+from node.sessions.session import StageEvent, StageSession, StageState, resume_at
+from node.sessions.session_table import Live, SessionTable, Warming
+from node.stage.config import StageConfig, StageEngine
+from node.stage.migration_choice import Rebuild, Way
+from node.stage.open_checks import refusal_of
+from node.stage.pipeline import Dataflow, row_bytes_of
+
+TOKEN_BYTES = 4
+"""Of a token id on the wire, about."""
+
+
+class Opening:
+    """Handles opens from above and their answers from below."""
+
+    def __init__(
+        self,
+        me: str,
+        engine: StageEngine,
+        config: StageConfig,
+        table: SessionTable,
+        hops: HopTable,
+        flow: Dataflow,
+        counters: Counter[str],
+    ) -> None:
+        self._me = me
+        self._engine = engine
+        self._config = config
+        self._table = table
+        self._hops = hops
+        self._flow = flow
+        self._counters = counters
+        self._turned_away = TurnedAway()
+        self.demand = Demand()
+        """What was refused last."""
+        self.bandwidth_from: Callable[[str], float | None] = lambda peer_id: None
+        """Measured bandwidth of the link from a peer to this one, in bytes/s."""
+
+    def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
+        """Take over or reserve, and pass the open on; or answer with a refusal."""
+        before = self._table.get(open_.session)
+        if open_.warm_until is not None and before is not None:
+            self._announce_move(before, open_, upstream)
+            return
+        live = self._begin(open_, upstream)
+        if not isinstance(live, Live):
+            self._counters[f"refused_{live.code}"] += 1
+            upstream.send(live)
+            return
+        session = live.session
+        if session.is_last or open_.hop == open_.warm_until:
+            session.on(StageEvent.ACCEPTED)
+            session.importing = session.is_warming and self._way(open_) is Way.COPY
+            self._accept(live)
+            # Whom it sends to is met now, also where a move only begins: nothing then waits for it.
+            at = (open_.hop + 1) % len(open_.route)
+            if len(open_.route) > 1:
+                self._hops.get(open_.route[at].peer_id, open_.addresses[at])
+            return
+        following = open_.hop + 1
+        hop = self._hops.get(open_.route[following].peer_id, open_.addresses[following])
+        hop.send(replace(open_, hop=following))
+
+    def _announce_move(self, live: Live, open_: SessionOpen, upstream: FrameSender) -> None:
+        """A stage that goes on serving passes a planned move on to the new stages."""
+        current = live.session
+        following = open_.hop + 1
+        if (
+            refusal_of(open_, self._engine.view, taken_over=True) is not None
+            or not current.can_take_over(open_)
+            or current.state is not StageState.ACTIVE
+            or current.is_warming
+            or following >= len(open_.route)
+        ):
+            reason = "this stage cannot take part in the move"
+            upstream.send(_refused(open_, self._me, RefusalCode.BAD_REQUEST, reason))
+            return
+        next_peer = open_.route[following].peer_id
+        warming = Warming(
+            open=open_,
+            upstream=upstream,
+            next_peer=next_peer,
+            copies=next_peer != current.next_peer,
+        )
+        self._table.warm(live, warming)
+        hop = self._hops.get(next_peer, open_.addresses[following])
+        log = self._table.log
+        logged = not warming.copies or log.covers(current.key, 0, current.done_position)
+        hop.send(replace(open_, hop=following, rows_logged=logged))
+
+    def _way(self, open_: SessionOpen) -> Way:
+        """How this new stage of a move gets what the session has run so far."""
+        stage, first = open_.route[open_.hop], open_.hop == 0
+        upstream = open_.client if first else open_.route[open_.hop - 1].peer_id
+        source = open_.copy_from
+        way = Rebuild(
+            tokens=open_.prompt_tokens,
+            kv_row_bytes=self._engine.kv_row_bytes(stage.start, stage.end),
+            row_bytes=TOKEN_BYTES if first else row_bytes_of(self._engine),
+            kv_bytes_per_s=0.0 if source is None else self.bandwidth_from(source),
+            rows_bytes_per_s=self.bandwidth_from(upstream),
+            row_s=self._flow.sizer.row_s,
+            beside_rows=self._flow.sizer.beside() if self._table.holding > 1 else None,
+            logged=open_.rows_logged,
+            stages_above=open_.hop,
+        ).cheapest()
+        self._counters[f"move_by_{way}"] += 1
+        return way
+
+    def _move_replied(self, live: Live, warming: Warming, message: HopReply) -> None:
+        """What the stages below say of a planned move goes up; the next new one gets copies."""
+        waits = warming.copies and not warming.ready
+        if waits and isinstance(message, SessionAccepted) and message.rows:
+            session, log = live.session, self._table.log
+            if not log.covers(session.key, message.position, session.done_position):
+                open_ = warming.open
+                reason = "the rows so far are not logged here"
+                code = RefusalCode.NOT_HELD
+                warming.upstream.send(_refused(open_, self._me, code, reason))
+                self._table.warm(live, None)
+                return
+            self._flow.copy_rows(live, message.position)
+        warming.upstream.send(message)
+        if isinstance(message, SessionRefused | SessionFailed):
+            self._table.warm(live, None)
+
+    def _begin(self, open_: SessionOpen, upstream: FrameSender) -> Live | SessionRefused:
+        """Make the session's new epoch, or say why not; then everything stays as it was."""
+        before = self._table.get(open_.session)
+        kept = before is not None and before.session.can_take_over(open_)
+        refusal = refusal_of(open_, self._engine.view, taken_over=kept)
+        if before is not None:
+            if open_.client != before.session.open.client:
+                refusal = RefusalCode.BAD_REQUEST, "this session belongs to another client"
+            elif open_.epoch <= before.session.open.epoch:
+                refusal = RefusalCode.BAD_REQUEST, "this session is open already"
+        if refusal is not None:
+            return _refused(open_, self._me, *refusal)
+        if before is not None and kept:
+            self._counters["taken_over"] += 1
+            self._table.take_over(before, before.session.take_over(open_), upstream)
+            return before
+        if before is not None:  # other layers, or nothing left to take over
+            self._table.forget(before)
+        now_s = asyncio.get_running_loop().time()
+        load = self._table.load(open_.client, now_s)
+        session = StageSession(open=open_)
+        refusal = self._refuse_for_room(open_, load)
+        if refusal is None:
+            no_kv = self._engine.reserve(session.kv_key, session.kv_tokens)
+            refusal = None if no_kv is None else (RefusalCode.NO_KV, no_kv)
+        if refusal is not None:
+            if refusal[0] is RefusalCode.NO_KV:
+                self.demand = Demand(tokens=_kv_tokens(open_), at_s=now_s)
+            wait_s = self._retry_after_s(open_, load, now_s)
+            return _refused(open_, self._me, *refusal, wait_s)
+        live = Live(
+            session=session,
+            upstream=upstream,
+            touched_s=now_s,
+            opened_s=now_s,
+            moved_here=open_.answered > 0,
+        )
+        self._table.add(live)
+        return live
+
+    def _refuse_for_room(self, open_: SessionOpen, load: Load) -> tuple[RefusalCode, str] | None:
+        config = self._config
+        urgent = self._is_urgent(open_, load)
+        limit = config.sessions_max - (0 if urgent else headroom(config.sessions_max))
+        if load.sessions >= limit:
+            return RefusalCode.TOO_MANY, f"{load.sessions} sessions are open, that is the limit"
+        if load.own >= config.sessions_per_client_max:
+            return RefusalCode.TOO_MANY, f"you have {load.own} sessions here, that is the limit"
+        waits_s = self._flow.decode_waits.p95_s
+        if not urgent and queue_is_long(load, waits_s):
+            decoding = f"{load.sessions} sessions, {load.decoding} of which decode"
+            return RefusalCode.TOO_MANY, f"{decoding}, a token in {waits_s or 0.0:.1f} s"
+        free = self._engine.kv_tokens_free
+        if not urgent and takes_headroom(_kv_tokens(open_), free, load.kv_tokens):
+            return RefusalCode.NO_KV, f"{free} tokens of KV are free, some kept for urgent requests"
+        return None
+
+    def _is_urgent(self, open_: SessionOpen, load: Load) -> bool:
+        """Of high priority, as far as that goes for one client, or an answer that has begun."""
+        if open_.answered:
+            return True
+        most = self._config.urgent_per_client_max
+        return open_.priority is Priority.HIGH and load.own_urgent < most
+
+    def _retry_after_s(self, open_: SessionOpen, load: Load, now_s: float) -> float:
+        free, needed = self._engine.kv_tokens_free, _kv_tokens(open_)
+        kept = headroom(capacity := free + load.kv_tokens)
+        urgent = self._is_urgent(open_, load)
+        if not urgent and needed + kept <= capacity:
+            free -= kept
+            capacity -= kept
+        crowd = needed * self._turned_away.turn(open_.client, now_s)
+        wanted = max(needed, min(crowd, capacity))
+        # Whatever is free, sessions have to end.
+        if not urgent and queue_is_long(load, self._flow.decode_waits.p95_s):
+            wanted, free = min(QUEUE_PLACES * crowd, load.kv_tokens), 0
+        return retry_after_s(wanted, free, self._table.holdings(now_s))
+
+    def replied(self, peer_id: str, message: HopReply) -> None:
+        """The next stage answered: resume and pass the answer up."""
+        live = self._table.get(message.session)
+        warming = None if live is None else live.warming
+        if live is not None and warming is not None and message.epoch == warming.open.epoch:
+            if peer_id == warming.next_peer:
+                self._move_replied(live, warming, message)
+            return
+        live = self._table.find(message.session, message.epoch)
+        if live is None or live.session.next_peer != peer_id:
+            self._counters["stale_replies"] += 1
+            return
+        match message:
+            case SessionAccepted():
+                if live.session.on(StageEvent.ACCEPTED):
+                    self._resume(live, message.position)
+            case SessionRefused():
+                self._refused_below(live, message)
+            case SessionFailed():
+                live.session.on(StageEvent.NEIGHBOUR_LOST)
+                live.upstream.send(message)
+            case SessionLeaving() | SessionWarm():
+                live.upstream.send(message)
+
+    def unreachable(self, live: Live, peer_id: str, reason: str) -> None:
+        """The hop that an open waits for was lost."""
+        refused = _refused(live.session.open, peer_id, RefusalCode.UNREACHABLE, reason)
+        self._refused_below(live, refused)
+
+    def move_failed(self, live: Live, peer_id: str, reason: str) -> None:
+        """The link to a new stage was lost: the session stays where it is."""
+        if live.warming is not None:
+            warming = live.warming
+            code = RefusalCode.UNREACHABLE
+            warming.upstream.send(_refused(warming.open, peer_id, code, reason))
+            self._table.warm(live, None)
+
+    def _refused_below(self, live: Live, refused: SessionRefused) -> None:
+        """Nothing was done under this epoch. What was taken over waits for the next one."""
+        live.upstream.send(refused)
+        if live.session.state is not StageState.OPENING:
+            return
+        if live.session.taken_over:
+            live.session.on(StageEvent.REFUSED_AGAIN)
+            live.touch()
+        else:
+            self._table.forget(live)
+
+    def _resume(self, live: Live, asked: int) -> None:
+        """Serve the next stage from the position that it asked for."""
+        session, log = live.session, self._table.log
+        own = session.next_position
+        resume = resume_at(asked, own, logged=log.covers(session.key, asked, own))
+        session.send_position = asked
+        if resume.own_position < own:
+            self._counters["rerun_rows"] += own - resume.own_position
+            session.rewind(resume.own_position)
+            log.truncate(session.key, resume.own_position)
+        else:
+            self._flow.resend(live, resume.resend_from, own)
+        self._accept(live)
+        self._flow.push(live)
+
+    def _accept(self, live: Live) -> None:
+        open_ = live.session.open
+        accepted = SessionAccepted(
+            session=open_.session,
+            epoch=open_.epoch,
+            position=live.session.needs_from,
+            rows=not live.session.importing,
+        )
+        live.upstream.send(accepted)
+
+
+def _kv_tokens(open_: SessionOpen) -> int:
+    return open_.prompt_tokens + open_.max_new_tokens - 1
+
+
+def _refused(
+    open_: SessionOpen, peer: str, code: RefusalCode, reason: str, wait_s: float = 0.0
+) -> SessionRefused:
+    return SessionRefused(
+        session=open_.session,
+        epoch=open_.epoch,
+        peer_id=peer,
+        code=code,
+        reason=reason[:512],
+        retry_after_s=wait_s,
+    )
+
+
+def close_of(session: StageSession) -> SessionClose:
+    """The close of a session's present epoch."""
+    return SessionClose(session=session.open.session, epoch=session.open.epoch)

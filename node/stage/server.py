@@ -1,0 +1,379 @@
+"""The stage server: sessions of many clients over this peer's layers.
+
+It receives, lets :mod:`node.sessions.session` decide, and performs: reserve, run, send on, free.
+Everything happens on the event loop's thread except the engine's steps. See docs/protocol.md for
+the order of frames. Opening is in :mod:`node.stage.opening`, rows and tokens in
+:mod:`node.stage.pipeline`.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from coordinator.routing.balance import Load, Movable
+from dht.messages.kv import KvTaken
+from dht.messages.session import FinishReason, Pong, SessionClose, SessionOpen, TokensAttach
+from dht.transport.frame_sender import FrameSender
+from dht.transport.interface import Transport
+from node.links.hops import HopReply, HopTable
+from node.links.lent_traffic import Traffic
+from node.sessions.activation_log import ActivationLog
+from node.sessions.admission import headroom
+from node.sessions.session import StageEvent, StageState
+from node.sessions.session_table import Live, SessionTable
+from node.stage.config import StageConfig, StageEngine
+from node.stage.kv_migration import KvMover
+from node.stage.opening import Opening, close_of
+from node.stage.pipeline import Dataflow, row_bytes_of
+from node.stage.step_request import StepResult
+
+__all__ = ["StageConfig", "StageEngine", "StageServer"]
+
+
+class StageServer:
+    """Serves sessions over one engine. ``counters`` says what was dropped, refused and why."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        engine: StageEngine,
+        config: StageConfig,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self.traffic = traffic or Traffic()
+        self._me = transport.peer_id
+        self._config = config
+        self._keep: tuple[int, int] | None = None
+        self._relief: dict[str, str] = {}
+        self.counters: Counter[str] = Counter()
+        self._hops = HopTable(transport, config.hops, self, self.traffic)
+        log = ActivationLog(row_bytes_of(engine), config.log_bytes_max)
+        self._engine = engine
+        self._table = SessionTable(self._free_kv, log, self._drop_work)
+        self.flow = Dataflow(
+            engine,
+            config,
+            self._table,
+            self._hops,
+            self.counters,
+            fail=self._fail,
+            finish=self._finish,
+        )
+        self._opening = Opening(
+            self._me, engine, config, self._table, self._hops, self.flow, self.counters
+        )
+        self.copies = KvMover(
+            self._me,
+            engine,
+            config,
+            self._table,
+            self._hops,
+            self.counters,
+            drop=self._table.forget,
+        )
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that hold KV here."""
+        return self._table.holding
+
+    @property
+    def on_idle(self) -> Callable[[], None]:
+        """Called when the last session has freed its KV."""
+        return self._table.on_idle
+
+    @on_idle.setter
+    def on_idle(self, call: Callable[[], None]) -> None:
+        self._table.on_idle = call
+
+    @property
+    def bandwidth_from(self) -> Callable[[str], float | None]:
+        """Measured bandwidth of the link from a peer to this one, in bytes/s; None: unknown.
+
+        What a session that moves here brings along follows from it
+        (:mod:`node.stage.migration_choice`).
+        """
+        return self._opening.bandwidth_from
+
+    @bandwidth_from.setter
+    def bandwidth_from(self, known: Callable[[str], float | None]) -> None:
+        self._opening.bandwidth_from = known
+
+    @property
+    def serialisation_s(self) -> float:
+        """Time spent between tensors and frames, both ways, writing included."""
+        return self.flow.serialisation_s
+
+    @property
+    def log_bytes(self) -> int:
+        """Host memory that holds rows for lost stages' replacements."""
+        return self._table.log.bytes_held
+
+    def _free_kv(self, key: str) -> None:
+        self.flow.pace.dropped(key)
+        self._engine.free(key)
+
+    def _drop_work(self, key: str) -> None:
+        self.flow.pace.dropped(key)
+        self._engine.drop(key)
+
+    def pong(self, nonce: int) -> Pong:
+        """The answer to a ping of someone who waits for this stage."""
+        pace = self.flow.pace
+        stalled_s = pace.stalled_s(asyncio.get_running_loop().time())
+        return Pong(nonce=nonce, stalled_s=stalled_s, step_p95_s=pace.steps.p95_s)
+
+    async def wait_idle(self, limit_s: float) -> bool:
+        """Wait until no session holds KV here; False when ``limit_s`` passed before."""
+        return await self._table.wait_idle(limit_s)
+
+    async def run(self) -> None:
+        """Reap idle sessions and resume stalled feeds, until cancelled."""
+        loop = asyncio.get_running_loop()
+        beat_s = loop.time()
+        while True:
+            await asyncio.sleep(0.05 if self.flow.stalled else self._config.keepalive_s / 4)
+            now_s = loop.time()
+            self.flow.resume_stalled()
+            self._give_up_paused(now_s)
+            if now_s - beat_s >= self._config.keepalive_s:
+                beat_s = now_s
+                self._beat(now_s)
+                self._tell_leaving()
+
+    def _give_up_paused(self, now_s: float) -> None:
+        """End sessions that no next epoch has come for."""
+        for live in self._table:
+            if live.session.state is not StageState.PAUSED:
+                continue
+            idle_s = now_s - live.touched_s
+            moving = self._keep is not None and not self._within(live, self._keep)
+            if idle_s > (self._config.paused_moving_s if moving else self._config.paused_s):
+                self.counters["paused_too_long"] += 1
+                self._fail(live, f"no new route for {idle_s:.0f} s")
+
+    def _beat(self, now_s: float) -> None:
+        for live in self._table:
+            idle_s = now_s - live.touched_s
+            match live.session.state:
+                case StageState.FINISHED:
+                    if idle_s > self._config.finished_s:
+                        self._table.forget(live)
+                case StageState.PAUSED:
+                    pass  # see _give_up_paused
+                case _:
+                    if idle_s > self._config.idle_s:
+                        self.counters["idle"] += 1
+                        self._fail(live, f"no progress for {idle_s:.0f} s")
+
+    def move_outside(self, start: int, end: int) -> None:
+        """Ask owners to move sessions whose layers here are not within ``[start, end)``.
+
+        They are asked again until they have, or until :meth:`stay`.
+        """
+        self._keep = (start, end)
+        self._tell_leaving()
+
+    def stay(self) -> None:
+        """Serve on: no session need move."""
+        self._keep = None
+
+    def relieve(self, moves: Mapping[str, str]) -> None:
+        """Ask the owners of these sessions, and of no others, to move them to the peers named.
+
+        They are asked again until they have, or until the next call.
+        """
+        fresh = {key: to for key, to in moves.items() if self._relief.get(key) != to}
+        self._relief = dict(moves)
+        for key, to in fresh.items():
+            if (live := self._table.get(key)) is not None:
+                self.counters["relief_asked"] += 1
+                live.tell_leaving(self._me, to)
+
+    def _tell_leaving(self) -> None:
+        for live in self._table:
+            if live.session.state is not StageState.ACTIVE:
+                continue
+            if self._keep is not None and not self._within(live, self._keep):
+                live.tell_leaving(self._me)
+            elif (to := self._relief.get(live.session.key)) is not None:
+                live.tell_leaving(self._me, to)
+
+    # How full it is
+
+    @property
+    def wanted_tokens(self) -> int:
+        """KV that should be free: headroom for urgent sessions here, and who was just refused."""
+        capacity = self._engine.kv_tokens_free + self._table.kv_tokens
+        demand = self._opening.demand.wanted(asyncio.get_running_loop().time())
+        kept = headroom(capacity) if self._table.serves_urgent else 0
+        return kept + (demand if kept + demand <= capacity else 0)
+
+    @property
+    def load(self) -> Load:
+        """What the peer's freeness follows from; no layers while its sessions are to leave."""
+        view = self._engine.view
+        serving = view.serving and self._keep is None
+        return Load(
+            start=view.start if serving else 0,
+            end=view.end if serving else 0,
+            free_tokens=self._engine.kv_tokens_free,
+            wanted_tokens=self.wanted_tokens,
+            sessions=self._table.holding,
+        )
+
+    def movable(self) -> list[Movable]:
+        """Sessions that could move elsewhere while they decode."""
+        return self._table.movable(asyncio.get_running_loop().time())
+
+    def holding(self) -> dict[str, None]:
+        """Sessions that hold KV here, by name, in order."""
+        return {live.session.key: None for live in self._table if live.session.holds_kv}
+
+    async def close(self, reason: str) -> None:
+        """Fail what is left, telling clients and neighbours why, and end all hops."""
+        self.fail_outside(0, 0, reason)
+        await asyncio.sleep(0)
+        await self._hops.close()
+
+    def fail_outside(self, start: int, end: int, reason: str) -> None:
+        """Fail sessions whose layers here are not within ``[start, end)`` (a plan changed)."""
+        for live in self._table:
+            if live.session.holds_kv and not self._within(live, (start, end)):
+                self._fail(live, reason)
+
+    @staticmethod
+    def _within(live: Live, layers: tuple[int, int]) -> bool:
+        stage = live.session.stage
+        return layers[0] <= stage.start and stage.end <= layers[1]
+
+    # What streams bring (see node.stage.streams)
+
+    def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
+        """Take over or reserve, and pass the open on; or answer with a refusal."""
+        self._opening.open(open_, upstream)
+
+    def close_from(self, session: str, upstream: FrameSender) -> None:
+        """The client closed its stream, or it ended. Harmless if it has opened another since."""
+        if (live := self._table.get(session)) is not None and live.upstream is upstream:
+            self._close(live)
+
+    def close_for(self, close: SessionClose, client: str) -> None:
+        """The session's own client frees a stage that is not on its route any more."""
+        live = self._table.get(close.session)
+        if live is None or live.session.open.client != client:
+            return
+        if close.epoch >= live.session.open.epoch:
+            self._close(live)
+
+    def attach(self, attach: TokensAttach, client: str, sender: FrameSender) -> bool:
+        """Send the session's tokens to ``sender``; False where that client has none here."""
+        live = self._table.find(attach.session, attach.epoch)
+        if live is None or not live.session.is_last or live.session.open.client != client:
+            return False
+        live.attached, live.attached_position = sender, attach.position
+        live.attached_scores = 0
+        self.flow.send_tokens(live)
+        return True
+
+    def detach(self, session: str, sender: FrameSender) -> None:
+        """The token stream ended; the session goes on and may be attached to again."""
+        if (live := self._table.get(session)) is not None and live.attached is sender:
+            live.attached = None
+
+    def close_by_neighbour(self, peer_id: str, close: SessionClose) -> None:
+        """A stage of the same route closes the session; others may not."""
+        live = self._table.find(close.session, close.epoch)
+        if live is not None and self._is_neighbour(live, peer_id):
+            self._close(live)
+
+    def upstream_lost(self, peer_id: str, upstream: FrameSender) -> None:
+        """The stream from the stage before ended: its sessions wait for another one."""
+        for live in self._table:
+            if live.upstream is upstream and live.session.holds_kv:
+                self._pause(live, peer_id, "the connection to it ended")
+
+    @staticmethod
+    def _is_neighbour(live: Live, peer_id: str) -> bool:
+        route = live.session.open.route
+        return peer_id == live.session.previous_peer or (
+            live.session.is_first and peer_id == route[-1].peer_id
+        )
+
+    # Events of hops and of the engine
+
+    def hop_replied(self, peer_id: str, message: HopReply) -> None:
+        """A later stage answered."""
+        self._opening.replied(peer_id, message)
+
+    def kv_taken(self, peer_id: str, taken: KvTaken) -> None:
+        """A new stage has written what it was sent."""
+        self.copies.told(peer_id, taken)
+
+    def hop_lost(self, peer_id: str, reason: str) -> None:
+        """Sessions that need the lost hop are paused, or refused while they open."""
+        self.copies.lost(peer_id, reason)
+        for live in self._table:
+            if peer_id not in live.hop_peers or not live.session.holds_kv:
+                continue
+            if live.warming is not None and live.warming.next_peer == peer_id:
+                self._opening.move_failed(live, peer_id, reason)
+                if peer_id not in live.hop_peers:
+                    continue
+            if live.session.state is StageState.OPENING:
+                self._opening.unreachable(live, peer_id, reason)
+            else:
+                self._pause(live, peer_id, reason)
+
+    def hop_in_use(self, peer_id: str) -> bool:
+        """Whether a session here sends to ``peer_id``."""
+        return self._table.hop_in_use(peer_id) or self.copies.uses(peer_id)
+
+    def on_results(self, results: Sequence[StepResult]) -> None:
+        """Results of one engine step."""
+        self.flow.on_results(results)
+
+    # Ends
+
+    def _pause(self, live: Live, lost: str, reason: str) -> None:
+        """Keep the session for its owner's next epoch, and tell the owner who was lost."""
+        if live.session.state is StageState.PAUSED:
+            return
+        if live.session.on(StageEvent.NEIGHBOUR_LOST):
+            self.counters["paused"] += 1
+            live.touch()
+            live.tell_failed(lost, reason)
+
+    def _finish(self, live: Live) -> None:
+        """The answer is complete: free here, and tell the first stage, which tells the rest."""
+        session = live.session
+        self.counters["finished"] += 1
+        self._table.finish(live)
+        if session.ring_peer is not None:
+            self._hops.get(session.ring_peer).send(close_of(session))
+
+    def _close(self, live: Live) -> None:
+        """Free here and below. Closing a finished session at its last stage keeps the log."""
+        session = live.session
+        if session.state is StageState.FINISHED:
+            return
+        if session.next_peer is not None:
+            hop = self._hops.find(session.next_peer)
+            if hop is not None:  # beyond a lost hop the session ends by its own time limit
+                hop.send(close_of(session))
+        if (warming := live.warming) is not None and warming.copies:
+            hop = self._hops.find(warming.next_peer)
+            if hop is not None:
+                open_ = warming.open
+                hop.send(SessionClose(session=open_.session, epoch=open_.epoch))
+        if session.is_last and live.attached is not None:
+            session.finish_reason = FinishReason.CANCELLED
+            self.flow.send_tokens(live)
+        self.counters["closed"] += 1
+        self._table.forget(live)
+
+    def _fail(self, live: Live, reason: str) -> None:
+        """This stage gives the session up; the others keep theirs for the next epoch."""
+        self.counters["failed"] += 1
+        live.tell_failed(self._me, reason)
+        self._table.forget(live)

@@ -1,0 +1,254 @@
+"""The streams that clients and other stages open to a stage server.
+
+A stream that breaks the protocol or ends is closed and counted; nothing else happens to others.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from dht.errors import NetworkError, PeerError
+from dht.messages import codec
+from dht.messages.kv import KvCopy, KvPages
+from dht.messages.session import (
+    Activations,
+    Ping,
+    Prompt,
+    RefusalCode,
+    RingTokens,
+    SessionClose,
+    SessionFailed,
+    SessionOpen,
+    SessionRefused,
+    SessionWarm,
+    TokensAttach,
+)
+from dht.transport.frame_sender import FrameSender
+from dht.transport.interface import (
+    HOP_PROTOCOL,
+    SESSION_PROTOCOL,
+    TOKENS_PROTOCOL,
+    Stream,
+    StreamHandler,
+    Transport,
+)
+from node.links.framed_stream import LinkReader
+from node.stage.server import StageServer
+
+logger = logging.getLogger(__name__)
+
+CONTROL_BYTES_MAX = 1 << 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLimits:
+    """Times in seconds."""
+
+    first_frame_s: float = 15.0
+    """A stream that says nothing for so long after it was opened is closed."""
+    credit_s: float = 0.02
+    """How often held credit is looked at again."""
+    client_silence_s: float = 30.0
+    """Clients ping: one that is silent for so long is gone, and its session is freed."""
+
+
+class StageStreams:
+    """Reads streams and hands what they bring to a :class:`node.stage.server.StageServer`."""
+
+    def __init__(self, transport: Transport, stage: StageServer, limits: StreamLimits) -> None:
+        self._transport = transport
+        self._stage = stage
+        self._limits = limits
+
+    async def start(self) -> None:
+        """Accept streams from clients and other stages."""
+        await self._transport.serve(SESSION_PROTOCOL, self._counted(self._serve_client))
+        await self._transport.serve(TOKENS_PROTOCOL, self._counted(self._serve_tokens))
+        await self._transport.serve(HOP_PROTOCOL, self._counted(self._serve_hop))
+
+    def _counted(self, handler: StreamHandler) -> StreamHandler:
+        async def run(stream: Stream) -> None:
+            try:
+                await handler(stream)
+            except PeerError as error:
+                self._stage.counters["malformed"] += 1
+                logger.info("closed a stream from %s: %s", stream.remote_peer_id, error)
+                raise
+            except NetworkError:
+                self._stage.counters["streams_ended"] += 1
+            except TimeoutError:
+                self._stage.counters["streams_silent"] += 1
+
+        return run
+
+    async def _read(self, stream: Stream, limit_s: float, limit_bytes: int) -> codec.Frame:
+        async with asyncio.timeout(limit_s):
+            return await codec.read_frame(stream, limit_bytes=limit_bytes)
+
+    async def _serve_client(self, stream: Stream) -> None:
+        """One epoch of a client's session: an open, its prompt, and its close.
+
+        A close alone frees a stage that is not on the session's route any more.
+        """
+        limits = self._limits
+        frame = await self._read(stream, limits.first_frame_s, codec.FRAME_BYTES_MAX)
+        open_ = frame.message
+        if isinstance(open_, SessionClose):
+            self._stage.close_for(open_, stream.remote_peer_id)
+            return
+        if isinstance(open_, KvCopy):
+            await self._copy_kv(stream, open_)
+            return
+        if not isinstance(open_, SessionOpen) or open_.hop != 0:
+            raise codec.MalformedError("a session's stream starts with an open at hop 0")
+        if open_.client != stream.remote_peer_id:
+            raise codec.MalformedError("a session is opened by its own client")
+        async with _sending(stream) as sender:
+            try:
+                self._stage.open(open_, sender)
+                while await self._take_from_client(stream, open_, sender):
+                    pass
+            finally:
+                self._stage.close_from(open_.session, sender)
+
+    async def _copy_kv(self, stream: Stream, order: KvCopy) -> None:
+        """Copy a session's KV elsewhere for its client, until done or until the client is gone."""
+        copying = asyncio.create_task(self._stage.copies.send(order, stream.remote_peer_id))
+        gone = asyncio.create_task(codec.read_frame(stream, limit_bytes=CONTROL_BYTES_MAX))
+        try:
+            await asyncio.wait({copying, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not copying.done():
+                return
+            if (refused := copying.result()) is None:
+                await codec.send_frame(
+                    stream, SessionWarm(session=order.session, epoch=order.epoch)
+                )
+                return
+            told = SessionRefused(
+                session=order.session,
+                epoch=order.epoch,
+                peer_id=self._transport.peer_id,
+                code=RefusalCode.NO_COPY,
+                reason=refused[:512],
+            )
+            await codec.send_frame(stream, told)
+        finally:
+            for task in (copying, gone):
+                task.cancel()
+            await asyncio.gather(copying, gone, return_exceptions=True)
+
+    async def _take_from_client(
+        self, stream: Stream, open_: SessionOpen, sender: FrameSender
+    ) -> bool:
+        """One frame of a client's session; False when it closes."""
+        frame = await self._read(stream, self._limits.client_silence_s, codec.FRAME_BYTES_MAX)
+        mine = (open_.session, open_.epoch)
+        match frame.message:
+            case Prompt() as prompt if (prompt.session, prompt.epoch) == mine:
+                self._stage.flow.take_inputs(*mine, prompt.position, prompt.token_ids)
+            case SessionClose():
+                return False
+            case Ping(nonce=nonce):
+                sender.send(self._stage.pong(nonce))
+            case other:
+                raise codec.MalformedError(f"{type(other).__name__} is not for a session's stream")
+        return True
+
+    async def _serve_tokens(self, stream: Stream) -> None:
+        """A client that wants the tokens of a session whose last stage is here."""
+        limits = self._limits
+        attach = (await self._read(stream, limits.first_frame_s, CONTROL_BYTES_MAX)).message
+        if not isinstance(attach, TokensAttach):
+            raise codec.MalformedError("a token stream starts with an attach")
+        async with _sending(stream) as sender:
+            if not self._stage.attach(attach, stream.remote_peer_id, sender):
+                failed = SessionFailed(
+                    session=attach.session,
+                    epoch=attach.epoch,
+                    peer_id=self._transport.peer_id,
+                    reason="this peer has no such session",
+                )
+                await codec.send_frame(stream, failed)
+                return
+            try:
+                while True:
+                    frame = await self._read(stream, limits.client_silence_s, CONTROL_BYTES_MAX)
+                    if not isinstance(frame.message, Ping):
+                        raise codec.MalformedError("only pings follow an attach")
+                    sender.send(self._stage.pong(frame.message.nonce))
+            finally:
+                self._stage.detach(attach.session, sender)
+
+    async def _serve_hop(self, stream: Stream) -> None:
+        """The stage before: opens, activations, ring tokens and closes of many sessions."""
+        peer_id = stream.remote_peer_id
+        reader = LinkReader(stream)
+        async with _sending(stream) as sender:
+            held = asyncio.Event()
+            crediting = asyncio.create_task(self._keep_crediting(reader, sender, held))
+            try:
+                async with asyncio.timeout(self._limits.first_frame_s):
+                    frame = await reader.read()
+                while True:
+                    if frame is not None:
+                        self._take_from_stage(peer_id, frame, sender)
+                    self._credit(reader, sender)
+                    if reader.holds:
+                        held.set()
+                    frame = await reader.read()
+            finally:
+                crediting.cancel()
+                await asyncio.gather(crediting, return_exceptions=True)
+                self._stage.upstream_lost(peer_id, sender)
+
+    def _credit(self, reader: LinkReader, sender: FrameSender) -> None:
+        hold = self._stage.flow.behind or self._stage.traffic.down_exceeded
+        delivered = reader.acknowledgement(hold=hold)
+        if delivered is not None:
+            sender.send(delivered)
+
+    async def _keep_crediting(
+        self, reader: LinkReader, sender: FrameSender, held: asyncio.Event
+    ) -> None:
+        """Give credit that was ``held`` back once this stage is not behind any more."""
+        while True:
+            await held.wait()
+            await asyncio.sleep(self._limits.credit_s)
+            self._credit(reader, sender)
+            if not reader.holds:
+                held.clear()
+
+    def _take_from_stage(self, peer_id: str, frame: codec.Frame, sender: FrameSender) -> None:
+        match frame.message:
+            case Activations() as activations:
+                self._stage.flow.take_activations(peer_id, activations, frame.body)
+            case KvPages() as pages:
+                self._stage.copies.take(peer_id, pages, frame.body, sender.send)
+            case RingTokens(tokens=tokens):
+                self._stage.flow.take_ring(peer_id, tokens)
+            case SessionOpen() as open_:
+                if open_.hop == 0 or open_.hop >= len(open_.route):
+                    raise codec.MalformedError("an open over a hop is for a later stage")
+                if open_.route[open_.hop - 1].peer_id != peer_id:
+                    raise codec.MalformedError("an open comes from the stage before")
+                self._stage.open(open_, sender)
+            case SessionClose() as close:
+                self._stage.close_by_neighbour(peer_id, close)
+            case Ping(nonce=nonce):
+                sender.send(self._stage.pong(nonce))
+            case other:
+                raise codec.MalformedError(f"{type(other).__name__} is not for a hop")
+
+
+@asynccontextmanager
+async def _sending(stream: Stream) -> AsyncIterator[FrameSender]:
+    """A sender for the stream's answers, whose pump ends with the block."""
+    sender = FrameSender(stream)
+    pump = asyncio.create_task(sender.run())
+    try:
+        yield sender
+    finally:
+        pump.cancel()
+        await asyncio.gather(pump, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""Weight files: found, fetched, checked against hashes, read tensor by tensor."""

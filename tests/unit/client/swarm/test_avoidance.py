@@ -1,0 +1,79 @@
+"""Laws of passing peers over."""
+
+from client.swarm.avoidance import CROWDED_S, SECOND_CHANCE_S, TRY_S, UNANSWERED_MAX, Avoidance
+from dht.messages.types import NodeRecord
+from tests.unit.records import record_of
+
+
+def record(peer_id: str = "a", joined_unix_s: float = 100.0) -> NodeRecord:
+    return record_of(peer_id, 0, 2, joined_unix_s=joined_unix_s)
+
+
+def test_a_peer_that_fails_again_is_avoided_for_longer() -> None:
+    avoidance = Avoidance()
+    avoidance.add("a", 10.0, 0.0, joined_unix_s=100.0)
+    assert avoidance.avoids(record(), 9.9)
+    assert not avoidance.avoids(record(), 10.0)
+    avoidance.add("a", 10.0, 10.0, joined_unix_s=100.0)
+    assert avoidance.avoids(record(), 29.9)
+    assert not avoidance.avoids(record("b"), 0.0)
+    avoidance.worked(["a"], had_room=False)
+    assert not avoidance.avoids(record(), 10.0)
+
+
+def test_one_that_joined_anew_is_not_held_to_its_past() -> None:
+    avoidance = Avoidance()
+    avoidance.add("a", 10.0, 0.0, joined_unix_s=100.0)
+    assert not avoidance.avoids(record(joined_unix_s=101.0), 1.0)
+
+
+def test_where_there_is_no_other_a_failed_peer_is_tried_by_one_request_at_a_time() -> None:
+    avoidance = Avoidance()
+    avoidance.add("a", 15.0, 0.0, joined_unix_s=100.0)
+    assert avoidance.avoids(record(), SECOND_CHANCE_S - 0.1, second_chance=True)
+    assert not avoidance.avoids(record(), SECOND_CHANCE_S, second_chance=True)
+    assert avoidance.avoids(record(), SECOND_CHANCE_S), "where there is another, it is avoided"
+    avoidance.trying(["a"], SECOND_CHANCE_S)
+    assert avoidance.avoids(record(), SECOND_CHANCE_S + 0.1, second_chance=True)
+    avoidance.add("a", 15.0, 3.0, joined_unix_s=100.0)
+    assert avoidance.avoids(record(), 3.0 + 1.9 * SECOND_CHANCE_S, second_chance=True)
+
+
+def test_a_full_peer_is_asked_again_when_it_said_and_by_one_request_first() -> None:
+    avoidance = Avoidance()
+    avoidance.add("a", 4.0, 0.0, joined_unix_s=100.0, full=True)
+    avoidance.add("b", 6.0, 0.0, joined_unix_s=100.0, full=True, urgent=True)
+    assert avoidance.room_after_s("ab", 1.0) == 3.0
+    assert avoidance.room_after_s("bc", 1.0) == 5.0
+    assert avoidance.room_after_s("c", 1.0) == 0.0
+    assert avoidance.avoids(record(), 1.0)
+    assert avoidance.avoids(record(), 3.0, second_chance=True), "it is well, there is no room"
+    assert not avoidance.avoids(record(), 1.0, full=True)
+    assert not avoidance.avoids(record(), 1.0, urgent=True)
+    assert avoidance.avoids(record("b"), 1.0, urgent=True)
+    avoidance.worked(["a"], had_room=False)
+    assert avoidance.avoids(record(), 1.0), "it works, for those whom it had room for"
+    avoidance.trying("a", 4.0)
+    assert avoidance.avoids(record(), 4.0 + TRY_S / 2)
+    assert not avoidance.avoids(record(), 4.0 + TRY_S)
+    avoidance.worked(["a"], had_room=True)
+    assert not avoidance.avoids(record(), 4.0)
+
+
+def test_one_request_at_a_time_waits_for_what_a_peer_says_that_was_full() -> None:
+    avoidance = Avoidance()
+    for _ in range(UNANSWERED_MAX + 1):
+        avoidance.asked(["a", "b"])
+    assert not avoidance.avoids(record(), 0.0), "nobody said that it was full"
+    avoidance.add("a", 1.0, 0.0, joined_unix_s=100.0, full=True)
+    assert avoidance.avoids(record(), 1.0), "its time is over, but others ask"
+    assert not avoidance.avoids(record(), 1.0, urgent=True)
+    assert not avoidance.avoids(record(), 1.0, full=True)
+    assert avoidance.room_after_s("a", 1.0) == TRY_S
+    avoidance.answered(["a", "b"])
+    assert avoidance.avoids(record(), 1.0)
+    avoidance.answered(["a", "b"])
+    assert not avoidance.avoids(record(), 1.0)
+    avoidance.asked(["a"])
+    assert avoidance.avoids(record(), 1.0)
+    assert not avoidance.avoids(record(), CROWDED_S), "that was long ago"

@@ -1,0 +1,71 @@
+"""Pings: who falls silent is known soon, and one slow peer hides no other."""
+
+import asyncio
+import random
+
+from client.swarm.pulse import Pulse, PulseConfig
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryNetwork, MemoryTransport
+from node.links.probe import ProbeServer
+
+CONFIG = PulseConfig()
+
+
+async def peers_of(network: MemoryNetwork, count: int) -> list[MemoryTransport]:
+    peers = [network.transport() for _ in range(count)]
+    for peer in peers:
+        await ProbeServer(peer).start()
+    return peers
+
+
+def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(1))
+        changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        pulse = Pulse(network.transport(), changed.set, CONFIG)
+        killed, frozen, well = await peers_of(network, 3)
+        pulse.watch({peer.peer_id: () for peer in (killed, frozen, well)})
+        await asyncio.sleep(1)
+        assert all(pulse.beat(p.peer_id).answered_unix_s for p in (killed, frozen, well))
+
+        async def until_silent(peer_id: str, limit_s: float) -> None:
+            since_s = loop.time()
+            while not pulse.beat(peer_id).silent:
+                changed.clear()
+                await changed.wait()
+            assert loop.time() - since_s <= limit_s
+
+        network.freeze(frozen.peer_id)
+        network.kill(killed.peer_id)
+        await until_silent(killed.peer_id, CONFIG.every_s + CONFIG.again_s + 0.1)
+        both_s = CONFIG.every_s + CONFIG.again_s + 2 * CONFIG.answer_s
+        await until_silent(frozen.peer_id, both_s)
+        assert pulse.beat(well.peer_id).misses == 0
+        network.thaw(frozen.peer_id)
+        changed.clear()
+        await changed.wait()
+        assert not pulse.beat(frozen.peer_id).silent
+        assert pulse.beat(killed.peer_id).silent
+        pulse.watch({well.peer_id: ()})
+        assert pulse.beat(killed.peer_id).answered_unix_s is None, "it is watched no more"
+        await pulse.close()
+
+    run_virtual(scenario(), limit_s=60)
+
+
+def test_many_peers_are_asked_less_often() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(1))
+        pulse = Pulse(network.transport(), lambda: None, CONFIG)
+        peers = await peers_of(network, 400)
+        pulse.watch({peer.peer_id: () for peer in peers})
+        await asyncio.sleep(1)
+        first = pulse.beat(peers[0].peer_id).answered_unix_s
+        await asyncio.sleep(400 * CONFIG.share_s - 2)
+        assert pulse.beat(peers[0].peer_id).answered_unix_s == first
+        await asyncio.sleep(2)
+        assert pulse.beat(peers[0].peer_id).answered_unix_s != first
+        await pulse.close()
+
+    run_virtual(scenario(), limit_s=60)

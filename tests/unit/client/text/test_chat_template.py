@@ -1,0 +1,106 @@
+"""Chat templates: rendered as ``transformers`` renders them, in a sandbox."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from client.text.chat_template import ChatTemplate
+from dht.errors import UserError
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% generation %}{{ message['content'] | trim }}{% endgeneration %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA_LIKE = """
+{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = "26 Jul 2024" %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "skip" %}
+        {%- continue %}
+    {%- endif %}
+    {{- "<|header|>" + message["role"] + "<|end|>\\n\\n" + (message | tojson) }}
+    {%- if loop.last %}
+        {%- break %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- "<|header|>assistant<|end|>" }}
+{%- endif %}
+"""
+CHAT = [
+    {"role": "system", "content": "Sei <freundlich> & kurz"},
+    {"role": "skip", "content": "never"},
+    {"role": "user", "content": " Hi ☃ "},
+]
+
+
+@pytest.mark.parametrize("source", [CHATML, LLAMA_LIKE])
+@pytest.mark.parametrize("prompts", [True, False])
+def test_prompts_are_those_of_transformers(source: str, prompts: bool) -> None:
+    special = {"bos_token": "<s>"}
+    got = ChatTemplate(source, special).render(CHAT, add_generation_prompt=prompts)
+    expected, _ = render_jinja_template(
+        [CHAT], chat_template=source, add_generation_prompt=prompts, **special
+    )
+    assert got == expected[0]
+
+
+def test_the_final_message_can_be_continued() -> None:
+    messages = [*CHAT, {"role": "assistant", "content": "Once upon"}]
+    options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+    got = ChatTemplate(CHATML, {}).render(messages, **options)
+    expected, _ = render_jinja_template([messages], chat_template=CHATML, **options)
+    assert got == expected[0]
+    assert got.endswith("Once upon")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{% set x = messages.append(1) %}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{{ raise_exception('no') }}",
+        "{{ messages[9].content.x }}",
+        "{{ 1 / 0 }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+    ],
+)
+def test_the_sandbox_holds(source: str) -> None:
+    with pytest.raises(UserError):
+        ChatTemplate(source, {}).render(CHAT)
+
+
+def test_a_template_that_is_none_is_refused() -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        ChatTemplate("{% for %}", {})
+
+
+def test_where_a_template_is_found(tmp_path: Path) -> None:
+    def config(**values: Any) -> None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
+
+    def rendered() -> str:
+        template = ChatTemplate.load(tmp_path)
+        assert template is not None
+        return template.render(CHAT)
+
+    assert ChatTemplate.load(tmp_path) is None
+    config(**{"bos_token": "<s>"})
+    assert ChatTemplate.load(tmp_path) is None
+    config(chat_template="{{ bos_token }}1", bos_token={"content": "<s>"})
+    assert rendered() == "<s>1"
+    config(
+        chat_template=[{"name": "tool_use", "template": "x"}, {"name": "default", "template": "2"}]
+    )
+    assert rendered() == "2"
+    (tmp_path / "chat_template.jinja").write_text("3{{ eos_token }}")
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
+    assert rendered() == "3</s>"

@@ -1,0 +1,124 @@
+"""Pieces join to the whole text; stop strings cut it."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.local_swarm import ROOT
+from client.answer.generation import GenerationOptions
+from client.errors import layers_text
+from client.text.tokenizer import Detokenizer, StopStrings, Tokenizer
+from dht.errors import UserError
+
+MODEL = ROOT / "models" / "brook"
+
+
+class _Bytes:
+    """A tokenizer whose tokens are UTF-8 bytes, so that most characters span several tokens."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return bytes(ids).decode("utf-8", errors="replace")
+
+
+@pytest.mark.property
+@given(text=st.text(), sizes=st.lists(st.integers(1, 5)))
+def test_pieces_join_to_the_text(text: str, sizes: list[int]) -> None:
+    ids = list(text.encode("utf-8", errors="ignore"))
+    expected = bytes(ids).decode()
+    detokenizer = Detokenizer(Tokenizer(_Bytes()))
+    pieces = []
+    while ids:
+        size = sizes.pop() if sizes else 1
+        pieces.append(detokenizer.push(ids[:size]))
+        ids = ids[size:]
+    pieces.append(detokenizer.flush())
+    assert "".join(pieces) == expected
+
+
+@pytest.mark.property
+@given(
+    text=st.text(alphabet="abc", max_size=30),
+    stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3),
+    sizes=st.lists(st.integers(1, 4)),
+)
+def test_the_text_ends_before_the_first_stop(text: str, stops: list[str], sizes: list[int]) -> None:
+    shown, rest, cutter = "", text, StopStrings(stops)
+    while rest and not cutter.stopped:
+        size = sizes.pop() if sizes else 1
+        shown += cutter.push(rest[:size])
+        rest = rest[size:]
+    shown += cutter.flush()
+    if cutter.stopped:
+        seen = text[: len(text) - len(rest)]
+        first = min(at for stop in stops if (at := seen.find(stop)) >= 0)
+        assert shown == text[:first]
+    else:
+        assert shown == text
+        assert not any(stop in text for stop in stops)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"temperature": 1e9},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"seed": -1},
+        {"max_new_tokens": 0},
+        {"max_new_tokens": -5},
+    ],
+)
+def test_absurd_options_are_refused_in_plain_words(options: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=next(iter(options))):
+        GenerationOptions(**options)  # type: ignore[arg-type]
+
+
+def test_a_prompt_beyond_the_context_says_by_how_much() -> None:
+    with pytest.raises(UserError, match="300 tokens; this model's context is 256"):
+        GenerationOptions().new_tokens(300, 256)
+    with pytest.raises(UserError, match="room for 56"):
+        GenerationOptions(max_new_tokens=57).new_tokens(200, 256)
+    assert GenerationOptions().new_tokens(200, 256) == 56
+
+
+def test_layers_as_people_count_them() -> None:
+    assert layers_text(((3, 4),)) == "layer 3"
+    assert layers_text(((3, 6),)) == "layers 3-5"
+    assert layers_text(((0, 2), (5, 6))) == "layers 0-1 and 5"
+
+
+def test_one_token_as_text_and_as_bytes() -> None:
+    tokenizer = Tokenizer.load(MODEL)
+    assert tokenizer is not None
+    text = "Once upon é ☃"
+    ids = tokenizer.encode(text, special_tokens=False)
+    assert b"".join(tokenizer.token_bytes(token_id) for token_id in ids).decode() == text
+    texts = [tokenizer.token_text(token_id) for token_id in ids]
+    assert texts[:2] == ["Once", " upon"]
+    assert texts[-3:] == ["bytes:\\xe2", "bytes:\\x98", "bytes:\\x83"]
+    first, *rest = tokenizer.encode(text)
+    assert tuple(rest) == ids, "special tokens come in front"
+    assert tokenizer.token_text(first) == "<|bos|>"
+    assert tokenizer.token_text(1 << 20) == ""
+
+
+class _Spaces:
+    """A decoder that drops the space in front of a text's first token, as SentencePiece's does."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return "".join({1: " a", 2: "b", 3: "\ufffd"}[token_id] for token_id in ids).lstrip(" ")
+
+    def id_to_token(self, token_id: int) -> str:
+        return {1: "▁a", 2: "b", 3: "<0xE2>"}[token_id]
+
+
+def test_a_leading_space_belongs_to_its_token() -> None:
+    tokenizer = Tokenizer(_Spaces())
+    assert [tokenizer.token_text(n) for n in (1, 2, 3)] == [" a", "b", "bytes:\\xe2"]
+    assert [tokenizer.token_bytes(n) for n in (1, 2, 3)] == [b" a", b"b", b"\xe2"]

@@ -1,0 +1,146 @@
+"""The max flow of a placement, against hand-computed cases and two other algorithms."""
+
+import networkx
+import pytest
+from hypothesis import given
+
+from coordinator.evaluation.max_flow import (
+    capacities,
+    follows,
+    ring_latency_s,
+    solve_flow,
+    upper_bound,
+)
+from coordinator.evaluation.plan_check import max_flow_tokens_per_s
+from dht.messages.types import SINK, SOURCE, Assignment, Problem
+from tests.examples import examples
+from tests.unit.coordinator.problems import link, model, node, placed, span, steady
+
+
+def by_networkx(problem: Problem, spans: tuple[Assignment, ...]) -> float:
+    limits = capacities(problem, spans)
+    graph = networkx.DiGraph()
+    graph.add_nodes_from([(SOURCE, "out"), (SINK, "in")])
+    for peer, rate in limits.peers.items():
+        graph.add_edge((peer, "in"), (peer, "out"), capacity=rate)
+    for (tail, head), rate in limits.edges.items():
+        graph.add_edge((tail, "out"), (head, "in"), capacity=rate)
+    return float(
+        networkx.maximum_flow_value(
+            graph,
+            (SOURCE, "out"),
+            (SINK, "in"),
+            flow_func=networkx.algorithms.flow.boykov_kolmogorov,
+        )
+    )
+
+
+class TestAgainstOtherAlgorithms:
+    @pytest.mark.property
+    @examples(150)
+    @given(placed())
+    def test_three_algorithms_agree_on_any_placement(
+        self, case: tuple[Problem, tuple[Assignment, ...]]
+    ) -> None:
+        problem, spans = case
+        flow = solve_flow(problem, spans).flow_tokens_per_s
+        limits = capacities(problem, spans)
+        assert flow == pytest.approx(by_networkx(problem, spans), rel=1e-6, abs=1e-6)
+        slow = max_flow_tokens_per_s(limits.peers, limits.edges)
+        assert flow == pytest.approx(slow, rel=1e-6, abs=1e-6)
+
+    @pytest.mark.property
+    @examples(100)
+    @given(placed())
+    def test_no_placement_beats_the_bound(
+        self, case: tuple[Problem, tuple[Assignment, ...]]
+    ) -> None:
+        problem, spans = case
+        assert solve_flow(problem, spans).flow_tokens_per_s <= upper_bound(problem) * (1 + 1e-6)
+
+
+class TestByHand:
+    def test_a_chain_is_as_fast_as_its_slowest_peer(self) -> None:
+        problem = Problem(model=model(3), nodes=(node("a", [9, 8]), node("b", [5])))
+        solution = solve_flow(problem, [span("a", 0, 2), span("b", 2, 3)])
+        assert solution.flow_tokens_per_s == pytest.approx(5)
+        assert {(e.tail, e.head) for e in solution.edges} == {
+            (SOURCE, "a"),
+            ("a", "b"),
+            ("b", SINK),
+        }
+
+    def test_a_slow_link_limits_it(self) -> None:
+        problem = Problem(
+            model=model(2), nodes=(node("a", [9]), node("b", [9])), links=(link("a", "b", 3),)
+        )
+        solution = solve_flow(problem, [span("a", 0, 1), span("b", 1, 2)])
+        assert solution.flow_tokens_per_s == pytest.approx(3)
+
+    def test_the_clients_bandwidth_limits_it(self) -> None:
+        problem = Problem(
+            model=model(1),
+            nodes=(node("a", [100]),),
+            client_bandwidth_bytes_per_s=80,
+            token_bytes=8,
+        )
+        assert solve_flow(problem, [span("a", 0, 1)]).flow_tokens_per_s == pytest.approx(10)
+
+    def test_replicas_of_one_stage_add_up(self) -> None:
+        problem = Problem(model=model(2), nodes=(node("a", [10]), node("b", [4]), node("c", [3])))
+        spans = [span("a", 0, 1), span("b", 1, 2), span("c", 1, 2)]
+        assert solve_flow(problem, spans).flow_tokens_per_s == pytest.approx(7)
+
+    def test_a_peer_may_be_entered_in_the_middle_of_its_layers(self) -> None:
+        problem = Problem(
+            model=model(4), nodes=(node("a", [9, 9]), node("b", [9, 9, 7]), node("c", [2, 2, 2, 2]))
+        )
+        spans = [span("a", 0, 2), span("b", 1, 4), span("c", 0, 4)]
+        assert solve_flow(problem, spans).flow_tokens_per_s == pytest.approx(7 + 2)
+
+    def test_a_gap_is_not_jumped_over(self) -> None:
+        problem = Problem(model=model(3), nodes=(node("a", [9]), node("b", [9])))
+        solution = solve_flow(problem, [span("a", 0, 1), span("b", 2, 3)])
+        assert solution.flow_tokens_per_s == 0
+        assert solution.edges == ()
+
+    def test_nobody_and_empty_ranges_serve_nothing(self) -> None:
+        problem = Problem(model=model(1), nodes=(node("a", [9]),))
+        assert solve_flow(problem, []).flow_tokens_per_s == 0
+        assert solve_flow(problem, [span("a", 0, 0)]).flow_tokens_per_s == 0
+
+    def test_rates_far_apart_keep_their_precision(self) -> None:
+        problem = Problem(
+            model=model(2),
+            nodes=(node("a", [1e6]), node("b", [0.01])),
+            default_bandwidth_bytes_per_s=1e12,
+        )
+        solution = solve_flow(problem, [span("a", 0, 1), span("b", 1, 2)])
+        assert solution.flow_tokens_per_s == pytest.approx(0.01, rel=1e-3)
+
+    @pytest.mark.parametrize(
+        ("before", "after", "legal"),
+        [((0, 2), (2, 3), True), ((0, 2), (1, 3), True), ((0, 2), (0, 2), False),
+         ((0, 2), (3, 4), False), ((1, 3), (0, 2), False)],
+    )  # fmt: skip
+    def test_who_can_follow_whom(
+        self, before: tuple[int, int], after: tuple[int, int], legal: bool
+    ) -> None:
+        assert follows(span("a", *before), span("b", *after)) is legal
+
+    def test_the_bound_takes_each_peer_at_its_best(self) -> None:
+        problem = Problem(model=model(4), nodes=(node("a", [8, 5, 2]), node("b", steady(6, 4))))
+        # At F = 3, a carries 3 through two layers and b through two.
+        assert upper_bound(problem) == pytest.approx(3.0)
+
+
+class TestRingLatency:
+    def test_it_closes_the_ring_and_takes_the_default_for_what_is_not_measured(self) -> None:
+        problem = Problem(
+            model=model(1),
+            nodes=(),
+            links=(link("a", "b", 1, rtt_s=0.2),),
+            default_rtt_s=0.04,
+        )
+        assert ring_latency_s(problem, ["a", "b"]) == pytest.approx(0.1 + 0.02)
+        assert ring_latency_s(problem, ["a"]) == 0.0

@@ -1,0 +1,239 @@
+"""Placement by hand-made cases: each heuristic's rule, tight memory, spares, what is kept.
+
+``test_placement_coverage`` holds coverage and the whole planner against brute force.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from coordinator.evaluation.max_flow import solve_flow
+from coordinator.evaluation.plan_check import check_plan, uncovered
+from coordinator.heuristics import heuristics
+from coordinator.planning.placement import (
+    HEURISTICS,
+    NoPlacementError,
+    Placement,
+    best_placement,
+    choose,
+)
+from coordinator.planning.solve import SolveRequest, solve
+from dht.messages.types import Assignment, PlanEpoch, Problem
+from tests.examples import examples
+from tests.unit.coordinator.problems import model, node, plan_of, problems, span, steady
+
+EPOCH = PlanEpoch(term=3, counter=7)
+
+
+def request(problem: Problem) -> SolveRequest:
+    return SolveRequest(
+        problem=problem, epoch=EPOCH, coordinator="a", time_limit_s=0.3, seed=1, now_unix_s=5.0
+    )
+
+
+def holding(problem: Problem, spans: tuple[Assignment, ...]) -> Problem:
+    """The same problem, with every peer holding what it was given."""
+    held = {a.peer_id: a for a in spans}
+    return replace(
+        problem, nodes=tuple(replace(n, current=held.get(n.peer_id)) for n in problem.nodes)
+    )
+
+
+class TestHeuristics:
+    def test_a_chain_is_evened_out_by_speed(self) -> None:
+        nodes = (node("fast", steady(30, 7)), node("slow", steady(10, 7)))
+        problem = Problem(model=model(8), nodes=nodes)
+        assert heuristics.even_out(problem, [span("fast", 0, 1), span("slow", 1, 8)]) == (
+            span("fast", 0, 6),
+            span("slow", 6, 8),
+        )
+
+    def test_a_chain_finds_the_order_in_which_the_ends_fit(self) -> None:
+        # Only b has room for the embedding beside a layer, only a for the head.
+        nodes = (
+            node("a", [9, 9], memory_bytes=350),
+            node("b", [9], memory_bytes=200),
+            node("c", [9], memory_bytes=100),
+        )
+        spec = model(4, embed_bytes=100, head_bytes=150)
+        spans = heuristics.chain(Problem(model=spec, nodes=nodes))
+        assert spans == (span("b", 0, 1), span("c", 1, 2), span("a", 2, 4))
+
+    def test_a_quantised_peer_holds_what_it_says_its_layers_weigh(self) -> None:
+        spec = model(8, kv_bytes=1)
+        in_4_bits = replace(spec, layer_bytes=25)
+        nodes = (
+            node("whole", steady(9, 8), memory_bytes=200),
+            node("packed", steady(9, 8), memory_bytes=150, own_model=in_4_bits),
+        )
+        problem = Problem(model=spec, nodes=nodes)
+        assert [heuristics.span_max(problem, each, 1) for each in nodes] == [2, 6]
+        plan = solve(request(problem)).best
+        assert plan is not None
+        assert check_plan(plan, problem) == []
+        assert {a.peer_id: a.end - a.start for a in plan.assignments} == {"whole": 2, "packed": 6}
+
+    def test_greedy_serves_the_least_served(self) -> None:
+        nodes = (node("a", [9, 9, 9]), node("b", [5, 5]), node("c", [1]))
+        problem = Problem(model=model(3), nodes=nodes)
+        assert heuristics.greedy(problem) == (span("a", 0, 3), span("b", 0, 2), span("c", 2, 3))
+
+    def test_replicas_need_a_peer_that_holds_everything(self) -> None:
+        whole = node("a", [9, 9, 9])
+        assert heuristics.replicas(Problem(model=model(4), nodes=(whole,))) is None
+        assert heuristics.replicas(Problem(model=model(3), nodes=(whole,))) == (span("a", 0, 3),)
+
+    def test_keep_moves_nobody_and_gives_a_newcomer_layers(self) -> None:
+        nodes = (
+            node("a", [9, 9], current=(0, 2)),
+            node("b", [9, 9], current=(2, 4)),
+            node("c", [9, 9]),
+        )
+        spans = heuristics.keep(Problem(model=model(4), nodes=nodes))
+        assert spans is not None
+        assert set(spans) > {span("a", 0, 2), span("b", 2, 4)}
+        assert len(spans) == 3
+
+    def test_keep_gives_up_when_layers_are_lost(self) -> None:
+        nodes = (node("a", [9, 9], current=(0, 2)),)
+        assert heuristics.keep(Problem(model=model(4), nodes=nodes)) is None
+
+
+class TestTightMemory:
+    def tight(self) -> Problem:
+        """Ten layers over six peers, with just the memory for it.
+
+        Only c and d have room for an end's weights, and no order by memory begins with one of
+        them and ends with the other.
+        """
+        return Problem(
+            model=model(10, embed_bytes=100, head_bytes=100),
+            nodes=(
+                node("a", [9] * 3, memory_bytes=300),
+                node("b", [9] * 3, memory_bytes=300),
+                node("c", [9], memory_bytes=200),
+                node("d", [9], memory_bytes=400),
+                node("e", [9], memory_bytes=100),
+                node("f", [9], memory_bytes=100),
+            ),
+        )
+
+    def test_the_cover_is_found(self) -> None:
+        problem = self.tight()
+        placement = best_placement(problem, time_limit_s=2.0, seed=1)
+        assert placement.flow_tokens_per_s == pytest.approx(9)
+        assert uncovered(placement.assignments, 10) == ()
+        ends = {a.peer_id for a in placement.assignments if a.start == 0 or a.end == 10}
+        assert ends == {"c", "d"}
+
+    def test_without_room_at_an_end_nothing_is_found_and_the_text_says_so(self) -> None:
+        problem = self.tight()
+        poor = replace(problem, model=replace(problem.model, head_bytes=400))
+        with pytest.raises(NoPlacementError, match="the 6 peers here can hold at most 9 of 10"):
+            best_placement(poor, time_limit_s=1.0, seed=1)
+
+    def test_too_few_layers_in_all(self) -> None:
+        problem = Problem(model=model(10), nodes=(node("a", [9] * 3), node("b", [9] * 2)))
+        with pytest.raises(NoPlacementError, match="the 2 peers here can hold at most 5 of 10"):
+            best_placement(problem, time_limit_s=0.5, seed=1)
+
+
+class TestBest:
+    @pytest.mark.property
+    @examples(12)
+    @given(problems(peers_max=4, layers_max=5))
+    def test_never_worse_than_the_best_heuristic(self, problem: Problem) -> None:
+        answers = [heuristic(problem) for heuristic in HEURISTICS.values()]
+        flows = [solve_flow(problem, a).flow_tokens_per_s for a in answers if a is not None]
+        try:
+            placement = best_placement(problem, time_limit_s=0.2, seed=1)
+        except NoPlacementError:
+            assert not flows
+            return
+        # A shorter ring is worth 2% of the flow.
+        assert placement.flow_tokens_per_s >= 0.98 * max(flows, default=0.0) * (1 - 1e-6)
+        assert check_plan(plan_of(problem, placement.assignments), problem) == []
+
+    def test_peers_that_the_flow_does_not_need_are_spares_if_they_can_hold_anything(self) -> None:
+        nodes = (node("a", [9, 9]), node("b", [9, 9], memory_bytes=50), node("c", [1, 0.5]))
+        problem = Problem(
+            model=model(2), nodes=nodes, client_bandwidth_bytes_per_s=8 * 9, token_bytes=8
+        )
+        placement = best_placement(problem, time_limit_s=0.5, seed=1)
+        assert {a.peer_id for a in placement.assignments} == {"a", "c"}
+
+    def test_any_best_placement_is_kept_once_it_is_held(self) -> None:
+        problem = Problem(
+            model=model(4), nodes=tuple(node(name, steady(8, 4)) for name in ("a", "b", "c"))
+        )
+        first = best_placement(problem, time_limit_s=1.0, seed=1)
+        again = best_placement(holding(problem, first.assignments), time_limit_s=1.0, seed=2)
+        assert set(again.assignments) == set(first.assignments)
+        # The same placement with the names changed round serves as much, and stays.
+        turned = {"a": "b", "b": "c", "c": "a"}
+        others = tuple(replace(a, peer_id=turned[a.peer_id]) for a in first.assignments)
+        kept = best_placement(holding(problem, others), time_limit_s=1.0, seed=2)
+        assert set(kept.assignments) == set(others)
+
+    def test_equal_plans_are_ranked_by_second_holders_before_rings_and_moves(self) -> None:
+        base = Placement(
+            assignments=(), flow_tokens_per_s=100.0, planner="x", estimate_tokens_per_s=100.0
+        )
+        alone = replace(base, lone_layers=4, latency_s=0.1)
+        shared = replace(base, lone_layers=0, latency_s=0.2, moved_layers=9)
+        slower = replace(shared, estimate_tokens_per_s=97.9)
+        nearer = replace(shared, latency_s=0.1, moved_layers=12)
+        stays = replace(shared, latency_s=0.105, moved_layers=3)
+        assert choose([alone, replace(shared, estimate_tokens_per_s=98.1)]).lone_layers == 0
+        assert choose([alone, slower]) is alone
+        assert choose([shared, nearer]) is nearer
+        assert choose([shared, nearer, stays]) is stays
+
+    def test_a_placement_that_would_serve_nothing_is_the_last_choice(self) -> None:
+        """Its flow counts where nobody estimated, not where the estimate is 0."""
+        little = Placement(
+            assignments=(), flow_tokens_per_s=1.0, planner="x", estimate_tokens_per_s=0.1
+        )
+        idle = replace(little, flow_tokens_per_s=100.0, estimate_tokens_per_s=0.0)
+        wider = replace(idle, flow_tokens_per_s=200.0)
+        assert choose([idle, little]) is little
+        assert choose([idle, wider]) is wider
+        assert choose([replace(idle, estimate_tokens_per_s=None), little]).flow_tokens_per_s == 100
+
+    def test_of_equal_plans_the_swarm_takes_the_one_with_second_holders(self) -> None:
+        """Four peers that hold half each: two halves twice, not a chain of four."""
+        problem = Problem(
+            model=model(8), nodes=tuple(node(name, [9.0] * 4) for name in ("a", "b", "c", "d"))
+        )
+        plan = solve(request(problem)).best
+        assert plan is not None
+        holders = [sum(a.start <= ly < a.end for a in plan.assignments) for ly in range(8)]
+        assert min(holders) == 2
+
+    def test_spans_that_do_not_fit_make_no_plan(self) -> None:
+        problem = Problem(model=model(4), nodes=(node("a", [9, 9]),))
+        with pytest.raises(ValueError, match=r"\[0, 4\) does not fit a"):
+            plan_of(problem, [span("a", 0, 4)])
+
+
+class TestSolve:
+    def test_a_first_plan_has_no_kept_one(self) -> None:
+        answer = solve(request(Problem(model=model(1), nodes=(node("a", [9]),))))
+        assert answer.best is not None
+        assert (answer.best.epoch, answer.best.created_unix_s) == (EPOCH, 5.0)
+        assert answer.kept is None
+
+    def test_the_plan_that_moves_nobody_comes_with_the_best_one(self) -> None:
+        nodes = (node("a", [9, 1], current=(0, 2)), node("b", [9, 1], current=(0, 2)))
+        answer = solve(request(Problem(model=model(2), nodes=nodes)))
+        assert answer.best is not None
+        assert answer.kept is not None
+        assert set(answer.kept.assignments) == {span("a", 0, 2), span("b", 0, 2)}
+        assert answer.best.flow_tokens_per_s == pytest.approx(9)
+        assert answer.kept.flow_tokens_per_s == pytest.approx(2)
+
+    def test_no_placement_is_an_answer(self) -> None:
+        answer = solve(request(Problem(model=model(3), nodes=(node("a", [9]),))))
+        assert answer.best is None
+        assert "can hold at most 1 of 3 layers" in answer.error

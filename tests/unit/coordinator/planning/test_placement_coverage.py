@@ -1,0 +1,194 @@
+"""Placements: every planner's answer goes through the one checker."""
+
+import random
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.evaluation.estimate import estimate
+from coordinator.evaluation.max_flow import solve_flow
+from coordinator.evaluation.plan_check import check_plan, uncovered
+from coordinator.helix import helix_cpsat
+from coordinator.heuristics.heuristics import chain, coverage, greedy, span_max, spans_max
+from coordinator.planning.placement import (
+    HEURISTICS,
+    VALUE_WITHIN,
+    NoPlacementError,
+    Placement,
+    best_placement,
+    make_plan,
+    score,
+    why_uncoverable,
+)
+from coordinator.problem.service import announced_service
+from dht.messages.types import PlanEpoch, Problem, fits
+from tests.examples import examples
+
+
+def plan_of(problem: Problem, placement: Placement):
+    return make_plan(
+        problem,
+        placement,
+        epoch=PlanEpoch(term=1, counter=1),
+        coordinator="p0",
+        solve_s=0.0,
+        now_unix_s=0.0,
+    )
+
+
+def can_cover(problem: Problem) -> bool:
+    """By trying all orders of peers: slow, and certainly right."""
+    layers = problem.model.layers
+    for order in permutations(problem.nodes):
+        ends = {0}
+        for node in order:
+            # A peer may take fewer layers than it can, so that the last has room for the head.
+            ends |= {
+                end
+                for at in ends
+                for end in range(at + 1, layers + 1)
+                if fits(problem.model, node, at, end)
+            }
+        if layers in ends:
+            return True
+    return False
+
+
+@pytest.mark.property
+@examples(60)
+@given(seed=st.integers(0, 10**6), peers=st.integers(1, 5), layers=st.integers(1, 8))
+def test_coverage_is_exact_and_the_chain_finds_it(make, seed, peers, layers):
+    problem = make.random_problem(seed, peers=peers, layers=layers)
+    # Less memory makes the question harder.
+    problem = replace(
+        problem,
+        nodes=tuple(replace(n, memory_bytes=n.memory_bytes // 2) for n in problem.nodes),
+    )
+    possible = can_cover(problem)
+    for node in problem.nodes:
+        most = [
+            max(n for n in range(layers - at + 1) if not n or fits(problem.model, node, at, at + n))
+            for at in range(layers)
+        ]
+        assert [span_max(problem, node, at) for at in range(layers)] == most
+        assert spans_max(problem, node) == most
+    assert (coverage(problem).layers == layers) == possible
+    assert (why_uncoverable(problem) is None) == possible
+    spans = chain(problem)
+    assert (spans is not None) == possible
+    if spans is not None:
+        assert not uncovered(spans, layers)
+        nodes = {node.peer_id: node for node in problem.nodes}
+        assert all(fits(problem.model, nodes[a.peer_id], a.start, a.end) for a in spans)
+
+
+@pytest.mark.property
+@examples(25)
+@given(seed=st.integers(0, 10**6), peers=st.integers(1, 9), layers=st.integers(1, 12))
+def test_every_heuristic_passes_the_checker(make, seed, peers, layers):
+    problem = make.random_problem(seed, peers=peers, layers=layers)
+    for name, heuristic in HEURISTICS.items():
+        spans = heuristic(problem)
+        if spans is None or uncovered(spans, layers):
+            continue
+        assert check_plan(plan_of(problem, score(problem, spans, name)), problem) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_is_valid_and_no_worse_than_any_heuristic(make, seed):
+    problem = make.random_problem(seed + 100, peers=5, layers=8)
+    best = best_placement(problem, time_limit_s=1.0, seed=1)
+    assert check_plan(plan_of(problem, best), problem) == []
+    for name, heuristic in HEURISTICS.items():
+        spans = heuristic(problem)
+        if spans is not None and not uncovered(spans, 8):
+            flow = score(problem, spans, name).flow_tokens_per_s
+            assert best.flow_tokens_per_s >= 0.98 * flow, name
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_any_time_it_serves_what_reviewers_ask_for(make, seed):
+    """Else a coordinator on a busy machine would have its plan refused again and again."""
+    rng = random.Random(seed)
+    peers = [(rng.choice((450, 600, 1000)), rng.choice((50.0, 100.0))) for _ in range(6)]
+    problem = make.problem(peers)
+    spans = greedy(replace(problem, nodes=problem.nodes[1:]))
+    assert spans is not None
+    held = {a.peer_id: a for a in spans}
+    nodes = tuple(replace(node, current=held.get(node.peer_id)) for node in problem.nodes)
+    problem = replace(problem, nodes=nodes)
+    service = announced_service(problem)
+    best = best_placement(problem, time_limit_s=1.0, seed=1, spent=lambda: 1.0, service=service)
+    anew = greedy(problem)
+    assert anew is not None
+    edges = solve_flow(problem, anew).edges
+    yardstick = estimate(problem, anew, edges, service).tokens_per_s
+    assert best.value >= VALUE_WITHIN * yardstick
+
+
+def test_more_peers_than_the_exact_program_takes(make):
+    problem = make.random_problem(3, peers=15, layers=12)
+    moves = iter(range(200, 0, -1))
+    best = best_placement(
+        problem, time_limit_s=1.0, seed=1, spent=lambda: 1.0 - next(moves, 0) / 200
+    )
+    assert check_plan(plan_of(problem, best), problem) == []
+    again = iter(range(200, 0, -1))
+    repeated = best_placement(
+        problem, time_limit_s=1.0, seed=1, spent=lambda: 1.0 - next(again, 0) / 200
+    )
+    assert repeated == best
+
+
+def test_the_exact_program_finds_the_best_of_a_small_case(make):
+    """Two fast peers hold half each; the slow one is of no use in a chain of equals."""
+    problem = make.problem([(480, 400.0), (480, 400.0), (480, 100.0)])
+    spans = helix_cpsat.solve(problem, time_limit_s=5.0, seed=0, hint=())
+    assert spans is not None
+    # [0,4) and [4,8) at 100 each; the third can only relieve one of them.
+    assert score(problem, spans, "x").flow_tokens_per_s >= 100.0 - 1e-3
+
+
+def test_tight_memory_is_covered_where_greedy_fails(make):
+    # 8 layers, 50 extra at the start, 70 at the end: exactly one order fits.
+    problem = make.problem([(350, 100.0), (200, 100.0), (370, 100.0)])
+    assert greedy(problem) is None or uncovered(greedy(problem), 8) == ()
+    best = best_placement(problem, time_limit_s=1.0, seed=0)
+    spans = sorted((a.start, a.end, a.peer_id) for a in best.assignments)
+    assert spans == [(0, 3, "p0"), (3, 5, "p1"), (5, 8, "p2")]
+
+
+def test_what_is_missing_is_named(make):
+    problem = make.problem([(350, 100.0), (200, 100.0), (369, 100.0)])
+    with pytest.raises(NoPlacementError, match=r"the 3 peers here .* at most 7 of 8 layers; about"):
+        best_placement(problem, time_limit_s=1.0, seed=0)
+    with pytest.raises(NoPlacementError, match="the 0 peers here can hold at most 0 of 8"):
+        best_placement(replace(problem, nodes=()), time_limit_s=1.0, seed=0)
+
+
+def test_idle_peers_become_spares(make):
+    problem = make.problem([(1000, 1e6), (1000, 1e6), (150, 0.001)])
+    best = best_placement(problem, time_limit_s=1.0, seed=0)
+    assert {a.peer_id for a in best.assignments} == {"p0", "p1", "p2"}
+
+
+def test_who_holds_layers_is_not_moved_for_nothing(make):
+    problem = make.problem([(450, 100.0), (450, 100.0), (470, 100.0)])
+    now = {"p0": (0, 4), "p1": (0, 4), "p2": (4, 8)}
+    nodes = tuple(
+        replace(n, current=make.span(n.peer_id, *now[n.peer_id]), tokens_per_s=(100.0,) * 8)
+        for n in problem.nodes
+    )
+    best = best_placement(replace(problem, nodes=nodes), time_limit_s=1.0, seed=0)
+    assert {a.peer_id: (a.start, a.end) for a in best.assignments} == now
+    assert best.moved_layers == 0
+
+
+def test_span_max_leaves_room_for_the_head(make):
+    problem = make.problem([(350, 1.0)])
+    assert span_max(problem, problem.nodes[0], 0) == 3
+    assert span_max(problem, problem.nodes[0], 5) == 2  # three, but not with the head
+    assert span_max(problem, problem.nodes[0], 6) == 2

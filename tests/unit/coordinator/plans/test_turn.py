@@ -1,0 +1,55 @@
+"""When a peer may give up its layers for others."""
+
+from dataclasses import replace
+
+from coordinator.plans.turn import TurnConfig, WaitFor, why_wait
+from dht.messages.types import NodeState
+
+CONFIG = TurnConfig()
+NOW_S = 1e6
+
+
+def waits(plan, mine, *others):
+    nodes = {record.peer_id: record for record in (mine, *others)}
+    return [wait.what for wait in why_wait(plan, mine, nodes, NOW_S, CONFIG)]
+
+
+def test_a_later_wave_waits_until_the_earlier_one_serves(make):
+    plan = make.plan([make.span("a", 4, 8), make.span("b", 0, 4), make.span("c", 4, 8)], [])
+    plan = replace(plan, waves=(("b",), ("a",)))
+    a, c = make.record("a", 0, 4), make.record("c", 4, 8)
+    loading = replace(make.record("b"), state=NodeState.LOADING)
+    assert waits(plan, a, loading, c) == [WaitFor.EARLIER_WAVES, WaitFor.HOLDER]
+    assert waits(plan, a, make.record("b", 0, 4), c) == []
+    # A peer that serves nothing yet waits for nobody.
+    assert waits(plan, loading, a, c) == []
+
+
+def test_a_peer_of_an_earlier_wave_that_is_gone_is_not_waited_for(make):
+    plan = make.plan([make.span(p, 0, 8) for p in "abc"], [])
+    plan = replace(plan, waves=(("b",), ("a",)))
+    assert waits(plan, make.record("a", 0, 4), make.record("c", 0, 8)) == []
+
+
+def test_the_last_holder_waits_for_another(make):
+    plan = make.plan([make.span("a", 4, 8), make.span("b", 0, 4), make.span("c", 4, 8)], [])
+    mine, c = make.record("a", 0, 4), make.record("c", 4, 8)
+    assert waits(plan, mine, make.record("b", 0, 3), c) == [WaitFor.HOLDER]
+    assert waits(plan, mine, make.record("b", 0, 4), c) == []
+    # Whom the plan leaves out may be dead though its record still lives.
+    assert waits(plan, mine, make.record("dead", 0, 8), c) == [WaitFor.HOLDER]
+
+
+def test_nobody_waits_while_a_layer_has_no_holder(make):
+    plan = make.plan([make.span("a", 4, 8), make.span("b", 0, 4), make.span("c", 2, 6)], [])
+    plan = replace(plan, waves=(("b",), ("a",)))
+    mine = replace(make.record("a", 0, 4), moved_unix_s=NOW_S - 10)
+    assert waits(plan, mine, make.record("c", 4, 7), make.record("dead", 4, 8)) == []
+
+
+def test_who_moved_lately_rests_while_every_layer_has_a_holder(make):
+    plan = make.plan([make.span("a", 0, 4), make.span("b", 0, 8)], [])
+    mine = replace(make.record("a", 4, 8), moved_unix_s=NOW_S - 10)
+    assert waits(plan, mine, make.record("b", 0, 8)) == [WaitFor.REST]
+    rested = replace(mine, moved_unix_s=NOW_S - 301)
+    assert waits(plan, rested, make.record("b", 0, 8)) == []

@@ -1,0 +1,87 @@
+"""Chains cut from peers in a row: valid, the fewest stages, and good before any solver is asked."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.evaluation.max_flow import solve_flow
+from coordinator.evaluation.plan_check import uncovered
+from coordinator.problem.service import service_from_rates
+from coordinator.search.chain_dp import Row, disjoint, sequences
+from coordinator.search.chain_search import Judge
+from dht.messages.types import Problem, fits
+from tests.examples import examples
+from tests.unit.coordinator.helix import problem_of, service_of
+from tests.unit.coordinator.problems import model, node, problems, span, steady
+
+
+def test_the_fewest_stages_at_a_flow() -> None:
+    peers = tuple(node(name, steady(12, 6)) for name in "abcd")
+    row = Row(Problem(model=model(6), nodes=peers), peers)
+    assert row.chain(2.0) == tuple(span(name, 0, 6) for name in "abcd")
+    assert row.chain(4.0) == tuple(span(name, 0, 6) for name in "abcd")
+    # Eight layers: nobody holds them all. At 4 tokens/s a peer holds three, two side by side six.
+    larger = Row(Problem(model=model(8), nodes=peers), peers)
+    chain = larger.chain(4.0)
+    assert chain is not None
+    assert sorted({(a.start, a.end) for a in chain}) == [(0, 4), (4, 8)]
+    assert larger.chain(6.1) is None
+    doubled = larger.chain(0.1, peers_min=2)
+    assert doubled is not None
+    assert all(sum(a.start <= ly < a.end for a in doubled) >= 2 for ly in range(8))
+
+
+@pytest.mark.property
+@examples(40)
+@given(problems(), st.floats(0.1, 300.0), st.integers(1, 2))
+def test_chains_fit_cover_and_carry_their_flow(problem: Problem, flow: float, least: int) -> None:
+    chain = Row(problem, problem.nodes).chain(flow, least)
+    if chain is None:
+        return
+    nodes = {peer.peer_id: peer for peer in problem.nodes}
+    assert all(fits(problem.model, nodes[a.peer_id], a.start, a.end) for a in chain)
+    assert not uncovered(chain, problem.model.layers)
+    free = replace(problem, links=(), client_bandwidth_bytes_per_s=1e12)
+    free = replace(free, default_bandwidth_bytes_per_s=1e12)
+    assert solve_flow(free, chain).flow_tokens_per_s >= flow * (1 - 1e-6)
+
+
+def test_disjoint_sets_are_worth_their_sum() -> None:
+    values = {frozenset("ab"): 5.0, frozenset("c"): 2.0, frozenset("bc"): 6.0, frozenset("a"): 1.5}
+    found = list(disjoint(values, 2))
+    assert [set(parts) for parts in found] == [
+        {frozenset("bc"), frozenset("a")},
+        {frozenset("ab"), frozenset("c")},
+    ]
+
+
+@pytest.mark.parametrize(("cluster", "size", "served"), [("single24", "30b", 340.0)])
+def test_what_rows_give_is_near_the_best_that_is_known(cluster, size, served) -> None:
+    """Without a solver or a clock; the best known after 30 s are 356 tokens/s."""
+    problem, service = problem_of(cluster, size), service_of(cluster, size)
+    judge = Judge(problem, service)
+    found = sequences(problem, judge=judge, go_on=lambda judged: judged < 120)
+    assert max(judge(chains) for chains in found) >= served
+
+
+def test_nothing_fits_nowhere() -> None:
+    problem = Problem(model=model(2), nodes=(node("a", [1.0], memory_bytes=10),))
+    service = service_from_rates(problem)
+    found = sequences(problem, judge=Judge(problem, service), go_on=lambda judged: True)
+    assert list(found) == []
+
+
+def test_chains_are_judged_one_by_one_and_remembered() -> None:
+    peers = tuple(node(name, steady(12, 6)) for name in "abcd")
+    problem = Problem(model=model(6), nodes=peers)
+    judge = Judge(problem, service_from_rates(problem))
+    one, other = (span("a", 0, 6), span("b", 0, 6)), (span("c", 0, 3), span("d", 3, 6))
+    alone = judge((one,)), judge((other,))
+    assert judge((one, other)) == pytest.approx(sum(alone))
+    fresh = Judge(problem, service_from_rates(problem))
+    assert fresh((one, other), 2 * sum(alone)) <= sum(alone), "two unknown ones are not pruned"
+    third = (span("c", 0, 4), span("d", 4, 6))
+    assert judge((one, third), 2 * sum(alone)) == 0.0
+    assert judge((one, third)) > alone[0]

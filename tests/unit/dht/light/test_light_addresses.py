@@ -1,0 +1,82 @@
+"""Where a light peer dials: its owner's word counts as it is, that of others when checked."""
+
+import asyncio
+
+import pytest
+
+from dht.errors import NetworkError
+from dht.identity.peer_id import Identity
+from dht.light.transport import LightTransport
+from dht.messages.types import ADDRESSES_MAX
+from dht.simulated.clock import run_virtual
+from dht.transport.config import TransportConfig
+from dht.transport.interface import RECORDS_PROTOCOL
+
+OWN = Identity(b"o" * 32)
+ALICE, BOB = Identity(b"a" * 32).peer_id, Identity(b"b" * 32).peer_id
+GIVEN = tuple(f"/ip4/10.0.0.{number}/tcp/1" for number in range(1, ADDRESSES_MAX + 3))
+
+
+class Dialled:
+    """A host that notes where it would have dialled."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.last_words = ""
+        self.calls: list[tuple[str, tuple[str, ...]]] = []
+
+    async def open(self, peer_id: str, protocol: str, dialled: tuple[str, ...]) -> None:
+        self.calls.append((peer_id, dialled))
+        raise NetworkError("nobody is there")
+
+
+async def dialled_for(peer_id: str, told: tuple[str, ...], *, helper: bool) -> tuple[str, ...]:
+    given = tuple(f"{address}/p2p/{ALICE}" for address in GIVEN)
+    light = LightTransport(TransportConfig(identity=OWN, initial_peers=given))
+    host = light._host = Dialled()
+    asking = (
+        light._open_helper(peer_id, RECORDS_PROTOCOL, told)
+        if helper
+        else light.open_stream(peer_id, RECORDS_PROTOCOL, addresses=told)
+    )
+    with pytest.raises(NetworkError, match="nobody is there"):
+        await asking
+    [(asked, dialled)] = host.calls
+    assert asked == peer_id
+    return dialled
+
+
+@pytest.mark.parametrize("helper", [True, False])
+def test_what_others_tell_is_checked_and_bounded(helper: bool) -> None:
+    bare = tuple(f"/ip4/1.1.1.1/tcp/{port}" for port in range(100))
+    full = tuple(f"{address}/p2p/{BOB}" for address in bare)
+    odd = ("/ip4/1.1.1.1/udp/1", "/unix/tmp/socket", "nonsense", f"{bare[0]}/p2p/{ALICE}")
+
+    async def body() -> None:
+        assert await dialled_for(BOB, bare, helper=helper) == ()
+        assert await dialled_for(BOB, odd, helper=helper) == ()
+        assert await dialled_for(BOB, full, helper=helper) == bare[:ADDRESSES_MAX]
+        # One bare address does not displace those that name the peer.
+        assert await dialled_for(BOB, (bare[5], full[0]), helper=helper) == bare[:1]
+
+    run_virtual(body(), limit_s=10.0)
+
+
+def test_peers_are_dialled_through_relays_last_and_never_through_oneself() -> None:
+    direct = f"/ip4/1.1.1.1/tcp/1/p2p/{BOB}"
+    ours, theirs = (f"/ip4/2.2.2.2/tcp/2/p2p/{relay}/p2p-circuit" for relay in (OWN.peer_id, ALICE))
+    told = (f"{ours}/p2p/{BOB}", f"{theirs}/p2p/{BOB}", direct)
+
+    async def body() -> None:
+        assert await dialled_for(BOB, told, helper=False) == ("/ip4/1.1.1.1/tcp/1", theirs)
+        # Those whom others told of as helpers are asked directly.
+        assert await dialled_for(BOB, told, helper=True) == ("/ip4/1.1.1.1/tcp/1",)
+
+    run_virtual(body(), limit_s=10.0)
+
+
+def test_the_owner_s_helpers_are_dialled_where_the_owner_said() -> None:
+    async def body() -> None:
+        assert await dialled_for(ALICE, GIVEN, helper=True) == GIVEN
+
+    run_virtual(body(), limit_s=10.0)

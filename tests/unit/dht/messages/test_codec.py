@@ -1,0 +1,414 @@
+"""The codec: golden bytes of version 1, laws over generated values, framing."""
+
+import asyncio
+import contextlib
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dht.errors import NetworkError, PeerError
+from dht.messages import codec
+from dht.messages.peer import (
+    ReachAnswer,
+    ReachRequest,
+    RecordsBusy,
+    RecordsFound,
+    RecordsRequest,
+    RecordStore,
+    RecordStored,
+    SignedRecord,
+)
+from dht.messages.session import (
+    ActivationItem,
+    Activations,
+    Delivered,
+    FinishReason,
+    Part,
+    Ping,
+    Prompt,
+    PromptScores,
+    RefusalCode,
+    RingToken,
+    RingTokens,
+    Sampling,
+    SessionClose,
+    SessionOpen,
+    SessionRefused,
+    Tokens,
+)
+from dht.messages.types import LeaseRecord, Link, LinksRecord, PlanEpoch, PlanHead, RouteStage
+from tests.examples import examples
+
+S = "session-1"
+# What version 1 looks like on the wire. A change here breaks every peer that runs today.
+GOLDEN: list[tuple[Any, str]] = [
+    (Ping(nonce=7), "9301a470696e6781a56e6f6e636507"),
+    (
+        RecordsRequest(keys=("n/m/nodes",), known=bytes(8)),
+        "9301af7265636f7264732d7265717565737482a46b65797391a96e2f6d2f6e6f646573a56b6e6f776ec408"
+        "0000000000000000",
+    ),
+    (
+        RecordsFound(records=(b"ab",), more=True, unix_s=1.5),
+        "9301ad7265636f7264732d666f756e6483a77265636f72647391c4026162a46d6f7265c3a6756e69785f73"
+        "cb3ff8000000000000",
+    ),
+    (ReachRequest(port=31337), "9301ad72656163682d7265717565737481a4706f7274cd7a69"),
+    (
+        ReachAnswer(reached=None, host="::1"),
+        "9301ac72656163682d616e7377657282a772656163686564c0a4686f7374a33a3a31",
+    ),
+    (
+        RecordStore(record=b"ab"),
+        "9301ac7265636f72642d73746f726582a67265636f7264c4026162a97265706c6963617465c3",
+    ),
+    (
+        RecordStored(taken=False, reason="no"),
+        "9301ad7265636f72642d73746f72656482a574616b656ec2a6726561736f6ea26e6f",
+    ),
+    (
+        RecordsBusy(retry_after_s=1.0),
+        "9301ac7265636f7264732d6275737981ad72657472795f61667465725f73cb3ff0000000000000",
+    ),
+    (
+        SessionClose(session=S, epoch=3),
+        "9301a5636c6f736582a773657373696f6ea973657373696f6e2d31a565706f636803",
+    ),
+    (
+        SessionRefused(session=S, epoch=1, peer_id="peer", code=RefusalCode.NO_KV, reason="full"),
+        "9301a77265667573656486a773657373696f6ea973657373696f6e2d31a565706f636801a7706565725f6964"
+        "a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6cad72657472795f61667465725f73cb"
+        "0000000000000000",
+    ),
+    (
+        Prompt(session=S, epoch=0, position=0, token_ids=(1, 2, 300)),
+        "9301a670726f6d707484a773657373696f6ea973657373696f6e2d31a565706f636800a8706f736974696f6e"
+        "00a9746f6b656e5f696473930102cd012c",
+    ),
+    (
+        Activations(
+            items=(ActivationItem(session=S, epoch=0, position=5, tokens=2),),
+            dtype="bfloat16",
+            hidden=64,
+        ),
+        "9301a46163747383a56974656d739184a773657373696f6ea973657373696f6e2d31a565706f636800a8706f"
+        "736974696f6e05a6746f6b656e7302a56474797065a862666c6f61743136a668696464656e40",
+    ),
+    (
+        Tokens(session=S, epoch=0, position=9, token_ids=(4,), finish_reason=FinishReason.STOP),
+        "9301a6746f6b656e7385a773657373696f6ea973657373696f6e2d31a565706f636800a8706f736974696f6e"
+        "09a9746f6b656e5f6964739104ad66696e6973685f726561736f6ea473746f70",
+    ),
+    (
+        LeaseRecord(peer_id="peer", term=2, expires_unix_s=1.5),
+        "9301a56c6561736583a7706565725f6964a470656572a47465726d02ae657870697265735f756e69785f73cb"
+        "3ff8000000000000",
+    ),
+    (
+        PlanHead(
+            peer_id="peer",
+            epoch=PlanEpoch(term=1, counter=2, rank=3),
+            sha256="0" * 64,
+            size_bytes=10,
+        ),
+        "9301a9706c616e2d6865616485a7706565725f6964a470656572a565706f636883a47465726d01a7636f756e"
+        "74657202a472616e6b03a6736861323536d940" + "30" * 64 + "aa73697a655f62797465730a"
+        "ab66657463685f627974657300",
+    ),
+    (
+        SignedRecord(
+            key="n/m/nodes",
+            peer_id="peer",
+            expires_unix_s=1.5,
+            payload=b"p",
+            signature=b"s" * 64,
+        ),
+        "9301a67369676e656485a36b6579a96e2f6d2f6e6f646573a7706565725f6964a470656572ae657870697265"
+        "735f756e69785f73cb3ff8000000000000a77061796c6f6164c40170a97369676e6174757265c440"
+        + "73"
+        * 64,
+    ),
+    (
+        Part(number=3, offset=4096, total_bytes=9000, slow=True),
+        "9301a47061727484a66e756d62657203a66f6666736574cd1000ab746f74616c5f6279746573cd2328a4736c"
+        "6f77c3",
+    ),
+    (
+        Delivered(total_bytes=9000, slow_bytes=4096),
+        "9301a964656c69766572656482ab746f74616c5f6279746573cd2328aa736c6f775f6279746573cd1000",
+    ),
+    (
+        PromptScores(session=S, epoch=2, position=1, tokens=3),
+        "9301ad70726f6d70742d73636f72657384a773657373696f6ea973657373696f6e2d31a565706f636802a870"
+        "6f736974696f6e01a6746f6b656e7303",
+    ),
+    (
+        SessionOpen(
+            session=S,
+            epoch=1,
+            client="me",
+            fingerprint="f",
+            route=(RouteStage(peer_id="peer", start=0, end=2),),
+            addresses=(("/a",),),
+            hop=0,
+            prompt_tokens=3,
+            max_new_tokens=4,
+            sampling=Sampling(
+                temperature=0.5,
+                repetition_penalty=1.5,
+                logit_bias=((5, -1.0),),
+                min_new_tokens=2,
+                logprobs=0,
+                prompt_logprobs=1,
+            ),
+            answered=1,
+            history=(7, 8, 9),
+        ),
+        "9301a46f70656ede0011a773657373696f6ea973657373696f6e2d31a565706f636801a6636c69656e74a26d65ab"
+        "66696e6765727072696e74a166a5726f7574659183a7706565725f6964a470656572a5737461727400a3656e"
+        "6402a96164647265737365739191a22f61a3686f7000ad70726f6d70745f746f6b656e7303ae6d61785f6e65"
+        "775f746f6b656e7304a873616d706c696e678dab74656d7065726174757265cb3fe0000000000000a5746f70"
+        "5f6b00a5746f705f70cb3ff0000000000000a47365656400ae73746f705f746f6b656e5f69647390a56d696e"
+        "5f70cb0000000000000000b272657065746974696f6e5f70656e616c7479cb3ff8000000000000b070726573"
+        "656e63655f70656e616c7479cb0000000000000000b16672657175656e63795f70656e616c7479cb00000000"
+        "00000000aa6c6f6769745f62696173919205cbbff0000000000000ae6d696e5f6e65775f746f6b656e7302a8"
+        "6c6f6770726f627300af70726f6d70745f6c6f6770726f627301a8616e73776572656401a7686973746f7279"
+        "93070809aa7761726d5f756e74696cc0ab73636f7265735f66726f6d01a87072696f72697479a66e6f726d616ca9"
+        "636f70795f66726f6dc0ab726f77735f6c6f67676564c3",
+    ),
+]
+
+ids = st.text(min_size=8, max_size=32)
+peer_ids = st.text(min_size=1, max_size=64)
+epochs = st.integers(0, 1 << 20)
+positions = st.integers(0, 1 << 22)
+tokens = st.integers(0, 1 << 24)
+rates = st.floats(0, 1e15)
+seconds = st.floats(0, 1e10)
+messages = st.one_of(
+    st.builds(Ping, nonce=st.integers(0, 1 << 50)),
+    st.builds(
+        Prompt,
+        session=ids,
+        epoch=epochs,
+        position=positions,
+        token_ids=st.lists(tokens, min_size=1, max_size=50).map(tuple),
+    ),
+    st.builds(
+        Tokens,
+        session=ids,
+        epoch=epochs,
+        position=positions,
+        token_ids=st.lists(tokens, max_size=50).map(tuple),
+        finish_reason=st.none() | st.sampled_from(FinishReason),
+    ),
+    st.builds(
+        RingTokens,
+        tokens=st.lists(
+            st.builds(RingToken, session=ids, epoch=epochs, position=positions, token_id=tokens),
+            min_size=1,
+            max_size=8,
+        ).map(tuple),
+    ),
+    st.builds(
+        SessionRefused,
+        session=ids,
+        epoch=epochs,
+        peer_id=peer_ids,
+        code=st.sampled_from(RefusalCode),
+        reason=st.text(max_size=512),
+    ),
+    st.builds(
+        LinksRecord,
+        peer_id=peer_ids,
+        links=st.lists(
+            st.builds(
+                Link,
+                source=peer_ids,
+                target=peer_ids,
+                bandwidth_bytes_per_s=rates,
+                rtt_s=seconds,
+                measured_unix_s=seconds,
+            ),
+            max_size=4,
+        ).map(tuple),
+    ),
+    st.builds(
+        SignedRecord,
+        key=st.text(max_size=512),
+        peer_id=peer_ids,
+        expires_unix_s=seconds,
+        payload=st.binary(max_size=4096),
+        signature=st.binary(min_size=64, max_size=64),
+    ),
+)
+
+
+@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda v: type(v).__name__)
+def test_version_1_stays_as_it_is(message: Any, golden: str) -> None:
+    assert codec.encode(message).hex() == golden
+    assert codec.decode(bytes.fromhex(golden)) == message
+
+
+def test_a_frame_from_before_a_field_was_added_still_decodes() -> None:
+    old = (
+        "9301a77265667573656485a773657373696f6ea973657373696f6e2d31a565706f636801a7706565725f6964"
+        "a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6c"
+    )
+    refused = codec.decode(bytes.fromhex(old))
+    assert (refused.reason, refused.retry_after_s) == ("full", 0.0)
+    sampling = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "seed": 1, "stop_token_ids": [2]}
+    data = msgspec.msgpack.encode(sampling)
+    assert msgspec.msgpack.decode(data, type=Sampling) == Sampling(
+        temperature=0.5, top_k=3, top_p=0.9, seed=1, stop_token_ids=(2,)
+    )
+
+
+def test_a_record_from_before_a_field_was_added_is_read() -> None:
+    older = {"peer_id": "p", "epoch": {"term": 1}, "sha256": "0" * 64, "size_bytes": 1}
+    head = codec.decode(msgspec.msgpack.encode((1, "plan-head", older)))
+    assert head == PlanHead(
+        peer_id="p", epoch=PlanEpoch(term=1), sha256="0" * 64, size_bytes=1, fetch_bytes=0
+    )
+
+
+def test_unknown_fields_are_ignored() -> None:
+    data = msgspec.msgpack.encode((1, "ping", {"nonce": 7, "added_later": [1, {"x": None}]}))
+    assert codec.decode(data) == Ping(nonce=7)
+
+
+@pytest.mark.parametrize(
+    ("envelope", "reason"),
+    [
+        ((2, "ping", {"nonce": 7}), "wire version 2"),
+        ((1, "pingpong", {"nonce": 7}), "unknown message kind"),
+        ((1, "ping", {}), "not a message"),
+        ((1, "ping", {"nonce": -1}), "not a message"),
+        ((1, "ping", {"nonce": "7"}), "not a message"),
+        ((1, "ping"), "not a message"),
+        ((1, "close", {"session": "s" * 33, "epoch": 0}), "not a message"),
+        ((1, "prompt", {"session": S, "epoch": 0, "position": 0, "token_ids": []}), "not a mess"),
+    ],
+)
+def test_what_is_refused(envelope: Any, reason: str) -> None:
+    with pytest.raises(codec.MalformedError, match=reason) as caught:
+        codec.decode(msgspec.msgpack.encode(envelope))
+    assert isinstance(caught.value, PeerError)
+
+
+def test_size_and_type_are_checked() -> None:
+    data = codec.encode(Ping(nonce=7))
+    with pytest.raises(codec.MalformedError, match="the limit is 3"):
+        codec.decode(data, limit_bytes=3)
+    with pytest.raises(codec.MalformedError, match="expected LeaseRecord, got Ping"):
+        codec.decode_as(LeaseRecord, data, limit_bytes=4096)
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(codec.MalformedError):
+        codec.decode(b"\x93\x01\xa4ping" + b"\x91" * 100_000 + b"\x00")
+    deep = b"\x81\xa5other" + b"\x91" * 100_000 + b"\x00"
+    with pytest.raises(codec.MalformedError):
+        codec.decode(b"\x93\x01\xa4ping" + deep)
+
+
+@pytest.mark.property
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_are_malformed(data: bytes) -> None:
+    with contextlib.suppress(codec.MalformedError):
+        codec.decode(data)
+
+
+@pytest.mark.property
+@given(messages, st.data())
+def test_damaged_messages_decode_or_are_malformed(message: Any, data: st.DataObject) -> None:
+    encoded = bytearray(codec.encode(message))
+    for _ in range(data.draw(st.integers(1, 3))):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(codec.MalformedError):
+        codec.decode(bytes(encoded))
+
+
+@pytest.mark.property
+@given(messages)
+def test_messages_survive_the_wire(message: Any) -> None:
+    assert codec.decode(codec.encode(message)) == message
+
+
+class Bytes:
+    """A byte stream of what was written; records the largest read."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = data
+        self.largest = 0
+
+    async def read_exactly(self, count: int) -> bytes:
+        self.largest = max(self.largest, count)
+        if count > len(self.data):
+            raise NetworkError("ended")
+        taken, self.data = self.data[:count], self.data[count:]
+        return taken
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    async def drain(self) -> None:
+        pass
+
+
+@pytest.mark.property
+@examples(50)
+@given(st.lists(st.tuples(messages, st.binary(max_size=1000)), max_size=4))
+def test_frames_follow_one_another(frames: list[tuple[Any, bytes]]) -> None:
+    async def body() -> None:
+        stream = Bytes()
+        for message, tensor in frames:
+            await codec.send_frame(stream, message, tensor)
+        for message, tensor in frames:
+            frame = await codec.read_frame(stream)
+            assert frame.message == message
+            assert bytes(frame.body) == tensor
+        with pytest.raises(NetworkError):
+            await codec.read_frame(stream)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("total", "envelope"),
+    [
+        (codec.FRAME_BYTES_MAX + 1, 10),
+        (0xFFFFFFFF, 10),
+        (100, 0),
+        (100, 97),
+        (100, 0xFFFFFFFF),
+        (0, 0),
+        (3, 0),
+        (4, 1),
+    ],
+)
+def test_odd_lengths_are_refused_before_reading(total: int, envelope: int) -> None:
+    stream = Bytes(struct.pack("<II", total, envelope) + bytes(200))
+    with pytest.raises(codec.MalformedError):
+        asyncio.run(codec.read_frame(stream))
+    assert stream.largest == 8
+
+
+def test_a_frame_over_the_limit_is_never_made() -> None:
+    with pytest.raises(ValueError, match="the limit is"):
+        codec.encode_frame(Ping(nonce=1), bytes(codec.FRAME_BYTES_MAX))
+
+
+@pytest.mark.property
+@examples(50)
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_frame_an_end_or_malformed(data: bytes) -> None:
+    async def body() -> None:
+        with contextlib.suppress(codec.MalformedError, NetworkError):
+            await codec.read_frame(Bytes(data))
+
+    asyncio.run(body())

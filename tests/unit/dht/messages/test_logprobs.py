@@ -1,0 +1,54 @@
+"""Packed log probabilities survive the wire, and nothing else passes for them."""
+
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dht.messages.codec import MalformedError
+from dht.messages.logprobs import LOGPROB_MIN, TokenScore, pack, row_bytes, unpack
+
+VOCAB = 1000
+logprobs = st.floats(LOGPROB_MIN, 0.0, width=32)
+
+
+@pytest.mark.property
+@given(st.data(), st.integers(0, 20))
+def test_scores_survive_the_wire(data: st.DataObject, top: int) -> None:
+    pairs = st.lists(st.tuples(st.integers(0, VOCAB - 1), logprobs), min_size=top, max_size=top)
+    one = st.builds(
+        TokenScore, token_id=st.integers(0, 1 << 24), logprob=logprobs, top=pairs.map(tuple)
+    )
+    scores = tuple(data.draw(st.lists(one, max_size=5)))
+    packed = pack(scores, top)
+    assert len(packed) == len(scores) * row_bytes(top)
+    assert unpack(packed, [score.token_id for score in scores], top, VOCAB) == scores
+
+
+def test_the_layout_stays_as_it_is() -> None:
+    score = TokenScore(token_id=9, logprob=-0.5, top=((3, -0.25), (9, -0.5)))
+    assert pack([score], 2).hex() == "000000bf03000000000080be09000000000000bf"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        bytes(11),
+        bytes(13),
+        struct.pack("<fIf", math.nan, 0, 0.0),
+        struct.pack("<fIf", 0.5, 0, 0.0),
+        struct.pack("<fIf", -1.0, 0, -math.inf),
+        struct.pack("<fIf", -1.0, VOCAB, -1.0),
+    ],
+)
+def test_what_is_refused(body: bytes) -> None:
+    with pytest.raises(MalformedError):
+        unpack(body, [1], 1, VOCAB)
+
+
+def test_rows_of_another_length_are_never_sent() -> None:
+    with pytest.raises(ValueError, match="alternatives"):
+        pack([TokenScore(token_id=1, logprob=-1.0)], 1)

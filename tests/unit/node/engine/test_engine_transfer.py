@@ -1,0 +1,221 @@
+"""KV that moves between engines, and KV that sessions share."""
+
+import itertools
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.random_model import make_llama
+from dht.messages.session import Sampling
+from node.engine.batch_rows import StepRows
+from node.engine.engine import Engine, EngineConfig, KvRows, WorkItem
+from node.kv.export import KvBytes, pack
+from node.weights.store import WeightStore
+
+LAYERS, VOCAB, WIDTH = 3, 61, 64
+PROMPT = tuple(n * 11 % VOCAB for n in range(1, 54))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("transfer")
+    return make_llama(where, hidden=WIDTH, layers=LAYERS, vocab=VOCAB, context_tokens=256)
+
+
+def engine_of(directory: Path, start: int = 0, end: int = LAYERS, **config: bool) -> Engine:
+    store = WeightStore.open(str(directory))
+    engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=16 << 20, **config))
+    engine.load(start, end)
+    return engine
+
+
+def run(engine: Engine, session: str, position: int, ids: tuple[int, ...]) -> int:
+    item = WorkItem(
+        session=session, start=0, end=LAYERS, position=position, token_ids=ids, sampling=Sampling()
+    )
+    result = engine.step([item])[0]
+    assert result.error is None, result.error
+    assert result.token_id is not None
+    return result.token_id
+
+
+def answer(engine: Engine, session: str, new: int, at: int, token: int) -> list[int]:
+    """``new`` tokens behind ``token``, which stands at ``at``."""
+    tokens = [token]
+    for position in range(at, at + new):
+        tokens.append(run(engine, session, position, (tokens[-1],)))
+    return tokens[1:]
+
+
+def test_decoding_goes_on_elsewhere_as_if_nothing_had_happened(directory: Path) -> None:
+    here, there, alone = (engine_of(directory) for _ in range(3))
+    for engine in (here, there, alone):
+        assert engine.reserve("other", 40) is None  # pages differ between the engines
+        assert engine.reserve("s", 128) is None
+    there.free("other")
+    first = run(here, "s", 0, PROMPT)
+    expected = answer(alone, "s", 20, len(PROMPT), run(alone, "s", 0, PROMPT))
+    copied = 0
+    tokens = [first]
+    while copied < len(PROMPT):  # in chunks of any size, while it goes on decoding
+        rows = here.export_kv("s", copied, 13)
+        tokens += answer(here, "s", 1, len(PROMPT) + len(tokens) - 1, tokens[-1])
+        assert there.import_kv("s", rows) is None
+        copied += rows.tokens
+    written = len(PROMPT) + len(tokens) - 1
+    assert there.import_kv("s", here.export_kv("s", copied, 10_000)) is None
+    here.free("s")
+    tokens += answer(there, "s", 20 - len(tokens) + 1, written, tokens[-1])
+    assert tokens[1:] == expected
+    there.free("s")
+    for engine in (here, there):
+        engine._kv.check()
+    assert there.kv_tokens_free == engine_of(directory).kv_tokens_free
+
+
+def test_only_the_layers_of_the_session_travel(directory: Path) -> None:
+    engine = engine_of(directory)
+    engine.reserve("s", 20)
+    item = WorkItem(session="s", start=1, end=2, position=0, hidden=torch.ones(5, WIDTH))
+    assert engine.step([item])[0].error is None
+    rows = engine.export_kv("s", 2, 100)
+    assert (rows.start, rows.end, rows.position, rows.tokens) == (1, 2, 2, 3)
+    assert len(rows.keys) == len(rows.values) == 1
+
+
+def test_what_cannot_be_exported_raises(directory: Path) -> None:
+    engine = engine_of(directory)
+    with pytest.raises(KeyError):
+        engine.export_kv("nobody", 0, 1)
+    engine.reserve("s", 20)
+    with pytest.raises(ValueError, match="0 are written"):
+        engine.export_kv("s", 0, 1)
+    run(engine, "s", 0, (1, 2))
+    with pytest.raises(ValueError, match="2 are written"):
+        engine.export_kv("s", 2, 1)
+
+
+def test_rows_that_do_not_fit_are_refused_and_nothing_changes(directory: Path) -> None:
+    here, there = engine_of(directory), engine_of(directory)
+    here.reserve("s", 20)
+    there.reserve("s", 18)
+    first = run(here, "s", 0, PROMPT[:18])
+    good = here.export_kv("s", 0, 18)
+    nan = tuple(keys.clone() for keys in good.keys)
+    nan[1][3, 0, 0] = torch.nan
+    long = KvRows(
+        start=0, end=LAYERS, position=0,
+        keys=tuple(torch.zeros(19, *k.shape[1:]) for k in good.keys),
+        values=tuple(torch.zeros(19, *k.shape[1:]) for k in good.keys),
+    )  # fmt: skip
+    bad = {
+        "not all held": replace(good, end=LAYERS + 1),
+        "2 and 3 layers": replace(good, keys=good.keys[:2]),
+        "shape": replace(good, values=tuple(v[:, :, 1:] for v in good.values)),
+        "float16": replace(good, keys=tuple(k.half() for k in good.keys)),
+        "not finite": replace(good, keys=nan),
+        "0 comes next": replace(good, position=1),
+        "18 reserved": long,
+        "no tokens": replace(good, keys=(), values=(), end=0),
+    }
+    for told, rows in bad.items():
+        reason = there.import_kv("s", rows)
+        assert reason is not None, told
+        assert told in reason or "not all held" in reason
+    assert "no KV" in str(there.import_kv("nobody", good))
+    assert there.import_kv("s", good) is None
+    assert there.import_kv("s", good) == "KV from 0 on came, 18 comes next"
+    here.reserve("again", 20)
+    assert run(here, "again", 0, PROMPT[:18]) == first
+    there._kv.check()
+
+
+def test_sessions_that_begin_the_same_share_pages_and_answer_the_same(directory: Path) -> None:
+    engine, alone = engine_of(directory, share_prefixes=True), engine_of(directory)
+    counted: list[int] = []
+    embed = engine._steps._embed
+
+    def counting(rows: list[StepRows]) -> torch.Tensor:
+        counted.append(sum(row.item.tokens for row in rows))
+        return embed(rows)
+
+    engine._steps._embed = counting  # type: ignore[method-assign]
+    prompts = {
+        "a": PROMPT,
+        "b": PROMPT,
+        "c": (*PROMPT[:32], 1, 2, 3),
+        "d": PROMPT[:16],
+        "e": (5, *PROMPT),
+    }
+    for name, ids in prompts.items():
+        assert engine.reserve(name, 100) is None
+        assert alone.reserve(name, 100) is None
+        expected = answer(alone, name, 5, len(ids), run(alone, name, 0, ids))
+        assert answer(engine, name, 5, len(ids), run(engine, name, 0, ids)) == expected
+        engine._kv.check()
+    prefills = [rows for rows in counted if rows > 1]
+    # a: all; b: all but three pages; c: but two; d: its last token must run; e: all.
+    assert prefills == [53, 53 - 48, 35 - 32, 16, 54]
+    for name in "ab":
+        engine.free(name)
+    assert engine.reserve("later", 100) is None
+    assert run(engine, "later", 0, PROMPT) == run_alone(alone, PROMPT)
+    assert counted[-1] == 53 - 48  # kept though nobody held it
+
+
+def run_alone(engine: Engine, ids: tuple[int, ...]) -> int:
+    engine.reserve("alone", 100)
+    return run(engine, "alone", 0, ids)
+
+
+def test_chunks_of_a_prompt_share_as_well(directory: Path) -> None:
+    engine, alone = engine_of(directory, share_prefixes=True), engine_of(directory)
+    for name in ("a", "b"):
+        engine.reserve(name, 100)
+        for start, end in itertools.pairwise((0, 32, 48, 53)):
+            token = run(engine, name, start, PROMPT[start:end])
+    assert token == run_alone(alone, PROMPT)
+
+
+def test_an_engine_that_gave_its_memory_back_answers_as_before_when_it_loads_again(
+    directory: Path,
+) -> None:
+    engine = engine_of(directory)
+    assert engine.reserve("s", 64) is None
+    first = run(engine, "s", 0, PROMPT)
+    engine.free("s")
+    held = [weakref.ref(pool.keys) for pool in engine._pools.values()]
+    held += [weakref.ref(w) for m in engine._range.layers.values() for w in m.parameters()]
+    assert len(held) > LAYERS
+    engine.unload()
+    assert not [tensor for tensor in held if tensor() is not None], "memory is still in use"
+    assert engine.kv_tokens_free == 0
+    assert engine.reserve("s", 64) is not None
+    engine.load(0, LAYERS)
+    assert engine.reserve("s", 64) is None
+    assert run(engine, "s", 0, PROMPT) == first
+
+
+def test_kv_travels_as_bytes_and_only_what_fits_is_taken(directory: Path) -> None:
+    here, there = (engine_of(directory) for _ in range(2))
+    for engine in (here, there):
+        assert engine.reserve("s", 128) is None
+    first = run(here, "s", 0, PROMPT)
+    expected = answer(here, "s", 5, len(PROMPT), first)
+    body = pack(here.export_kv("s", 0, len(PROMPT)))
+    packed = KvBytes(start=0, end=LAYERS, position=0, tokens=len(PROMPT), body=body)
+    for wrong in (
+        replace(packed, body=body[:-1]),
+        replace(packed, body=body + b"\0"),
+        replace(packed, tokens=1 << 15),
+        replace(packed, tokens=0),
+        replace(packed, end=LAYERS + 1),
+        replace(packed, position=1),
+        replace(packed, body=b"\xff" * len(body)),
+    ):
+        assert there.import_kv("s", wrong) is not None
+    assert there.import_kv("s", packed) is None
+    assert answer(there, "s", 5, len(PROMPT), first) == expected

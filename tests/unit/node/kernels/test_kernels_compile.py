@@ -1,0 +1,133 @@
+"""Our kernels, compiled for cards that are not here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton has no wheels for this platform")
+
+COMPILE = """
+import json, re, subprocess, sys
+from pathlib import Path
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from node.kernels.triton_grouped_gemm import FEW, MANY, _grouped_product
+from node.kernels.triton_paged_attention import STAGES, _attend_block, _merge_parts, tile_tokens
+
+WIDTH, GROUP = 128, 4
+FLOATS = {"scale", "softcap"}
+TABLES = {"pages", "segments", "blocks", "tokens", "sources", "ends", "block_ends"}
+ALIGNED = {
+    "key_row", "key_head", "value_row", "value_head",
+    "outs", "ins", "row_stride", "expert_stride", "out_stride",
+}
+
+
+def compiled(kernel, target, constants, kinds, warps, stages=STAGES):
+    names = kernel.arg_names
+    signature = {}
+    for name in names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in TABLES:
+            signature[name] = "*i32"
+        elif name in kinds:
+            signature[name] = kinds[name]
+        else:
+            signature[name] = "fp32" if name in FLOATS else "i32"
+    whole = {
+        (at,): [["tt.divisibility", 16]]
+        for at, name in enumerate(names)
+        if signature[name].startswith("*") or name in ALIGNED
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=whole)
+    return triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages})
+
+
+def spilled(cubin):
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if not tool.exists():
+        return None
+    path = Path(sys.argv[1]) / "kernel.cubin"
+    path.write_bytes(cubin)
+    told = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True)
+    words = told.stdout.split()
+    return [int(word[6:]) for word in words if word.startswith("STACK:")]
+
+
+found = []
+numbers = {name: "*bf16" for name in ("query", "keys", "values", "sinks", "out")}
+for backend, arch, warp, room in json.loads(sys.argv[2]):
+    target = GPUTarget(backend, arch, warp)
+    for block_rows, split in ((1, True), (1, False), (16, False)):
+        lanes = max(16, GROUP * block_rows)
+        constants = {
+            "QUERY_UNIT": 8, "GROUP": GROUP, "GROUP_LANES": lanes // block_rows,
+            "BLOCK_ROWS": block_rows,
+            "KEY_WIDTH": WIDTH, "KEY_LANES": WIDTH, "VALUE_WIDTH": WIDTH, "VALUE_LANES": WIDTH,
+            "PAGE_TOKENS": 16, "TILE": tile_tokens(lanes, WIDTH, WIDTH, 2, room),
+            "SPLIT": split, "WINDOWED": False, "CAPPED": False, "SINKS": False,
+        }
+        kinds = {**numbers, "peaks": "*fp32", "sums": "*fp32"}
+        if split:
+            kinds["out"] = "*fp32"
+        made = compiled(_attend_block, target, constants, kinds, 4)
+        spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
+        single = len(re.findall(r"(?:ld|st)\\.global\\.b16", made.asm.get("ptx", "")))
+        found.append([arch, block_rows, split, made.metadata.shared, room, spill, single])
+    merge = {"VALUE_WIDTH": WIDTH, "VALUE_LANES": WIDTH, "PARTS": 64, "SINKS": True}
+    kinds = {**numbers, "parts": "*fp32", "peaks": "*fp32", "sums": "*fp32"}
+    made = compiled(_merge_parts, target, merge, kinds, 4)
+    found.append([arch, 0, True, made.metadata.shared, room, None, 0])
+    for tiles in (FEW, MANY):
+        constants = {
+            "in_stride": 1, "EXPERTS": 128, "ROWS": tiles.rows, "OUTS": tiles.outs,
+            "INS": tiles.ins, "GATHERED": True, "BIASED": False,
+        }
+        kinds = {name: "*bf16" for name in ("rows", "weights", "biases", "out")}
+        made = compiled(_grouped_product, target, constants, kinds, tiles.warps, tiles.stages)
+        spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
+        found.append([arch, tiles.rows, False, made.metadata.shared, room, spill, 0])
+print(json.dumps(found))
+"""
+CARDS = [
+    ("cuda", 80, 32, 163 << 10),
+    ("cuda", 86, 32, 99 << 10),
+    ("cuda", 90, 32, 227 << 10),
+    ("cuda", 120, 32, 99 << 10),
+    ("hip", "gfx942", 64, 64 << 10),
+    ("hip", "gfx1100", 32, 64 << 10),
+]
+"""Backend, architecture, threads of a warp, and the memory that a block of them may share."""
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_cards_that_are_not_here(tmp_path: Path) -> None:
+    """Within the memory that each card shares; without spilling registers, and attention moving no
+    number of two bytes alone, where that is known: heads of 128 numbers, four to a KV head."""
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": os.getcwd(),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, str(tmp_path), json.dumps(CARDS)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 6 * len(CARDS)
+    for arch, block_rows, split, shared, room, spill, single in found:
+        assert shared <= room, (arch, block_rows, split)
+        assert single == 0, (arch, block_rows, split)
+        if spill is not None:
+            assert max(spill) <= 64, (arch, block_rows, split, spill)

@@ -1,0 +1,126 @@
+"""Mixtures of experts by our kernel: the same numbers, the same answers, refused where it errs."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench.tiny_families import make
+from node.engine.engine import Engine
+from node.kernels import moe
+from node.kernels.moe import GroupedKernel
+from tests.unit.node.model.test_cuda_graphs import LAYERS, PROMPTS, answers, engine_of
+
+pytest.importorskip("triton", reason="Triton has no wheels for this platform")
+
+from node.kernels import triton_grouped_gemm
+from node.kernels.triton_grouped_gemm import FEW, MANY, group, grouped_product
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
+@pytest.mark.parametrize(
+    ("tokens", "each", "count", "outs", "ins"),
+    [(1, 1, 3, 16, 16), (5, 2, 4, 24, 40), (3, 2, 8, 33, 150), (70, 3, 5, 150, 33)],
+)
+def test_each_row_by_its_experts_matrix(
+    tokens: int, each: int, count: int, outs: int, ins: int, transposed: bool, bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator).to(DEVICE)
+
+    chosen = torch.rand(tokens, count, generator=generator).topk(each).indices.to(DEVICE)
+    if tokens == 5:
+        chosen[:, 0], chosen[:, 1] = 1, 3  # experts without a row
+    weights = random(count, outs, ins)
+    biases = random(count, outs) if bias else None
+    given = weights.transpose(1, 2).contiguous() if transposed else weights
+    groups, order = group(chosen, count)
+    assert groups.tiles == (MANY if tokens == 70 else FEW)
+    assert int(groups.block_ends[-1]) <= groups.blocks
+    sent, of_token = chosen.reshape(-1)[order], order // each
+    for rows, gathered, source in (
+        (random(tokens, ins), True, of_token),
+        (random(tokens * each, ins), False, torch.arange(tokens * each, device=DEVICE)),
+    ):
+        made = grouped_product(
+            rows, given, biases, groups, gathered=gathered, transposed=transposed
+        )
+        wanted = torch.einsum("pi,poi->po", rows[source], weights[sent])
+        if biases is not None:
+            wanted = wanted + biases[sent]
+        assert (made - wanted).abs().max() < 1e-4
+
+
+def engine_by_kernel(directory: Path, kernel: GroupedKernel = triton_grouped_gemm) -> Engine:
+    engine = engine_of(directory, str(DEVICE))
+    engine._experts = kernel
+    engine.load(0, LAYERS)
+    return engine
+
+
+def used(engine: Engine) -> list[str]:
+    return [
+        module.config._experts_implementation
+        for layer in engine._range.layers.values()
+        for module in layer.modules()
+        if hasattr(module, "_apply_gate")
+    ]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3_moe",
+        "gpt_oss",  # biases, transposed, gates of its own
+        pytest.param("deepseek_v3", marks=pytest.mark.slow),
+        pytest.param("granitemoe", marks=pytest.mark.slow),
+    ],
+)
+def test_answers_are_the_same(family: str, tmp_path: Path) -> None:
+    make(tmp_path, family)
+    expected = answers(engine_of(tmp_path, str(DEVICE)), PROMPTS[:4], 4)
+    engine = engine_by_kernel(tmp_path)
+    assert set(used(engine)) == {moe.OURS}
+    assert answers(engine, PROMPTS[:4], 4) == expected
+
+
+def test_layers_that_stay_keep_it(tmp_path: Path) -> None:
+    make(tmp_path, "qwen3_moe")
+    engine = engine_by_kernel(tmp_path)
+    engine.load(1, 3)
+    assert used(engine) == [moe.OURS] * 2
+    engine.load(0, 3)
+    assert used(engine) == [moe.OURS] * 3
+
+
+def test_a_model_without_experts_is_left_alone(tmp_path: Path) -> None:
+    make(tmp_path, "llama")
+    engine = engine_by_kernel(tmp_path)
+    assert used(engine) == []
+
+
+def test_a_kernel_that_errs_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make(tmp_path, "qwen3_moe")
+    expected = answers(engine_of(tmp_path), PROMPTS[:2], 3)
+
+    def skewed(*given: object, **more: object) -> torch.Tensor:
+        return grouped_product(*given, **more) * 1.05  # type: ignore[arg-type]
+
+    def fails(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("no C compiler\nand much more")
+
+    for product, told in ((skewed, "off by 0.1"), (fails, "its kernel failed: no C compiler")):
+        kernel = SimpleNamespace(group=group, grouped_product=product, FEW_ROWS=16)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            engine = engine_by_kernel(tmp_path, kernel)
+        assert set(used(engine)) == {moe.THEIRS}
+        assert any(told in record.getMessage() for record in caplog.records)
+        assert answers(engine, PROMPTS[:2], 3) == expected

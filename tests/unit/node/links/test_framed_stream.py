@@ -1,0 +1,223 @@
+"""The shell of a link: frames whole and in order over real streams, credits, hostile parts."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from coordinator.links.scheduler import LinkScheduler
+from dht.errors import NetworkError
+from dht.messages import codec
+from dht.messages.session import ActivationItem, Activations, Delivered, Part, Ping, SessionClose
+from dht.transport.streams import stream_pair
+from node.links import framed_stream
+from node.links.framed_stream import LinkReader, LinkSender
+
+
+def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
+
+
+def rows(session: str, position: int, tokens: int, hidden: int = 64) -> tuple[Activations, bytes]:
+    item = ActivationItem(session=session, epoch=1, position=position, tokens=tokens)
+    size = tokens * hidden * 4
+    body = (bytes(range(position % 200, 251)) * (size // 51 + 1))[:size]
+    return Activations(items=(item,), dtype="float32", hidden=hidden), body
+
+
+class Ends:
+    """A sender and an attentive reader on the two ends of a stream."""
+
+    def __init__(self, policy: str = "anabranch") -> None:
+        near, far = stream_pair("near", "far")
+        self.sender = LinkSender(near, LinkScheduler(policy))
+        self.reader = LinkReader(far)
+        self.far = far
+        self.got: list[codec.Frame] = []
+        self.reading = asyncio.Event()
+        self.reading.set()
+
+    async def __aenter__(self) -> "Ends":
+        self.tasks = [
+            asyncio.create_task(self.sender.run()),
+            asyncio.create_task(self._read()),
+        ]
+        return self
+
+    async def _read(self) -> None:
+        while True:
+            await self.reading.wait()
+            frame = await self.reader.read()
+            if frame is not None:
+                self.got.append(frame)
+            if (said := self.reader.acknowledgement()) is not None:
+                self.sender.acknowledged(said)
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(60):
+            while len(self.got) < count:
+                done, _ = await asyncio.wait(self.tasks, timeout=0.001)
+                for task in done:
+                    task.result()
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("policy", ["anabranch", "molink", "fifo"])
+@on_loop
+async def test_frames_of_all_sizes_arrive_whole_and_each_session_in_order(policy: str) -> None:
+    async with Ends(policy) as ends:
+        sent: dict[str, list[tuple[Any, bytes]]] = {}
+        for n in range(60):
+            session = f"session-{n % 3}"
+            tokens = (1, 300, 7, 1, 4000)[n % 5]
+            message, body = rows(session, n, tokens)
+            sent.setdefault(session, []).append((message, body))
+            ends.sender.send(message, body)
+        await ends.until(60)
+        got: dict[str, list[tuple[Any, bytes]]] = {}
+        for frame in ends.got:
+            got.setdefault(frame.message.items[0].session, []).append(
+                (frame.message, bytes(frame.body))
+            )
+        assert got == sent
+        assert ends.sender.queued_bytes == 0
+
+
+@on_loop
+async def test_decodes_and_control_overtake_a_prompt_of_another_session() -> None:
+    async with Ends() as ends:
+        ends.sender.send(*rows("long-prompt", 0, 40_000))
+        ends.sender.send(*rows("other-answer", 7, 1))
+        ends.sender.send(SessionClose(session="third-one", epoch=1))
+        await ends.until(3)
+        kinds = [type(frame.message).__name__ for frame in ends.got]
+        assert kinds[-1] == "Activations"
+        assert ends.got[-1].message.items[0].session == "long-prompt"
+
+
+@on_loop
+async def test_a_decode_row_waits_behind_its_own_sessions_prompt() -> None:
+    async with Ends() as ends:
+        ends.sender.send(*rows("one-session", 0, 40_000))
+        ends.sender.send(*rows("one-session", 40_000, 1))
+        await ends.until(2)
+        assert [frame.message.items[0].position for frame in ends.got] == [0, 40_000]
+
+
+@on_loop
+async def test_prefill_waits_for_credit_that_the_reader_holds_back() -> None:
+    near, far = stream_pair("near", "far")
+    sender, reader = LinkSender(near, LinkScheduler()), LinkReader(far)
+    run = asyncio.create_task(sender.run())
+    sender.send(*rows("long-prompt", 0, 40_000))
+    for _ in range(2000):  # read all there is, and give no credit for it
+        for _ in range(4):  # the sender goes on writing
+            await asyncio.sleep(0)
+        if reader.total_bytes >= sender.scheduler.delivery.sent_bytes:
+            break
+        await reader.read()
+        if (said := reader.acknowledgement(hold=True)) is not None:
+            assert said.slow_bytes == 0
+            sender.acknowledged(said)
+    assert sender.queued_bytes > 0
+    sender.send(*rows("other-answer", 7, 1))
+    frame = await reader.read()
+    assert frame is not None
+    assert frame.message.items[0].session == "other-answer"
+    said = reader.acknowledgement()
+    assert said is not None
+    before = sender.scheduler.delivery.sent_bytes
+    sender.acknowledged(said)
+    assert sender.scheduler.delivery.sent_bytes > before
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+
+
+@on_loop
+async def test_a_reader_that_gives_no_credit_breaks_the_link_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(framed_stream, "STALLED_S", 0.05)
+    near, _ = stream_pair("near", "far")
+    sender = LinkSender(near, LinkScheduler())
+    sender.send(*rows("long-prompt", 0, 40_000))
+    with pytest.raises(NetworkError, match="no credit for"):
+        async with asyncio.timeout(60):
+            await sender.run()
+
+
+@on_loop
+async def test_what_may_wait_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed_stream, "QUEUED_BYTES_MAX", 1 << 20)
+    near, _ = stream_pair("near", "far")
+    sender = LinkSender(near, LinkScheduler())
+    for n in range(4):
+        sender.send(*rows("long-prompt", n * 4000, 4000))
+    with pytest.raises(NetworkError, match="bytes queued, nothing is read"):
+        async with asyncio.timeout(60):
+            await sender.run()
+
+
+@on_loop
+async def test_credit_for_what_was_never_sent_is_malformed() -> None:
+    near, _ = stream_pair("near", "far")
+    sender = LinkSender(near, LinkScheduler())
+    sender.send(Ping(nonce=1))
+    with pytest.raises(codec.MalformedError, match="acknowledged"):
+        sender.acknowledged(Delivered(total_bytes=1 << 30, slow_bytes=0))
+    with pytest.raises(codec.MalformedError, match="credit for 5 bytes"):
+        sender.acknowledged(Delivered(total_bytes=0, slow_bytes=5))
+
+
+def part(number: int, offset: int, total: int, *, slow: bool = True) -> Part:
+    return Part(number=number, offset=offset, total_bytes=total, slow=slow)
+
+
+WHOLE = codec.encode_frame(Ping(nonce=7), b"x" * 100)
+INNER_PART = codec.encode_frame(part(9, 0, 10), b"y" * 10)
+HOSTILE: dict[str, list[tuple[Part, bytes]]] = {
+    "a frame that never began": [(part(1, 5, 10), b"abc")],
+    "0 are here": [(part(1, 0, 10), b"")],
+    "3 are here": [(part(1, 0, 10), b"abc"), (part(1, 4, 10), b"abc")],
+    "9 are here": [(part(1, 0, 10), b"abcdefghi"), (part(1, 9, 10), b"abc")],
+    "contradicts": [(part(1, 0, 10), b"abc"), (part(1, 3, 10, slow=False), b"abc")],
+    "in parts at once": [(part(n, 0, 10), b"abc") for n in range(9)],
+    "a part within a part": [(part(1, 0, len(INNER_PART)), INNER_PART)],
+    "frame of": [(part(1, 0, 12), b"\xff" * 12)],
+}
+
+
+@pytest.mark.parametrize("reason", HOSTILE)
+@on_loop
+async def test_parts_that_cannot_be_are_malformed(reason: str) -> None:
+    near, far = stream_pair("near", "far")
+    reader = LinkReader(far)
+    for message, body in HOSTILE[reason]:
+        near.write(codec.encode_frame(message, body))
+    for _ in HOSTILE[reason][:-1]:
+        assert await reader.read() is None
+    with pytest.raises(codec.MalformedError, match=reason):
+        await reader.read()
+
+
+@on_loop
+async def test_a_frame_in_parts_is_what_was_sent() -> None:
+    near, far = stream_pair("near", "far")
+    reader = LinkReader(far)
+    for at in range(0, len(WHOLE), 7):
+        near.write(codec.encode_frame(part(3, at, len(WHOLE)), WHOLE[at : at + 7]))
+    frame = None
+    while frame is None:
+        frame = await reader.read()
+    assert (frame.message, bytes(frame.body)) == (Ping(nonce=7), b"x" * 100)
+    assert reader.total_bytes == reader.slow_bytes == len(WHOLE)

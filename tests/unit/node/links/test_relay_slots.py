@@ -1,0 +1,192 @@
+"""Which peers relay for one that others cannot reach, and how the two are told of."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from dht.identity.peer_id import Identity
+from dht.messages import codec
+from dht.messages.peer import ReachAnswer, ReachRequest
+from dht.messages.types import NodeRecord, Reach
+from dht.records.directory import Directory
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryNetwork, MemoryTransport
+from dht.transport.interface import REACH_PROTOCOL, Stream
+from dht.transport.relay_reservation import RELAY_PROTOCOL, RESERVE
+from node.links.reachability import ReachKeeper
+from node.links.relay_slots import MISSES_MAX, RELAYS, Relays, candidates
+from tests.unit.records import MODEL, record_of
+
+GRANTED = b"\x04\x08\x02\x28\x64"
+REFUSED = b"\x05\x08\x02\x28\xc8\x01"
+ROUTER = "8.8.4.4"
+
+
+class Other:
+    """A peer that may relay, and dials back."""
+
+    def __init__(self, network: MemoryNetwork, number: int) -> None:
+        self.transport: MemoryTransport = network.transport()
+        self.grants, self.asked = True, 0
+        self.reaches: bool | None = False
+        me = self.transport.peer_id
+        at = f"/ip4/1.2.3.{number}/tcp/5/p2p/{me}"
+        self.record: NodeRecord = replace(
+            record_of(me, 0, 2), reach=Reach.DIRECT, relays=True, addresses=(at,)
+        )
+
+    async def start(self) -> None:
+        await self.transport.serve(RELAY_PROTOCOL, self._relay)
+        await self.transport.serve(REACH_PROTOCOL, self._dial_back)
+        await Directory(self.transport, "net", MODEL.key).publish(self.record)
+
+    async def _relay(self, stream: Stream) -> None:
+        self.asked += 1
+        await stream.read_exactly(len(RESERVE))
+        stream.write(GRANTED if self.grants else REFUSED)
+        await stream.drain()
+
+    async def _dial_back(self, stream: Stream) -> None:
+        request = (await codec.read_frame(stream)).message
+        assert request == ReachRequest(port=31337)
+        await codec.send_frame(stream, ReachAnswer(reached=self.reaches, host=ROUTER))
+
+
+def others(network: MemoryNetwork, count: int) -> dict[str, Other]:
+    made = [Other(network, number) for number in range(count)]
+    return {each.transport.peer_id: each for each in made}
+
+
+def records(peers: dict[str, Other]) -> dict[str, NodeRecord]:
+    return {peer_id: each.record for peer_id, each in peers.items()}
+
+
+def test_only_peers_that_offer_it_and_that_others_reach_relay() -> None:
+    network = MemoryNetwork(random.Random(1))
+    peers = records(others(network, 5))
+    me, none, counts, local, good = peers
+    peers[none] = replace(peers[none], reach=Reach.NONE)
+    peers[counts] = replace(peers[counts], relays=False)
+    peers[local] = replace(peers[local], addresses=(f"/ip4/127.0.0.1/tcp/5/p2p/{local}",))
+    assert candidates(peers, me) == [good]
+
+
+def test_not_everybody_takes_the_same_relays() -> None:
+    peers = records(others(MemoryNetwork(random.Random(1)), 12))
+    assert len({candidates(peers, f"peer{n}")[0] for n in range(40)}) > 6
+
+
+def test_slots_are_renewed_replaced_and_let_go() -> None:
+    async def body() -> None:
+        network = MemoryNetwork(random.Random(1))
+        peers = others(network, 4)
+        for each in peers.values():
+            await each.start()
+        relays = Relays(network.transport())
+        await relays.hold(records(peers))
+        held = {p for p, each in peers.items() if each.asked}
+        assert len(held) == len(relays.addresses) == RELAYS
+        first = sorted(held)[0]
+        before = relays.addresses
+        peers[first].grants = False
+        for _ in range(MISSES_MAX - 1):
+            await relays.hold(records(peers))
+            assert relays.addresses == before, "one miss is none"
+        await relays.hold(records(peers))
+        assert len(relays.addresses) == RELAYS
+        assert not any(f"/p2p/{first}/" in each for each in relays.addresses)
+        # One that others cannot reach any more is of no use though it grants.
+        second = next(iter(held - {first}))
+        peers[second].record = replace(peers[second].record, reach=Reach.NONE)
+        for _ in range(MISSES_MAX):
+            await relays.hold(records(peers))
+        assert not any(f"/p2p/{second}/" in each for each in relays.addresses)
+        relays.let_go()
+        assert relays.addresses == ()
+
+    run_virtual(body(), limit_s=600)
+
+
+def test_who_refuses_does_not_keep_others_from_being_asked() -> None:
+    async def body() -> None:
+        network = MemoryNetwork(random.Random(1))
+        peers = others(network, 9)
+        for each in peers.values():
+            await each.start()
+        transport = network.transport()
+        good = candidates(records(peers), transport.peer_id)[-1]
+        for peer_id, each in peers.items():
+            each.grants = peer_id == good
+        relays = Relays(transport)
+        for _ in range(3):
+            await relays.hold(records(peers))
+        assert [good in each for each in relays.addresses] == [True]
+
+    run_virtual(body(), limit_s=600)
+
+
+class Listening(MemoryTransport):
+    """Behind a router: it knows only its address in the local network."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return (f"/ip4/192.168.1.5/tcp/31337/p2p/{self.peer_id}",)
+
+
+Told = list[tuple[Reach, tuple[str, ...]]]
+
+
+async def keeper(
+    network: MemoryNetwork, prepare: Callable[[list[Other]], None]
+) -> tuple[ReachKeeper, Told, list[Other], str]:
+    peers = list(others(network, 3).values())
+    prepare(peers)
+    for each in peers:
+        await each.start()
+    identity = Identity(network.rng.randbytes(32))
+    transport = network.peers[identity.peer_id] = Listening(network, identity)
+    told: Told = []
+    directory = Directory(transport, "net", MODEL.key)
+    made = ReachKeeper(
+        transport,
+        directory,
+        lambda reach, beside: told.append((reach, beside)),
+        relays=Relays(transport),
+    )
+    return made, told, peers, transport.peer_id
+
+
+def test_a_closed_peer_takes_relays_and_leaves_them_when_it_is_open() -> None:
+    async def body() -> None:
+        def nothing(peers: list[Other]) -> None:
+            pass
+
+        network = MemoryNetwork(random.Random(1))
+        kept, told, peers, me = await keeper(network, nothing)
+        await kept.look()
+        assert kept.settled.is_set()
+        (reach, beside), *rest = told
+        assert (reach, rest, len(beside)) == (Reach.RELAYED, [], RELAYS)
+        assert all(each.endswith(f"/p2p-circuit/p2p/{me}") for each in beside)
+        await kept.look()
+        assert len(told) == 1, "nothing changed"
+        for each in peers:
+            each.reaches = True
+        await kept.look()
+        # The router's address, which others dialled, is told on: the peer does not see it itself.
+        assert told[1:] == [(Reach.DIRECT, (f"/ip4/{ROUTER}/tcp/31337/p2p/{me}",))]
+
+    run_virtual(body(), limit_s=600)
+
+
+def test_without_a_relay_it_says_that_nobody_reaches_it() -> None:
+    async def body() -> None:
+        def refuse(peers: list[Other]) -> None:
+            for each in peers:
+                each.grants = False
+
+        kept, told, _, _ = await keeper(MemoryNetwork(random.Random(1)), refuse)
+        await kept.look()
+        assert told == [(Reach.NONE, ())]
+
+    run_virtual(body(), limit_s=600)

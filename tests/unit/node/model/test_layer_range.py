@@ -1,0 +1,167 @@
+"""Loading: what is read, what fits, and which models are refused before they serve."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from dht.errors import UserError
+from dht.messages.session import Sampling
+from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.weights.store import WeightStore
+
+LAYERS = 4
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 97,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+IDS = tuple(range(3, 33))
+
+
+def make(directory: Path, family: str, **extra: Any) -> Any:
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(family, **{**SHAPE, **extra})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(directory)
+    return model
+
+
+def engine_of(directory: Path, memory_bytes: int = 64 << 20) -> Engine:
+    store = WeightStore.open(str(directory))
+    return Engine(EngineConfig(store=store, name="tiny", memory_bytes=memory_bytes))
+
+
+def sampled(engine: Engine) -> int | None:
+    assert engine.reserve("s", len(IDS)) is None
+    item = WorkItem(
+        session="s", start=0, end=LAYERS, position=0, token_ids=IDS, sampling=Sampling()
+    )
+    result = engine.step([item])[0]
+    engine.free("s")
+    assert result.error is None, result.error
+    return result.token_id
+
+
+def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
+    make(tmp_path, "llama")
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"unheard_of"'))
+    with pytest.raises(UserError, match="unheard_of"):
+        engine_of(tmp_path)
+
+
+def test_other_shapes_than_the_code_has_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, "llama")
+    config = tmp_path / "config.json"
+    config.write_text(
+        config.read_text().replace('"intermediate_size": 96', '"intermediate_size": 95')
+    )
+    with pytest.raises(UserError, match="size mismatch"):
+        engine_of(tmp_path).load(1, 2)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_layers_that_stay_are_not_read_again(tied: bool, tmp_path: Path) -> None:
+    make(tmp_path, "llama", tie_word_embeddings=tied)
+    engine = engine_of(tmp_path)
+    layer, embed = engine.spec.layer_bytes, engine.spec.embed_bytes
+    head = engine.spec.head_bytes
+    norm = head - embed  # a tied matrix that is held as the one is not read again as the other
+    steps = [
+        ((0, 2), 2 * layer + embed),
+        ((0, 3), layer),
+        ((1, 4), layer + (norm if tied else head)),
+        ((1, 4), 0),
+        ((0, 4), layer + (0 if tied else embed)),
+        ((2, 3), 0),
+        ((3, 4), layer + head),
+    ]
+    for (start, end), expected in steps:
+        before = engine.config.store.bytes_read
+        progress: list[tuple[int, int]] = []
+        read = engine.load(start, end, lambda done, total, to=progress: to.append((done, total)))
+        assert read == engine.config.store.bytes_read - before
+        assert expected <= read <= 1.1 * expected
+        assert engine.held == (start, end)
+        if expected:
+            assert progress[-1] == (expected, expected)
+    engine.load(0, LAYERS)
+    fresh = engine_of(tmp_path)
+    fresh.load(0, LAYERS)
+    assert sampled(engine) == sampled(fresh)
+
+
+def test_the_memory_that_is_named_would_do(tmp_path: Path) -> None:
+    make(tmp_path, "llama")
+    with pytest.raises(UserError, match="--memory") as caught:
+        engine_of(tmp_path, memory_bytes=1000)
+    named = re.search(r"--memory ([0-9.]+)", str(caught.value))
+    assert named is not None
+    engine = engine_of(tmp_path, memory_bytes=int(float(named[1]) * 2**30))
+    assert engine.layers_max >= 1
+    engine.load(1, 2)
+    assert engine.kv_tokens_free >= engine.kv_tokens_min
+
+
+def test_a_range_that_does_not_fit_names_what_would_do(tmp_path: Path) -> None:
+    make(tmp_path, "llama")
+    engine = engine_of(tmp_path, memory_bytes=300_000)
+    engine.load(1, 2)
+    with pytest.raises(UserError, match="--memory") as caught:
+        engine.load(0, LAYERS)
+    assert engine.held == (1, 2)
+    named = re.search(r"--memory ([0-9.]+)", str(caught.value))
+    assert named is not None
+    engine_of(tmp_path, memory_bytes=int(float(named[1]) * 2**30)).load(0, LAYERS)
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1, 2), (2, 2), (3, 1), (0, LAYERS + 1)])
+def test_a_range_that_is_none_is_refused(start: int, end: int, tmp_path: Path) -> None:
+    make(tmp_path, "llama")
+    with pytest.raises(UserError, match="layers"):
+        engine_of(tmp_path).load(start, end)
+
+
+def test_a_load_that_fails_holds_nothing(tmp_path: Path) -> None:
+    make(tmp_path, "llama")
+    engine = engine_of(tmp_path)
+    engine.load(0, 2)
+    (tmp_path / "model.safetensors").rename(tmp_path / "away")
+    with pytest.raises(UserError, match="cannot be read"):
+        engine.load(0, 3)
+    assert engine.held == (0, 0)
+    assert engine.kv_tokens_free == 0
+    (tmp_path / "away").rename(tmp_path / "model.safetensors")
+    engine.load(0, LAYERS)
+    sampled(engine)
+
+
+def test_made_up_weights_never_serve(tmp_path: Path) -> None:
+    make(tmp_path, "llama")
+    engine, right = engine_of(tmp_path), engine_of(tmp_path)
+    assert engine.load(0, LAYERS, made_up=True) == 0
+    assert engine.config.store.bytes_read == 0
+    assert engine.load(0, LAYERS) == right.load(0, LAYERS) > 0
+    assert sampled(engine) == sampled(right)
+
+
+def test_numbers_beyond_float16_are_named(tmp_path: Path) -> None:
+    model = make(tmp_path, "llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 3] = 1e5
+    model.save_pretrained(tmp_path)
+    store = WeightStore.open(str(tmp_path))
+    config = EngineConfig(store=store, name="tiny", memory_bytes=64 << 20, dtype="float16")
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight .* beyond float16"):
+        Engine(config).load(1, 2)

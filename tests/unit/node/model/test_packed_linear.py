@@ -1,0 +1,62 @@
+"""Matrices in another layout: the same numbers come out, whatever the rows."""
+
+import pytest
+import torch
+from torch import nn
+
+from node.model import packed_linear
+from node.model.packed_linear import PackedLinear, favour_few_rows
+
+
+class Shouting(nn.Linear):
+    """Computes something of its own."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(rows)
+
+
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear, "NUMBERS_LEAST", 1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("outputs", "inputs"), [(33, 70), (128, 64), (1, 5), (64, 129)])
+def test_products_are_the_same(bias: bool, outputs: int, inputs: int) -> None:
+    torch.manual_seed(outputs)
+    linear = nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
+    packed = favour_few_rows(linear)
+    assert isinstance(packed, PackedLinear)
+    for shape in ((1, inputs), (1, 3, inputs), (1, 40, inputs), (300, inputs)):
+        rows = torch.randn(shape)
+        with torch.inference_mode():
+            torch.testing.assert_close(packed(rows), linear(rows), atol=1e-5, rtol=1e-5)
+            apart = rows.transpose(0, -1).contiguous().transpose(0, -1)  # not in order
+            torch.testing.assert_close(packed(apart), linear(rows), atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_within_is_replaced_and_what_computes_otherwise_is_not() -> None:
+    module = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.ModuleList([nn.Linear(8, 4)])})
+    module["c"], module["d"] = Shouting(8, 8), nn.Linear(8, 8, dtype=torch.bfloat16)
+    assert favour_few_rows(module) is module
+    kinds = [type(part) for part in (module["a"], module["b"][0], module["c"], module["d"])]
+    assert kinds == [PackedLinear, PackedLinear, Shouting, nn.Linear]
+    assert module["a"].weight.dtype is torch.float32
+    assert tuple(module["a"].weight.shape) == (8, 8)
+
+
+def test_without_onednn_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear, "_packed", lambda weight: weight.to("nowhere"))
+    packed_linear._can_pack.cache_clear()
+    try:
+        linear = nn.Linear(8, 8)
+        assert favour_few_rows(linear) is linear
+    finally:
+        packed_linear._can_pack.cache_clear()
+
+
+def test_small_matrices_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear, "NUMBERS_LEAST", 65)
+    small, large = nn.Linear(8, 8), nn.Linear(8, 9)
+    assert favour_few_rows(small) is small
+    assert isinstance(favour_few_rows(large), PackedLinear)

@@ -1,0 +1,131 @@
+"""What the owner of a peer sees and what is kept of it."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dht.errors import UserError
+from dht.identity.peer_id import Identity
+from dht.messages.types import DeviceSpec, Link, NodeState
+from node.device.hardware import Machine, at_most
+from node.owner.contribution import Contribution, load, save
+from node.owner.live_panel import Figures, clock, panel, sentence
+from node.owner.reporter import Reporter
+from node.peer.join_file import as_flags
+from node.peer.join_options import join_parser
+
+NEAR = Identity(b"n" * 32).peer_id
+FIGURES = Figures(
+    state=NodeState.SERVING,
+    start=4,
+    end=8,
+    layers=12,
+    sessions=3,
+    tokens=4321,
+    up_bytes=5 << 20,
+    down_bytes=7 << 20,
+    peers=4,
+    tokens_per_s=12.5,
+    uptime_s=3 * 3600 + 7 * 60,
+    lifetime=Contribution(tokens=99_000, sessions=120, serving_s=90_000.0),
+    links=(
+        Link(
+            source=NEAR,
+            target="me",
+            bandwidth_bytes_per_s=1e6,
+            rtt_s=0.012,
+            measured_unix_s=1.0,
+        ),
+    ),
+    device="GPU [bold]9000[/bold]",
+    temperature_c=61.0,
+    power_w=143.2,
+)
+
+
+def test_the_panel_and_the_line_say_the_same_figures() -> None:
+    out = io.StringIO()
+    Console(file=out, width=100).print(panel(FIGURES))
+    text = out.getvalue()
+    for part in (
+        "serving: layers 4 to 7 of 12",
+        "3 sessions, 12.5 tokens/s, 4321 tokens",
+        "5.0 MiB",
+        f"4 others: {NEAR[-8:]} 12.0 ms",
+        "GPU [bold]9000[/bold], 61 °C, 143 W",
+        "99000 tokens in 120 answers, 1 d 01:00 of serving",
+        "3:07",
+    ):
+        assert part in text
+    assert "layers 4 to 7" in sentence(FIGURES)
+    one = sentence(replace(FIGURES, start=3, end=4, sessions=1, peers=1))
+    assert one.startswith("serving: layer 3 of 12; 1 session, 4321 tokens, 12.5 tokens/s;")
+    assert "; 1 other peer;" in one
+    assert clock(59) == "0:00"
+
+
+def test_a_terminal_gets_the_view_and_a_file_a_line_now_and_then() -> None:
+    out = io.StringIO()
+    reporter = Reporter(json_log=False, out=out)
+    for _ in range(3):
+        reporter.show(panel(FIGURES), sentence(FIGURES))
+    assert out.getvalue() == "", "not a line every two seconds"
+    screen = io.StringIO()
+    reporter = Reporter(json_log=False, out=screen)
+    reporter._console = Console(file=screen, force_terminal=True, width=90)
+    reporter.show(panel(FIGURES), "line")
+    with reporter.phase("Loading"):
+        reporter.show(panel(FIGURES), "line")  # a phase has the terminal: no second live display
+    reporter.show(panel(FIGURES), "line")
+    reporter.hide()
+    assert "Ctrl-C leaves" in screen.getvalue()
+    assert "Loading" in screen.getvalue()
+
+
+def test_contribution_is_kept_and_a_damaged_file_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "peer.contribution.json"
+    assert load(path) == Contribution()
+    save(path, load(path).plus(10, 1, 2.5))
+    save(path, load(path).plus(5, 0, 1.0))
+    assert load(path) == Contribution(tokens=15, sessions=1, serving_s=3.5)
+    for text in ("", "[]", '{"tokens": -1, "sessions": 0, "serving_s": 0}', '{"tokens": "x"}'):
+        path.write_text(text)
+        assert load(path) == Contribution()
+    save(tmp_path / "missing" / "x.json", Contribution())  # reported, not raised
+
+
+def test_a_configuration_file_has_the_flags_names_and_flags_go_before() -> None:
+    parser = join_parser()
+    text = 'model = "org/name"\ncpu = true\nmemory = 2.5\ninitial-peers = ["/ip4/a", "/ip4/b"]\n'
+    flags = as_flags(text, parser)
+    read = parser.parse_args([*flags, "--memory", "1"])
+    assert (read.model, read.cpu, read.memory) == ("org/name", True, 1.0)
+    assert read.initial_peers == ["/ip4/a", "/ip4/b"]
+    assert as_flags("test = false", parser) == []
+    for bad, reason in (
+        ("modle = 1", "'modle'"),
+        ("cpu = 3", "true or false"),
+        ("model = [1]", "one value"),
+        ("name = {}", "text or numbers"),
+        ("memory = true", "text or numbers"),
+        ("= x", "not TOML"),
+        ('config = "x"', "'config'"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            as_flags(bad, parser)
+
+
+def test_max_vram_bounds_what_is_lent() -> None:
+    def machine(kind: str) -> Machine:
+        device = DeviceSpec(kind=kind, name="x", memory_bytes=24 << 30)
+        return Machine(device=device, torch_device=kind, free_bytes=20 << 30, lend_bytes=17 << 30)
+
+    assert at_most(machine("cuda"), 8.0).lend_bytes == 8 << 30
+    assert at_most(machine("cuda"), 18.0).lend_bytes == 17 << 30
+    assert at_most(machine("cpu"), None).lend_bytes == 17 << 30
+    for kind, gib in (("cpu", 8.0), ("cuda", 0.0)):
+        with pytest.raises(UserError, match="--max-vram"):
+            at_most(machine(kind), gib)

@@ -1,0 +1,131 @@
+"""What the profile says, by law and from the command."""
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.random_model import make_llama
+from dht.command_line import EXIT_DONE, EXIT_USER, run_command
+from node.engine.engine import Engine, EngineConfig
+from node.profiling import layer_profile
+from node.profiling.layer_fit import LayerFit, Line
+from node.profiling.layer_profile import (
+    BATCHES,
+    CHECKS,
+    CONTEXTS,
+    PREFILLS,
+    best_rate,
+    feasible,
+    measure,
+    points_within,
+    tokens_per_s,
+)
+from node.weights.store import WeightStore
+
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(
+        tmp_path_factory.mktemp("profile"), hidden=64, layers=LAYERS, vocab=64, context_tokens=64
+    )
+
+
+def engine_of(directory: Path, memory_bytes: int = 64 << 20) -> Engine:
+    store = WeightStore.open(str(directory))
+    return Engine(EngineConfig(store=store, name="tiny", memory_bytes=memory_bytes))
+
+
+@pytest.mark.parametrize("memory_bytes", [400_000, 800_000, 64 << 20])
+def test_more_layers_are_slower_and_all_that_fit_are_listed(
+    directory: Path, memory_bytes: int
+) -> None:
+    engine = engine_of(directory, memory_bytes)
+    rates = tokens_per_s(engine, measure(engine))
+    assert len(rates) == engine.layers_max
+    assert all(a > b > 0 for a, b in itertools.pairwise(rates))
+    assert engine.kv_tokens_free >= engine.kv_tokens_min  # no session of the profile is left
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=len(BATCHES)))
+def test_rates_fall_with_layers_whatever_was_measured(seconds: list[float]) -> None:
+    lines = [
+        Line(batch=batch, base_s=s, token_s=1e-6)
+        for batch, s in zip(BATCHES, seconds, strict=False)
+    ]
+    for sessions in (1, 4, 1000):
+        rates = [best_rate(LayerFit(tuple(lines)), n, sessions, 256) for n in range(1, 20)]
+        assert all(a > b > 0 for a, b in itertools.pairwise(rates))
+
+
+def test_one_quiet_moment_is_enough(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timings are the least of several: a slow machine with one fast step counts as fast."""
+    monkeypatch.setattr(layer_profile, "TIMING_BUDGET_S", 1.0)
+    now, calls = 0.0, 0
+
+    def clock() -> float:
+        nonlocal now, calls
+        calls += 1
+        now += 0.001 if calls % 5 == 0 else 0.004
+        return now
+
+    measured = measure(engine_of(directory), clock)
+    assert {timing.batch for timing in measured.points} == set(BATCHES)
+    timed = (*measured.points, *measured.checks)
+    assert all(timing.seconds == pytest.approx(0.001) for timing in timed)
+    assert measured.fit_error == pytest.approx(0)
+
+
+def test_points_are_those_that_the_context_and_the_pages_allow() -> None:
+    everything = {(b, c) for b in BATCHES for c in CONTEXTS} | set(CHECKS)
+    assert set(points_within(1 << 20, 16, 1 << 20)) == everything
+    assert set(points_within(1 << 20, 16, 512)) == {p for p in everything if p[1] <= 512}
+    assert points_within(64, 16, 4096) == ((1, 1), (4, 1))
+    assert points_within(0, 16, 4096) == ((1, 1),)
+
+
+def test_a_real_engine_is_timed_at_every_point_and_nothing_is_left(tmp_path: Path) -> None:
+    directory = make_llama(tmp_path, hidden=64, layers=3, vocab=64, context_tokens=1024)
+    engine = engine_of(directory)
+    measured = measure(engine)
+    timed = {(t.batch, t.context_tokens) for t in (*measured.points, *measured.checks)}
+    assert timed == set(feasible(engine))
+    assert timed >= {(1, 512), (16, 512), (4, 1024)}
+    assert [timing.context_tokens for timing in measured.prefills] == list(PREFILLS)
+    assert measured.fit_error is not None
+    assert measured.fit_error >= 0
+    start, end = engine.held
+    assert engine.kv_tokens_free == engine.kv_tokens_beside(start, end)
+    assert set(measured.layer_s()) == {*BATCHES, *PREFILLS}
+    assert [batch for batch, _ in measured.decode_times] == sorted(BATCHES)
+    assert [tokens for tokens, _ in measured.prompt_times] == list(PREFILLS)
+    assert all(took_s > 0 for _, took_s in (*measured.decode_times, *measured.prompt_times))
+
+
+def test_the_command_prints_one_object(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["profile", str(directory), "--cpu", "--memory", "0.05"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--json"])
+    assert run_command(layer_profile.parse, layer_profile.main) == EXIT_DONE
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["tokens_per_s"]) == told["layers_max"] == LAYERS
+    assert {point["batch"] for point in told["points"]} == set(BATCHES)
+    assert told["fit_error"] >= 0
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert run_command(layer_profile.parse, layer_profile.main) == EXIT_DONE
+    assert "6 layers:" in capsys.readouterr().out
+
+
+def test_the_command_names_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["profile", str(tmp_path / "nowhere")])
+    assert run_command(layer_profile.parse, layer_profile.main) == EXIT_USER
+    assert capsys.readouterr().err.startswith("error: ")

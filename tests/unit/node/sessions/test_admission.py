@@ -1,0 +1,118 @@
+"""When a full stage expects room."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.sessions.admission import (
+    CROWD_MAX,
+    CROWD_S,
+    HEADROOM_SHARE,
+    QUEUE_SESSIONS_LEAST,
+    QUEUE_WAIT_S,
+    RETRY_LEAST_S,
+    RETRY_MOST_S,
+    UNTRIED_PER_CLIENT,
+    UNTRIED_SESSIONS,
+    Holding,
+    Load,
+    TurnedAway,
+    headroom,
+    queue_is_long,
+    retry_after_s,
+    takes_headroom,
+    untried_of,
+)
+
+holdings = st.lists(
+    st.builds(
+        Holding,
+        kv_tokens=st.integers(1, 100),
+        ran_tokens=st.integers(0, 100),
+        age_s=st.floats(0, 1e4),
+    ),
+    max_size=8,
+)
+
+
+def test_the_session_that_ends_first_with_enough_decides() -> None:
+    soon = Holding(kv_tokens=10, ran_tokens=9, age_s=9.0)  # 1 s left
+    later = Holding(kv_tokens=50, ran_tokens=25, age_s=25.0)  # 25 s left
+    assert retry_after_s(8, 0, [later, soon]) == pytest.approx(1.0)
+    assert retry_after_s(11, 0, [later, soon]) == pytest.approx(25.0)
+    assert retry_after_s(11, 1, [later, soon]) == pytest.approx(1.0)
+    assert retry_after_s(5, 5, [later]) == RETRY_LEAST_S
+
+
+def test_a_prompt_that_ran_fast_does_not_make_the_rest_look_fast() -> None:
+    begun = Holding(kv_tokens=40, ran_tokens=22, prompt_tokens=20, age_s=1.0)
+    assert begun.left_s == pytest.approx(9.0)
+    prefilling = Holding(kv_tokens=40, ran_tokens=10, prompt_tokens=20, age_s=1.0)
+    assert prefilling.left_s == pytest.approx(3.0)
+
+
+def test_what_will_never_fit_gets_no_promise() -> None:
+    assert retry_after_s(100, 0, [Holding(kv_tokens=50, ran_tokens=0, age_s=1.0)]) == 0.0
+
+
+@pytest.mark.property
+@given(needed=st.integers(1, 500), free=st.integers(0, 500), holding=holdings)
+def test_bounds_and_order(needed: int, free: int, holding: list[Holding]) -> None:
+    after_s = retry_after_s(needed, free, holding)
+    if free + sum(h.kv_tokens for h in holding) < needed:
+        assert after_s == 0.0
+    else:
+        assert RETRY_LEAST_S <= after_s <= RETRY_MOST_S
+        assert retry_after_s(needed, free + 1, holding) <= after_s
+
+
+def test_who_is_turned_away_does_not_come_back_with_all_the_others() -> None:
+    crowd = TurnedAway()
+    turns = [crowd.turn(f"client {n}", 0.01 * n) for n in range(10)]
+    assert turns == [1, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+    assert crowd.turn("client 3", 0.2) == 5, "one client is one, however often it asks"
+    assert crowd.turn("client 3", 0.2 + CROWD_S + 0.1) == 1
+    for n in range(3 * CROWD_MAX):
+        crowd.turn(f"stranger {n}", 20.0)
+    assert len(crowd.since_s) <= CROWD_MAX
+
+
+@pytest.mark.property
+@given(capacity=st.integers(1, 10_000), sizes=st.lists(st.integers(1, 2_000), max_size=30))
+def test_ordinary_sessions_leave_the_headroom_free(capacity: int, sizes: list[int]) -> None:
+    held = 0
+    for size in sizes:
+        if size <= capacity - held and not takes_headroom(size, capacity - held, held):
+            assert held == 0 or capacity - held - size >= int(HEADROOM_SHARE * capacity)
+            held += size
+
+
+def test_a_session_as_long_as_all_kv_is_served_by_a_stage_that_holds_nothing() -> None:
+    assert not takes_headroom(100, 100, 0)
+    assert takes_headroom(85, 90, 10)
+    assert not takes_headroom(80, 90, 10)
+    assert headroom(100) == 10
+
+
+def test_slow_decodes_send_ordinary_sessions_elsewhere_where_many_are_served() -> None:
+    few = QUEUE_SESSIONS_LEAST - 1
+    assert not queue_is_long(Load(sessions=few, decoding=few, untried=0), 4.0)
+    assert queue_is_long(Load(sessions=few + 1, decoding=few + 1, untried=0), QUEUE_WAIT_S + 0.1)
+    assert not queue_is_long(Load(sessions=500, decoding=500, untried=0), QUEUE_WAIT_S - 0.1)
+
+
+def test_a_crowd_is_not_let_in_before_it_shows_what_it_costs() -> None:
+    most = UNTRIED_SESSIONS
+    assert not queue_is_long(Load(sessions=most - 1, decoding=0, untried=most - 1), None)
+    assert queue_is_long(Load(sessions=most, decoding=0, untried=most), None)
+    assert not queue_is_long(Load(sessions=199, decoding=100, untried=99), 0.01)
+    assert queue_is_long(Load(sessions=200, decoding=100, untried=100), 0.01)
+    assert not queue_is_long(Load(sessions=200, decoding=0, untried=0), None), (
+        "they have had their time"
+    )
+
+
+def test_one_client_does_not_look_like_a_crowd() -> None:
+    assert untried_of(["a"] * 64) == UNTRIED_PER_CLIENT < UNTRIED_SESSIONS
+    assert untried_of(["a"] * 64 + ["b", "b", "c"]) == UNTRIED_PER_CLIENT + 3
+    assert untried_of([]) == 0

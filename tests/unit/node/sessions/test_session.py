@@ -1,0 +1,228 @@
+"""Laws of one session at one stage."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dht.messages.session import FinishReason, RefusalCode, Sampling, SessionOpen
+from dht.messages.types import RouteStage
+from node.sessions.session import StageSession, StageState
+from node.stage.open_checks import StageView, refusal_of
+
+LAYERS = 8
+
+
+def make_open(hop: int = 0, stages: int = 2, prompt: int = 5, new: int = 4) -> SessionOpen:
+    cuts = [round(LAYERS * i / stages) for i in range(stages + 1)]
+    route = tuple(
+        RouteStage(peer_id=f"p{i}", start=cuts[i], end=cuts[i + 1]) for i in range(stages)
+    )
+    return SessionOpen(
+        session="s" * 16,
+        epoch=0,
+        client="client",
+        fingerprint="f",
+        route=route,
+        addresses=((),) * stages,
+        hop=hop,
+        prompt_tokens=prompt,
+        max_new_tokens=new,
+        sampling=Sampling(stop_token_ids=(99,)),
+    )
+
+
+def view(peer: str = "p0", start: int = 0, end: int = 4, serving: bool = True) -> StageView:
+    return StageView(
+        peer_id=peer,
+        fingerprint="f",
+        layers=LAYERS,
+        context_tokens=64,
+        start=start,
+        end=end,
+        serving=serving,
+    )
+
+
+def active(open_: SessionOpen) -> StageSession:
+    return StageSession(open=open_, state=StageState.ACTIVE)
+
+
+@pytest.mark.property
+@given(
+    prompt=st.integers(1, 50),
+    new=st.integers(1, 20),
+    chunk=st.integers(1, 17),
+    cuts=st.lists(st.integers(1, 9), max_size=20),
+)
+def test_chunks_cover_every_input_once_and_never_cross_the_prompts_end(
+    prompt: int, new: int, chunk: int, cuts: list[int]
+) -> None:
+    session = active(make_open(prompt=prompt, new=new))
+    ids = list(range(prompt + new - 1))
+    given_, ran = 0, []
+    while len(ran) < len(ids):
+        size = cuts.pop() if cuts else 1
+        part = tuple(ids[given_ : given_ + size])
+        if part:
+            assert session.add_inputs(given_, part)
+            given_ += len(part)
+        while (piece := session.next_chunk(chunk)) is not None:
+            assert piece.position == len(ran)
+            assert piece.tokens == len(piece.token_ids or ()) <= chunk
+            assert not piece.position < prompt < piece.position + piece.tokens
+            assert session.next_chunk(chunk) is None, "one chunk at a time"
+            ran.extend(piece.token_ids or ())
+            session.in_flight = False
+    assert ran == ids
+    assert not session.add_inputs(len(ids), (1,)), "more than was reserved"
+
+
+def test_the_last_stage_samples_only_behind_the_prompt() -> None:
+    session = active(make_open(hop=1, prompt=5))
+    assert session.take_rows(0, 3) is not None
+    chunk = session.take_rows(3, 2)
+    assert chunk is not None
+    assert chunk.sample
+    assert session.take_rows(3, 2) is None, "repeated rows are dropped"
+    assert session.take_rows(6, 1) is None, "rows with a gap before them are dropped"
+
+
+def test_rows_that_cross_the_prompts_end_are_dropped() -> None:
+    session = active(make_open(hop=1, prompt=5))
+    assert session.take_rows(0, 6) is None
+    assert session.next_position == 0
+
+
+def test_an_answer_ends_at_a_stop_token_or_at_its_length() -> None:
+    session = active(make_open(hop=1, new=2))
+    assert session.add_sampled(7) == 5
+    assert session.finish_reason is None
+    assert session.add_sampled(8) == 6
+    assert session.finish_reason is FinishReason.LENGTH
+    stopped = active(make_open(hop=1))
+    stopped.add_sampled(99)
+    assert stopped.finish_reason is FinishReason.STOP
+    assert session.sampled_from(6) == (8,)
+    assert session.sampled_from(0) == (7, 8)
+
+
+def test_roles_on_a_route() -> None:
+    first, last = StageSession(open=make_open(0)), StageSession(open=make_open(1))
+    assert (first.previous_peer, first.next_peer, first.ring_peer) == ("client", "p1", None)
+    assert (last.previous_peer, last.next_peer, last.ring_peer) == ("p0", None, "p0")
+    alone = StageSession(open=make_open(0, stages=1))
+    assert (alone.next_peer, alone.ring_peer) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("open_", "against", "code"),
+    [
+        (make_open(), view(), None),
+        (make_open(hop=1), view("p1", 4, 8), None),
+        (make_open(), view("p0", 0, 8), None),
+        (make_open(), view("other"), RefusalCode.BAD_REQUEST),
+        (make_open(), view(end=3), RefusalCode.NOT_HELD),
+        (make_open(), view(serving=False), RefusalCode.DRAINING),
+        (make_open(prompt=60, new=5), view(), RefusalCode.TOO_LONG),
+    ],
+)
+def test_refusals(open_: SessionOpen, against: StageView, code: RefusalCode | None) -> None:
+    refusal = refusal_of(open_, against)
+    assert (refusal[0] if refusal else None) == code
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        (("p0", 0, 4), ("p1", 5, 8)),
+        (("p0", 0, 4), ("p1", 3, 8)),
+        (("p0", 0, 4), ("p1", 4, 7)),
+        (("p0", 1, 4), ("p1", 4, 8)),
+        (("p0", 0, 4), ("p1", 4, 6), ("p0", 6, 8)),
+        (("p0", 0, 4), ("p1", 4, 4), ("p2", 4, 8)),
+    ],
+)
+def test_a_malformed_route_is_refused(route: tuple[tuple[str, int, int], ...]) -> None:
+    stages = tuple(RouteStage(peer_id=p, start=s, end=e) for p, s, e in route)
+    from dataclasses import replace
+
+    open_ = replace(make_open(), route=stages, addresses=((),) * len(stages))
+    refusal = refusal_of(open_, view())
+    assert refusal is not None
+    assert refusal[0] is RefusalCode.BAD_REQUEST
+
+
+def test_a_ring_token_may_come_before_the_prompt() -> None:
+    """A last stage that took over samples before the client has fed a new first stage."""
+    session = active(make_open(prompt=5, new=4))
+    assert session.add_inputs(5, (50,))
+    assert session.next_chunk(64) is None
+    assert not session.add_inputs(6, (60,)), "only the first token can be early"
+    assert session.add_inputs(0, (0, 1, 2))
+    assert session.add_inputs(3, (3, 4))
+    assert session.inputs == [0, 1, 2, 3, 4, 50]
+    assert session.add_inputs(6, (60,))
+
+
+@pytest.mark.property
+@given(
+    prompt=st.integers(1, 30),
+    answered=st.integers(0, 29),
+    scores_from=st.integers(1, 30),
+    cuts=st.lists(st.integers(1, 9), max_size=30),
+)
+def test_each_prompt_token_that_is_wanted_is_scored_once(
+    prompt: int, answered: int, scores_from: int, cuts: list[int]
+) -> None:
+    answered = min(answered, prompt - 1)
+    open_ = replace(
+        make_open(hop=1, prompt=prompt),
+        sampling=Sampling(prompt_logprobs=2),
+        history=tuple(range(100, 100 + prompt)),
+        answered=answered,
+        scores_from=scores_from,
+    )
+    session = active(open_)
+    scored = []
+    for size in [*cuts, *[1] * prompt]:
+        rows = min(size, prompt - session.next_position)
+        chunk = session.take_rows(session.next_position, rows) if rows else None
+        if chunk is not None and chunk.targets is not None:
+            assert chunk.targets.top == 2
+            first = chunk.position + chunk.targets.first_row + 1
+            ids = chunk.targets.token_ids
+            assert chunk.targets.first_row + len(ids) <= chunk.tokens
+            assert list(ids) == list(range(100 + first, 100 + first + len(ids)))
+            scored += range(first, first + len(ids))
+    assert scored == list(range(scores_from, prompt - answered))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"answered": 5}, "5 tokens of answer in 5 of prompt"),
+        ({"history": (1,)}, "1 token ids of history, 0 expected"),
+        ({"sampling": Sampling(repetition_penalty=2.0)}, "0 token ids of history, 5 expected"),
+        ({"sampling": Sampling(presence_penalty=2.0), "answered": 2}, "history, 2 expected"),
+        (
+            {
+                "prompt_tokens": 60_000,
+                "history": (1,) * 60_000,
+                "sampling": Sampling(prompt_logprobs=20),
+            },
+            "49932 tokens at most",
+        ),
+    ],
+)
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_history_that_does_not_fit_is_refused(
+    changed: dict[str, Any], said: str, taken_over: bool
+) -> None:
+    large = replace(view(), context_tokens=1 << 17)
+    refusal = refusal_of(replace(make_open(), **changed), large, taken_over=taken_over)
+    assert refusal is not None
+    assert refusal[0] is RefusalCode.BAD_REQUEST
+    assert said in refusal[1]

@@ -1,0 +1,71 @@
+"""What a stage keeps of sessions, and what it lets go."""
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from dht.messages.session import Priority
+from dht.transport.frame_sender import FrameSender
+from node.sessions import session_table
+from node.sessions.activation_log import ActivationLog
+from node.sessions.admission import UNTRIED_S, Load
+from node.sessions.session import StageSession, StageState
+from node.sessions.session_table import Live, SessionTable
+from tests.unit.node.sessions.test_session import make_open
+
+
+class Table:
+    """A table with the KV that it freed."""
+
+    def __init__(self) -> None:
+        self.freed: list[str] = []
+        self.table = SessionTable(self.freed.append, ActivationLog(4, 1000))
+
+    def add(self, name: str, client: str, priority: Priority = Priority.NORMAL) -> Live:
+        open_ = replace(make_open(), session=name, client=client, priority=priority)
+        session = StageSession(open=open_, state=StageState.ACTIVE)
+        live = Live(session=session, upstream=cast(FrameSender, None), touched_s=0.0)
+        self.table.add(live)
+        return live
+
+
+def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
+    side = Table()
+    one, other = side.add("one", "a"), side.add("other", "a", Priority.HIGH)
+    both = one.session.kv_tokens + other.session.kv_tokens
+    load = Load(sessions=2, own=2, own_urgent=1, untried=2, kv_tokens=both)
+    assert side.table.load("a", now_s=0.0) == load
+    assert side.table.load("b", now_s=0.0) == replace(load, own=0, own_urgent=0)
+    assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=0)
+    assert side.table.kv_tokens == both
+    side.table.finish(other)
+    left = Load(sessions=1, own=1, untried=1, kv_tokens=one.session.kv_tokens)
+    assert side.table.load("a", now_s=0.0) == left
+    assert side.table.kv_tokens == one.session.kv_tokens
+    assert side.table.get("other") is other, "its client may attach late"
+    assert side.freed == [other.session.kv_key]
+    side.table.forget(other)
+    side.table.forget(one)
+    side.table.forget(one)
+    assert side.freed == [other.session.kv_key, one.session.kv_key]
+    assert list(side.table) == []
+    assert side.table.holding == 0
+
+
+def test_of_one_client_only_the_newest_finished_answers_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_table, "FINISHED_PER_CLIENT_MAX", 2)
+    side = Table()
+    serving = side.add("serving", "a")
+    for number in range(4):
+        side.table.finish(side.add(f"a{number}", "a"))
+        side.table.finish(side.add(f"b{number % 2}", "b"))
+    kept = {live.session.key for live in side.table}
+    assert kept == {"serving", "a2", "a3", "b0", "b1"}
+    assert side.table.load("a", now_s=0.0).own == 1
+    assert side.table.holding == 1
+    side.table.finish(serving)
+    assert side.table.get("a2") is None
+    assert side.table.get("serving") is serving

@@ -1,0 +1,285 @@
+"""Models from a hub, against one that runs here."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants as hub_constants
+import pytest
+import torch
+from huggingface_hub import hf_hub_download
+from safetensors.torch import save_file
+
+from dht.errors import NetworkError, UserError
+from dht.hub import HubId, cached_snapshot, fetch_text_files, list_model
+from node.weights.hub_shards import open_hub_model
+from node.weights.safetensors_header import DamagedError
+from node.weights.store import WeightStore
+from tests.unit.node.fake_hub import COMMIT, FakeHub
+
+REPO = HubId(repo="org/tiny")
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+NUMBERS = 64 << 10
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "tiny"
+    directory.mkdir()
+    (directory / "config.json").write_text('{"model_type": "llama"}')
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "pytorch_model.bin").write_bytes(b"pickled")
+    generator = torch.Generator().manual_seed(0)
+    names = {"a.weight": FIRST, "b.weight": FIRST, "c.weight": SECOND}
+    for shard in (FIRST, SECOND):
+        mine = [name for name, file in names.items() if file == shard]
+        save_file({n: torch.randn(NUMBERS, generator=generator) for n in mine}, directory / shard)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    return directory
+
+
+@pytest.fixture
+def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    home = tmp_path / "hf"
+    monkeypatch.setattr(hub_constants, "HF_HOME", str(home))
+    monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(home / "hub"))
+    monkeypatch.setattr(hub_constants, "HF_TOKEN_PATH", str(home / "token"))
+    monkeypatch.setattr(hub_constants, "DOWNLOAD_CHUNK_SIZE", 10_000)  # what is lost at most
+    monkeypatch.setattr("time.sleep", lambda _: None)  # huggingface_hub waits between attempts
+    with FakeHub().running() as running:
+        running.add(REPO.repo, model)
+        template = running.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(hub_constants, "ENDPOINT", running.url)
+        monkeypatch.setattr(hub_constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield running
+
+
+def test_only_the_files_of_the_range_are_fetched(hub: FakeHub, model: Path) -> None:
+    store = open_hub_model(REPO)
+    assert store.fingerprint == WeightStore.open(str(model)).fingerprint
+    assert store.verified
+    assert not (store.directory / FIRST).exists()
+    progress: list[tuple[int, int]] = []
+    store.fetch(["c.weight"], lambda done, total: progress.append((done, total)))
+    size_bytes = (model / SECOND).stat().st_size
+    assert progress[-1] == (size_bytes, size_bytes)
+    local = dict(WeightStore.open(str(model)).read(["c.weight"]))
+    assert torch.equal(dict(store.read(["c.weight"]))["c.weight"], local["c.weight"])
+    assert store.bytes_read <= 1.1 * 4 * NUMBERS
+    assert not (store.directory / FIRST).exists()
+    assert (store.directory / SECOND).is_symlink()
+    assert hub.bytes_of(".bin") == 0
+    assert not any(asked.token for asked in hub.asked)
+
+
+def test_what_is_cached_is_not_fetched_or_hashed_again(hub: FakeHub) -> None:
+    dict(open_hub_model(REPO).read(["a.weight", "c.weight"]))
+    hub.asked.clear()
+    again = open_hub_model(REPO)
+    dict(again.read(["a.weight"]))
+    assert [asked.path for asked in hub.asked] == ["/api/models/org/tiny"]
+    assert again.bytes_read <= 1.1 * 4 * NUMBERS
+
+
+def test_an_interrupted_fetch_goes_on(hub: FakeHub, model: Path) -> None:
+    store = open_hub_model(REPO)
+    hub.cut_at = [100_000] + [0] * 8
+    with pytest.raises(NetworkError, match=r"100000 of .* bytes .* are kept"):
+        store.fetch(["c.weight"])
+    hub.cut_at.clear()
+    hub.asked.clear()
+    progress: list[tuple[int, int]] = []
+    again = open_hub_model(REPO)  # as after the process was killed
+    again.fetch(["c.weight"], lambda done, total: progress.append((done, total)))
+    size_bytes = (model / SECOND).stat().st_size
+    assert [asked.range for asked in hub.asked if asked.path.endswith(SECOND)] == ["bytes=100000-"]
+    assert hub.bytes_of(SECOND) == size_bytes - 100_000
+    assert 100_000 < progress[0][0] <= 110_000
+    assert len(dict(again.read(["c.weight"]))) == 1
+
+
+def test_a_connection_that_breaks_is_taken_up_at_once(hub: FakeHub, model: Path) -> None:
+    store = open_hub_model(REPO)
+    hub.cut_at = [100_000, 50_000]
+    assert len(dict(store.read(["c.weight"]))) == 1
+    ranges = [asked.range for asked in hub.asked if asked.path.endswith(SECOND)][1:]
+    assert ranges == [None, "bytes=100000-", "bytes=150000-"]
+
+
+def test_a_hub_without_ranges_is_read_from_the_start(hub: FakeHub) -> None:
+    hub.ignore_ranges = True
+    store = open_hub_model(REPO)
+    hub.cut_at = [100_000]
+    assert len(dict(store.read(["c.weight"]))) == 1
+
+
+def test_a_file_that_came_damaged_is_fetched_again_once(
+    hub: FakeHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_hub_model(REPO)
+    hub.flip = 1
+    assert len(dict(store.read(["c.weight"]))) == 1
+    assert f"{SECOND} of org/tiny is damaged" in caplog.text
+    hub.flip = 2
+    with pytest.raises(DamagedError, match=f"{FIRST} of org/tiny is damaged"):
+        dict(store.read(["a.weight"]))
+    assert hub.flip == 0
+    assert not (store.directory / FIRST).exists()
+    assert len(dict(store.read(["a.weight"]))) == 1
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_cached_file_that_was_damaged_is_fetched_again_once(noted: bool, hub: FakeHub) -> None:
+    store = open_hub_model(REPO)
+    right = dict(store.read(["c.weight"]))["c.weight"]
+    blob = (store.directory / SECOND).resolve()
+    content = bytearray(blob.read_bytes())
+    content[len(content) // 2] ^= 16
+    blob.write_bytes(content)
+    if not noted:
+        for note in Path(hub_constants.HF_HOME, "anabranch", "shards").glob("*.json"):
+            note.unlink()
+        store = open_hub_model(REPO)
+    hub.asked.clear()
+    assert torch.equal(dict(store.read(["c.weight"]))["c.weight"], right)
+    assert hub.bytes_of(SECOND) == len(content)
+    blob.write_bytes(content)
+    hub.flip = 1
+    with pytest.raises(DamagedError):
+        dict(store.read(["c.weight"]))
+
+
+def test_a_damaged_cache_without_the_hub_is_named(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_hub_model(REPO)
+    dict(store.read(["c.weight"]))
+    blob = (store.directory / SECOND).resolve()
+    blob.write_bytes(blob.read_bytes()[:-1] + b"\x01")
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DamagedError, match=r"tensor c\.weight"):
+        dict(store.read(["c.weight"]))
+
+
+def test_offline_serves_from_the_cache(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"org/tiny is neither .* HF_HUB_OFFLINE"):
+        open_hub_model(REPO)
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", False)
+    first = open_hub_model(REPO)
+    dict(first.read(["c.weight"]))
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
+    hub.asked.clear()
+    store = open_hub_model(REPO)
+    assert store.fingerprint == first.fingerprint
+    assert len(dict(store.read(["c.weight"]))) == 1
+    with pytest.raises(UserError, match=f"{FIRST} of org/tiny is not in the cache"):
+        dict(store.read(["a.weight"]))
+    assert hub.asked == []
+
+
+def test_offline_takes_what_other_tools_cached(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("config.json", "model.safetensors.index.json", FIRST, SECOND):
+        hf_hub_download(REPO.repo, name)
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
+    store = open_hub_model(REPO)
+    assert store.verified
+    assert len(dict(store.read(["a.weight", "c.weight"]))) == 2
+
+
+def test_a_hub_that_is_away_does_not_stop_what_is_cached(hub: FakeHub) -> None:
+    dict(open_hub_model(REPO).read(["c.weight"]))
+    hub.status = 503
+    store = open_hub_model(REPO)
+    assert len(dict(store.read(["c.weight"]))) == 1
+    with pytest.raises(NetworkError, match="org/tiny"):
+        store.fetch(["a.weight"])
+
+
+def test_the_token_is_sent_when_it_is_set(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "hf_secret"  # noqa: S105
+    with pytest.raises(UserError, match="set HF_TOKEN"):
+        open_hub_model(REPO)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert len(dict(open_hub_model(REPO).read(["c.weight"]))) == 1
+    assert {asked.token for asked in hub.asked[1:]} == {"Bearer hf_secret"}
+
+
+def test_what_the_hub_refuses_is_one_plain_line(hub: FakeHub) -> None:
+    def refused(text: str, kind: type[Exception], words: str) -> None:
+        hub_id = HubId.parse(text)
+        assert hub_id is not None
+        with pytest.raises(kind, match=words) as caught:
+            open_hub_model(hub_id)
+        assert len(" ".join(str(caught.value).split())) < 300
+
+    refused("org/missing", UserError, "org/missing is neither a directory here nor a model at http")
+    refused("org/tiny@nowhere", UserError, "org/tiny@nowhere: there is no such branch")
+    hub.gated = True
+    refused("org/tiny", UserError, "is gated: accept its terms")
+    hub.gated = False
+    for status, kind in ((403, UserError), (429, NetworkError), (500, NetworkError)):
+        hub.status = status
+        refused("org/tiny@main", kind, str(status))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "no config.json"),
+        ({"config.json": b'{"model_type": "x", "auto_map": {}}'}, "org/odd needs code of its own"),
+        (
+            {"config.json": b'{"model_type": "x"}', "pytorch_model.bin": b""},
+            "org/odd has no safetensors files .only pytorch_model.bin",
+        ),
+        (
+            {
+                "config.json": b'{"model_type": "x"}',
+                "model.safetensors.index.json": b'{"weight_map": {"a": "../../b.safetensors"}}',
+            },
+            "which is not there",
+        ),
+        (
+            {"config.json": b'{"model_type": "x"}', "model.safetensors": b"\xff" * 100},
+            "its header cannot have",
+        ),
+    ],
+)
+def test_odd_models_are_refused(files: dict[str, bytes], words: str, hub: FakeHub) -> None:
+    hub.models["org/odd"] = files
+    with pytest.raises(UserError, match=words):
+        open_hub_model(HubId(repo="org/odd"))
+
+
+def test_a_stopped_fetch_ends(hub: FakeHub) -> None:
+    store = open_hub_model(REPO)
+    store.stop()
+    with pytest.raises(NetworkError, match="stopped"):
+        store.fetch(["c.weight"])
+
+
+def test_a_client_fetches_only_the_text_files(hub: FakeHub) -> None:
+    directory = fetch_text_files(REPO)
+    assert sorted(path.name for path in directory.iterdir()) == ["config.json", "tokenizer.json"]
+    assert directory == cached_snapshot(list_model(REPO))
+    assert directory.name == COMMIT
+    assert hub.bytes_of(".safetensors") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("org/name", HubId(repo="org/name")),
+        ("Org-1/na.me_2@v1.0", HubId(repo="Org-1/na.me_2", revision="v1.0")),
+        ("a/b@refs/pr/1", HubId(repo="a/b", revision="refs/pr/1")),
+        *[(t, None) for t in ("name", "./a", "/a/b", "~/a", "a/b/c", "a/", "/b", "a/b@", "../b")],
+        ("a/..", None),
+    ],
+)
+def test_hub_ids_are_told_from_paths(text: str, expected: HubId | None) -> None:
+    assert HubId.parse(text) == expected

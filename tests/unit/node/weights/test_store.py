@@ -1,0 +1,157 @@
+"""What is refused at open, in words, and what tells two models apart."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dht.errors import UserError
+from node.weights.store import WeightStore
+
+CONFIG = {"model_type": "llama", "hidden_size": 4}
+INDEX = "model.safetensors.index.json"
+
+
+def write(directory: Path, config: dict[str, Any] | None = None, rows: int = 2) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(CONFIG if config is None else config))
+    tensors = {"a.weight": torch.ones(rows, 4), "b.weight": torch.zeros(4)}
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def raw(header: bytes, data: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def header_of(**described: Any) -> bytes:
+    return json.dumps({"a": described}).encode()
+
+
+def index(names: dict[str, str] | Any) -> Callable[[Path], None]:
+    text = json.dumps({"weight_map": names})
+    return lambda directory: (directory / INDEX).write_text(text) and None
+
+
+def model_file(content: bytes) -> Callable[[Path], None]:
+    return lambda directory: (directory / "model.safetensors").write_bytes(content) and None
+
+
+def config_text(text: str) -> Callable[[Path], None]:
+    return lambda directory: (directory / "config.json").write_text(text) and None
+
+
+def truncate(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+
+
+def lengthen(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes() + b"more")
+
+
+def only_bin(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
+def outside(directory: Path) -> None:
+    write(directory.parent / "other")
+    index({"a.weight": "../other/model.safetensors"})(directory)
+
+
+F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
+    "bad json": (config_text("{"), "cannot be read"),
+    "deep json": (config_text("[" * 100_000), "cannot be read"),
+    "a list": (config_text("[]"), "no model_type"),
+    "no type": (config_text("{}"), "no model_type"),
+    "auto_map": (config_text('{"model_type": "x", "auto_map": {}}'), "never executed"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "no safetensors files"),
+    "only bin": (only_bin, "only pytorch_model.bin, which can run code"),
+    "truncated": (truncate, "download it again"),
+    "too long": (lengthen, "download it again"),
+    "empty": (model_file(b""), "damaged"),
+    "short": (model_file(b"1234567"), "only 7 bytes"),
+    "garbage": (model_file(b"\xff" * 64), "damaged"),
+    "not json": (model_file(raw(b"garbage!")), "header cannot be read"),
+    "deep header": (model_file(raw(b"[" * 100_000)), "header cannot be read"),
+    "header is a list": (model_file(raw(b"[]")), "header cannot be read"),
+    "no offsets": (model_file(raw(header_of(dtype="F32", shape=[1]))), "cannot be read"),
+    "wrong length": (model_file(raw(header_of(**{**F32, "shape": [2]}), b"1234")), "not fit"),
+    "negative": (
+        model_file(raw(header_of(dtype="F32", shape=[-1], data_offsets=[4, 0]), b"1234")),
+        "negative",
+    ),
+    "other dtype": (model_file(raw(header_of(**{**F32, "dtype": "F4"}), b"1234")), "dtype F4"),
+    "bad index": (lambda d: (d / INDEX).write_text("{"), "no index"),
+    "index of numbers": (index({"a": 1}), "no index"),
+    "index is a list": (index(["a"]), "no index"),
+    "missing shard": (index({"a.weight": "model-00001.safetensors"}), "not there"),
+    "missing tensor": (index({"c.weight": "model.safetensors"}), "c.weight, which no file"),
+    "outside": (outside, "not there"),
+    "absolute": (index({"a.weight": "/etc/hostname"}), "not there"),
+    "no name": (index({"a.weight": ""}), "not there"),
+}
+
+
+@pytest.mark.parametrize("case", list(DAMAGE))
+def test_damage_is_named_at_open(case: str, tmp_path: Path) -> None:
+    damage, words = DAMAGE[case]
+    directory = write(tmp_path / "model")
+    damage(directory)
+    with pytest.raises(UserError, match=words) as caught:
+        WeightStore.open(str(directory))
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere is not a directory"):
+        WeightStore.open(str(tmp_path / "nowhere"))
+
+
+def test_only_what_is_asked_is_read(tmp_path: Path) -> None:
+    store = WeightStore.open(str(write(tmp_path / "model")))
+    assert store.bytes_read == 0
+    read = dict(store.read(["b.weight"]))
+    assert list(read) == ["b.weight"]
+    assert store.bytes_read == 16
+    with pytest.raises(UserError, match=r"no tensor c\.weight"):
+        dict(store.read(["c.weight"]))
+
+
+def test_a_file_that_changes_after_open_is_named(tmp_path: Path) -> None:
+    directory = write(tmp_path / "model")
+    store = WeightStore.open(str(directory))
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        dict(store.read(["a.weight"]))
+
+
+def test_the_fingerprint_follows_what_makes_a_model(tmp_path: Path) -> None:
+    def fingerprint(name: str, config: dict[str, Any] | None = None, rows: int = 2) -> str:
+        return WeightStore.open(str(write(tmp_path / name, config, rows))).fingerprint
+
+    first = fingerprint("first")
+    volatile = {"transformers_version": "9", "torch_dtype": "float16", "use_cache": False}
+    assert fingerprint("same", {**volatile, **CONFIG}) == first
+    assert fingerprint("shape", rows=3) != first
+    assert fingerprint("config", {**CONFIG, "rope_theta": 5.0}) != first
+
+
+def test_shards_and_one_file_have_one_fingerprint(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole")
+    parts = write(tmp_path / "parts")
+    (parts / "model.safetensors").unlink()
+    save_file({"a.weight": torch.ones(2, 4)}, parts / "one.safetensors")
+    save_file({"b.weight": torch.zeros(4)}, parts / "two.safetensors")
+    index({"a.weight": "one.safetensors", "b.weight": "two.safetensors"})(parts)
+    stores = [WeightStore.open(str(directory)) for directory in (whole, parts)]
+    assert stores[0].fingerprint == stores[1].fingerprint
+    assert dict(stores[1].read(["b.weight"]))["b.weight"].tolist() == [0.0] * 4
