@@ -8,16 +8,21 @@ from dht.messages import codec
 from dht.transport.interface import Stream
 
 UNDRAINED_BYTES_MAX = 256 << 10
-QUEUED_BYTES_MAX = 256 << 20
+ROOM_BYTES = 64 << 10
+"""Queued bytes above which the other side is not listened to: it does not read its answers."""
+QUEUED_BYTES_MAX = 16 << 20
+"""Tokens with their scores that a client may be behind, about 8,000 of them."""
+STALLED_S = 30.0
+"""Who reads nothing for so long though something waits for it is as good as gone."""
 
 
 class FrameSender:
     """Writes frames to one stream in order; :meth:`send` never waits.
 
     A frame goes to the transport at once while little is in flight (the decode path), and queues
-    behind a drain otherwise. More than ``QUEUED_BYTES_MAX`` queued bytes break the channel: a
-    reader that slow is as good as gone. :meth:`run` must be running for queued frames to leave;
-    it raises NetworkError when the stream is dead.
+    behind a drain otherwise. A reader for whom more than ``QUEUED_BYTES_MAX`` wait, or who takes
+    nothing for ``STALLED_S``, is as good as gone: nothing is kept for it any more. :meth:`run` must
+    be running for queued frames to leave; it raises NetworkError when the stream is dead.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -25,21 +30,36 @@ class FrameSender:
         self._queue: deque[bytes] = deque()
         self._undrained_bytes = 0
         self._wake = asyncio.Event()
+        self._left = asyncio.Event()
         self._broken: str | None = None
         self.queued_bytes = 0
 
     def send(self, message: object, body: bytes | memoryview = b"") -> None:
         """Queue or write one frame. Errors show in :meth:`run`."""
+        if self._broken is not None:
+            return
         frame = codec.encode_frame(message, body)
         if self._queue or self._undrained_bytes > UNDRAINED_BYTES_MAX:
             self._queue.append(frame)
             self.queued_bytes += len(frame)
             if self.queued_bytes > QUEUED_BYTES_MAX:
                 self._broken = f"{self.queued_bytes} bytes queued, nothing is read"
+                self._queue.clear()
+                self.queued_bytes = 0
             self._wake.set()
             return
         self._write(frame)
         self._wake.set()
+
+    async def room(self) -> None:
+        """Wait until the other side has read its answers; NetworkError where it does not."""
+        while self.queued_bytes > ROOM_BYTES:
+            self._left.clear()
+            try:
+                async with asyncio.timeout(STALLED_S):
+                    await self._left.wait()
+            except TimeoutError:
+                raise NetworkError(f"no answer was read for {STALLED_S:.0f} s") from None
 
     def _write(self, frame: bytes) -> None:
         self._stream.write(frame)
@@ -53,9 +73,14 @@ class FrameSender:
             while self._queue or self._undrained_bytes:
                 if self._broken is not None:
                     raise NetworkError(self._broken)
-                await self._stream.drain()
+                try:
+                    async with asyncio.timeout(STALLED_S):
+                        await self._stream.drain()
+                except TimeoutError:
+                    raise NetworkError(f"nothing was read for {STALLED_S:.0f} s") from None
                 self._undrained_bytes = 0
                 while self._queue and self._undrained_bytes <= UNDRAINED_BYTES_MAX:
                     frame = self._queue.popleft()
                     self.queued_bytes -= len(frame)
                     self._write(frame)
+                self._left.set()

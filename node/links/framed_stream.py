@@ -29,6 +29,10 @@ DECODE_GAP_WEIGHT = 0.2
 """Of the newest gap between decodes in their moving average."""
 PARTIAL_FRAMES_MAX = 8
 """Frames that may be under way in parts at once: one per class, and some room."""
+PARTIAL_BYTES_PER_PEER_MAX = 64 << 20
+"""Of all streams of one peer: a chunk of 1,024 tokens of a wide model is 16 MiB."""
+PARTIAL_BYTES_MAX = 256 << 20
+"""Of all peers: identities cost nothing."""
 
 
 def traffic_of(message: object) -> Traffic:
@@ -204,15 +208,40 @@ class _Partial:
     slow: bool
 
 
+class PartialBytes:
+    """Accounts for unfinished frames, by peer and in all."""
+
+    def __init__(self) -> None:
+        self._by_peer: Counter[str] = Counter()
+        self._all = 0
+
+    def take(self, peer_id: str, size: int) -> None:
+        """Raises NetworkError where there is no room for ``size`` bytes more."""
+        if self._by_peer[peer_id] + size > PARTIAL_BYTES_PER_PEER_MAX:
+            raise NetworkError(f"over {PARTIAL_BYTES_PER_PEER_MAX} bytes of unfinished frames")
+        if self._all + size > PARTIAL_BYTES_MAX:
+            raise NetworkError("no room for further unfinished frames now")
+        self._by_peer[peer_id] += size
+        self._all += size
+
+    def give_back(self, peer_id: str, size: int) -> None:
+        self._all -= size
+        self._by_peer[peer_id] -= size
+        if not self._by_peer[peer_id]:
+            del self._by_peer[peer_id]
+
+
 class LinkReader:
     """Reads whole frames from a stream whose sender is a :class:`LinkSender`.
 
-    At most one frame per class is under way in parts, so memory is bounded by
-    ``PARTIAL_FRAMES_MAX`` frames; what does not fit the rules raises MalformedError.
+    At most one frame per class is under way in parts: more than ``PARTIAL_FRAMES_MAX``, or what
+    else does not fit the rules, raises MalformedError. ``budget`` is shared with the readers of
+    other streams; :meth:`close` gives back what this one holds of it.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, budget: PartialBytes | None = None) -> None:
         self._stream = stream
+        self._budget = budget or PartialBytes()
         self._partial: dict[int, _Partial] = {}
         self._said_bytes = 0
         self._said_slow_bytes = 0
@@ -251,6 +280,7 @@ class LinkReader:
             )
         if (part.total_bytes, part.slow) != (partial.total_bytes, partial.slow):
             raise codec.MalformedError("a part contradicts the one before")
+        self._budget.take(self._stream.remote_peer_id, size)
         partial.data += body
         self.total_bytes += size
         if partial.slow:
@@ -258,10 +288,22 @@ class LinkReader:
         if len(partial.data) < partial.total_bytes:
             return None
         del self._partial[part.number]
+        self._budget.give_back(self._stream.remote_peer_id, partial.total_bytes)
         whole = codec.decode_frame(memoryview(partial.data))
         if isinstance(whole.message, Part):
             raise codec.MalformedError("a part within a part")
         return whole
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a frame is under way in parts."""
+        return bool(self._partial)
+
+    def close(self) -> None:
+        """Forget what is unfinished."""
+        size = sum(len(partial.data) for partial in self._partial.values())
+        self._partial.clear()
+        self._budget.give_back(self._stream.remote_peer_id, size)
 
     @property
     def holds(self) -> bool:

@@ -34,7 +34,7 @@ from dht.transport.interface import (
     StreamHandler,
     Transport,
 )
-from node.links.framed_stream import LinkReader
+from node.links.framed_stream import LinkReader, PartialBytes
 from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,10 @@ class StreamLimits:
     """How often held credit is looked at again."""
     client_silence_s: float = 30.0
     """Clients ping: one that is silent for so long is gone, and its session is freed."""
+    hop_silence_s: float = 120.0
+    """A stage closes a hop that it has not used for a minute, and pings one that it uses."""
+    part_s: float = 60.0
+    """The longest pause within a frame that comes in parts."""
 
 
 class StageStreams:
@@ -61,6 +65,7 @@ class StageStreams:
         self._transport = transport
         self._stage = stage
         self._limits = limits
+        self._partial_bytes = PartialBytes()
 
     async def start(self) -> None:
         """Accept streams from clients and other stages."""
@@ -143,6 +148,7 @@ class StageStreams:
         self, stream: Stream, open_: SessionOpen, sender: FrameSender
     ) -> bool:
         """One frame of a client's session; False when it closes."""
+        await sender.room()
         frame = await self._read(stream, self._limits.client_silence_s, codec.FRAME_BYTES_MAX)
         mine = (open_.session, open_.epoch)
         match frame.message:
@@ -174,6 +180,7 @@ class StageStreams:
                 return
             try:
                 while True:
+                    await sender.room()
                     frame = await self._read(stream, limits.client_silence_s, CONTROL_BYTES_MAX)
                     if not isinstance(frame.message, Ping):
                         raise codec.MalformedError("only pings follow an attach")
@@ -184,21 +191,25 @@ class StageStreams:
     async def _serve_hop(self, stream: Stream) -> None:
         """The stage before: opens, activations, ring tokens and closes of many sessions."""
         peer_id = stream.remote_peer_id
-        reader = LinkReader(stream)
+        limits = self._limits
+        reader = LinkReader(stream, self._partial_bytes)
         async with _sending(stream) as sender:
             held = asyncio.Event()
             crediting = asyncio.create_task(self._keep_crediting(reader, sender, held))
             try:
-                async with asyncio.timeout(self._limits.first_frame_s):
-                    frame = await reader.read()
+                limit_s = limits.first_frame_s
                 while True:
+                    async with asyncio.timeout(limit_s):
+                        frame = await reader.read()
                     if frame is not None:
                         self._take_from_stage(peer_id, frame, sender)
                     self._credit(reader, sender)
                     if reader.holds:
                         held.set()
-                    frame = await reader.read()
+                    limit_s = limits.part_s if reader.unfinished else limits.hop_silence_s
+                    await sender.room()
             finally:
+                reader.close()
                 crediting.cancel()
                 await asyncio.gather(crediting, return_exceptions=True)
                 self._stage.upstream_lost(peer_id, sender)
@@ -244,11 +255,12 @@ class StageStreams:
 
 @asynccontextmanager
 async def _sending(stream: Stream) -> AsyncIterator[FrameSender]:
-    """A sender for the stream's answers, whose pump ends with the block."""
+    """A sender for the stream's answers, whose pump ends with the block, and the block with it."""
     sender = FrameSender(stream)
-    pump = asyncio.create_task(sender.run())
     try:
-        yield sender
-    finally:
-        pump.cancel()
-        await asyncio.gather(pump, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            pump = group.create_task(sender.run())
+            yield sender
+            pump.cancel()
+    except* (NetworkError, PeerError, TimeoutError) as errors:
+        raise errors.exceptions[0] from None

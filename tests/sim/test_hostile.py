@@ -4,6 +4,7 @@ import asyncio
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -13,6 +14,8 @@ from dht.messages.kv import KvCopy, KvPages
 from dht.messages.session import (
     ActivationItem,
     Activations,
+    Part,
+    Ping,
     Prompt,
     RingToken,
     RingTokens,
@@ -28,6 +31,8 @@ from dht.messages.types import RouteStage
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryTransport
 from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
+from node.links import framed_stream
+from node.stage.streams import StreamLimits
 from tests.sim.paper_swarm import LAYERS, SPEC, PaperSwarm, answer_of, paper_swarm
 
 pytestmark = pytest.mark.sim
@@ -321,3 +326,93 @@ def test_a_copy_does_not_tell_what_was_found_at_an_address(found: str) -> None:
             assert reply.reason == "the new stage was lost: cannot be reached"
 
     run_virtual(scenario(), limit_s=300)
+
+
+async def attached(swarm: PaperSwarm, evil: MemoryTransport, protocol: str) -> Stream:
+    """A stream whose other side reads on: opened, and past its first frame."""
+    target = swarm.peers[0].peer_id
+    stream = await evil.open_stream(target, protocol)
+    if protocol == SESSION_PROTOCOL:
+        await codec.send_frame(stream, open_for(swarm, evil.peer_id))
+    return stream
+
+
+async def ping_on(stream: Stream, count: int) -> None:
+    """Pings as fast as they are taken; no answer is read."""
+    pings = codec.encode_frame(Ping(nonce=1)) * 1000
+    for _ in range(count // 1000):
+        stream.write(pings)
+        async with asyncio.timeout(60):
+            await stream.drain()
+
+
+@pytest.mark.parametrize("protocol", [SESSION_PROTOCOL, HOP_PROTOCOL])
+def test_who_reads_no_answers_is_not_listened_to(protocol: str) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+            stream = await attached(swarm, swarm.network.transport(), protocol)
+            begun_s = asyncio.get_running_loop().time()
+            with pytest.raises(NetworkError):
+                await ping_on(stream, 400_000)  # each answered: 20 MB
+            assert asyncio.get_running_loop().time() - begun_s >= 20, "a slow reader has its time"
+            answer = await client.generate(PROMPT, max_new_tokens=8)
+            assert answer.token_ids == answer_of(PROMPT, 8)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+async def begin_frame(stream: Stream, number: int, step: int) -> None:
+    """The next 32 KiB of a frame that never ends; returns once they were read."""
+    part = Part(number=number, offset=step << 15, total_bytes=32 << 20, slow=True)
+    await codec.send_frame(stream, part, bytes(1 << 15))
+    async with asyncio.timeout(30):
+        await codec.read_frame(stream)  # the other side says what it has read
+
+
+def test_unfinished_frames_take_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 1 << 20
+    monkeypatch.setattr(framed_stream, "PARTIAL_BYTES_PER_PEER_MAX", most)
+
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+            evil, target = swarm.network.transport(), swarm.peers[0].peer_id
+            streams = [await evil.open_stream(target, HOP_PROTOCOL) for _ in range(3)]
+            held = dict.fromkeys(range(3), 0)
+            for step in range(16):
+                for which, number in product(list(held), range(8)):
+                    try:
+                        await begin_frame(streams[which], number, step)
+                    except NetworkError:
+                        del held[which]
+                        break
+                    held[which] += 1 << 15
+                    assert sum(held.values()) <= most
+            assert len(held) < 3, "whoever goes on beyond the bound is closed"
+            answer = await client.generate(PROMPT, max_new_tokens=8)
+            assert answer.token_ids == answer_of(PROMPT, 8)
+            for stream in streams:
+                await stream.close()
+            await asyncio.sleep(1)
+            await begin_frame(await evil.open_stream(target, HOP_PROTOCOL), 0, 0)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("part", [True, False])
+def test_a_hop_that_says_nothing_is_closed(part: bool) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8)) as swarm:
+            target = swarm.peers[0]
+            stream = await attached(swarm, swarm.network.transport(), HOP_PROTOCOL)
+            if part:
+                begun = Part(number=1, offset=0, total_bytes=100, slow=True)
+                await codec.send_frame(stream, begun, b"x")
+            else:
+                await codec.send_frame(stream, Ping(nonce=1))
+            await asyncio.sleep(StreamLimits().part_s / 2)
+            assert not target.stage.counters["streams_silent"]
+            await asyncio.sleep(StreamLimits().hop_silence_s)
+            assert target.stage.counters["streams_silent"] == 1
+            await ended(stream)
+
+    run_virtual(scenario(), limit_s=600)
