@@ -16,7 +16,7 @@ from node.weights.store import WeightStore
 
 STUDY = """
 import json, sys
-from node import lean_transformers
+from node.model import lean_transformers
 lean_transformers.prepare()
 from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
