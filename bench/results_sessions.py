@@ -87,6 +87,8 @@ def fleet(result: dict[str, Any]) -> str:
             f"; with nobody asking a peer and its daemon take {cpu['mean']:.2f}% of a core (mean;"
             f" {cpu['max']:.1f}% at most, who coordinates)"
         )
+    if result["note"]:
+        text += f"; measured {result['note']}"
     out = f"bench/results/fleet_{peers}.json"
     return f"{text} (`python -m bench.fleet --peers {peers}`, [JSON]({out}))."
 
