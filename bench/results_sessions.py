@@ -1,5 +1,6 @@
 """What the README says of sessions: strikes, storms, moves, overload (``bench.results_table``)."""
 
+import statistics
 from typing import Any
 
 
@@ -82,10 +83,11 @@ def fleet(result: dict[str, Any]) -> str:
         f" {both['p50']:.1f} s (median, {both['max']:.1f} s at most)"
     )
     if quiet:
-        cpu = quiet[-1]["cpu_percent_of_a_core"]
+        cpu = [each["cpu_percent_of_a_core"] for each in quiet]
         text += (
-            f"; with nobody asking a peer and its daemon take {cpu['mean']:.2f}% of a core (mean;"
-            f" {cpu['max']:.1f}% at most, who coordinates)"
+            "; with nobody asking a peer and its daemon take"
+            f" {statistics.median(each['mean'] for each in cpu):.2f}% of a core (median of the"
+            f" rounds' means; {max(each['max'] for each in cpu):.1f}% at most, who coordinates)"
         )
     if result["note"]:
         text += f"; measured {result['note']}"
