@@ -12,12 +12,12 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 from client.answer.generation import NEW_TOKENS_DEFAULT, GenerationOptions
-from client.generate import add_generation, figures, note, options_of
+from client.generate import add_generation, figures, note, options_of, show
 from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
 from client.text.conversation import Conversation, Turn, fitted
 from client.text.tokenizer import Tokenizer
-from dht.command_line import EXIT_DONE, Parser, add_swarm, on_interrupt, printable, run_command
+from dht.command_line import EXIT_DONE, Parser, add_swarm, on_interrupt, run_command
 from dht.errors import NetworkError, SwarmError, UserError
 
 HISTORY = Path("~/.anabranch/chat_history")
@@ -147,8 +147,7 @@ class Chat:
                     if self._stopping:
                         raise asyncio.CancelledError
                     shown.append(piece.text)
-                    sys.stdout.write(printable(piece.text) if sys.stdout.isatty() else piece.text)
-                    sys.stdout.flush()
+                    show(piece.text)
         finally:
             self._conversation = self._conversation.said("assistant", "".join(shown))
         sys.stdout.write("\n")

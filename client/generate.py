@@ -120,6 +120,12 @@ def prompt_of(arguments: argparse.Namespace) -> str | tuple[int, ...]:
         ) from None
 
 
+def show(text: str) -> None:
+    """A piece of the answer, at once; as it is where no terminal shows it."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
 def note(text: str) -> None:
     """A line beside the answer."""
     print(printable(text), file=sys.stderr, flush=True)
@@ -171,8 +177,7 @@ async def main(arguments: argparse.Namespace) -> int:
         async for piece in running:
             if not arguments.json:
                 text = piece.text if swarm.tokenizer is not None else f"{_ids(piece.token_ids)}"
-                sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
-                sys.stdout.flush()
+                show(text)
         answer = running.answer()
     if arguments.json:
         print(as_json(answer))

@@ -13,7 +13,7 @@ from dht.messages.session import Reason
 from dht.messages.types import PEERS_MAX, PeerId, Seconds, ShortText
 
 REQUESTS_MAX = 64
-"""That one stream of the plan protocol may make."""
+"""Requests that one stream of the plan protocol may make."""
 
 KNOWN_BYTES = 8
 KEYS_ASKED_MAX = 16

@@ -30,9 +30,9 @@ DECODE_GAP_WEIGHT = 0.2
 PARTIAL_FRAMES_MAX = 8
 """Frames that may be under way in parts at once: one per class, and some room."""
 PARTIAL_BYTES_PER_PEER_MAX = 64 << 20
-"""Of all streams of one peer: a chunk of 1,024 tokens of a wide model is 16 MiB."""
+"""Unfinished frames of all streams of one peer: 1,024 tokens of a wide model are 16 MiB."""
 PARTIAL_BYTES_MAX = 256 << 20
-"""Of all peers: identities cost nothing."""
+"""Unfinished frames of all peers together: identities cost nothing."""
 
 
 def traffic_of(message: object) -> Traffic:
