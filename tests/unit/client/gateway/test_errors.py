@@ -283,8 +283,7 @@ def test_too_many_requests_wait_and_then_are_refused() -> None:
         async with paper_gateway(config=config) as gateway:
             gateway.swarm.gate = asyncio.Event()
             waiting = [await open_request(gateway) for _ in range(4)]
-            await until(lambda: gateway.answers.requests == 4)
-            assert gateway.swarm.live == 2
+            await until(lambda: gateway.answers.requests == 4 and gateway.swarm.live == 2)
             async with gateway.http.post(gateway.url + TEXT, json={"prompt": "a"}) as response:
                 assert response.status == 429
                 assert int(response.headers["Retry-After"]) > 0

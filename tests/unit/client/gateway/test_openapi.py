@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
+import schemathesis.specs.openapi.schemas  # before a second thread runs: 3 s of imports
 from hypothesis import HealthCheck, Phase, given
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
