@@ -41,7 +41,7 @@ from bench.timed_engine import GpuTimes
 from coordinator.plans.store import PlanStore
 from coordinator.routing.balance import load_of
 from dht.identity.peer_id import Identity
-from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, NodeRecord, Plan, PlanEpoch
+from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, NodeRecord, Plan, PlanVersion
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork, MemoryTransport
 from node.engine.scheduler import BatchLimits
@@ -131,7 +131,7 @@ class Growing:
         )
         transport = self.peers[0].transport
         plan = Plan(
-            epoch=PlanEpoch(term=1, counter=self._plans_made),
+            version=PlanVersion(term=1, counter=self._plans_made),
             coordinator=transport.peer_id,
             model=SPEC,
             assignments=tuple(

@@ -69,7 +69,8 @@ async def ask(
 def plan_table(plan: Plan, names: dict[str, str]) -> Table:
     """Who holds which layers, and the flow over each."""
     table = Table(
-        title=f"Plan {plan.epoch} by {plan.planner}: max flow {plan.flow_tokens_per_s:.0f} tokens/s"
+        title=f"Plan {plan.version} by {plan.planner}:"
+        f" max flow {plan.flow_tokens_per_s:.0f} tokens/s"
     )
     for column in ("peer", "layers", "flow in, tokens/s"):
         table.add_column(column, justify="left" if column == "peer" else "right")

@@ -33,7 +33,7 @@ from coordinator.simulator import PeerProfile, Profiles, Request, StepLimits
 from coordinator.simulator.core.chunks import MEASURED
 from coordinator.simulator.core.profiles import Points, interpolated
 from coordinator.simulator.routing.helix import ONLINE
-from coordinator.simulator.runs.full_load import as_plan, build
+from coordinator.simulator.runs.full_load import as_plan, build_simulation
 from coordinator.simulator.runs.runs import Arrivals
 from dht.messages.session import Sampling
 from dht.messages.types import SINK, SOURCE, Assignment, Link, ModelSpec, PlannerNode, Problem
@@ -241,7 +241,7 @@ def simulated(
 ) -> dict[str, float]:
     """The requests through the simulator; each takes ``open_s`` until its prompt is on its way."""
     problem, profiles, held = swarm
-    engine, scheduler = build(
+    engine, scheduler = build_simulation(
         problem,
         profiles,
         as_plan(problem, held),

@@ -219,7 +219,7 @@ class Fleet:
     # What is seen of them
 
     def why_not_one_plan(self, plan: Plan | None, nodes: Mapping[str, NodeRecord]) -> str:
-        """Why not all living peers announce this plan's epoch; empty where they do.
+        """Why not all living peers announce this plan's version; empty where they do.
 
         A plan that counts on a peer which is gone is not agreed upon.
         """
@@ -228,13 +228,13 @@ class Fleet:
             return "no plan is published" if plan is None else "a peer does not listen yet"
         gone = [a.peer_id for a in plan.assignments if a.peer_id not in listening]
         if gone:
-            return f"plan {plan.epoch} counts on {len(gone)} peers that are gone"
+            return f"plan {plan.version} counts on {len(gone)} peers that are gone"
         for peer_id, name in listening.items():
             record = nodes.get(peer_id)
             if record is None:
                 return f"{name} is not announced"
-            if record.epoch != plan.epoch:
-                return f"{name} follows {record.epoch}, the newest plan is {plan.epoch}"
+            if record.plan_version != plan.version:
+                return f"{name} follows {record.plan_version}, the newest plan is {plan.version}"
         return ""
 
     async def agreed_s(self, since_unix_s: float, limit_s: float = SETTLE_S) -> float | None:

@@ -6,7 +6,7 @@ Nothing in them was measured; they show how the page looks when a swarm is in su
 import math
 from dataclasses import replace
 
-from client.health.state import Json, Observed, Probe, SeenPeer, build_state
+from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, build_state
 from dht.messages.types import (
     SINK,
     SOURCE,
@@ -20,7 +20,7 @@ from dht.messages.types import (
     NodeRecord,
     NodeState,
     Plan,
-    PlanEpoch,
+    PlanVersion,
     Reach,
     RouteStage,
 )
@@ -48,7 +48,7 @@ def record(number: int, start: int, end: int, name: str | None = None) -> NodeRe
     return NodeRecord(
         peer_id=f"12D3KooWpaper{number:04}",
         name=name if name is not None else f"peer-{number}",
-        version="0.1.0",
+        software_version="0.1.0",
         device=DeviceSpec(kind="cuda", name=gpu, memory_bytes=gib << 30),
         model=MODEL,
         memory_bytes=int(0.85 * (gib << 30)),
@@ -100,7 +100,7 @@ def plan(records: list[NodeRecord], planner: str = "milp", model: ModelSpec = MO
                 FlowEdge(tail=name, head=head.peer_id, tokens_per_s=share / max(1, len(heads)))
             )
     return Plan(
-        epoch=PlanEpoch(term=7, counter=12),
+        version=PlanVersion(term=7, counter=12),
         coordinator=records[0].peer_id,
         model=model,
         assignments=tuple(
@@ -132,7 +132,7 @@ def probes(reason: str = "") -> tuple[Probe, ...]:
 
 def observed(
     records: list[NodeRecord], *, reason: str = "", ghosts: frozenset[str] = frozenset()
-) -> Observed:
+) -> SwarmSnapshot:
     """What the page knows of a swarm of ``records``."""
     seen = tuple(
         SeenPeer(
@@ -166,9 +166,9 @@ def observed(
         for ago in reversed(range(160))
     ]
     made = plan(records)
-    epochs = [
+    versions = [
         {
-            "epoch": f"7.{12 - back}",
+            "version": f"7.{12 - back}",
             "planner": "milp",
             "flow_tokens_per_s": 40.0 - 2 * back,
             "peers": len(records) - back,
@@ -177,7 +177,7 @@ def observed(
         }
         for back in range(3)
     ]
-    return Observed(
+    return SwarmSnapshot(
         model_name=MODEL.name,
         now_unix_s=NOW_S,
         peers=seen,
@@ -188,7 +188,7 @@ def observed(
         history=hours,
         served=served,
         route=tuple(route) if end == LAYERS else (),
-        epochs=epochs,
+        versions=versions,
     )
 
 
@@ -237,5 +237,5 @@ def hostile(payloads: tuple[str, ...]) -> Json:
     seen = observed(records)
     last = payloads[-1]
     bad_plan = replace(plan(records, planner=last), coordinator=last[:64])
-    epochs = tuple({**each, "planner": last} for each in seen.epochs)
-    return build_state(replace(seen, plan=bad_plan, model_name=last, epochs=epochs))
+    versions = tuple({**each, "planner": last} for each in seen.versions)
+    return build_state(replace(seen, plan=bad_plan, model_name=last, versions=versions))

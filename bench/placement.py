@@ -27,7 +27,7 @@ from coordinator.problem.service import Service
 from coordinator.problem.service_file import read_service
 from coordinator.simulator import OfflineConfig, as_in_papers, offline, read_trace
 from coordinator.simulator.swarm_file import read_swarm
-from dht.messages.types import Assignment, FlowEdge, PlanEpoch, Problem
+from dht.messages.types import Assignment, FlowEdge, PlanVersion, Problem
 
 DATA = ROOT / "bench" / "data" / "helix"
 CASES = (
@@ -86,7 +86,7 @@ def simulate(
         plan = make_plan(
             problem,
             score(problem, mine, "part", edges=flow),
-            epoch=PlanEpoch(term=1, counter=1),
+            version=PlanVersion(term=1, counter=1),
             coordinator="bench",
             solve_s=0.0,
             now_unix_s=0.0,

@@ -26,7 +26,7 @@ from coordinator.evaluation.max_flow import upper_bound
 from coordinator.evaluation.plan_check import check_plan
 from coordinator.planning.placement import HEURISTICS, Placement, best_placement, make_plan, score
 from coordinator.problem.service import Service
-from dht.messages.types import Link, PlanEpoch, Problem
+from dht.messages.types import Link, PlanVersion, Problem
 
 SIZES = (
     (10, "small10", "30b", 1.0),
@@ -104,7 +104,7 @@ def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[st
         problem, service, lambda: (time.perf_counter() - started_s) / limit_s, limit_s
     )
     plan = make_plan(
-        problem, found, epoch=PlanEpoch(), coordinator="bench", solve_s=took_s, now_unix_s=0.0
+        problem, found, version=PlanVersion(), coordinator="bench", solve_s=took_s, now_unix_s=0.0
     )
     wrong = check_plan(plan, problem)
     assert not wrong, wrong

@@ -153,7 +153,7 @@ async def serving(
         record=NodeRecord(
             peer_id=transport.peer_id,
             name="stand-in",
-            version="0",
+            software_version="0",
             device=DeviceSpec(kind="cuda", name="RTX 4090 (stand-in)", memory_bytes=1),
             model=spec,
             memory_bytes=1,

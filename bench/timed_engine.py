@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from dht.messages.types import ModelSpec
-from node.engine.scheduler import Batcher, BatchLimits
+from node.engine.scheduler import BatchLimits, Scheduler
 from node.links.wire_rows import Rows
 from node.stage.open_checks import StageView
 from node.stage.step_request import StepRequest, StepResult
@@ -59,7 +59,7 @@ class TimedEngine:
         self._times = times
         self._kv: dict[str, int] = {}
         self._kv_free = kv_tokens
-        self._batcher: Batcher[StepRequest] = Batcher(limits)
+        self._batcher: Scheduler[StepRequest] = Scheduler(limits)
         self._running = False
         self.serving = True
         self._zeros = torch.zeros(1 << 12, self.hidden, dtype=torch.float16)

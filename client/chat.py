@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 from client.answer.generation import NEW_TOKENS_DEFAULT, GenerationOptions
-from client.generate import add_generation, figures, note, options_of, show
+from client.generate import add_generation, figures, generation_options, print_note, show
 from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
 from client.text.conversation import Conversation, Turn, fitted
@@ -76,16 +76,16 @@ class Chat:
             self._stopping = True
             self._answering.cancel()
         else:
-            note("\n(Ctrl-D or /exit leaves)")
+            print_note("\n(Ctrl-D or /exit leaves)")
             _prompt_again()
 
     async def run(self) -> None:
         """Lines until the end of input."""
         if self._template is None:
             unused = ", and --system is not used" if self._system else ""
-            note(f"{PLAIN}{unused}.")
+            print_note(f"{PLAIN}{unused}.")
         if sys.stdin.isatty():
-            note(HELP)
+            print_note(HELP)
         while (line := await _read_line()) is not None:
             match line.strip().partition(" "):
                 case ("", _, _):
@@ -93,7 +93,7 @@ class Chat:
                 case ("/exit" | "/quit", _, _):
                     return
                 case (command, _, text) if command.startswith("/"):
-                    note(f"({self._command(command, text.strip())})")
+                    print_note(f"({self._command(command, text.strip())})")
                 case _:
                     await self._turn(line)
 
@@ -125,10 +125,10 @@ class Chat:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            note("\n(stopped)")
+            print_note("\n(stopped)")
         except (UserError, SwarmError, NetworkError) as error:
             self._conversation = before
-            note(f"error: {' '.join(str(error).split())}")
+            print_note(f"error: {' '.join(str(error).split())}")
         finally:
             self._answering = None
 
@@ -138,7 +138,7 @@ class Chat:
         room = spec.context_tokens - (self._options.max_new_tokens or NEW_TOKENS_DEFAULT)
         prompt, left_out = fitted(self._conversation, self._encode, room)
         if left_out:
-            note(f"(the oldest {left_out} turns no longer fit and are left out)")
+            print_note(f"(the oldest {left_out} turns no longer fit and are left out)")
         running = self._swarm.begin(prompt, self._options)
         shown: list[str] = []
         try:
@@ -152,7 +152,7 @@ class Chat:
             self._conversation = self._conversation.said("assistant", "".join(shown))
         sys.stdout.write("\n")
         sys.stdout.flush()
-        note(figures(running.answer()))
+        print_note(figures(running.answer()))
 
     def _encode(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         if self._template is None:
@@ -206,14 +206,14 @@ def _keep_history(path: Path) -> None:
 
 async def main(arguments: argparse.Namespace) -> int:
     """Connect and talk until the end of input."""
-    options = options_of(arguments)
+    options = generation_options(arguments)
     if sys.stdin.isatty() and not arguments.no_history:
         _keep_history(HISTORY)
     swarm = Swarm.connect(
         arguments.initial_peers,
         model=arguments.model,
         config=SwarmConfig(network=arguments.network, transport=arguments.transport),
-        on_status=lambda text: note(f"({text})"),
+        on_status=lambda text: print_note(f"({text})"),
     )
     async with swarm:
         chat = Chat(swarm, options, arguments.system)

@@ -1,7 +1,7 @@
 """``python -m client.generate``: text streams to stdout, figures go to stderr.
 
 ``--json`` prints one object instead: ``text``, ``token_ids``, ``prompt_tokens``,
-``finish_reason``, ``ttft_s``, ``tpot_s``, ``route``, ``plan_epoch``, ``failovers``; where they
+``finish_reason``, ``ttft_s``, ``tpot_s``, ``route``, ``plan_version``, ``failovers``; where they
 were asked also ``logprobs`` and ``prompt_logprobs`` as lists of ``{token_id, logprob, top}``.
 """
 
@@ -87,7 +87,7 @@ def add_generation(parser: Parser) -> None:
     add("ignore-eos", action="store_true", help="go on after end-of-text")
 
 
-def options_of(arguments: argparse.Namespace) -> GenerationOptions:
+def generation_options(arguments: argparse.Namespace) -> GenerationOptions:
     """The options among the arguments; raises UserError."""
     given = {
         name.name: getattr(arguments, name.name)
@@ -126,12 +126,12 @@ def show(text: str) -> None:
     sys.stdout.flush()
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """A line beside the answer."""
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def as_json(answer: Answer) -> str:
+def answer_json(answer: Answer) -> str:
     """The answer as the one JSON object that is this command's contract."""
     shown = asdict(answer)
     for name in ("logprobs", "prompt_logprobs"):
@@ -160,7 +160,7 @@ def figures(answer: Answer) -> str:
 
 async def main(arguments: argparse.Namespace) -> int:
     """Connect, stream the answer, print the figures."""
-    options = options_of(arguments)
+    options = generation_options(arguments)
     prompt = prompt_of(arguments)
     if not 0 <= arguments.wait <= 86_400:
         raise UserError(f"--wait is {arguments.wait}; it must be between 0 and 86400 seconds")
@@ -170,7 +170,7 @@ async def main(arguments: argparse.Namespace) -> int:
         config=SwarmConfig(
             network=arguments.network, wait_s=arguments.wait, transport=arguments.transport
         ),
-        on_status=note,
+        on_status=print_note,
     )
     async with swarm:
         running = swarm.begin(prompt, options)
@@ -180,11 +180,11 @@ async def main(arguments: argparse.Namespace) -> int:
                 show(text)
         answer = running.answer()
     if arguments.json:
-        print(as_json(answer))
+        print(answer_json(answer))
     else:
         sys.stdout.write("\n")
         sys.stdout.flush()
-        note(figures(answer))
+        print_note(figures(answer))
     return EXIT_DONE
 
 

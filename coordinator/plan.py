@@ -35,7 +35,7 @@ from coordinator.problem.service_file import read_service
 from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SWARM, EXIT_USER, Parser
 from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import short_name
-from dht.messages.types import Assignment, Plan, PlanEpoch, Problem
+from dht.messages.types import Assignment, Plan, PlanVersion, Problem
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +51,7 @@ ADVICE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PlannerResult:
     """A checked plan, with what it was made from."""
 
     problem: Problem
@@ -67,7 +67,7 @@ def plan_offline(
     planner: str = "patterns",
     time_limit_s: float,
     seed: int,
-) -> Answer:
+) -> PlannerResult:
     """The best plan that was found in time, checked. Raises NoPlacementError when there is none."""
     shortage = why_uncoverable(problem)
     if shortage is not None:
@@ -84,7 +84,7 @@ def plan_offline(
     plan = make_plan(
         problem,
         placement,
-        epoch=PlanEpoch(term=1, counter=1),
+        version=PlanVersion(term=1, counter=1),
         coordinator="offline",
         solve_s=time.monotonic() - started_s,
         now_unix_s=0.0,
@@ -92,10 +92,10 @@ def plan_offline(
     wrong = check_plan(plan, problem)
     if wrong:
         raise RuntimeError(f"the planner's plan is wrong: {'; '.join(wrong)}")
-    return Answer(problem=problem, service=service, placement=placement, plan=plan)
+    return PlannerResult(problem=problem, service=service, placement=placement, plan=plan)
 
 
-def fetched_bytes(answer: Answer) -> int:
+def fetched_bytes(answer: PlannerResult) -> int:
     """Weights that peers would have to read for this plan, beside what they hold now."""
     model = answer.problem.model
     held = {node.peer_id: node.current for node in answer.problem.nodes}
@@ -110,7 +110,7 @@ def fetched_bytes(answer: Answer) -> int:
     return total
 
 
-def as_json(answer: Answer) -> dict[str, object]:
+def plans_json(answer: PlannerResult) -> dict[str, object]:
     """The command's JSON contract."""
     plan = answer.plan
     return {
@@ -129,7 +129,7 @@ def _in_order(plan: Plan) -> list[Assignment]:
     return sorted(plan.assignments, key=lambda a: (a.start, a.end, a.peer_id))
 
 
-def print_plan(answer: Answer, *, advise_s: float, seed: int) -> None:
+def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
     """The plan for people; ``advise_s`` seconds go into what one more peer would bring."""
     from rich.console import Console
 
@@ -165,7 +165,9 @@ def print_plan(answer: Answer, *, advise_s: float, seed: int) -> None:
         console.print(f"one more peer like {short_name(name)} would give {gain:+.0%}")
 
 
-def _print_most_flow(answer: Answer, console: "Console", *, limit_s: float, seed: int) -> None:
+def _print_most_flow(
+    answer: PlannerResult, console: "Console", *, limit_s: float, seed: int
+) -> None:
     """What a plan for flow alone would carry, where that is more, and what it would serve."""
     started_s = time.monotonic()
     effort = Effort(
@@ -182,7 +184,7 @@ def _print_most_flow(answer: Answer, console: "Console", *, limit_s: float, seed
         )
 
 
-def _stages(answer: Answer) -> "Table":
+def _stages(answer: PlannerResult) -> "Table":
     """Stages as text: the layers, a bar of what they carry, and who holds them."""
     from rich.table import Table
 
@@ -332,7 +334,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     if arguments.json:
-        print(json.dumps(as_json(answer)))
+        print(json.dumps(plans_json(answer)))
     else:
         print_plan(answer, advise_s=ADVICE_SHARE * arguments.time_limit, seed=arguments.seed)
     return EXIT_DONE

@@ -17,7 +17,6 @@ from coordinator.failure.liveness import Liveness, LivenessConfig
 from coordinator.planning.placement import why_uncoverable
 from coordinator.planning.solve import SolveAnswer, SolveRequest
 from coordinator.planning.solver_process import solve_apart
-from coordinator.plans.epochs import next_epoch
 from coordinator.plans.review import ReviewConfig, falls_short, long_known
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import (
@@ -31,6 +30,7 @@ from coordinator.plans.transition import (
     usable_nodes,
     with_effects,
 )
+from coordinator.plans.versions import next_version
 from coordinator.problem.from_records import problem_of
 from dht.errors import NetworkError
 from dht.identity.peer_id import short_name
@@ -39,8 +39,8 @@ from dht.messages.types import (
     ModelSpec,
     NodeRecord,
     Plan,
-    PlanEpoch,
     PlanHead,
+    PlanVersion,
     Problem,
 )
 from dht.records.directory import Directory
@@ -236,7 +236,7 @@ class Coordinator:
         peer has to be elected anew first.
         """
         highest = self._leadership.highest
-        return self._plans.epoch < highest and highest.term <= self._leadership.election.term
+        return self._plans.version < highest and highest.term <= self._leadership.election.term
 
     @property
     def _republish_after_s(self) -> float:
@@ -278,7 +278,7 @@ class Coordinator:
             self._weighed_s = now_s
             unix_s = self._transport.now()
             known = long_known(usable, unix_s, self._config.review)
-            weighed = (plan.epoch, problem_of(plan.model, usable, links), known.keys())
+            weighed = (plan.version, problem_of(plan.model, usable, links), known.keys())
             if weighed != self._weighed:  # weighing the same again would cost time for nothing
                 self._poor = await asyncio.to_thread(
                     falls_short, plan, usable, links, unix_s, self._config.review
@@ -321,13 +321,13 @@ class Coordinator:
         )
 
     async def _plan(self, problem: Problem, usable: dict[str, NodeRecord], reason: str) -> None:
-        epoch = self._next_epoch()
+        version = self._next_version()
         request = SolveRequest(
             problem=problem,
-            epoch=epoch,
+            version=version,
             coordinator=self._transport.peer_id,
             time_limit_s=self._config.solve_s,
-            seed=epoch.counter,
+            seed=version.counter,
             now_unix_s=self._transport.now(),
         )
         try:
@@ -356,17 +356,17 @@ class Coordinator:
         if choice is not None:
             plan, why = choice
             plan = await asyncio.to_thread(with_effects, plan, usable)
-            # Another epoch may have been seen while this was solved.
-            await self._publish(replace(plan, epoch=self._next_epoch()), f"{reason}: {why}")
+            # Another version may have been seen while this was solved.
+            await self._publish(replace(plan, version=self._next_version()), f"{reason}: {why}")
 
     def _resting(self, usable: dict[str, NodeRecord]) -> frozenset[str]:
         """Who has just moved: what the best plan is held against changes once they may again."""
         return moved_lately(usable, self._transport.now(), self._config.transition)
 
-    def _next_epoch(self) -> PlanEpoch:
-        seen = max(self._leadership.highest, self._plans.epoch)
+    def _next_version(self) -> PlanVersion:
+        seen = max(self._leadership.highest, self._plans.version)
         term = self._leadership.election.term
-        return next_epoch(seen, term, rank(self._transport.peer_id, term))
+        return next_version(seen, term, rank(self._transport.peer_id, term))
 
     async def _publish(self, plan: Plan, reason: str) -> None:
         head = await self._plans.add(plan)
@@ -374,7 +374,7 @@ class Coordinator:
         self._said = ""
         self._on_event(
             "plan",
-            epoch=str(plan.epoch),
+            version=str(plan.version),
             reason=reason,
             planner=plan.planner,
             estimate_tokens_per_s=round(plan.estimate_tokens_per_s or 0.0, 3),
@@ -403,7 +403,7 @@ class Coordinator:
             await self._publish_head(self._plans.head)
             return
         taken_over = replace(
-            plan, epoch=self._next_epoch(), coordinator=self._transport.peer_id, fetch_bytes=0
+            plan, version=self._next_version(), coordinator=self._transport.peer_id, fetch_bytes=0
         )
         why = "peers follow a later one" if mine else "taken over from the coordinator before"
         await self._publish(taken_over, why)

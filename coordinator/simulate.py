@@ -148,7 +148,7 @@ def read_placement(path: Path, problem: Problem) -> tuple[Assignment, ...]:
     return tuple(Assignment(peer_id=n, start=a, end=b) for n, (a, b) in found.items())
 
 
-def place(
+def simulated_placement(
     choice: str, problem: Problem, profiles: Profiles, seed: int
 ) -> Placement | tuple[Assignment, ...]:
     """The placement that ``--placement`` names; raises UserError or SwarmError."""
@@ -181,7 +181,7 @@ def simulate(arguments: argparse.Namespace, progress: Callable[[float], None]) -
         trace = as_in_papers(read_trace(read_file(arguments.trace)))
         if not trace:
             raise UserError("the trace has no request of 4-2048 input and 4-1024 output tokens")
-    placement = place(arguments.placement, problem, profiles, arguments.seed)
+    placement = simulated_placement(arguments.placement, problem, profiles, arguments.seed)
     chunk = MEASURED if arguments.chunk is None else arguments.chunk or None
     if arguments.mode == "offline":
         offline_config = OfflineConfig(
@@ -210,14 +210,14 @@ def simulate(arguments: argparse.Namespace, progress: Callable[[float], None]) -
     return online(problem, profiles, placement, arrivals, online_config, progress)
 
 
-def as_json(report: SimulationReport) -> dict[str, object]:
+def report_json(report: SimulationReport) -> dict[str, object]:
     """The command's JSON contract: the report, links as ``source>target``."""
     plain = asdict(report)
     plain["links"] = {f"{a}>{b}": asdict(use) for (a, b), use in report.links.items()}
     return plain
 
 
-def duration(seconds: float) -> str:
+def short_duration(seconds: float) -> str:
     """``2.1 s``, ``138 ms``, ``0.2 ms``, ``40 µs``."""
     for size_s, unit in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= size_s:
@@ -250,7 +250,7 @@ def print_tables(report: SimulationReport) -> None:
         times.add_column(heading, justify="right", no_wrap=True)
     for name, what in (("prompt", report.prompt), ("next token", report.decode)):
         values = [what.mean_s, *what.percentiles_s.values()]
-        times.add_row(name, *(duration(value) if what.count else NOTHING for value in values))
+        times.add_row(name, *(short_duration(value) if what.count else NOTHING for value in values))
     console.print(times)
     peers = Table(title="peers")
     for heading in ("peer", "layers", "busy", "KV peak", "tokens/step"):
@@ -270,7 +270,7 @@ def print_tables(report: SimulationReport) -> None:
     for heading in ("link", "pieces", "busy", "waited"):
         links.add_column(heading, justify="right")
     for (a, b), link in sorted(report.links.items(), key=lambda item: -item[1].waited_s)[:8]:
-        waited = duration(link.waited_s) if link.pieces else NOTHING
+        waited = short_duration(link.waited_s) if link.pieces else NOTHING
         links.add_row(f"{a} → {b}", str(link.pieces), share(link.busy), waited)
     console.print(links)
 
@@ -283,14 +283,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse(argv)
         if arguments.plot is not None:
-            from coordinator.simulator.plots import draw, need_matplotlib
+            from coordinator.simulator.plots import draw_plots, need_matplotlib
 
             need_matplotlib()
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("simulating", total=1.0)
             report = simulate(arguments, lambda share: bar.update(task, completed=share))
         if arguments.plot is not None:
-            draw(report, arguments.plot)
+            draw_plots(report, arguments.plot)
     except UserError as error:
         return _say(error, EXIT_USER)
     except SwarmError as error:
@@ -298,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     if arguments.json:
-        print(json.dumps(as_json(report)))
+        print(json.dumps(report_json(report)))
     else:
         print_tables(report)
     return EXIT_DONE

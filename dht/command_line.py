@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
-from dht.connecting import chosen
+from dht.connecting import chosen_transport
 from dht.errors import MachineError, NetworkError, SwarmError, UserError
 from dht.records.directory import DEFAULT_NETWORK
 from dht.transport.config import TransportKind
@@ -180,7 +180,7 @@ def loop_factory(
     kind: TransportKind = TransportKind.AUTO,
 ) -> Callable[[], asyncio.AbstractEventLoop]:
     """The event loop that all commands run on: uvloop's beside the daemon, where there is one."""
-    if chosen(kind) is TransportKind.LIGHT:
+    if chosen_transport(kind) is TransportKind.LIGHT:
         return asyncio.new_event_loop
     try:
         import uvloop

@@ -13,7 +13,7 @@ async def connect(config: TransportConfig) -> Transport:
     Raises UserError for what the caller got wrong and NetworkError when nobody answers.
     """
     # Each of them is heavy, and they cannot be in one process: imported only when chosen.
-    if chosen(config.kind) is TransportKind.LIGHT:
+    if chosen_transport(config.kind) is TransportKind.LIGHT:
         from dht.light.transport import LightTransport
 
         return await LightTransport.create(config)
@@ -22,7 +22,7 @@ async def connect(config: TransportConfig) -> Transport:
     return await HivemindTransport.create(config)
 
 
-def chosen(kind: TransportKind) -> TransportKind:
+def chosen_transport(kind: TransportKind) -> TransportKind:
     """What ``auto`` means on this machine. The daemon comes with hivemind, for Linux only."""
     if kind is not TransportKind.AUTO:
         return kind

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from dht.identity.peer_id import Identity
     from dht.records.directory import Directory
     from dht.transport.interface import Transport
-    from dht.transport.metered import Meter
+    from dht.transport.metered import ByteMeter
     from node.device.hardware import Machine
-    from node.links.lent_traffic import Traffic
-    from node.stage.local_engine import EngineStage
+    from node.links.lent_traffic import LentTraffic
+    from node.stage.local_engine import LocalEngine
     from node.weights.store import WeightStore
 
 SPINS = 1000
@@ -48,7 +48,7 @@ async def main(arguments: argparse.Namespace) -> int:
 
 async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from dht.identity.peer_id import Identity
-    from dht.transport.metered import Meter, MeteredTransport
+    from dht.transport.metered import ByteMeter, MeteredTransport
     from node.device.hardware import at_most, machine_of
     from node.device.nvidia import held_to
     from node.peer.dry_run import rehearse
@@ -70,7 +70,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         f"{machine.device.name}: {gibibytes(machine.free_bytes)} free,"
         f" {gibibytes(machine.lend_bytes)} lent"
     )
-    meter = Meter(traffic.sent, traffic.received)
+    meter = ByteMeter(traffic.sent, traffic.received)
     traffic.purposes = meter.purposes
     transport = await _connect(arguments, identity, meter, reporter)
     try:
@@ -101,16 +101,16 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     return EXIT_DONE
 
 
-def _traffic(arguments: argparse.Namespace) -> "Traffic":
+def _traffic(arguments: argparse.Namespace) -> "LentTraffic":
     """What the owner lends of the connection; the month's count is kept beside the identity."""
     from coordinator.links.token_bucket import Allowance
-    from node.links.lent_traffic import Traffic
+    from node.links.lent_traffic import LentTraffic
 
     def allowance(mbit: float | None) -> Allowance:
         return Allowance() if mbit is None else Allowance(mbit * 1e6 / 8)
 
     cap_gb = arguments.monthly_cap
-    return Traffic(
+    return LentTraffic(
         up=allowance(arguments.max_up),
         down=allowance(arguments.max_down),
         month_bytes_max=None if cap_gb is None else cap_gb * 1e9,
@@ -119,7 +119,7 @@ def _traffic(arguments: argparse.Namespace) -> "Traffic":
 
 
 async def _connect(
-    arguments: argparse.Namespace, identity: "Identity", meter: "Meter", reporter: Reporter
+    arguments: argparse.Namespace, identity: "Identity", meter: "ByteMeter", reporter: Reporter
 ) -> "Transport":
     from dht.connecting import connect
     from dht.transport.config import TransportConfig
@@ -171,16 +171,16 @@ def _say_how_to_join(arguments: argparse.Namespace, address: str, reporter: Repo
 
 async def _open_engine(
     arguments: argparse.Namespace, store: "WeightStore", machine: "Machine", reporter: Reporter
-) -> "EngineStage":
+) -> "LocalEngine":
     from node.model import lean_transformers
-    from node.stage.local_engine import EngineStage
+    from node.stage.local_engine import LocalEngine
 
     dtype = arguments.dtype or machine.dtype
     if machine.hint and not arguments.dtype:
         reporter.say(machine.hint)
     with reporter.phase("Measuring this machine"):
-        await asyncio.to_thread(lean_transformers.prepare)
-        engine = await EngineStage.open(
+        await asyncio.to_thread(lean_transformers.prepare_transformers)
+        engine = await LocalEngine.open(
             store,
             name=arguments.model_name,
             torch_device=machine.torch_device,
@@ -210,8 +210,8 @@ async def _open_engine(
 async def _serve(
     arguments: argparse.Namespace,
     transport: "Transport",
-    traffic: "Traffic",
-    engine: "EngineStage",
+    traffic: "LentTraffic",
+    engine: "LocalEngine",
     machine: "Machine",
     reporter: Reporter,
 ) -> None:
@@ -219,11 +219,11 @@ async def _serve(
     from coordinator.plans.reviewer import Reviewer
     from coordinator.plans.store import PlanStore
     from coordinator.runtime import Coordinator, CoordinatorConfig
-    from dht.connecting import chosen
+    from dht.connecting import chosen_transport
     from dht.records.directory import Directory
     from dht.transport.config import TransportKind
     from node import VERSION
-    from node.owner.contribution_watch import Watch
+    from node.owner.contribution_watch import ContributionWatch
     from node.owner.machine_watch import MachineWatch
     from node.peer.peer import Peer, PeerConfig
     from node.peer.plan_follower import FollowConfig
@@ -253,7 +253,7 @@ async def _serve(
     record = NodeRecord(
         peer_id=transport.peer_id,
         name=arguments.name,
-        version=VERSION,
+        software_version=VERSION,
         device=machine.device,
         model=engine.spec,
         memory_bytes=machine.lend_bytes,
@@ -263,7 +263,7 @@ async def _serve(
         prompt_layer_s=engine.profile.prompt_times,
         precision=engine.precision,
         state=NodeState.WAITING,
-        light=chosen(arguments.transport) is TransportKind.LIGHT,
+        light=chosen_transport(arguments.transport) is TransportKind.LIGHT,
         relays=_relays(arguments),
         joined_unix_s=transport.now(),
     )
@@ -283,7 +283,7 @@ async def _serve(
     )
     path = arguments.identity.expanduser().with_suffix(".contribution.json")
     finished = partial(stage.counters.__getitem__, "finished")
-    peer.watch = Watch(peer.figures, finished, reporter, path, gpu=machine.driver_name)
+    peer.watch = ContributionWatch(peer.figures, finished, reporter, path, gpu=machine.driver_name)
     with on_interrupt(peer.leave):
         await peer.run()
 
@@ -291,11 +291,11 @@ async def _serve(
 def _relays(arguments: argparse.Namespace) -> bool:
     """Whether this peer offers to pass calls on for others. That is the daemon's work, which is not
     counted: those who count their traffic do not offer it."""
-    from dht.connecting import chosen
+    from dht.connecting import chosen_transport
     from dht.transport.config import TransportKind
 
     uncounted = arguments.max_up is None and arguments.monthly_cap is None
-    return uncounted and chosen(arguments.transport) is TransportKind.DAEMON
+    return uncounted and chosen_transport(arguments.transport) is TransportKind.DAEMON
 
 
 def _told(reporter: Reporter, event: str, **fields: object) -> None:
@@ -306,7 +306,7 @@ def _told(reporter: Reporter, event: str, **fields: object) -> None:
         reporter.say(f"No plan for all layers now: {fields['reason']}. Waiting for that.")
 
 
-def _pinned(layers: str | None, peer_id: str, engine: "EngineStage") -> Assignment | None:
+def _pinned(layers: str | None, peer_id: str, engine: "LocalEngine") -> Assignment | None:
     """``--layers`` as an assignment; raises UserError."""
     span = span_of(layers)
     if span is None:

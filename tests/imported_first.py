@@ -19,7 +19,7 @@ MODULES = (
     "node.peer.dry_run",
     "node.stage.server",
 )
-lean_hivemind.prepare()
+lean_hivemind.prepare_hivemind()
 for name in MODULES:
     importlib.import_module(name)
-lean_transformers.prepare()
+lean_transformers.prepare_transformers()

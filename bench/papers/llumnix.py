@@ -14,7 +14,7 @@ from bench.papers.jobs import Job, Recipe, Row
 from bench.papers.own import many
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.planning.placement import score
-from coordinator.simulator.core.event_loop import Engine
+from coordinator.simulator.core.event_loop import SwarmSimulation
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import latency
 from coordinator.simulator.core.trace import heavy_tailed
@@ -65,7 +65,7 @@ def served(
 ) -> Row:
     """Half an hour of arrivals, until all are answered; ``leaves``: how a peer goes, if any."""
     problem, profiles, plan = pipelines()
-    engine = Engine(
+    engine = SwarmSimulation(
         problem, profiles, plan.assignments, decodes_leave_first=True, weights_take_time=True
     )
     engine.make_wire = FramedWire

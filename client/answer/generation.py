@@ -238,7 +238,7 @@ class Answer:
     """Mean time per token after the first; 0 for a single token."""
     route: tuple[RouteStage, ...]
     """The route that finished the answer."""
-    plan_epoch: str
+    plan_version: str
     failovers: int
     """Routes that were lost after they had accepted the session."""
     logprobs: tuple[TokenScore, ...] | None = None

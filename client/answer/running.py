@@ -131,7 +131,7 @@ class Generation:
             ttft_s=times_s[0] - self._started_s,
             tpot_s=(times_s[-1] - times_s[0]) / (tokens - 1) if tokens > 1 else 0.0,
             route=self._progress.route,
-            plan_epoch=str(plan.epoch) if plan is not None else "none",
+            plan_version=str(plan.version) if plan is not None else "none",
             failovers=self._progress.failovers,
             logprobs=tuple(self._log.scores) if self._options.logprobs is not None else None,
             prompt_logprobs=self.prompt_logprobs,

@@ -96,7 +96,7 @@ async def main(arguments: argparse.Namespace) -> int:
     from client.gateway.app import Gateway, GatewayConfig
     from client.gateway.metrics import Metrics
     from client.gateway.server import drain, serving
-    from client.gateway.service import Service
+    from client.gateway.service import CompletionService
 
     config = GatewayConfig(
         api_keys=check(arguments),
@@ -121,7 +121,7 @@ async def main(arguments: argparse.Namespace) -> int:
             at_once_max=config.answers_at_once_max,
             queued_max=config.requests_max,
         )
-        service = Service(swarm, answers, template=template, defaults=defaults)
+        service = CompletionService(swarm, answers, template=template, defaults=defaults)
         gateway = Gateway(service, answers, metrics, config, swarm)
         interrupts: asyncio.Queue[None] = asyncio.Queue()
         with on_interrupt(lambda: interrupts.put_nowait(None)):

@@ -41,7 +41,7 @@ class GatewaySwarm(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class ChoiceTask:
     """One choice to make."""
 
     index: int
@@ -50,7 +50,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ChoicePart:
     """Something new of a choice; ``answer`` is set with the last one."""
 
     index: int
@@ -98,12 +98,12 @@ class Answers:
             if not self._requests:
                 self.idle.set()
 
-    async def parts(self, tasks: Sequence[Task]) -> AsyncGenerator[Part, None]:
+    async def parts(self, tasks: Sequence[ChoiceTask]) -> AsyncGenerator[ChoicePart, None]:
         """Parts of all ``tasks`` as they come, interleaved; close it to free every session.
 
         Raises ApiError for what goes wrong with any of them, and ends the others.
         """
-        queue: asyncio.Queue[Part | ApiError] = asyncio.Queue(PIECES_QUEUED_MAX)
+        queue: asyncio.Queue[ChoicePart | ApiError] = asyncio.Queue(PIECES_QUEUED_MAX)
         running = [asyncio.create_task(self._run(task, queue)) for task in tasks]
         left = len(tasks)
         try:
@@ -118,7 +118,7 @@ class Answers:
                 each.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _run(self, task: Task, queue: "asyncio.Queue[Part | ApiError]") -> None:
+    async def _run(self, task: ChoiceTask, queue: "asyncio.Queue[ChoicePart | ApiError]") -> None:
         try:
             with self._metrics.waiting.track_inprogress():
                 await self._turns.acquire()
@@ -132,7 +132,9 @@ class Answers:
         except Exception as error:  # noqa: BLE001  the request gets it, and raises it there
             await queue.put(_Fault(error))
 
-    async def _answer(self, task: Task, queue: "asyncio.Queue[Part | ApiError]") -> None:
+    async def _answer(
+        self, task: ChoiceTask, queue: "asyncio.Queue[ChoicePart | ApiError]"
+    ) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         running = self._swarm.begin(task.prompt_ids, task.options)
@@ -142,12 +144,14 @@ class Answers:
             async for piece in pieces:
                 scores = running.prompt_logprobs if first else None
                 first = False
-                await queue.put(Part(index=task.index, piece=piece, prompt_logprobs=scores))
+                await queue.put(ChoicePart(index=task.index, piece=piece, prompt_logprobs=scores))
         finally:
             await pieces.aclose()
         answer = running.answer()
         self._record(answer, loop.time() - started_s)
-        await queue.put(Part(index=task.index, piece=Piece(text="", token_ids=()), answer=answer))
+        await queue.put(
+            ChoicePart(index=task.index, piece=Piece(text="", token_ids=()), answer=answer)
+        )
 
     def _record(self, answer: Answer, latency_s: float) -> None:
         metrics = self._metrics

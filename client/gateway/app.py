@@ -16,8 +16,8 @@ from client.gateway.answers import RETRY_AFTER_S, Answers, GatewaySwarm
 from client.gateway.errors import ApiError, unavailable
 from client.gateway.metrics import Metrics
 from client.gateway.openapi import document
-from client.gateway.requests import ChatRequest, CompletionRequest, parse
-from client.gateway.service import Json, Service
+from client.gateway.requests import ChatRequest, CompletionRequest, parse_request
+from client.gateway.service import CompletionService, Json
 from client.session.progress import Waiting
 from coordinator.routing.routes import NoRoute
 
@@ -54,7 +54,7 @@ class Gateway:
 
     def __init__(
         self,
-        service: Service,
+        service: CompletionService,
         answers: Answers,
         metrics: Metrics,
         config: GatewayConfig,
@@ -175,7 +175,9 @@ class Gateway:
             body = await self._body(request)
             parsed: ChatRequest | CompletionRequest
             parsed = (
-                parse(body, ChatRequest) if kind is ChatRequest else parse(body, CompletionRequest)
+                parse_request(body, ChatRequest)
+                if kind is ChatRequest
+                else parse_request(body, CompletionRequest)
             )
             job = await self._service.understand(parsed)
             if not job.streams:

@@ -113,7 +113,7 @@ class ChatRequest(Sampled, kw_only=True):
 Request = TypeVar("Request", CompletionRequest, ChatRequest)
 
 
-def parse(body: bytes, kind: type[Request]) -> Request:
+def parse_request(body: bytes, kind: type[Request]) -> Request:
     """The request in ``body``; raises ApiError (400) that names the field at fault."""
     try:
         return msgspec.json.decode(body, type=kind)
@@ -201,7 +201,7 @@ class Defaults:
         return cls(**found)
 
 
-def options_of(
+def request_options(
     request: CompletionRequest | ChatRequest, defaults: Defaults, max_new_tokens: int | None
 ) -> GenerationOptions:
     """What a request asks of the swarm; raises ApiError (400)."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from client.answer.generation import GenerationOptions
-from client.gateway.answers import Answers, GatewaySwarm, Part, Task, as_api_error
+from client.gateway.answers import Answers, ChoicePart, ChoiceTask, GatewaySwarm, as_api_error
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.requests import (
     ChatRequest,
@@ -16,8 +16,8 @@ from client.gateway.requests import (
     Defaults,
     check_stops,
     check_supported,
-    options_of,
     prompts_of,
+    request_options,
     seeded,
     wanted_tokens,
 )
@@ -45,7 +45,7 @@ class Job:
     """A request that was understood: what to run, and how its answers are written."""
 
     head: Head
-    tasks: list[Task]
+    tasks: list[ChoiceTask]
     prompt_tokens: int
     """Of all prompts together, each counted once."""
     streams: bool
@@ -59,7 +59,7 @@ class Job:
     """By choice, for ``echo``."""
 
 
-class Service:
+class CompletionService:
     """Understands requests and writes answers. ``created`` is Unix time in whole seconds."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Service:
             for choice in range(n):
                 index = at * n + choice
                 tasks.append(
-                    Task(index=index, prompt_ids=prompt_ids, options=seeded(options, choice))
+                    ChoiceTask(index=index, prompt_ids=prompt_ids, options=seeded(options, choice))
                 )
         return Job(
             head=self._head(is_chat, bool(request.stream)),
@@ -215,7 +215,7 @@ class Service:
     ) -> GenerationOptions:
         room = context - len(prompt_ids)
         new = min(CHAT_TOKENS_DEFAULT, max(1, room)) if wanted is None else max(1, wanted)
-        options = options_of(request, self._defaults, new)
+        options = request_options(request, self._defaults, new)
         try:
             options.new_tokens(len(prompt_ids), context)
         except UserError as error:
@@ -288,7 +288,7 @@ class Service:
 class _Choice:
     """Writes one choice, whole or in chunks."""
 
-    def __init__(self, service: Service, job: Job, task: Task) -> None:
+    def __init__(self, service: CompletionService, job: Job, task: ChoiceTask) -> None:
         self._job = job
         self._task = task
         self._service = service
@@ -299,7 +299,7 @@ class _Choice:
         self._started = False
         self._logprobs = CompletionLogprobs(text_of=service._text_of, top=job.logprobs_top or 0)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: ChoicePart) -> None:
         """Take a part into the whole choice."""
         if part.prompt_logprobs is not None:
             self._prompt = list(zip(self._task.prompt_ids, part.prompt_logprobs, strict=True))
@@ -325,7 +325,7 @@ class _Choice:
             }
         return {"index": self._task.index, **choice, "finish_reason": finish}
 
-    def chunks(self, part: Part) -> list[Json]:
+    def chunks(self, part: ChoicePart) -> list[Json]:
         """The choices of the chunks that a part makes."""
         job, found = self._job, []
         self._scores, self._text = [], []

@@ -36,7 +36,7 @@ STATES = {"silent": "not answering", "unknown": "not asked yet"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def duration(seconds: float | None) -> str:
+def long_duration(seconds: float | None) -> str:
     """``4 min``, ``3 h``, ``12 d``."""
     if seconds is None:
         return "–"
@@ -64,7 +64,7 @@ def megabits(bytes_per_s: float | None) -> str:
 
 def ago(unix_s: float, now_unix_s: float) -> str:
     """How long before ``now_unix_s``: ``4 min ago``."""
-    return f"{duration(max(0.0, now_unix_s - unix_s))} ago"
+    return f"{long_duration(max(0.0, now_unix_s - unix_s))} ago"
 
 
 def _matrix(state: Json) -> Json | None:
@@ -96,7 +96,7 @@ class Page:
             undefined=jinja2.StrictUndefined,
         )
         environment.filters.update(
-            duration=duration, milliseconds=milliseconds, megabits=megabits, ago=ago
+            long_duration=long_duration, milliseconds=milliseconds, megabits=megabits, ago=ago
         )
         self._template = environment.get_template("page.html")
         self._shown: tuple[int, str] | None = None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from client.health.served import Served
-from client.health.state import EPOCHS_SHOWN_MAX, PROBES_S, Probe
+from client.health.state import PROBES_S, VERSIONS_SHOWN_MAX, Probe
 from dht.errors import UserError
 from dht.messages.types import Plan
 
@@ -27,10 +27,11 @@ class History:
             )
             self._db.execute("CREATE INDEX IF NOT EXISTS probes_at ON probes (at_unix_s)")
             self._db.execute(
-                "CREATE TABLE IF NOT EXISTS plans (epoch TEXT NOT NULL, planner TEXT NOT NULL,"
+                "CREATE TABLE IF NOT EXISTS published_plans (version TEXT NOT NULL,"
+                " planner TEXT NOT NULL,"
                 " flow_tokens_per_s REAL NOT NULL, peers INTEGER NOT NULL,"
                 " created_unix_s REAL NOT NULL, seen_unix_s REAL NOT NULL,"
-                " PRIMARY KEY (epoch, created_unix_s))"
+                " PRIMARY KEY (version, created_unix_s))"
             )
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS served (start_unix_s INTEGER PRIMARY KEY,"
@@ -86,10 +87,12 @@ class History:
 
     def _add_plan(self, plan: Plan, now_unix_s: float) -> None:
         peers, flow = len(plan.assignments), plan.flow_tokens_per_s
-        row = (str(plan.epoch), plan.planner, flow, peers, plan.created_unix_s, now_unix_s)
+        row = (str(plan.version), plan.planner, flow, peers, plan.created_unix_s, now_unix_s)
         with self._db:
-            self._db.execute("DELETE FROM plans WHERE seen_unix_s < ?", (now_unix_s - KEPT_S,))
-            self._db.execute("INSERT OR IGNORE INTO plans VALUES (?, ?, ?, ?, ?, ?)", row)
+            self._db.execute(
+                "DELETE FROM published_plans WHERE seen_unix_s < ?", (now_unix_s - KEPT_S,)
+            )
+            self._db.execute("INSERT OR IGNORE INTO published_plans VALUES (?, ?, ?, ?, ?, ?)", row)
 
     async def plans(self) -> tuple[dict[str, Any], ...]:
         """The plans that were seen last, the newest first."""
@@ -97,11 +100,11 @@ class History:
             return await asyncio.to_thread(self._plans)
 
     def _plans(self) -> tuple[dict[str, Any], ...]:
-        names = ("epoch", "planner", "flow_tokens_per_s", "peers", "seen_unix_s")
+        names = ("version", "planner", "flow_tokens_per_s", "peers", "seen_unix_s")
         rows = self._db.execute(
-            "SELECT epoch, planner, flow_tokens_per_s, peers, seen_unix_s FROM plans"
+            "SELECT version, planner, flow_tokens_per_s, peers, seen_unix_s FROM published_plans"
             " ORDER BY seen_unix_s DESC LIMIT ?",
-            (EPOCHS_SHOWN_MAX,),
+            (VERSIONS_SHOWN_MAX,),
         )
         return tuple(dict(zip(names, row, strict=True)) for row in rows)
 

@@ -102,7 +102,7 @@ def plan_json(
             }
         )
     return {
-        "epoch": str(plan.epoch),
+        "version": str(plan.version),
         "planner": clean_name(plan.planner),
         "flow_tokens_per_s": plan.flow_tokens_per_s,
         "bound_tokens_per_s": plan.bound_tokens_per_s,

@@ -10,7 +10,7 @@ from client.answer.generation import GenerationOptions
 from client.errors import UnavailableError, layers_text
 from client.health.history import History
 from client.health.served import ServedTally
-from client.health.state import Json, Observed, Probe, SeenPeer, build_state
+from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, build_state
 from client.session.events import Avoid
 from client.swarm.pulse import Pulse, PulseConfig
 from client.swarm.swarm import Swarm
@@ -85,7 +85,7 @@ class Prober:
         self._changed = asyncio.Event()
         self._pulse = Pulse(transport, self._changed.set, config.pulse)
         self.state: Json = build_state(
-            Observed(model_name=swarm.model_name, now_unix_s=transport.now())
+            SwarmSnapshot(model_name=swarm.model_name, now_unix_s=transport.now())
         )
 
     async def run(self) -> None:
@@ -129,7 +129,7 @@ class Prober:
         if (plan := self._swarm.plan) is not None:
             await self._history.add_plan(plan, now_unix_s)
         self.state = build_state(
-            Observed(
+            SwarmSnapshot(
                 model_name=self._swarm.model_name,
                 now_unix_s=now_unix_s,
                 peers=tuple(self._with_beat(key) for key in sorted(self._peers)),
@@ -140,7 +140,7 @@ class Prober:
                 history=await self._history.hours(now_unix_s),
                 served=await self._history.served(now_unix_s),
                 route=self._route,
-                epochs=await self._history.plans(),
+                versions=await self._history.plans(),
             )
         )
 

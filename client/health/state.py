@@ -46,7 +46,7 @@ LAG_S = 60.0
 """For a peer that just joined or moved its record may lag behind what it does."""
 PROBES_S = 3600.0
 PEERS_SHOWN_MAX = 1000
-EPOCHS_SHOWN_MAX = 10
+VERSIONS_SHOWN_MAX = 10
 NAMED_MAX = 4
 """Peers named in a sentence."""
 NARROW = 0.8
@@ -87,7 +87,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class SwarmSnapshot:
     """All that the page knows at one time."""
 
     model_name: str
@@ -104,11 +104,11 @@ class Observed:
     """Answers and tokens of the whole swarm per hour, oldest first."""
     route: tuple[RouteStage, ...] = ()
     """Of the page's last answered request."""
-    epochs: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    versions: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """Plans that the page saw, the newest first."""
 
 
-def build_state(seen: Observed) -> Json:
+def build_state(seen: SwarmSnapshot) -> Json:
     """The whole state as JSON values. Rates in tokens/s, times in seconds."""
     spec = _spec(seen)
     records = {each.record.peer_id: each.record for each in seen.peers}
@@ -136,7 +136,7 @@ def build_state(seen: Observed) -> Json:
         "plan": plan_json(seen.plan, records, links),
         "plan_history": [
             {**each, "planner": clean_name(each["planner"])}
-            for each in seen.epochs[:EPOCHS_SHOWN_MAX]
+            for each in seen.versions[:VERSIONS_SHOWN_MAX]
         ],
         "layers": _layers(counts, peers),
         "peers": peers,
@@ -170,7 +170,7 @@ def aged(state: Json, now_unix_s: float, limit_s: float) -> Json:
     return {**state, "swarm": swarm}
 
 
-def _spec(seen: Observed) -> ModelSpec | None:
+def _spec(seen: SwarmSnapshot) -> ModelSpec | None:
     living = [each.record.model for each in seen.peers if _alive(each, seen.now_unix_s)]
     counted = Counter(living)
     return counted.most_common(1)[0][0] if counted else None
@@ -206,7 +206,7 @@ def _peer(peer: SeenPeer, spec: ModelSpec | None, now_unix_s: float) -> Json:
         "sessions": record.sessions,
         "via": reached(record),
         "why_idle": why_idle(record) if alive else "",
-        "version": clean_name(record.version),
+        "version": clean_name(record.software_version),
         "uptime_s": max(0.0, now_unix_s - record.joined_unix_s) if record.joined_unix_s else 0.0,
         "last_seen_s": max(0.0, now_unix_s - peer.seen_unix_s),
         "answered_s": _answered_s(peer, now_unix_s),
@@ -260,7 +260,7 @@ def _verdict(reasons: list[str], probes: Json) -> str:
     return "not known" if probes["last"] is None else "not healthy"
 
 
-def _reasons(seen: Observed, peers: list[Json], depths: list[int], probes: Json) -> list[str]:
+def _reasons(seen: SwarmSnapshot, peers: list[Json], depths: list[int], probes: Json) -> list[str]:
     last = probes["last"]
     if last is None:
         return ["the page has only begun to look"]
@@ -296,7 +296,7 @@ def _sentence(reasons: list[str], peers: list[Json], depths: list[int], probes: 
     )
 
 
-def _coordinator(seen: Observed) -> Json | None:
+def _coordinator(seen: SwarmSnapshot) -> Json | None:
     living = [lease for lease in seen.leases if lease.expires_unix_s > seen.now_unix_s]
     if not living:
         return None
@@ -322,7 +322,7 @@ def _layers(depths: list[int], peers: list[Json]) -> Json:
     }
 
 
-def _probes(seen: Observed) -> Json:
+def _probes(seen: SwarmSnapshot) -> Json:
     recent = [each for each in seen.probes if seen.now_unix_s - each.at_unix_s <= PROBES_S]
     good = [each for each in recent if each.ok]
     figures: Json = {"sent": len(recent), "answered": len(good)}

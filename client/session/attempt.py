@@ -1,4 +1,4 @@
-"""The streams of one route epoch: open the route, prompt it, read tokens, watch both ends.
+"""The streams of one route attempt: open the route, prompt it, read tokens, watch both ends.
 
 What happens becomes an event of :mod:`client.session.events`; nothing here decides what follows
 from it.
@@ -16,16 +16,17 @@ from client.session.events import (
     Event,
     Leaving,
     Lost,
+    MigrationCaughtUp,
     PromptScored,
     Refused,
-    Warmed,
 )
 from coordinator.failure.detector import Dead, PeerWatch, PingNow, WatchConfig
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.kv import KvCopy
-from dht.messages.logprobs import TokenScore, unpack
+from dht.messages.logprobs import TokenScore, unpack_scores
 from dht.messages.session import (
+    MigrationReady,
     Ping,
     Pong,
     Prompt,
@@ -37,7 +38,6 @@ from dht.messages.session import (
     SessionLeaving,
     SessionOpen,
     SessionRefused,
-    SessionWarm,
     Tokens,
     TokensAttach,
 )
@@ -72,7 +72,7 @@ class _StageLost(Exception):
 
 
 class Attempt:
-    """One epoch's streams to the first and to the last stage. Tasks end with :meth:`close`."""
+    """One attempt's streams to the first and to the last stage. Tasks end with :meth:`close`."""
 
     def __init__(
         self,
@@ -95,17 +95,17 @@ class Attempt:
         self._last: asyncio.Task[Stream] | None = None
 
     @property
-    def epoch(self) -> int:
-        return self._open_message.epoch
+    def attempt(self) -> int:
+        return self._open_message.attempt
 
     @property
     def _is_warm(self) -> bool:
         """Whether it prepares a planned move, and serves nothing itself."""
-        return self._open_message.warm_until is not None
+        return self._open_message.migrate_until is not None
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that were known when the epoch was opened."""
+        """Tokens that were known when the attempt was opened."""
         return self._open_message.prompt_tokens
 
     def open(self) -> None:
@@ -146,7 +146,7 @@ class Attempt:
     ) -> None:
         """The owner bounds how long a move may take; a source that is lost ends it as well."""
         order = KvCopy(
-            session=self._open_message.session, epoch=self.epoch, to=to, addresses=to_addresses
+            session=self._open_message.session, attempt=self.attempt, to=to, addresses=to_addresses
         )
         try:
             async with asyncio.timeout(self._config.connect_s):
@@ -161,8 +161,8 @@ class Attempt:
             self._refused(source, RefusalCode.NO_COPY, reason, 0.0)
             return
         match reply:
-            case SessionWarm():
-                self._post(Warmed(epoch=self.epoch))
+            case MigrationReady():
+                self._post(MigrationCaughtUp(attempt=self.attempt))
             case SessionRefused(reason=reason):
                 self._refused(source, RefusalCode.NO_COPY, reason, 0.0)
             case other:
@@ -170,7 +170,7 @@ class Attempt:
 
     async def _feed_copy(self, token_ids: tuple[int, ...]) -> None:
         session = self._open_message.session
-        prompt = Prompt(session=session, epoch=self.epoch, position=0, token_ids=token_ids)
+        prompt = Prompt(session=session, attempt=self.attempt, position=0, token_ids=token_ids)
         if self._first is not None:
             await self._send(0, self._first, prompt)
 
@@ -187,7 +187,7 @@ class Attempt:
             self._lose(lost.peer_id, lost.reason)
 
     def _lose(self, peer_id: str, reason: str) -> None:
-        self._post(Lost(epoch=self.epoch, peer_id=peer_id, reason=reason))
+        self._post(Lost(attempt=self.attempt, peer_id=peer_id, reason=reason))
 
     def _peer(self, stage: int) -> str:
         return self._open_message.route[stage].peer_id
@@ -235,7 +235,7 @@ class Attempt:
             raise _StageLost(first, str(error)) from error
         match reply:
             case SessionAccepted(position=position, rows=rows):
-                self._post(Accepted(epoch=self.epoch, position=position, rows=rows))
+                self._post(Accepted(attempt=self.attempt, position=position, rows=rows))
                 self._start(self._watched(0, stream))
             case SessionRefused() as refused:
                 blamed = self._blamed(refused.peer_id, first)
@@ -248,7 +248,7 @@ class Attempt:
     def _refused(self, peer_id: str, code: str, reason: str, retry_after_s: float) -> None:
         self._post(
             Refused(
-                epoch=self.epoch,
+                attempt=self.attempt,
                 peer_id=peer_id,
                 code=code,
                 reason=reason,
@@ -260,13 +260,13 @@ class Attempt:
         session = self._open_message.session
         if token_ids:
             prompt = Prompt(
-                session=session, epoch=self.epoch, position=position, token_ids=token_ids
+                session=session, attempt=self.attempt, position=position, token_ids=token_ids
             )
             if self._first is None:
                 raise RuntimeError("fed before the route was opened")
             await self._send(0, self._first, prompt)
         last = await (self._last or self._connect(-1, TOKENS_PROTOCOL))
-        attach = TokensAttach(session=session, epoch=self.epoch, position=from_position)
+        attach = TokensAttach(session=session, attempt=self.attempt, position=from_position)
         await self._send(-1, last, attach)
         self._start(self._watched(-1, last))
 
@@ -304,7 +304,7 @@ class Attempt:
     def _scores(self, message: Tokens, body: bytes | memoryview) -> tuple[TokenScore, ...]:
         """The scores of a frame's tokens; raises MalformedError where they are not all there."""
         top = self._open_message.sampling.logprobs
-        return () if top is None else unpack(body, message.token_ids, top, self._vocab)
+        return () if top is None else unpack_scores(body, message.token_ids, top, self._vocab)
 
     def _take_prompt_scores(self, message: PromptScores, body: bytes | memoryview) -> None:
         open_ = self._open_message
@@ -313,8 +313,8 @@ class Attempt:
         if top is None or message.position < 1 or end > open_.scores_end:
             raise codec.MalformedError("scores that nobody asked for")
         token_ids = open_.history[message.position : end]
-        scores = unpack(body, token_ids, top, self._vocab)
-        self._post(PromptScored(epoch=message.epoch, position=message.position, scores=scores))
+        scores = unpack_scores(body, token_ids, top, self._vocab)
+        self._post(PromptScored(attempt=message.attempt, position=message.position, scores=scores))
 
     def _take(self, stage: int, message: object, body: bytes | memoryview) -> None:
         match message:
@@ -323,7 +323,7 @@ class Attempt:
             case Tokens() if stage == -1 and message.session == self._open_message.session:
                 self._post(
                     Arrived(
-                        epoch=message.epoch,
+                        attempt=message.attempt,
                         position=message.position,
                         token_ids=message.token_ids,
                         scores=self._scores(message, body),
@@ -333,9 +333,9 @@ class Attempt:
                     # Stale if these tokens did complete the answer: the owner is done by then.
                     self._lose(self._peer(stage), "ended the answer early")
             case SessionLeaving(peer_id=peer_id, to=to):
-                self._post(Leaving(epoch=message.epoch, peer_id=peer_id, to=to))
-            case SessionWarm() if stage == 0:
-                self._post(Warmed(epoch=message.epoch))
+                self._post(Leaving(attempt=message.attempt, peer_id=peer_id, to=to))
+            case MigrationReady() if stage == 0:
+                self._post(MigrationCaughtUp(attempt=message.attempt))
             case SessionRefused() as refused if stage == 0 and self._is_warm:
                 blamed = self._blamed(refused.peer_id, self._peer(0))
                 self._refused(blamed, refused.code, refused.reason, refused.retry_after_s)
@@ -352,7 +352,7 @@ class Attempt:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._first is not None and ends_session:
-            close = SessionClose(session=self._open_message.session, epoch=self.epoch)
+            close = SessionClose(session=self._open_message.session, attempt=self.attempt)
             self._first.write(codec.encode_frame(close))
         for stream in self._streams:
             await stream.close()

@@ -16,17 +16,17 @@ Route = tuple[RouteStage, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """The answer to a :class:`Draw`."""
+class RouteFound:
+    """The answer to a :class:`FindRoute`."""
 
     route: Route | NoRoute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """Every stage of the epoch's route has reserved; the first wants token ids at ``position``."""
+    """Every stage of the route has reserved; the first one wants token ids at ``position``."""
 
-    epoch: int
+    attempt: int
     position: int
     rows: bool = True
     """False where the new stage of a move waits for a copy of the KV."""
@@ -34,9 +34,9 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A stage refused the epoch, or could not be reached, before any work was done."""
+    """A stage refused the attempt, or could not be reached, before any work was done."""
 
-    epoch: int
+    attempt: int
     peer_id: str
     code: str
     reason: str
@@ -45,9 +45,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A stage of the epoch's route was lost, stalled or broke the protocol."""
+    """A stage of the attempt's route was lost, stalled or broke the protocol."""
 
-    epoch: int
+    attempt: int
     peer_id: str
     reason: str
 
@@ -56,7 +56,7 @@ class Lost:
 class Arrived:
     """Tokens from the last stage."""
 
-    epoch: int
+    attempt: int
     position: int
     token_ids: tuple[int, ...]
     scores: tuple[TokenScore, ...] = ()
@@ -67,44 +67,54 @@ class Arrived:
 class PromptScored:
     """Scores of the prompt's tokens from the last stage."""
 
-    epoch: int
+    attempt: int
     position: int
     scores: tuple[TokenScore, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """A stage of the epoch's route asks to be replaced; it serves on meanwhile."""
+    """A stage of the attempt's route asks to be replaced; it serves on meanwhile."""
 
-    epoch: int
+    attempt: int
     peer_id: str
     to: str = ""
     """It does not leave: it asks for relief by this freer holder of its layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveDrawn:
-    """The answer to a :class:`DrawMove`."""
+class MigrationRouteFound:
+    """The answer to a :class:`FindMigrationRoute`."""
 
     route: Route | NoRoute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warmed:
+class MigrationCaughtUp:
     """The new stages of a planned move have run all that was known when it began."""
 
-    epoch: int
+    attempt: int
 
 
-Event = Drawn | Accepted | Refused | Lost | Arrived | PromptScored | Leaving | MoveDrawn | Warmed
+Event = (
+    RouteFound
+    | Accepted
+    | Refused
+    | Lost
+    | Arrived
+    | PromptScored
+    | Leaving
+    | MigrationRouteFound
+    | MigrationCaughtUp
+)
 
 
 # Effects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """Find a route after ``after_s`` and answer with :class:`Drawn`.
+class FindRoute:
+    """Find a route after ``after_s`` and answer with :class:`RouteFound`.
 
     ``mend`` is the route whose survivors hold the session's KV, empty for a new session; ``lost``
     are its peers that cannot be kept. They may serve again when they are trusted again.
@@ -117,9 +127,9 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Open ``epoch`` over ``route``; answer with Accepted, Refused or Lost."""
+    """Open ``attempt`` over ``route``; answer with Accepted, Refused or Lost."""
 
-    epoch: int
+    attempt: int
     route: Route
 
 
@@ -127,7 +137,7 @@ class Open:
 class Feed:
     """Send the known tokens from ``position`` on, and attach to the last stage."""
 
-    epoch: int
+    attempt: int
     position: int
 
 
@@ -135,7 +145,7 @@ class Feed:
 class Leave:
     """Close the session at stages that are not on the route any more, as far as they live."""
 
-    epoch: int
+    attempt: int
     stages: Route
 
 
@@ -157,7 +167,7 @@ class Avoid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class TellWait:
     """Tell the caller what the answer waits for."""
 
     no_route: NoRoute
@@ -174,8 +184,8 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawMove:
-    """Find a route without ``leaving`` and answer with :class:`MoveDrawn`; the answer goes on.
+class FindMigrationRoute:
+    """Find a route without ``leaving``, while the answer goes on; :class:`MigrationRouteFound`.
 
     With ``to``, none but that peer may take its place, for the very same layers.
     """
@@ -186,14 +196,14 @@ class DrawMove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warm:
-    """Let the new stages of ``route`` run copies of the session's rows under ``epoch``.
+class OpenMigration:
+    """Let the new stages of ``route`` run copies of the session's rows under ``attempt``.
 
     Answer with Accepted (if the first stage is new, and wants the token ids), then Warmed, or with
     Refused or Lost.
     """
 
-    epoch: int
+    attempt: int
     route: Route
     until: int
     """Index of the last new stage."""
@@ -202,40 +212,40 @@ class Warm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedCopy:
+class FeedMigration:
     """Send all known tokens to the new first stage of a move."""
 
-    epoch: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyKv:
     """Ask the stage at ``source`` to copy its KV to ``to``; answer with Warmed or Refused."""
 
-    epoch: int
+    attempt: int
     source: str
     to: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropMove:
+class DropMigration:
     """The move is off: close its streams."""
 
-    epoch: int
+    attempt: int
 
 
 Effect = (
-    Draw
+    FindRoute
     | Open
     | Feed
     | Leave
     | Deliver
     | Avoid
-    | Wait
+    | TellWait
     | GiveUp
-    | DrawMove
-    | Warm
-    | FeedCopy
+    | FindMigrationRoute
+    | OpenMigration
+    | FeedMigration
     | CopyKv
-    | DropMove
+    | DropMigration
 )

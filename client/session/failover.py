@@ -2,9 +2,9 @@
 
 Pure: events with the time go in, effects come out in the order in which they are to be performed
 (:mod:`client.session.session` does that). The owner alone decides on routes, so it is never in
-question who replaces a stage; stages only keep what they hold until the next epoch reaches them.
+question who replaces a stage; stages only keep what they hold until the next attempt reaches them.
 
-An epoch is one route that was tried. It ends when a stage refuses or is lost; the next one keeps
+An attempt is one route that was tried. It ends when a stage refuses or is lost; the next one keeps
 the survivors of the last route *that was accepted* and replaces the rest.
 """
 
@@ -17,26 +17,26 @@ from client.session.events import (
     Avoid,
     CopyKv,
     Deliver,
-    Draw,
-    DrawMove,
-    Drawn,
-    DropMove,
+    DropMigration,
     Effect,
     Event,
     Feed,
-    FeedCopy,
+    FeedMigration,
+    FindMigrationRoute,
+    FindRoute,
     GiveUp,
     Leave,
     Leaving,
     Lost,
-    MoveDrawn,
+    MigrationCaughtUp,
+    MigrationRouteFound,
     Open,
+    OpenMigration,
     PromptScored,
     Refused,
     Route,
-    Wait,
-    Warm,
-    Warmed,
+    RouteFound,
+    TellWait,
 )
 from client.session.token_log import AnswerLog
 from coordinator.routing.routes import NoRoute
@@ -52,7 +52,7 @@ RELIEF_GAP_S = 3.0
 """Between any two of them."""
 
 
-class OwnerState(StrEnum):
+class ControllerState(StrEnum):
     DRAWING = "drawing"
     """A route is wanted."""
     OPENING = "opening"
@@ -65,13 +65,13 @@ class OwnerState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """A planned move in the making, while the present epoch serves on."""
+class Migration:
+    """A planned move in the making, while the present attempt serves on."""
 
     leaving: str
     to: str = ""
     """The freer peer that should take over; empty where ``leaving`` does leave."""
-    epoch: int = 0
+    attempt: int = 0
     """Of the copies; 0 while a route is being drawn."""
     route: Route = ()
     until_s: float = 0.0
@@ -80,7 +80,7 @@ class Move:
 
 
 @dataclass(slots=True, kw_only=True)
-class Owner:
+class SessionController:
     """The state machine. Begin with :meth:`start`, then :meth:`step` for every event."""
 
     log: AnswerLog
@@ -88,9 +88,9 @@ class Owner:
     """How long without a route or a token before the owner gives up."""
     poll_s: float = 0.25
     """Between looks for a route."""
-    state: OwnerState = OwnerState.DRAWING
+    state: ControllerState = ControllerState.DRAWING
     route: Route = ()
-    """Of the present epoch; empty after a refusal that left nothing there."""
+    """Of the present attempt; empty after a refusal that left nothing there."""
     accepted: Route = ()
     """The last route that every stage accepted: its survivors hold the session's KV."""
     lost: set[str] = field(default_factory=set)
@@ -101,23 +101,23 @@ class Owner:
     failovers: int = 0
     moves: int = 0
     """Stages that were moved as planned."""
-    move: Move | None = None
+    move: Migration | None = None
     relieved_s: dict[str, float] = field(default_factory=dict)
     """When the wishes of stages for relief were heard, of late."""
     move_s: float = 20.0
     """How long the new stages of a move may take to catch up."""
     copies: bool = True
     """Whether KV may be copied; not any more once a stage could not."""
-    spent_epoch: int = 0
-    """The largest epoch that was used, by a route or by copies."""
+    spent_attempt: int = 0
+    """The largest attempt that was used, by a route or by copies."""
     last_reason: str = ""
     retry_after_s: float = 0.0
     without_room: int = 0
     """Refusals for want of room so far."""
 
     @property
-    def epoch(self) -> int:
-        return self.log.epoch
+    def attempt(self) -> int:
+        return self.log.attempt
 
     def start(self, now_s: float) -> list[Effect]:
         """The first effects of a new session."""
@@ -125,54 +125,63 @@ class Owner:
         return [self._draw()]
 
     def step(self, event: Event, now_s: float) -> list[Effect]:
-        """Take one event. What does not fit the state or comes from an old epoch does nothing."""
+        """Take one event. What does not fit the state or comes from an old attempt does nothing."""
         match (self.state, event):
-            case (OwnerState.DRAWING, Drawn(route=route)):
+            case (ControllerState.DRAWING, RouteFound(route=route)):
                 return self._drawn(route, now_s)
-            case (OwnerState.OPENING, Accepted(epoch=self.epoch, position=position)):
+            case (ControllerState.OPENING, Accepted(attempt=self.attempt, position=position)):
                 return self._accepted(position)
-            case (OwnerState.OPENING, Refused(epoch=self.epoch) as refused):
+            case (ControllerState.OPENING, Refused(attempt=self.attempt) as refused):
                 return self._refused(refused, now_s)
-            case (OwnerState.OPENING | OwnerState.RUNNING, Lost(epoch=self.epoch) as lost):
-                return [*self._drop_move(), *self._lost(lost)]
-            case (OwnerState.RUNNING, Arrived() as arrived):
-                return self._arrived(arrived, now_s)
-            case (OwnerState.RUNNING, Leaving(epoch=self.epoch) as leaving):
-                return self._leaving(leaving, now_s)
-            case (OwnerState.RUNNING, MoveDrawn(route=route)) if self.move is not None:
-                return self._move_drawn(route, self.move, now_s)
-            case (OwnerState.RUNNING, (Accepted() | Refused() | Lost() | Warmed()) as told) if (
-                self.move is not None and told.epoch == self.move.epoch
+            case (
+                ControllerState.OPENING | ControllerState.RUNNING,
+                Lost(attempt=self.attempt) as lost,
             ):
+                return [*self._drop_move(), *self._lost(lost)]
+            case (ControllerState.RUNNING, Arrived() as arrived):
+                return self._arrived(arrived, now_s)
+            case (ControllerState.RUNNING, Leaving(attempt=self.attempt) as leaving):
+                return self._leaving(leaving, now_s)
+            case (ControllerState.RUNNING, MigrationRouteFound(route=route)) if (
+                self.move is not None
+            ):
+                return self._move_drawn(route, self.move, now_s)
+            case (
+                ControllerState.RUNNING,
+                (Accepted() | Refused() | Lost() | MigrationCaughtUp()) as told,
+            ) if self.move is not None and told.attempt == self.move.attempt:
                 return self._moved_on(told, self.move)
-            case (OwnerState.RUNNING, PromptScored(epoch=epoch, position=position, scores=scores)):
-                self.log.accept_prompt_scores(epoch=epoch, position=position, scores=scores)
+            case (
+                ControllerState.RUNNING,
+                PromptScored(attempt=attempt, position=position, scores=scores),
+            ):
+                self.log.accept_prompt_scores(attempt=attempt, position=position, scores=scores)
                 return []
             case _:
                 return []
 
-    def _draw(self, after_s: float = 0.0) -> Draw:
-        self.state = OwnerState.DRAWING
-        return Draw(mend=self.accepted, lost=frozenset(self.lost), after_s=after_s)
+    def _draw(self, after_s: float = 0.0) -> FindRoute:
+        self.state = ControllerState.DRAWING
+        return FindRoute(mend=self.accepted, lost=frozenset(self.lost), after_s=after_s)
 
     def _drawn(self, route: Route | NoRoute, now_s: float) -> list[Effect]:
         if not isinstance(route, NoRoute):
-            self.state, self.route = OwnerState.OPENING, route
-            return [Open(epoch=self.epoch, route=route)]
+            self.state, self.route = ControllerState.OPENING, route
+            return [Open(attempt=self.attempt, route=route)]
         if now_s >= self.deadline_s:
-            self.state = OwnerState.GAVE_UP
+            self.state = ControllerState.GAVE_UP
             return [
-                Wait(no_route=route),
+                TellWait(no_route=route),
                 GiveUp(
                     reason=self.last_reason or route.reason,
                     no_route=route,
                     retry_after_s=self.retry_after_s or route.retry_after_s,
                 ),
             ]
-        return [Wait(no_route=route), self._draw(self.poll_s)]
+        return [TellWait(no_route=route), self._draw(self.poll_s)]
 
     def _accepted(self, position: int) -> list[Effect]:
-        self.state = OwnerState.RUNNING
+        self.state = ControllerState.RUNNING
         if self.move is not None:
             self.moves += self.move.leaving not in {stage.peer_id for stage in self.route}
             self.move = None
@@ -180,17 +189,17 @@ class Owner:
         left = [s for s in (*self.accepted, *self.touched) if s not in on_route]
         self.accepted, self.touched = self.route, []
         self.lost.clear()
-        effects: list[Effect] = [Feed(epoch=self.epoch, position=position)]
-        # A peer that serves other layers now has dropped its old epoch by itself.
+        effects: list[Effect] = [Feed(attempt=self.attempt, position=position)]
+        # A peer that serves other layers now has dropped its old attempt by itself.
         here = {stage.peer_id for stage in self.route}
         gone = tuple(dict.fromkeys(s for s in left if s.peer_id not in here))
-        return [*effects, Leave(epoch=self.epoch, stages=gone)] if gone else effects
+        return [*effects, Leave(attempt=self.attempt, stages=gone)] if gone else effects
 
     def _refused(self, refused: Refused, now_s: float) -> list[Effect]:
         # Once accepted the request is sound, and such a refusal is the peer's own fault.
         hopeless = refused.code in {RefusalCode.BAD_REQUEST, RefusalCode.TOO_LONG}
         if hopeless and not self.accepted:
-            self.state = OwnerState.GAVE_UP
+            self.state = ControllerState.GAVE_UP
             return [GiveUp(reason=refused.reason)]
         moved = self.move
         self.move = None
@@ -200,35 +209,35 @@ class Owner:
             self.without_room += 1
             if moved is None:  # the new stages of a move hold their copies still
                 self.route = ()  # to free it once more would cost the busiest a stream each
-        self._next_epoch(refused.peer_id)
+        self._next_attempt(refused.peer_id)
         avoid = Avoid(
             peer_id=refused.peer_id,
             code=refused.code,
             reason=refused.reason,
             retry_after_s=refused.retry_after_s,
         )
-        drop = [DropMove(epoch=moved.epoch)] if moved is not None and moved.epoch else []
+        drop = [DropMigration(attempt=moved.attempt)] if moved is not None and moved.attempt else []
         if now_s >= self.deadline_s and self.without_room >= ROOM_TRIES and not self.accepted:
             # Who does not wait is told soon, and a crowd of them keeps nobody from work.
-            self.state = OwnerState.GAVE_UP
+            self.state = ControllerState.GAVE_UP
             full = NoRoute(reason="the peers that were asked are full")
             after_s = self.retry_after_s
             give_up = GiveUp(reason=full.reason, no_route=full, retry_after_s=after_s)
-            return [avoid, Wait(no_route=full), give_up]
+            return [avoid, TellWait(no_route=full), give_up]
         return [avoid, *drop, self._draw()]
 
     def _lost(self, lost: Lost) -> list[Effect]:
-        self.failovers += self.state is OwnerState.RUNNING
-        self._next_epoch(lost.peer_id)
+        self.failovers += self.state is ControllerState.RUNNING
+        self._next_attempt(lost.peer_id)
         return [Avoid(peer_id=lost.peer_id, code=None, reason=lost.reason), self._draw()]
 
-    def _next_epoch(self, lost_peer: str) -> None:
+    def _next_attempt(self, lost_peer: str) -> None:
         self.lost.add(lost_peer)
         self.touched += [s for s in self.route if s not in self.accepted]
-        self._new_epoch()
+        self._new_attempt()
 
-    def _new_epoch(self) -> None:
-        self.log.epoch = self.spent_epoch = max(self.log.epoch, self.spent_epoch) + 1
+    def _new_attempt(self) -> None:
+        self.log.attempt = self.spent_attempt = max(self.log.attempt, self.spent_attempt) + 1
 
     # Planned moves
 
@@ -239,7 +248,7 @@ class Owner:
             return []
         dropped: list[Effect] = []
         if self.move is not None:
-            if self.move.epoch and now_s > self.move.until_s:
+            if self.move.attempt and now_s > self.move.until_s:
                 return self._drop_move()
             if to or not self.move.to or self.move.leaving == peer_id:
                 return []
@@ -254,36 +263,36 @@ class Owner:
             if soon or peer_id in self.relieved_s or self._scores_prompt:
                 return []
             self.relieved_s[peer_id] = now_s
-            self.move = Move(leaving=peer_id, to=to)
-            return [DrawMove(mend=self.accepted, leaving=peer_id, to=to)]
-        self.move = Move(leaving=peer_id)
+            self.move = Migration(leaving=peer_id, to=to)
+            return [FindMigrationRoute(mend=self.accepted, leaving=peer_id, to=to)]
+        self.move = Migration(leaving=peer_id)
         avoid = Avoid(peer_id=peer_id, code=RefusalCode.DRAINING, reason="leaves")
-        return [*dropped, avoid, DrawMove(mend=self.accepted, leaving=peer_id)]
+        return [*dropped, avoid, FindMigrationRoute(mend=self.accepted, leaving=peer_id)]
 
     @property
     def _scores_prompt(self) -> bool:
         """Whether a new last stage would have to run the whole prompt again."""
         return self.log.request.sampling.prompt_logprobs is not None
 
-    def _move_drawn(self, route: Route | NoRoute, move: Move, now_s: float) -> list[Effect]:
+    def _move_drawn(self, route: Route | NoRoute, move: Migration, now_s: float) -> list[Effect]:
         if isinstance(route, NoRoute) or move.leaving in {stage.peer_id for stage in route}:
             self.move = None  # the stage asks again while it has not left
             return []
         new = [at for at, stage in enumerate(route) if stage not in self.accepted]
         if self._scores_prompt or new != list(range(new[0], new[-1] + 1)):
             return self._commit(route)
-        self.spent_epoch = max(self.epoch, self.spent_epoch) + 1
-        self.move = Move(
+        self.spent_attempt = max(self.attempt, self.spent_attempt) + 1
+        self.move = Migration(
             leaving=move.leaving,
             to=move.to,
-            epoch=self.spent_epoch,
+            attempt=self.spent_attempt,
             route=route,
             until_s=now_s + self.move_s,
             copy_from=self._copy_from(move.leaving, [route[at] for at in new]),
         )
         return [
-            Warm(
-                epoch=self.spent_epoch,
+            OpenMigration(
+                attempt=self.spent_attempt,
                 route=route,
                 until=new[-1],
                 copy_from=self.move.copy_from,
@@ -296,7 +305,7 @@ class Owner:
         fits = len(new) == 1 and spans == {(new[0].start, new[0].end)}
         return leaving if fits and self.copies else None
 
-    def _moved_on(self, event: Event, move: Move) -> list[Effect]:
+    def _moved_on(self, event: Event, move: Migration) -> list[Effect]:
         """What the new stages say. Whatever goes wrong leaves the session where it is."""
         serving = {stage.peer_id for stage in self.accepted}
         new = [stage.peer_id for stage in move.route if stage not in self.accepted]
@@ -304,11 +313,11 @@ class Owner:
             case Accepted(rows=rows):
                 effects: list[Effect] = []
                 if not rows and move.copy_from is not None:
-                    effects.append(CopyKv(epoch=move.epoch, source=move.copy_from, to=new[0]))
+                    effects.append(CopyKv(attempt=move.attempt, source=move.copy_from, to=new[0]))
                 if move.route[0].peer_id in new:
-                    effects.append(FeedCopy(epoch=move.epoch))
+                    effects.append(FeedMigration(attempt=move.attempt))
                 return effects
-            case Warmed():
+            case MigrationCaughtUp():
                 return self._commit(move.route)
             case Refused(peer_id=peer_id, code=code, reason=reason, retry_after_s=after_s):
                 if code == RefusalCode.NO_COPY:
@@ -331,24 +340,24 @@ class Owner:
 
     def _drop_move(self) -> list[Effect]:
         move, self.move = self.move, None
-        if move is None or not move.epoch:
+        if move is None or not move.attempt:
             return []
         new = tuple(stage for stage in move.route if stage not in self.accepted)
-        return [DropMove(epoch=move.epoch), Leave(epoch=move.epoch, stages=new)]
+        return [DropMigration(attempt=move.attempt), Leave(attempt=move.attempt, stages=new)]
 
     def _commit(self, route: Route) -> list[Effect]:
-        """Hand over at the token that is known now: the next epoch goes over the new stages."""
-        self._new_epoch()
-        self.state, self.route = OwnerState.OPENING, route
-        return [Open(epoch=self.epoch, route=route)]
+        """Hand over at the token that is known now: the next attempt goes over the new stages."""
+        self._new_attempt()
+        self.state, self.route = ControllerState.OPENING, route
+        return [Open(attempt=self.attempt, route=route)]
 
     def _arrived(self, arrived: Arrived, now_s: float) -> list[Effect]:
-        if arrived.epoch == self.epoch and arrived.token_ids and not self.log.prompt_is_scored:
+        if arrived.attempt == self.attempt and arrived.token_ids and not self.log.prompt_is_scored:
             last = self.route[-1].peer_id
             reason = "left out scores of the prompt"
-            return self._lost(Lost(epoch=self.epoch, peer_id=last, reason=reason))
+            return self._lost(Lost(attempt=self.attempt, peer_id=last, reason=reason))
         fresh = self.log.accept(
-            epoch=arrived.epoch,
+            attempt=arrived.attempt,
             position=arrived.position,
             token_ids=arrived.token_ids,
             scores=arrived.scores,
@@ -358,5 +367,5 @@ class Owner:
         self.deadline_s = now_s + self.wait_s
         self.last_reason, self.retry_after_s = "", 0.0
         if self.log.finish_reason is not None:
-            self.state = OwnerState.DONE
+            self.state = ControllerState.DONE
         return [Deliver(token_ids=fresh)]

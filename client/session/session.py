@@ -1,4 +1,4 @@
-"""One answer's session: performs what its :class:`client.session.failover.Owner` decides."""
+"""One answer's session: performs what a ``client.session.failover.SessionController`` decides."""
 
 import asyncio
 import secrets
@@ -14,24 +14,24 @@ from client.session.events import (
     Avoid,
     CopyKv,
     Deliver,
-    Draw,
-    DrawMove,
-    Drawn,
-    DropMove,
+    DropMigration,
     Effect,
     Event,
     Feed,
-    FeedCopy,
+    FeedMigration,
+    FindMigrationRoute,
+    FindRoute,
     GiveUp,
     Leave,
     Lost,
-    MoveDrawn,
+    MigrationRouteFound,
     Open,
+    OpenMigration,
     Route,
-    Wait,
-    Warm,
+    RouteFound,
+    TellWait,
 )
-from client.session.failover import Owner, OwnerState
+from client.session.failover import ControllerState, SessionController
 from client.session.progress import Progress, Waiting
 from coordinator.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError
@@ -81,7 +81,7 @@ class RouteSource(Protocol):
         ...
 
 
-class OwnerSession:
+class SessionDriver:
     """Runs one session. Iterate :meth:`tokens` once."""
 
     def __init__(
@@ -89,7 +89,7 @@ class OwnerSession:
         transport: Transport,
         config: AttemptConfig,
         source: RouteSource,
-        owner: Owner,
+        owner: SessionController,
         progress: Progress,
         waiting: Waiting,
         *,
@@ -121,11 +121,11 @@ class OwnerSession:
         ordinary = not self._urgent
         todo = deque(owner.start(loop.time()))
         try:
-            while owner.state is not OwnerState.DONE or todo:
+            while owner.state is not ControllerState.DONE or todo:
                 if not todo:
                     event = await self._next_event()
                     todo += owner.step(event, loop.time())
-                    if owner.state is not OwnerState.OPENING:
+                    if owner.state is not ControllerState.OPENING:
                         self._was_answered()
                     continue
                 effect = todo.popleft()
@@ -134,11 +134,13 @@ class OwnerSession:
                     begins = len(effect.token_ids) == len(owner.log.token_ids)
                     self._source.worked(owner.route, had_room=begins and ordinary)
                     yield effect.token_ids
-                elif isinstance(effect, DrawMove):
+                elif isinstance(effect, FindMigrationRoute):
                     await self._source.look()
-                    todo += owner.step(MoveDrawn(route=self._draw_move(effect)), loop.time())
-                elif isinstance(effect, Draw):
-                    todo += owner.step(Drawn(route=await self._draw(effect)), loop.time())
+                    todo += owner.step(
+                        MigrationRouteFound(route=self._draw_move(effect)), loop.time()
+                    )
+                elif isinstance(effect, FindRoute):
+                    todo += owner.step(RouteFound(route=await self._draw(effect)), loop.time())
                 else:
                     await self._perform(effect)
         finally:
@@ -163,15 +165,15 @@ class OwnerSession:
                 return await self._events.get()
         except TimeoutError:
             reason = f"no token for {limit_s:.0f} s although it answers"
-            return Lost(epoch=owner.epoch, peer_id=owner.route[-1].peer_id, reason=reason)
+            return Lost(attempt=owner.attempt, peer_id=owner.route[-1].peer_id, reason=reason)
 
-    async def _draw(self, draw: Draw) -> Route | NoRoute:
+    async def _draw(self, draw: FindRoute) -> Route | NoRoute:
         if draw.after_s:
             await asyncio.sleep(draw.after_s)
             await self._source.look()
         return self._source.draw(draw.mend, draw.lost, self._kv_tokens, urgent=self._urgent)
 
-    def _draw_move(self, move: DrawMove) -> Route | NoRoute:
+    def _draw_move(self, move: FindMigrationRoute) -> Route | NoRoute:
         if move.to:
             return self._source.swap(move.mend, move.leaving, move.to, self._kv_tokens)
         lost = frozenset({move.leaving})
@@ -191,12 +193,12 @@ class OwnerSession:
     async def _perform(self, effect: Effect) -> None:
         log = self._owner.log
         match effect:
-            case Open(epoch=epoch, route=route):
+            case Open(attempt=number, route=route):
                 self._progress.route = route
                 attempt = Attempt(
                     self._transport,
                     self._config,
-                    self._open_of(epoch, route),
+                    self._open_of(number, route),
                     self._post,
                     vocab=log.request.vocab,
                 )
@@ -205,23 +207,23 @@ class OwnerSession:
                     self._asked = route
                     self._source.asked(route)
                 attempt.open()
-            case Warm() | FeedCopy() | CopyKv() | DropMove():
+            case OpenMigration() | FeedMigration() | CopyKv() | DropMigration():
                 await self._perform_move(effect)
             case Feed(position=position):
                 await self._drop_warm()
-                # Earlier epochs' streams kept the first stage's share alive until now.
+                # Earlier attempts' streams kept the first stage's share alive until now.
                 for old in self._attempts[:-1]:
                     await old.close(ends_session=False)
                 del self._attempts[:-1]
                 known = log.replay_ids
                 self._attempts[-1].feed(position, known[position:], from_position=len(known))
-            case Leave(epoch=epoch, stages=stages):
-                self._leave(epoch, [stage.peer_id for stage in stages])
+            case Leave(attempt=attempt, stages=stages):
+                self._leave(attempt, [stage.peer_id for stage in stages])
             case Avoid() as avoid:
                 self._progress.failovers = self._owner.failovers
                 self._waiting.heard(f"peer {short_name(avoid.peer_id)}: {avoid.reason}")
                 self._source.avoid(avoid, urgent=self._urgent)
-            case Wait(no_route=no_route):
+            case TellWait(no_route=no_route):
                 self._waiting.say(no_route)
             case GiveUp(no_route=None, reason=reason):
                 raise SwarmError(reason)
@@ -237,11 +239,13 @@ class OwnerSession:
             await self._warm.close(ends_session=False)
             self._warm = None
 
-    async def _perform_move(self, effect: Warm | FeedCopy | CopyKv | DropMove) -> None:
+    async def _perform_move(
+        self, effect: OpenMigration | FeedMigration | CopyKv | DropMigration
+    ) -> None:
         log = self._owner.log
         match effect:
-            case Warm(epoch=epoch, route=route, until=until, copy_from=source):
-                open_ = replace(self._open_of(epoch, route), warm_until=until, copy_from=source)
+            case OpenMigration(attempt=number, route=route, until=until, copy_from=source):
+                open_ = replace(self._open_of(number, route), migrate_until=until, copy_from=source)
                 vocab = log.request.vocab
                 self._warm = Attempt(self._transport, self._config, open_, self._post, vocab=vocab)
                 self._warm.open()
@@ -251,16 +255,16 @@ class OwnerSession:
                 if self._warm is not None:
                     addresses = self._addresses.get(source, ())
                     self._warm.copy_kv(source, addresses, to, self._addresses.get(to, ()))
-            case FeedCopy():
+            case FeedMigration():
                 if self._warm is not None:
                     self._warm.feed_copy(log.replay_ids[: self._warm.prompt_tokens])
-            case DropMove():
+            case DropMigration():
                 await self._drop_warm()
 
     def _post(self, event: Event) -> None:
         self._events.put_nowait(event)
 
-    def _open_of(self, epoch: int, route: Route) -> SessionOpen:
+    def _open_of(self, attempt: int, route: Route) -> SessionOpen:
         log = self._owner.log
         addresses: Mapping[str, tuple[str, ...]] = {
             stage.peer_id: self._source.addresses_of(stage.peer_id) for stage in route
@@ -270,7 +274,7 @@ class OwnerSession:
                 self._addresses[peer_id] = known
         return SessionOpen(
             session=self._session,
-            epoch=epoch,
+            attempt=attempt,
             client=self._transport.peer_id,
             fingerprint=self._fingerprint,
             route=route,
@@ -285,20 +289,20 @@ class OwnerSession:
             priority=log.request.priority,
         )
 
-    def _leave(self, epoch: int, peers: list[str]) -> None:
+    def _leave(self, attempt: int, peers: list[str]) -> None:
         for peer_id in dict.fromkeys(peers):
-            task = asyncio.create_task(self._close_at(peer_id, epoch))
+            task = asyncio.create_task(self._close_at(peer_id, attempt))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 
-    async def _close_at(self, peer_id: str, epoch: int) -> None:
+    async def _close_at(self, peer_id: str, attempt: int) -> None:
         """Free one stage's share directly; a stage that is dead has freed it anyway."""
         with suppress(NetworkError, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 stream = await self._transport.open_stream(
                     peer_id, SESSION_PROTOCOL, addresses=self._addresses.get(peer_id, ())
                 )
-                close = SessionClose(session=self._session, epoch=epoch)
+                close = SessionClose(session=self._session, attempt=attempt)
                 try:
                     await codec.send_frame(stream, close)
                 finally:
@@ -308,13 +312,13 @@ class OwnerSession:
         """Free the route, and what is left of earlier ones."""
         owner = self._owner
         await self._drop_warm()
-        if owner.move is not None and owner.move.epoch:
+        if owner.move is not None and owner.move.attempt:
             new = [s.peer_id for s in owner.move.route if s not in owner.accepted]
-            self._leave(owner.move.epoch, new)
+            self._leave(owner.move.attempt, new)
         for attempt in self._attempts:
             await attempt.close(ends_session=True)
-        if owner.state is not OwnerState.DONE and owner.state is not OwnerState.RUNNING:
+        if owner.state is not ControllerState.DONE and owner.state is not ControllerState.RUNNING:
             left = (*owner.accepted, *owner.touched, *owner.route)
-            self._leave(owner.epoch, [stage.peer_id for stage in left])
+            self._leave(owner.attempt, [stage.peer_id for stage in left])
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=LEAVE_S)

@@ -23,7 +23,7 @@ class AnswerRequest:
 
 @dataclass(slots=True, kw_only=True)
 class AnswerLog:
-    """Prompt and answer so far; ``epoch`` counts the routes that were tried."""
+    """Prompt and answer so far; ``attempt`` counts the routes that were tried."""
 
     request: AnswerRequest
     token_ids: list[int] = field(default_factory=list)
@@ -32,7 +32,7 @@ class AnswerLog:
     prompt_scores: list[TokenScore] = field(default_factory=list)
     """Of the prompt's tokens from the second on, as far as they came."""
     finish_reason: FinishReason | None = None
-    epoch: int = 0
+    attempt: int = 0
 
     @property
     def replay_ids(self) -> tuple[int, ...]:
@@ -65,28 +65,32 @@ class AnswerLog:
         return len(self.prompt_scores) == len(self.request.prompt_ids) - 1
 
     def accept_prompt_scores(
-        self, *, epoch: int, position: int, scores: tuple[TokenScore, ...]
+        self, *, attempt: int, position: int, scores: tuple[TokenScore, ...]
     ) -> None:
         """Take scores of the prompt's tokens from ``position`` on; each counts once."""
         next_position = 1 + len(self.prompt_scores)
-        if epoch == self.epoch and position <= next_position:
+        if attempt == self.attempt and position <= next_position:
             self.prompt_scores.extend(scores[next_position - position :])
 
     def accept(
         self,
         *,
-        epoch: int,
+        attempt: int,
         position: int,
         token_ids: tuple[int, ...],
         scores: tuple[TokenScore, ...] = (),
     ) -> tuple[int, ...]:
         """Take delivered tokens, with a score each where any came; returns those that are new.
 
-        Frames of an older epoch, repeated tokens and frames that would leave a gap give nothing.
+        Frames of an older attempt, repeated tokens and frames that would leave a gap give nothing.
         Tokens beyond ``max_new_tokens`` or behind a stop token are never accepted, whatever the
         peer says: the end of an answer is checked here, not believed.
         """
-        if self.finish_reason is not None or epoch != self.epoch or position > self.next_position:
+        if (
+            self.finish_reason is not None
+            or attempt != self.attempt
+            or position > self.next_position
+        ):
             return ()
         fresh: list[int] = []
         start = self.next_position - position

@@ -22,9 +22,9 @@ from client.answer.running import Generation
 from client.errors import UnavailableError
 from client.session.attempt import AttemptConfig
 from client.session.events import Avoid, Route
-from client.session.failover import Owner
+from client.session.failover import SessionController
 from client.session.progress import Progress, StatusCallback, Waiting
-from client.session.session import OwnerSession
+from client.session.session import SessionDriver
 from client.session.token_log import AnswerLog
 from client.swarm.avoidance import Avoidance
 from client.text.tokenizer import Tokenizer, stop_token_ids
@@ -251,11 +251,11 @@ class Swarm:
         Raises UnavailableError when no route was found for ``wait_s``.
         """
         spec = await self.ready_spec()
-        session = OwnerSession(
+        session = SessionDriver(
             self._transport,
             self._config.attempt,
             self,
-            Owner(log=log, wait_s=self._config.wait_s),
+            SessionController(log=log, wait_s=self._config.wait_s),
             progress,
             Waiting(self._on_status),
             fingerprint=spec.fingerprint,

@@ -1,22 +1,22 @@
 """Who coordinates: leases in a DHT that has no compare-and-swap.
 
-Two leaders can exist for a while and must be harmless: plans carry epochs, and a peer adopts only
+Two leaders can exist for a while and must be harmless: plans carry versions, and a peer adopts only
 larger ones. The machine is pure: :func:`step` takes what was seen and the time, and returns the
 new state with effects to perform in order.
 
 A lease lives for 30 s and is renewed every 10 s, which is cheap; that its holder is gone is seen
 much sooner, by pings: a lease counts for nothing once its holder answers neither this peer nor
-those it asks (:class:`Observed`, ``dead``) and has not been renewed since.
+those it asks (:class:`ElectionView`, ``dead``) and has not been renewed since.
 """
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dht.messages.types import NO_EPOCH, LeaseRecord, PlanEpoch
+from dht.messages.types import NO_VERSION, LeaseRecord, PlanVersion
 
 TERM_MAX = 1 << 48
-"""What the wire allows; :mod:`coordinator.plans.epochs` bounds terms far below."""
+"""What the wire allows; :mod:`coordinator.plans.versions` bounds terms far below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,17 +52,17 @@ class Election:
     leaderless_since_s: float | None = None
     leader: str | None = None
     highest_term: int = 0
-    """Of all leases and epochs that count now."""
+    """Of all leases and versions that count now."""
     caught_up_s: float | None = None
-    """When it last moved its term past somebody's higher epoch."""
+    """When it last moved its term past somebody's higher version."""
     renewed: Mapping[str, tuple[LeaseRecord, float]] = field(default_factory=dict)
     """The newest lease seen of each holder, and when it was first seen."""
     silent_since_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """What the DHT showed: living leases, peers that may lead, and the highest plan epoch seen.
+class ElectionView:
+    """What the DHT showed: living leases, peers that may lead, and the highest plan version seen.
 
     ``silent`` peers do not answer this peer's pings; the ``dead`` among them do not answer the
     others that were asked either. ``elders`` are candidates that have been here for long; they try
@@ -72,7 +72,7 @@ class Observed:
 
     leases: Mapping[str, LeaseRecord]
     candidates: frozenset[str]
-    epoch: PlanEpoch = NO_EPOCH
+    version: PlanVersion = NO_VERSION
     silent: frozenset[str] = frozenset()
     dead: frozenset[str] = frozenset()
     distrusted: frozenset[str] = frozenset()
@@ -102,7 +102,7 @@ class Elected:
     term: int
 
 
-Event = Observed | Stored
+Event = ElectionView | Stored
 Effect = StoreLease | Elected
 
 
@@ -119,7 +119,7 @@ def step(
     match event:
         case Stored(term=term):
             return _stored(state, term, now_s), ()
-        case Observed():
+        case ElectionView():
             return _observed(state, event, now_s, config)
 
 
@@ -129,7 +129,7 @@ def _stored(state: Election, term: int, now_s: float) -> Election:
     return replace(state, stored_s=now_s)
 
 
-def _note_renewals(state: Election, observed: Observed, now_s: float) -> Election:
+def _note_renewals(state: Election, observed: ElectionView, now_s: float) -> Election:
     renewed: dict[str, tuple[LeaseRecord, float]] = {}
     for peer_id, lease in observed.leases.items():
         known = state.renewed.get(peer_id)
@@ -139,7 +139,7 @@ def _note_renewals(state: Election, observed: Observed, now_s: float) -> Electio
 
 
 def _void(
-    state: Election, observed: Observed, now_s: float, config: ElectionConfig
+    state: Election, observed: ElectionView, now_s: float, config: ElectionConfig
 ) -> frozenset[str]:
     """Holders that neither answer nor renew."""
     return frozenset(
@@ -153,7 +153,7 @@ def _void(
     )
 
 
-def _credible(observed: Observed) -> dict[str, LeaseRecord]:
+def _credible(observed: ElectionView) -> dict[str, LeaseRecord]:
     """Leases that may count: of candidates that are trusted, with terms that can be honest."""
     return {
         peer_id: lease
@@ -164,24 +164,24 @@ def _credible(observed: Observed) -> dict[str, LeaseRecord]:
     }
 
 
-def _best(observed: Observed, void: frozenset[str]) -> LeaseRecord | None:
+def _best(observed: ElectionView, void: frozenset[str]) -> LeaseRecord | None:
     """The lease to follow: the highest term, the smallest rank within it."""
     living = [lease for lease in observed.leases.values() if lease.peer_id not in void]
     return max(living, key=lambda ls: (ls.term, -rank(ls.peer_id, ls.term)), default=None)
 
 
-def succession(term: int, observed: Observed) -> list[str]:
+def succession(term: int, observed: ElectionView) -> list[str]:
     """Who tries first, second, … to be elected in ``term``."""
     living = observed.candidates - observed.silent - observed.distrusted
     return sorted(living, key=lambda peer: (peer not in observed.elders, rank(peer, term)))
 
 
 def _observed(
-    state: Election, observed: Observed, now_s: float, config: ElectionConfig
+    state: Election, observed: ElectionView, now_s: float, config: ElectionConfig
 ) -> tuple[Election, tuple[Effect, ...]]:
     observed = replace(observed, leases=_credible(observed))
     claims = [ls.term for ls in observed.leases.values()]
-    claims += [observed.epoch.term] if observed.epoch.term <= observed.term_max else []
+    claims += [observed.version.term] if observed.version.term <= observed.term_max else []
     state = replace(state, highest_term=max(claims, default=0))
     state = _note_renewals(state, observed, now_s)
     best = _best(observed, _void(state, observed, now_s, config))
@@ -205,7 +205,7 @@ def _observed(
 def _hold(
     state: Election,
     best: LeaseRecord | None,
-    observed: Observed,
+    observed: ElectionView,
     now_s: float,
     config: ElectionConfig,
     effects: list[Effect],
@@ -221,7 +221,7 @@ def _hold(
     if _must_catch_up(state, observed, now_s, config):
         # Somebody planned in a later term: this peer's plans would never be adopted again.
         state = replace(
-            state, term=observed.epoch.term + 1, leading=False, seeking=True, caught_up_s=now_s
+            state, term=observed.version.term + 1, leading=False, seeking=True, caught_up_s=now_s
         )
         effects.append(StoreLease(term=state.term))
     elif state.seeking or now_s - state.stored_s >= config.renew_s:
@@ -230,15 +230,15 @@ def _hold(
 
 
 def _must_catch_up(
-    state: Election, observed: Observed, now_s: float, config: ElectionConfig
+    state: Election, observed: ElectionView, now_s: float, config: ElectionConfig
 ) -> bool:
     rested = state.caught_up_s is None or now_s - state.caught_up_s >= config.catch_up_s
-    return state.term < observed.epoch.term < observed.term_max and rested
+    return state.term < observed.version.term < observed.term_max and rested
 
 
 def _seek(
     state: Election,
-    observed: Observed,
+    observed: ElectionView,
     now_s: float,
     config: ElectionConfig,
     effects: list[Effect],

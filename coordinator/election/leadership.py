@@ -8,17 +8,17 @@ from coordinator.election.election import (
     Elected,
     Election,
     ElectionConfig,
-    Observed,
+    ElectionView,
     Stored,
     StoreLease,
     step,
     succession,
 )
 from coordinator.failure.liveness import Liveness
-from coordinator.plans.epochs import believed, number_max
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import TransitionConfig, elders
-from dht.messages.types import NO_EPOCH, LeaseRecord, ModelSpec, NodeRecord, NodeState, Reach
+from coordinator.plans.versions import believed, number_max
+from dht.messages.types import NO_VERSION, LeaseRecord, ModelSpec, NodeRecord, NodeState, Reach
 from dht.records.directory import LIFETIME_S, Directory, RecordKind
 from dht.transport.interface import Transport
 
@@ -56,8 +56,8 @@ class Leadership:
         self._rules = rules
         self._on_event = on_event
         self.election = Election(peer_id=transport.peer_id)
-        self.highest = NO_EPOCH
-        """The highest epoch that is believed of anybody."""
+        self.highest = NO_VERSION
+        """The highest version that is believed of anybody."""
         self.successors: list[str] = []
         """Who would come next, in turn."""
         self._dead: frozenset[str] = frozenset()
@@ -75,12 +75,12 @@ class Leadership:
         """Step the election by what is in the DHT now. Raises NetworkError."""
         clock_s, unix_s = self._now(), self._transport.now()
         distrusted = self._plans.trust.distrusted(clock_s) - {self._transport.peer_id}
-        epochs = [
-            believed(record.epoch, unix_s)
+        versions = [
+            believed(record.plan_version, unix_s)
             for peer_id, record in nodes.items()
             if peer_id not in distrusted
         ]
-        self.highest = max([self._plans.epoch, *epochs])
+        self.highest = max([self._plans.version, *versions])
         allowed = self._rules.coordinators
         candidates = frozenset(
             peer_id
@@ -93,10 +93,10 @@ class Leadership:
             and (not allowed or peer_id in allowed)
         )
         for _ in range(2):  # a lease that was just stored is read back at once
-            observed = Observed(
+            observed = ElectionView(
                 leases=leases,
                 candidates=candidates,
-                epoch=self.highest,
+                version=self.highest,
                 silent=self._liveness.silent,
                 dead=self._dead & self._liveness.silent,
                 distrusted=distrusted,
@@ -120,7 +120,7 @@ class Leadership:
                 return
             leases = await self._directory.leases(latest=True)
 
-    def _note_leader(self, observed: Observed) -> None:
+    def _note_leader(self, observed: ElectionView) -> None:
         leader = self._plans.leader = self.election.leader
         if leader is not None:
             self._leaderless_since_s = None
@@ -129,7 +129,9 @@ class Leadership:
         next_up = succession(self.election.highest_term + 1, observed)
         self.successors = [p for p in next_up if p != leader][: self._rules.watchers]
 
-    async def _with_witnesses(self, observed: Observed, nodes: dict[str, NodeRecord]) -> Observed:
+    async def _with_witnesses(
+        self, observed: ElectionView, nodes: dict[str, NodeRecord]
+    ) -> ElectionView:
         """Ask others whether the silent coordinator answers them."""
         leader = self.election.leader
         if leader is None:

@@ -13,9 +13,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.evaluation.flow_shares import Shares, drawn, separate, topological
+from coordinator.evaluation.flow_shares import Shares, flow_shares, separate_parts, topological
 from coordinator.evaluation.max_flow import bandwidth_bytes_per_s, round_trips_s
-from coordinator.problem.service import Machine, Service, Workload
+from coordinator.problem.service import PeerSpeed, Service, Workload
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
 ROUNDS = 12
@@ -43,7 +43,7 @@ class Estimate:
 class _Visit:
     """A peer on the flow: how often a token comes by, and how many layers it runs there."""
 
-    machine: Machine
+    machine: PeerSpeed
     room: float
     stretch: float
     share: float = 0.0
@@ -91,7 +91,7 @@ def serves(
     tokens_per_s: float,
 ) -> bool:
     """Whether a flow in one part would serve that rate: a look at one point, not a search."""
-    parts = separate(drawn(edges))
+    parts = separate_parts(flow_shares(edges))
     held = {a.peer_id: a for a in assignments}
     return len(parts) != 1 or _Network(problem, held, parts[0], service).at(tokens_per_s).fits
 
@@ -107,7 +107,9 @@ def estimate(
     Parts of the flow that share no peer fill independently of each other and add up.
     """
     held = {a.peer_id: a for a in assignments}
-    found = [_estimate_part(problem, held, part, service) for part in separate(drawn(edges))]
+    found = [
+        _estimate_part(problem, held, part, service) for part in separate_parts(flow_shares(edges))
+    ]
     total = sum(part.tokens_per_s for part in found)
     if total <= 0:
         return NOTHING

@@ -12,7 +12,7 @@ Shares = dict[str, dict[str, float]]
 """For every peer with flow, and the source: the share of it that goes to each next one."""
 
 
-def drawn(edges: Sequence[FlowEdge]) -> Shares:
+def flow_shares(edges: Sequence[FlowEdge]) -> Shares:
     """Shares of every peer's outflow, without the edges that are not drawn."""
     flows: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for edge in edges:
@@ -27,7 +27,7 @@ def drawn(edges: Sequence[FlowEdge]) -> Shares:
     return kept
 
 
-def separate(kept: Shares) -> list[Shares]:
+def separate_parts(kept: Shares) -> list[Shares]:
     """The flow's parts that share no peer, each with shares of its own at the source."""
     group: dict[str, str] = {}
 

@@ -17,7 +17,7 @@ WITHIN = 0.98
 WORKERS = 2
 
 
-def solve(
+def solve_by_cpsat(
     problem: Problem, *, time_limit_s: float, seed: int, hint: Sequence[Assignment]
 ) -> tuple[Assignment, ...] | None:
     """The placement with the most flow that was found in time, then with the fewest stages.

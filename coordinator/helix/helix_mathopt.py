@@ -8,13 +8,15 @@ from datetime import timedelta
 from typing import Any
 
 from coordinator.evaluation.max_flow import bandwidth_bytes_per_s, upper_bound
-from coordinator.heuristics.heuristics import reach
+from coordinator.heuristics.heuristics import span_limits
 from dht.messages.types import SINK, SOURCE, Assignment, Problem
 
 SOLVERS = ("highs", "scip")
 
 
-def solve(problem: Problem, *, solver: str, time_limit_s: float) -> tuple[Assignment, ...] | None:
+def solve_by_mathopt(
+    problem: Problem, *, solver: str, time_limit_s: float
+) -> tuple[Assignment, ...] | None:
     """The placement with the most flow found in time by ``highs`` or ``scip``; None without one.
 
     Per peer an integer start and a binary per count of layers; per pair of peers a flow and three
@@ -43,7 +45,7 @@ class _Program:
         self._end: dict[str, Any] = {}
         self._rate: dict[str, Any] = {}
         for node in problem.nodes:
-            room = reach(problem, node)
+            room = span_limits(problem, node)
             most = min(room.first, room.middle, room.last)
             start = self.model.add_integer_variable(lb=0, ub=layers)
             holds = {j: self.model.add_binary_variable() for j in range(1, most + 1)}

@@ -17,7 +17,7 @@ EVEN_OUT_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class SpanLimits:
     """The most layers that one peer can hold, by where they lie."""
 
     peer_id: str
@@ -31,11 +31,11 @@ class Reach:
     """All layers."""
 
 
-def reach(problem: Problem, node: PlannerNode) -> Reach:
+def span_limits(problem: Problem, node: PlannerNode) -> SpanLimits:
     """What ``node`` can hold at most."""
     model = node.own_model or problem.model
     embed, head = model.embed_bytes, model.head_bytes
-    return Reach(
+    return SpanLimits(
         peer_id=node.peer_id,
         first=min(model.layers - 1, _layers_max(problem, node, embed)),
         middle=max(0, min(model.layers - 2, _layers_max(problem, node, 0))),
@@ -96,7 +96,7 @@ class Coverage:
 def coverage(problem: Problem) -> Coverage:
     """How many layers the peers can hold at most, and who takes the ends."""
     layers = problem.model.layers
-    reaches = [reach(problem, node) for node in problem.nodes]
+    reaches = [span_limits(problem, node) for node in problem.nodes]
     whole = next((r.peer_id for r in reaches if r.whole), None)
     if whole is not None:
         return Coverage(layers=layers, first=whole, last=whole)
@@ -141,7 +141,7 @@ def chain(problem: Problem) -> tuple[Assignment, ...] | None:
 def _chain_between(problem: Problem, first: str, last: str) -> tuple[Assignment, ...] | None:
     """A chain from ``first`` to ``last``, the widest peers between them."""
     layers = problem.model.layers
-    reaches = {node.peer_id: reach(problem, node) for node in problem.nodes}
+    reaches = {node.peer_id: span_limits(problem, node) for node in problem.nodes}
     at, ahead = reaches[first].first, reaches[last].last
     if at == 0 or ahead == 0:
         return None
@@ -310,7 +310,7 @@ def replicas(problem: Problem) -> tuple[Assignment, ...] | None:
     return fill(problem, whole) if whole else None
 
 
-def keep(problem: Problem) -> tuple[Assignment, ...] | None:
+def keep_layers(problem: Problem) -> tuple[Assignment, ...] | None:
     """What the peers hold now, with layers for those that have none; None if layers are lost."""
     held = [
         replace(node.current, peer_id=node.peer_id)
@@ -322,7 +322,7 @@ def keep(problem: Problem) -> tuple[Assignment, ...] | None:
     return None if uncovered(placed, problem.model.layers) else placed
 
 
-def separate(problem: Problem) -> tuple[Assignment, ...] | None:
+def separate_pipelines(problem: Problem) -> tuple[Assignment, ...] | None:
     """Pipelines of one sort of peer each; sorts that cannot hold the model stay idle."""
     sorts: dict[tuple[float, ...], list[PlannerNode]] = {}
     for node in problem.nodes:

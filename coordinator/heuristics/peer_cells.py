@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.heuristics.heuristics import coverage
-from coordinator.heuristics.kinds import regions
+from coordinator.heuristics.peer_classes import regions
 from dht.messages.types import Link, PlannerNode, Problem
 
 CELL_PEERS = 24

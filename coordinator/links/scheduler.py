@@ -40,7 +40,7 @@ OVERTAKING_MAX = 30
 POLICIES = ("anabranch", "molink", "fifo")
 
 
-class Traffic(IntEnum):
+class TrafficClass(IntEnum):
     """What a message carries; the smaller, the more urgent."""
 
     CONTROL = 0
@@ -66,7 +66,7 @@ class Slice:
     """The next bytes to write: ``[offset, offset + size)`` of message ``number``."""
 
     number: int
-    traffic: Traffic
+    traffic: TrafficClass
     offset: int
     size_bytes: int
     last: bool
@@ -75,7 +75,7 @@ class Slice:
 @dataclass(slots=True, kw_only=True)
 class _Message:
     number: int
-    traffic: Traffic
+    traffic: TrafficClass
     size_bytes: int
     sent_bytes: int = 0
 
@@ -98,18 +98,20 @@ class LinkScheduler:
         self.delivery = DeliveryEstimator()
         self._shares = shares or Shares()
         self._numbers = 0
-        self._queues: dict[Traffic, deque[_Message]] = {traffic: deque() for traffic in Traffic}
+        self._queues: dict[TrafficClass, deque[_Message]] = {
+            traffic: deque() for traffic in TrafficClass
+        }
         self._order: deque[_Message] = deque()  # fifo only
         self._slow_sent = 0
         self._slow_released = 0
-        self._owed = {Traffic.PREFILL: 0.0, Traffic.BULK: 0.0}
+        self._owed = {TrafficClass.PREFILL: 0.0, TrafficClass.BULK: 0.0}
         self._overtook = 0
         self._decode_due_us: int | None = None
         self.queued_bytes = 0
 
     # Offers
 
-    def offer(self, traffic: Traffic, size_bytes: int) -> int:
+    def offer(self, traffic: TrafficClass, size_bytes: int) -> int:
         """Queue a message; returns its number, which its slices carry."""
         if size_bytes < 1:
             raise ValueError("an empty message")
@@ -123,7 +125,7 @@ class LinkScheduler:
         """When the engine's next decode will be ready to leave, as far as known (``molink``)."""
         self._decode_due_us = at_us
 
-    def waiting(self, traffic: Traffic) -> int:
+    def waiting(self, traffic: TrafficClass) -> int:
         """Messages of a class that have not left wholly."""
         if self.policy == "fifo":
             return sum(message.traffic is traffic for message in self._order)
@@ -194,7 +196,7 @@ class LinkScheduler:
             return None
         return self._take(chosen, limit, now_us)
 
-    def _head(self, *classes: Traffic) -> _Message | None:
+    def _head(self, *classes: TrafficClass) -> _Message | None:
         for traffic in classes:
             if self._queues[traffic]:
                 return self._queues[traffic][0]
@@ -202,7 +204,7 @@ class LinkScheduler:
 
     def _anabranch(self, urgent_only: bool) -> tuple[_Message | None, float]:
         frame = self.frame_bytes
-        urgent = self._head(Traffic.CONTROL, Traffic.DECODE)
+        urgent = self._head(TrafficClass.CONTROL, TrafficClass.DECODE)
         window = self.window_bytes
         if self.delivery.in_flight_bytes >= window + max(URGENT_BYTES_MAX, 2 * window):
             return None, 0.0
@@ -210,24 +212,24 @@ class LinkScheduler:
         slow = self._slow(frame) if room else None
         if urgent is None:
             return slow, frame
-        if slow is not None and self._owed[Traffic.PREFILL] >= min(frame, slow.rest_bytes):
+        if slow is not None and self._owed[TrafficClass.PREFILL] >= min(frame, slow.rest_bytes):
             return slow, frame
         return urgent, FRAME_BYTES_MAX
 
     def _slow(self, frame: int) -> _Message | None:
         """The prefill or bulk message whose turn it is."""
-        prefill, bulk = self._head(Traffic.PREFILL), self._head(Traffic.BULK)
+        prefill, bulk = self._head(TrafficClass.PREFILL), self._head(TrafficClass.BULK)
         if prefill is None or bulk is None:
             return prefill or bulk
-        return bulk if self._owed[Traffic.BULK] >= min(frame, bulk.rest_bytes) else prefill
+        return bulk if self._owed[TrafficClass.BULK] >= min(frame, bulk.rest_bytes) else prefill
 
     def _molink(self, now_us: int) -> tuple[_Message | None, float]:
-        urgent = self._head(Traffic.CONTROL, Traffic.DECODE)
-        slow = self._head(Traffic.PREFILL, Traffic.BULK)
+        urgent = self._head(TrafficClass.CONTROL, TrafficClass.DECODE)
+        slow = self._head(TrafficClass.PREFILL, TrafficClass.BULK)
         if slow is None:
             return urgent, math.inf
         if urgent is not None and self._overtook < OVERTAKING_MAX:
-            self._overtook += urgent.traffic is Traffic.DECODE
+            self._overtook += urgent.traffic is TrafficClass.DECODE
             return urgent, math.inf
         self._overtook = 0
         bandwidth = self.delivery.bandwidth_bytes_per_s
@@ -245,7 +247,7 @@ class LinkScheduler:
         if last:
             (self._order if self.policy == "fifo" else self._queues[message.traffic]).popleft()
         self._settle(message.traffic, size)
-        if message.traffic >= Traffic.PREFILL:
+        if message.traffic >= TrafficClass.PREFILL:
             self._slow_sent += size
         self.delivery.sent(size, now_us, limited=self._limited())
         return Slice(
@@ -260,26 +262,30 @@ class LinkScheduler:
         """Whether, from now on, the sender and not the link is the limit."""
         return self.queued_bytes == 0 and self.delivery.in_flight_bytes < self.window_bytes
 
-    def _settle(self, traffic: Traffic, size: int) -> None:
+    def _settle(self, traffic: TrafficClass, size: int) -> None:
         """Book what the classes behind are owed; never more than one frame, so that a decode
         is never behind more than one frame of theirs."""
         frame = self.frame_bytes
         behind = {
-            Traffic.PREFILL: bool(self._queues[Traffic.PREFILL] or self._queues[Traffic.BULK]),
-            Traffic.BULK: bool(self._queues[Traffic.BULK] and self._queues[Traffic.PREFILL]),
+            TrafficClass.PREFILL: bool(
+                self._queues[TrafficClass.PREFILL] or self._queues[TrafficClass.BULK]
+            ),
+            TrafficClass.BULK: bool(
+                self._queues[TrafficClass.BULK] and self._queues[TrafficClass.PREFILL]
+            ),
         }
-        if traffic <= Traffic.DECODE:
-            self._owe(Traffic.PREFILL, size, self._shares.prefill, frame)
+        if traffic <= TrafficClass.DECODE:
+            self._owe(TrafficClass.PREFILL, size, self._shares.prefill, frame)
         else:
-            self._owed[Traffic.PREFILL] = max(0.0, self._owed[Traffic.PREFILL] - size)
-            if traffic is Traffic.PREFILL:
-                self._owe(Traffic.BULK, size, self._shares.bulk, frame)
+            self._owed[TrafficClass.PREFILL] = max(0.0, self._owed[TrafficClass.PREFILL] - size)
+            if traffic is TrafficClass.PREFILL:
+                self._owe(TrafficClass.BULK, size, self._shares.bulk, frame)
             else:
-                self._owed[Traffic.BULK] = max(0.0, self._owed[Traffic.BULK] - size)
+                self._owed[TrafficClass.BULK] = max(0.0, self._owed[TrafficClass.BULK] - size)
         for owed, waits in behind.items():
             if not waits:
                 self._owed[owed] = 0.0
 
-    def _owe(self, traffic: Traffic, size: int, share: float, frame: int) -> None:
+    def _owe(self, traffic: TrafficClass, size: int, share: float, frame: int) -> None:
         grown = self._owed[traffic] + size * share / (1 - share)
         self._owed[traffic] = min(grown, float(frame))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from coordinator.evaluation.max_flow import capacities
 from coordinator.planning.placement import Placement, best_placement, score
 from coordinator.problem.service import Service
-from coordinator.search.chain_search import Judge, as_chains, draw, improved
+from coordinator.search.chain_search import Judge, as_chains, chain_flows, improved
 from dht.identity.peer_id import short_name
 from dht.messages.types import SINK, SOURCE, PlannerNode, Problem
 
@@ -120,6 +120,6 @@ def placed_again(
         problem, chains, Judge(problem, service), seed=seed, share=1.0, spent=spent
     ).chains
     spans = tuple(a for chain in better for a in chain)
-    edges = draw(problem, better, service)
+    edges = chain_flows(problem, better, service)
     again = score(problem, spans, placement.planner, service=service, edges=edges)
     return again if again.value >= placement.value else placement

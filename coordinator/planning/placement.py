@@ -15,7 +15,7 @@ from coordinator.evaluation.plan_check import FLOW_USED_MIN, uncovered
 from coordinator.helix import flow_search, helix_cpsat
 from coordinator.heuristics import heuristics, peer_cells
 from coordinator.problem.service import Service
-from coordinator.search.chain_search import MOVES_MAX, as_chains, draw, search, until
+from coordinator.search.chain_search import MOVES_MAX, as_chains, chain_flows, search, until
 from coordinator.search.pattern_cpsat import WORK_MAX
 from dht.errors import SwarmError
 from dht.messages.types import (
@@ -24,7 +24,7 @@ from dht.messages.types import (
     Assignment,
     FlowEdge,
     Plan,
-    PlanEpoch,
+    PlanVersion,
     Problem,
     fits,
     stage_bytes,
@@ -87,11 +87,11 @@ class Placement:
 
 
 HEURISTICS: dict[str, Callable[[Problem], tuple[Assignment, ...] | None]] = {
-    "keep": heuristics.keep,
+    "keep": heuristics.keep_layers,
     "chain": heuristics.chain,
     "chains": heuristics.chains,
     "equal-stages": heuristics.equal_stages,
-    "separate": heuristics.separate,
+    "separate": heuristics.separate_pipelines,
     "replicas": heuristics.replicas,
     "greedy": heuristics.greedy,
 }
@@ -232,7 +232,9 @@ def _by_flow(
     """More flow: by the exact program for few peers, else by moves from what has the most."""
     if len(problem.nodes) <= EXACT_PEERS_MAX and _spans_max(problem) <= EXACT_SPANS_MAX:
         left_s = SEARCH_SHARE * time_limit_s * max(0.1, 1 - spent() if spent else 1.0)
-        exact = helix_cpsat.solve(problem, time_limit_s=left_s, seed=seed, hint=best.assignments)
+        exact = helix_cpsat.solve_by_cpsat(
+            problem, time_limit_s=left_s, seed=seed, hint=best.assignments
+        )
         return [] if exact is None else [score(problem, exact, "cp-sat")]
     most = max(found, key=lambda placement: placement.flow_tokens_per_s)
     improved = flow_search.improve(
@@ -284,7 +286,7 @@ def _searched(
             tuple(a for chain in found.chains for a in chain),
             "patterns",
             service=service,
-            edges=draw(problem, found.chains, service),
+            edges=chain_flows(problem, found.chains, service),
         )
         for found in made[:KEPT]
     ]
@@ -369,7 +371,7 @@ def make_plan(
     problem: Problem,
     placement: Placement,
     *,
-    epoch: PlanEpoch,
+    version: PlanVersion,
     coordinator: str,
     solve_s: float,
     now_unix_s: float,
@@ -383,7 +385,7 @@ def make_plan(
         placement = score(problem, placement.assignments, placement.planner)
     estimated = placement.estimate_tokens_per_s
     return Plan(
-        epoch=epoch,
+        version=version,
         coordinator=coordinator,
         model=problem.model,
         assignments=placement.assignments,

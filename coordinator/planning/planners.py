@@ -52,7 +52,7 @@ def _heuristic(name: str, place: Callable[[Problem], Sequence[Assignment] | None
 
 def _exact(problem: Problem, service: Service | None, effort: Effort) -> Placement | None:
     hint = heuristics.chain(problem) or ()
-    spans = helix_cpsat.solve(
+    spans = helix_cpsat.solve_by_cpsat(
         problem, time_limit_s=effort.time_limit_s, seed=effort.seed, hint=hint
     )
     return _scored(problem, spans, "cp-sat", service)
@@ -60,7 +60,9 @@ def _exact(problem: Problem, service: Service | None, effort: Effort) -> Placeme
 
 def _mathopt(name: str) -> Planner:
     def plan(problem: Problem, service: Service | None, effort: Effort) -> Placement | None:
-        spans = helix_mathopt.solve(problem, solver=name, time_limit_s=effort.time_limit_s)
+        spans = helix_mathopt.solve_by_mathopt(
+            problem, solver=name, time_limit_s=effort.time_limit_s
+        )
         return _scored(problem, spans, f"helix-milp-{name}", service)
 
     return plan
@@ -81,7 +83,7 @@ PLANNERS: dict[str, Planner] = {
     "patterns-flow": _by_flow,
     "petals": _heuristic("petals", heuristics.greedy),
     "swarm": _heuristic("swarm", heuristics.equal_stages),
-    "separate": _heuristic("separate", heuristics.separate),
+    "separate": _heuristic("separate", heuristics.separate_pipelines),
     "cp-sat": _exact,
     "helix-milp-highs": _mathopt("highs"),
     "helix-milp-scip": _mathopt("scip"),

@@ -23,7 +23,7 @@ from coordinator.planning.placement import (
     with_spares,
 )
 from coordinator.problem.service import announced_service
-from dht.messages.types import Assignment, Plan, PlanEpoch, Problem
+from dht.messages.types import Assignment, Plan, PlanVersion, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class SolveRequest:
     """What to solve, and what to write on the plan."""
 
     problem: Problem
-    epoch: PlanEpoch
+    version: PlanVersion
     coordinator: str
     time_limit_s: float
     seed: int
@@ -51,7 +51,7 @@ class SolveAnswer:
     error: str = ""
 
 
-def solve(request: SolveRequest, spent: Callable[[], float] | None = None) -> SolveAnswer:
+def solve_request(request: SolveRequest, spent: Callable[[], float] | None = None) -> SolveAnswer:
     """Solve one request.
 
     ``spent()`` says what share of the work allowed is done; by default, of the time, by the clock.
@@ -109,7 +109,7 @@ def _plan(request: SolveRequest, placement: Placement, solve_s: float) -> Plan:
     return make_plan(
         request.problem,
         placement,
-        epoch=request.epoch,
+        version=request.version,
         coordinator=request.coordinator,
         solve_s=solve_s,
         now_unix_s=request.now_unix_s,
@@ -119,7 +119,7 @@ def _plan(request: SolveRequest, placement: Placement, solve_s: float) -> Plan:
 def main() -> int:
     """One request in, one answer out."""
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SolveRequest)
-    sys.stdout.buffer.write(msgspec.msgpack.encode(solve(request)))
+    sys.stdout.buffer.write(msgspec.msgpack.encode(solve_request(request)))
     return 0
 
 

@@ -7,14 +7,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 
 from coordinator.evaluation.plan_check import check_shape
-from coordinator.plans.epochs import plausible
 from coordinator.plans.review import FINE, Opinion, Verdict
 from coordinator.plans.trust import STRIKES, Trust
+from coordinator.plans.versions import plausible
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.peer import REQUESTS_MAX, PlanBody, PlanRequest, Witness, WitnessRequest
 from dht.messages.session import Ping, Pong
-from dht.messages.types import NO_EPOCH, ModelSpec, Plan, PlanEpoch, PlanHead
+from dht.messages.types import NO_VERSION, ModelSpec, Plan, PlanHead, PlanVersion
 from dht.records.directory import Directory
 from dht.transport.interface import PLAN_PROTOCOL, Stream, Transport
 
@@ -83,9 +83,9 @@ class PlanStore:
         self.counters: Counter[str] = Counter()
 
     @property
-    def epoch(self) -> PlanEpoch:
-        """Epoch of the newest plan; the zero epoch before there is one."""
-        return self.newest.epoch if self.newest is not None else NO_EPOCH
+    def version(self) -> PlanVersion:
+        """Version of the newest plan; the zero version before there is one."""
+        return self.newest.version if self.newest is not None else NO_VERSION
 
     async def serve(self) -> None:
         """Answer others' requests for bodies, and their pings."""
@@ -111,7 +111,7 @@ class PlanStore:
         body = codec.encode(plan)
         head = PlanHead(
             peer_id=self._transport.peer_id,
-            epoch=plan.epoch,
+            version=plan.version,
             sha256=hashlib.sha256(body).hexdigest(),
             size_bytes=len(body),
             fetch_bytes=plan.fetch_bytes,
@@ -126,14 +126,14 @@ class PlanStore:
         """
         heads = await self._directory.plan_heads()
         loop = asyncio.get_running_loop()
-        if any(head.epoch == self.epoch for head in heads.values()):
+        if any(head.version == self.version for head in heads.values()):
             self.head_seen_s = loop.time()
         distrusted = self.trust.distrusted(loop.time())
         newer = [
             head
             for head in heads.values()
-            if head.epoch > self.epoch
-            and plausible(head.epoch, self._transport.now())
+            if head.version > self.version
+            and plausible(head.version, self._transport.now())
             and (not self._coordinators or head.peer_id in self._coordinators)
             and head.peer_id not in distrusted
         ]
@@ -159,10 +159,10 @@ class PlanStore:
         if len(heads) <= 1:
             return heads
         records = (await self._directory.nodes()).values()
-        adopted = Counter(record.epoch for record in records)
+        adopted = Counter(record.plan_version for record in records)
         return sorted(
             heads,
-            key=lambda head: (head.peer_id == self.leader, adopted[head.epoch], head.epoch),
+            key=lambda head: (head.peer_id == self.leader, adopted[head.version], head.version),
             reverse=True,
         )
 
@@ -172,7 +172,8 @@ class PlanStore:
         having = [
             peer_id
             for peer_id, record in nodes.items()
-            if record.epoch == head.epoch and peer_id not in {head.peer_id, self._transport.peer_id}
+            if record.plan_version == head.version
+            and peer_id not in {head.peer_id, self._transport.peer_id}
         ]
         return sorted(having)[:HOLDERS_MAX]
 
@@ -183,11 +184,11 @@ class PlanStore:
                     body = await self._ask(holder, head)
             except (NetworkError, TimeoutError) as error:
                 self.counters["fetch_failed"] += 1
-                logger.info("no plan %s from %s: %s", head.epoch, holder, error)
+                logger.info("no plan %s from %s: %s", head.version, holder, error)
                 continue
             except PeerError as error:
                 self.counters["malformed"] += 1
-                logger.warning("plan %s from %s: %s", head.epoch, holder, error)
+                logger.warning("plan %s from %s: %s", head.version, holder, error)
                 continue
             return await self._take(head, body)
         return False
@@ -217,8 +218,8 @@ class PlanStore:
         except PeerError as error:
             wrong = [str(error)]
         else:
-            said = (head.epoch, head.peer_id, head.fetch_bytes)
-            if (plan.epoch, plan.coordinator, plan.fetch_bytes) != said:
+            said = (head.version, head.peer_id, head.fetch_bytes)
+            if (plan.version, plan.coordinator, plan.fetch_bytes) != said:
                 wrong.append("its head speaks of another plan")
             mine = self._model
             if plan.model.key != self._directory.model_key or (
@@ -242,7 +243,7 @@ class PlanStore:
         self._wanting[head.peer_id] = (looks + 1, since_s)
         while len(self._wanting) > REFUSED_MAX:
             self._wanting.popitem(last=False)
-        logger.info("not yet plan %s of %s: %s", head.epoch, head.peer_id, verdict.reason)
+        logger.info("not yet plan %s of %s: %s", head.version, head.peer_id, verdict.reason)
         return False
 
     def _refuse(self, head: PlanHead, reason: str, *, strikes: int) -> None:
@@ -254,11 +255,11 @@ class PlanStore:
         if head.peer_id != self._transport.peer_id:
             now_s = asyncio.get_running_loop().time()
             self.trust.strike(head.peer_id, now_s, times=strikes)
-        logger.warning("refused plan %s of %s: %s", head.epoch, head.peer_id, reason)
+        logger.warning("refused plan %s of %s: %s", head.version, head.peer_id, reason)
 
     async def _adopt(self, plan: Plan, head: PlanHead, body: bytes) -> None:
         async with self._changed:
-            if plan.epoch <= self.epoch:
+            if plan.version <= self.version:
                 return
             self._bodies[head.sha256] = body
             while len(self._bodies) > BODIES_MAX:
@@ -267,10 +268,10 @@ class PlanStore:
             self.head_seen_s = asyncio.get_running_loop().time()
             self._changed.notify_all()
 
-    async def wait_newer(self, epoch: PlanEpoch) -> Plan:
-        """The newest plan, once it is newer than ``epoch``."""
+    async def wait_newer(self, version: PlanVersion) -> Plan:
+        """The newest plan, once it is newer than ``version``."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self.epoch > epoch)
+            await self._changed.wait_for(lambda: self.version > version)
             if self.newest is None:
-                raise RuntimeError("an epoch without a plan")
+                raise RuntimeError("an version without a plan")
             return self.newest

@@ -42,7 +42,7 @@ class TurnConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class TurnWait:
     """Why a peer does not move yet."""
 
     what: WaitFor
@@ -55,7 +55,7 @@ def why_wait(
     nodes: Mapping[str, NodeRecord],
     now_unix_s: float,
     config: TurnConfig,
-) -> tuple[Wait, ...]:
+) -> tuple[TurnWait, ...]:
     """What the peer of record ``mine`` has to wait for before it follows ``plan``; () when nothing.
 
     ``nodes`` are the records; those of peers that the plan leaves out count for nothing, since they
@@ -78,13 +78,13 @@ def why_wait(
     waits = []
     behind = _not_yet_there(plan, mine.peer_id, nodes)
     if behind:
-        waits.append(Wait(what=WaitFor.EARLIER_WAVES, text=f"{behind[0]} moves first"))
+        waits.append(TurnWait(what=WaitFor.EARLIER_WAVES, text=f"{behind[0]} moves first"))
     since_s = abs(now_unix_s - mine.moved_unix_s)
     if since_s < config.rest_s:
-        waits.append(Wait(what=WaitFor.REST, text=f"it moved {since_s:.0f} s ago"))
+        waits.append(TurnWait(what=WaitFor.REST, text=f"it moved {since_s:.0f} s ago"))
     alone = [ly for ly in _given_up(mine, target) if ly not in covered]
     if alone:
-        waits.append(Wait(what=WaitFor.HOLDER, text=f"nobody else serves layer {alone[0]} yet"))
+        waits.append(TurnWait(what=WaitFor.HOLDER, text=f"nobody else serves layer {alone[0]} yet"))
     return tuple(waits)
 
 
@@ -103,5 +103,5 @@ def _not_yet_there(plan: Plan, me: str, nodes: Mapping[str, NodeRecord]) -> list
             nodes[peer_id].state is NodeState.SERVING
             and (nodes[peer_id].start, nodes[peer_id].end) == wanted.get(peer_id)
         )
-        and nodes[peer_id].epoch <= plan.epoch
+        and nodes[peer_id].plan_version <= plan.version
     ]

@@ -60,7 +60,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class PeerSpeed:
     """What the estimate knows of a peer beyond its T_j."""
 
     decode: Curve
@@ -81,7 +81,7 @@ class Machine:
 class Service:
     """What the estimate needs beyond a problem: the peers' machines and the load."""
 
-    machines: Mapping[str, Machine]
+    machines: Mapping[str, PeerSpeed]
     workload: Workload = field(default_factory=Workload)
     hub_delay_s: Mapping[str, float] = field(default_factory=dict)
     """One way between a peer and the host that every token passes on its way from the last stage
@@ -125,7 +125,7 @@ def announced_service(problem: Problem) -> Service:
     return service_from_rates(problem, workload_within(problem.model.context_tokens))
 
 
-def _machine_from_rates(problem: Problem, node: PlannerNode) -> Machine:
+def _machine_from_rates(problem: Problem, node: PlannerNode) -> PeerSpeed:
     model = node.own_model or problem.model
     best = max((j * rate for j, rate in enumerate(node.tokens_per_s, start=1)), default=0.0)
     token_s = 1.0 / best if best > 0 else 1e3
@@ -138,7 +138,7 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> Machine:
         seconds=(DECODE_FIXED * step_s, DECODE_FIXED * step_s + DECODES_MEASURED * slope_s),
     )
     typical_prompt = Curve(tokens=(0.0, 1.0), seconds=(0.0, PROMPT_TOKEN * token_s))
-    return Machine(
+    return PeerSpeed(
         decode=_announced(node.decode_layer_s, token_s, SLOW_MAX * token_s) or typical,
         prompt=_announced(node.prompt_layer_s, 0.0, SLOW_MAX * token_s) or typical_prompt,
         kv_layer_tokens=tuple(

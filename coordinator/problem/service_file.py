@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from coordinator.problem.cluster_file import HELIX_SCHEMA
-from coordinator.problem.service import Curve, Machine, Service, service_from_rates
+from coordinator.problem.service import Curve, PeerSpeed, Service, service_from_rates
 from dht.errors import UserError
 from dht.messages.types import LAYERS_MAX, Problem, Rate, Seconds
 
@@ -68,7 +68,7 @@ def read_service(path: Path, problem: Problem) -> Service:
                 if not (directory / f"{key}.json").is_file():
                     return service_from_rates(problem)
                 curves[key] = _curve(directory / f"{key}.json")
-        machines[str(node.id)] = Machine(
+        machines[str(node.id)] = PeerSpeed(
             decode=curves[f"{name}_{node.gpu.lower()}_decode"],
             prompt=curves[f"{name}_{node.gpu.lower()}_prompt"],
             kv_layer_tokens=gpus[node.gpu].kv_entries,

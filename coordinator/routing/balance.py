@@ -32,7 +32,7 @@ def evens_out(giver_after: float, taker_after: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class PeerLoad:
     """How full one stage peer is."""
 
     start: int
@@ -54,17 +54,17 @@ class Load:
         value = freeness(self.free_tokens - self.wanted_tokens, self.sessions)
         return value * self.speed if value > 0 else value
 
-    def with_more(self, sessions: int, tokens: int) -> "Load":
+    def with_more(self, sessions: int, tokens: int) -> "PeerLoad":
         """With so many sessions that need so much KV in all beside the present ones."""
         return replace(
             self, sessions=max(0, self.sessions + sessions), free_tokens=self.free_tokens - tokens
         )
 
 
-def load_of(record: NodeRecord, *, beside: NodeRecord | None = None) -> Load:
+def load_of(record: NodeRecord, *, beside: NodeRecord | None = None) -> PeerLoad:
     """The load that a peer announced; with ``beside``, its speed next to that one's."""
     serving = record.state is NodeState.SERVING
-    return Load(
+    return PeerLoad(
         start=record.start if serving else 0,
         end=record.end if serving else 0,
         free_tokens=record.kv_tokens_free,
@@ -150,7 +150,7 @@ class Balance:
     barred_s: dict[str, float] = field(default_factory=dict)
     """Until when a peer is not asked to take anything."""
 
-    def needs_relief(self, mine: Load) -> bool:
+    def needs_relief(self, mine: PeerLoad) -> bool:
         """Whether it is worth looking at others at all."""
         lacks = mine.freeness < 0 or mine.sessions >= self.config.sessions_least
         return lacks and mine.start < mine.end
@@ -158,8 +158,8 @@ class Balance:
     def step(
         self,
         now_s: float,
-        mine: Load,
-        others: Mapping[str, Load],
+        mine: PeerLoad,
+        others: Mapping[str, PeerLoad],
         here: Collection[Movable],
         present: Collection[str],
         rtt_s: Mapping[frozenset[str], float] | None = None,
@@ -202,8 +202,8 @@ class Balance:
     def _next(
         self,
         now_s: float,
-        mine: Load,
-        others: Mapping[str, Load],
+        mine: PeerLoad,
+        others: Mapping[str, PeerLoad],
         here: Collection[Movable],
         rtt_s: Mapping[frozenset[str], float],
     ) -> MoveOrder | None:
@@ -245,7 +245,7 @@ class Balance:
 
 
 def partner_of(
-    me: str, mine: Load, others: Mapping[str, Load], layers: tuple[int, int], gap: float
+    me: str, mine: PeerLoad, others: Mapping[str, PeerLoad], layers: tuple[int, int], gap: float
 ) -> str | None:
     """Who should take from ``me`` among the holders of ``layers``; None: nobody.
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from coordinator.evaluation.max_flow import upper_bound
-from coordinator.heuristics.heuristics import reach
-from coordinator.heuristics.kinds import regions
+from coordinator.heuristics.heuristics import span_limits
+from coordinator.heuristics.peer_classes import regions
 from dht.messages.types import Assignment, PlannerNode, Problem
 
 T = TypeVar("T")
@@ -46,7 +46,9 @@ _Table = Any
 """A numpy array of whole numbers; at [i, j] is something of the peers from i to j - 1."""
 
 
-def sequences(problem: Problem, *, judge: Judge, go_on: Callable[[int], bool]) -> Iterator[Chains]:
+def chains_by_dp(
+    problem: Problem, *, judge: Judge, go_on: Callable[[int], bool]
+) -> Iterator[Chains]:
     """Chains over all peers, and over disjoint sets of them side by side.
 
     Sets are devices of one sort, regions, and pairs of those. Ends when ``go_on(chains judged)``
@@ -151,7 +153,7 @@ class Row:
 
     def __init__(self, problem: Problem, order: Sequence[PlannerNode]) -> None:
         self._layers = problem.model.layers
-        room = [(node, reach(problem, node)) for node in order]
+        room = [(node, span_limits(problem, node)) for node in order]
         room = [(node, r) for node, r in room if max(r.first, r.middle, r.last) or r.whole]
         self._order = tuple(node for node, _ in room)
         reaches = [r for _, r in room]

@@ -12,9 +12,9 @@ from coordinator.evaluation.estimate import estimate, serves
 from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow
 from coordinator.problem.service import Service
 from coordinator.search import local_moves
-from coordinator.search.chain_dp import Chain, sequences
+from coordinator.search.chain_dp import Chain, chains_by_dp
 from coordinator.search.pattern_cpsat import WORK_MAX
-from coordinator.search.pattern_search import Chains, candidates
+from coordinator.search.pattern_search import Chains, search_patterns
 from dht.messages.types import SOURCE, Assignment, FlowEdge, Problem
 
 MOVES_MAX = 2_000
@@ -67,7 +67,7 @@ class Judge:
             self._known.clear()
         for chain in new:
             needed = least * GAIN_MIN - known if len(new) == 1 and least > 0 else 0.0
-            edges = draw(self._problem, (chain,), self._service)
+            edges = chain_flows(self._problem, (chain,), self._service)
             if self._service is None:
                 value = sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
             elif needed > 0 and not serves(self._problem, chain, edges, self._service, needed):
@@ -98,12 +98,12 @@ def search(
     made: dict[Chains, float] = {chains: judge(chains) for chains in seeds if chains}
     if service is not None:
         rows_end = until(spent, ROWS_SHARE, CANDIDATES_MAX)
-        for chains in sequences(problem, judge=judge, go_on=rows_end):
+        for chains in chains_by_dp(problem, judge=judge, go_on=rows_end):
             made[chains] = judge(chains)
     share = FRONTIER_SHARE if service else 1.0
     frontier_end = until(spent, share, CANDIDATES_MAX, 0 if made else TIMES_MIN)
     room_for = service.kv_tokens if service else None
-    for chains in candidates(
+    for chains in search_patterns(
         problem, room_for=room_for, judge=judge, seed=seed, go_on=frontier_end, work_max=work_max
     ):
         made[chains] = judge(chains)
@@ -129,7 +129,7 @@ def improved(
     spent: Callable[[], float] | None,
 ) -> Found:
     """Chains improved by moves until ``share`` of the time is gone, or moves stop helping."""
-    better, value = local_moves.refine(
+    better, value = local_moves.improve_by_moves(
         problem,
         chains,
         judge=judge,
@@ -140,7 +140,7 @@ def improved(
     return Found(value, better)
 
 
-def draw(problem: Problem, chains: Chains, service: Service | None) -> tuple[FlowEdge, ...]:
+def chain_flows(problem: Problem, chains: Chains, service: Service | None) -> tuple[FlowEdge, ...]:
     """The flow of chains that keep to themselves: spread widely where it is judged by service."""
     solve = solve_flow if service is None else balanced_flow
     return tuple(edge for chain in chains for edge in solve(problem, chain).edges)

@@ -19,18 +19,18 @@ PATIENCE = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ChainStage:
     """Peers that hold the same layers of one chain."""
 
     layers: int
     peers: tuple[str, ...]
 
 
-Layout = tuple[tuple[Stage, ...], ...]
+Layout = tuple[tuple[ChainStage, ...], ...]
 """Stages of every chain; peers in none are idle."""
 
 
-def refine(
+def improve_by_moves(
     problem: Problem,
     chains: Chains,
     *,
@@ -71,7 +71,7 @@ def layout_of(chains: Chains) -> Layout:
         ranges = sorted({(a.start, a.end) for a in chain})
         found.append(
             tuple(
-                Stage(
+                ChainStage(
                     end - start,
                     tuple(sorted(a.peer_id for a in chain if (a.start, a.end) == (start, end))),
                 )
@@ -86,7 +86,7 @@ def spans_of(layout: Layout) -> Chains:
     return tuple(tuple(_spans(chain)) for chain in layout)
 
 
-def _spans(chain: Sequence[Stage]) -> Iterator[Assignment]:
+def _spans(chain: Sequence[ChainStage]) -> Iterator[Assignment]:
     at = 0
     for stage in chain:
         for peer in stage.peers:
@@ -120,7 +120,7 @@ def _moved(layout: Layout, names: Sequence[str], rng: random.Random) -> Layout |
     return (*layout[:which], changed, *layout[which + 1 :]) if changed else None
 
 
-def _shift(chain: tuple[Stage, ...], rng: random.Random) -> tuple[Stage, ...] | None:
+def _shift(chain: tuple[ChainStage, ...], rng: random.Random) -> tuple[ChainStage, ...] | None:
     """One stage gives a layer to another, not always its neighbour."""
     giver, taker = rng.sample(range(len(chain)), 2)
     if chain[giver].layers < 2:
@@ -131,14 +131,14 @@ def _shift(chain: tuple[Stage, ...], rng: random.Random) -> tuple[Stage, ...] | 
     return tuple(stages)
 
 
-def _join(chain: tuple[Stage, ...], rng: random.Random) -> tuple[Stage, ...]:
+def _join(chain: tuple[ChainStage, ...], rng: random.Random) -> tuple[ChainStage, ...]:
     at = rng.randrange(len(chain) - 1)
     a, b = chain[at], chain[at + 1]
-    joined = Stage(a.layers + b.layers, tuple(sorted(a.peers + b.peers)))
+    joined = ChainStage(a.layers + b.layers, tuple(sorted(a.peers + b.peers)))
     return (*chain[:at], joined, *chain[at + 2 :])
 
 
-def _split(chain: tuple[Stage, ...], rng: random.Random) -> tuple[Stage, ...] | None:
+def _split(chain: tuple[ChainStage, ...], rng: random.Random) -> tuple[ChainStage, ...] | None:
     at = rng.randrange(len(chain))
     stage = chain[at]
     if stage.layers < 2 or len(stage.peers) < 2:
@@ -147,13 +147,13 @@ def _split(chain: tuple[Stage, ...], rng: random.Random) -> tuple[Stage, ...] | 
     rng.shuffle(peers)
     cut, layers = rng.randint(1, len(peers) - 1), rng.randint(1, stage.layers - 1)
     parts = (
-        Stage(layers, tuple(sorted(peers[:cut]))),
-        Stage(stage.layers - layers, tuple(sorted(peers[cut:]))),
+        ChainStage(layers, tuple(sorted(peers[:cut]))),
+        ChainStage(stage.layers - layers, tuple(sorted(peers[cut:]))),
     )
     return (*chain[:at], *parts, *chain[at + 1 :])
 
 
-def _reorder(chain: tuple[Stage, ...], rng: random.Random) -> tuple[Stage, ...]:
+def _reorder(chain: tuple[ChainStage, ...], rng: random.Random) -> tuple[ChainStage, ...]:
     stages = list(chain)
     a, b = rng.sample(range(len(stages)), 2)
     stages[a], stages[b] = stages[b], stages[a]
@@ -169,7 +169,7 @@ def _move_peer(layout: Layout, names: Sequence[str], rng: random.Random) -> Layo
     if peer in target.peers:
         return None
     other = rng.choice(target.peers) if rng.random() < 0.5 else None
-    stages: list[tuple[Stage, ...]] = []
+    stages: list[tuple[ChainStage, ...]] = []
     for chain in layout:
         changed = []
         for stage in chain:

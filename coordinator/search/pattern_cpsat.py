@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
-from coordinator.search.stage_patterns import Stage, Terrain
+from coordinator.search.stage_patterns import StagePattern, Terrain
 
 WORK_MAX = 0.5
 """Deterministic seconds for one program: the same on every machine."""
@@ -38,7 +38,7 @@ def widest_chain(
     seed: int,
     go_on: Callable[[], bool] = lambda: True,
     work_max: float = WORK_MAX,
-) -> tuple[Stage, ...] | None:
+) -> tuple[StagePattern, ...] | None:
     """The chain of stages with the most flow that was found; None where there is none.
 
     Once ``go_on()`` says no, the best so far is the answer, if there is one.
@@ -63,7 +63,7 @@ def widest_chain(
     return best
 
 
-def chain_flow(terrain: Terrain, chain: Sequence[Stage]) -> float:
+def chain_flow(terrain: Terrain, chain: Sequence[StagePattern]) -> float:
     """Tokens/s of a chain's narrowest stage, by its kinds' rates."""
     return min(
         sum(count * terrain.kinds[kind].rate(stage.layers) for kind, count in stage.counts)
@@ -99,7 +99,7 @@ class _Program:
         if not self._simple:
             self._define_order()
 
-    def _exceeds(self, pattern: Stage, *, first: bool = False, last: bool = False) -> bool:
+    def _exceeds(self, pattern: StagePattern, *, first: bool = False, last: bool = False) -> bool:
         """Whether the weights at an end of the model, or between, leave no room for the stage."""
         kinds = (self._terrain.kinds[kind] for kind, _ in pattern.counts)
         return any(
@@ -211,7 +211,7 @@ class _Program:
         model.add_multiplication_equality(links, [before, after])
         model.add(links >= math.ceil(self._flow / each)).only_enforce_if(crossed)
 
-    def solve(self, seed: int, work_max: float) -> tuple[Stage, ...] | None:
+    def solve(self, seed: int, work_max: float) -> tuple[StagePattern, ...] | None:
         """The chain's stages in order, or None when none was found within the work allowed."""
         solver = self._cp.CpSolver()
         solver.parameters.num_workers = 1
@@ -222,14 +222,14 @@ class _Program:
         if self._simple:
             return tuple(self._segment(solver, self._terrain.regions[0]))
         region: int | None = next(r for r, var in self._begin.items() if solver.value(var))
-        stages: list[Stage] = []
+        stages: list[StagePattern] = []
         while region is not None:
             stages += self._segment(solver, region)
             onward = (b for (a, b), v in self._cross.items() if a == region and solver.value(v))
             region = next(onward, None)
         return tuple(stages)
 
-    def _segment(self, solver: Any, region: int) -> list[Stage]:
+    def _segment(self, solver: Any, region: int) -> list[StagePattern]:
         order: list[int] = []
         for role in (self._head, self._middle, self._both, self._tail):
             for index, var in role.items():

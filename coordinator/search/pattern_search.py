@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from coordinator.heuristics.kinds import Kind, kinds, regions
+from coordinator.heuristics.peer_classes import PeerClass, peer_classes, regions
 from coordinator.search.chain_dp import disjoint
 from coordinator.search.pattern_cpsat import WORK_MAX, Limits, widest_chain
-from coordinator.search.stage_patterns import Stage, Terrain, place, used
+from coordinator.search.stage_patterns import StagePattern, Terrain, place_chains, used
 from dht.messages.types import Assignment, Problem
 
 DEPTH_STEPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20, 24, 30, 40, 60)
@@ -31,7 +31,7 @@ COMBINED_MAX = 4
 """Combinations of chains over disjoint kinds that are worth a look."""
 UNLIMITED_TOKENS = 1e15
 
-Chain = tuple[Stage, ...]
+Chain = tuple[StagePattern, ...]
 Chains = tuple[tuple[Assignment, ...], ...]
 """Spans of each chain; flow stays within a chain."""
 Judge = Callable[[Chains], float]
@@ -46,7 +46,7 @@ class _Found:
     stages_max: int
 
 
-def candidates(
+def search_patterns(
     problem: Problem,
     *,
     room_for: Callable[[str, int], float] | None,
@@ -82,12 +82,12 @@ class _Search:
         self._asked = 0
         self._has_room = room_for is not None
 
-        def room(kind: Kind, layers: int) -> float:
+        def room(kind: PeerClass, layers: int) -> float:
             if room_for is None:
                 return UNLIMITED_TOKENS
             return min(room_for(peer, layers) for peer in kind.peer_ids)
 
-        self.terrain = Terrain(problem, kinds(problem, regions(problem)), room)
+        self.terrain = Terrain(problem, peer_classes(problem, regions(problem)), room)
 
     def run(self) -> Iterator[Chains]:
         """One chain over all kinds; chains over sets of kinds; copies; more KV room."""
@@ -117,7 +117,7 @@ class _Search:
             yield from self._roomier(one)
 
     def _spans(self, chains: Sequence[Chain]) -> Chains:
-        placed = place(self.terrain, chains)
+        placed = place_chains(self.terrain, chains)
         spans: list[tuple[Assignment, ...]] = []
         at = 0
         for chain in chains:

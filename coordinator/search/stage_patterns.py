@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from coordinator.evaluation.max_flow import bandwidth_bytes_per_s
-from coordinator.heuristics.kinds import Kind
+from coordinator.heuristics.peer_classes import PeerClass
 from dht.messages.types import Assignment, Problem
 
 PATTERNS_MAX = 600
@@ -22,12 +22,12 @@ WIDTH_MAX = 4
 REMEMBERED_MAX = 256
 """Sets of patterns kept for the next program."""
 
-RoomFor = Callable[[Kind, int], float]
+RoomFor = Callable[[PeerClass, int], float]
 """A peer's KV room in tokens when it holds so many layers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StagePattern:
     """A pattern: so many layers held by so many peers of each kind, all in one region."""
 
     layers: int
@@ -44,13 +44,13 @@ class Stage:
 class Terrain:
     """A problem seen as kinds of peers in regions: everything that does not depend on F."""
 
-    def __init__(self, problem: Problem, kinds: Sequence[Kind], room_for: RoomFor) -> None:
+    def __init__(self, problem: Problem, kinds: Sequence[PeerClass], room_for: RoomFor) -> None:
         self.problem = problem
         self.kinds = tuple(kinds)
         self.room_for = room_for
         self.regions = tuple(sorted({kind.region for kind in kinds}))
         self.crossing_tokens_per_s = self._crossings()
-        self._known: dict[tuple[tuple[int, ...], float, float], tuple[Stage, ...]] = {}
+        self._known: dict[tuple[tuple[int, ...], float, float], tuple[StagePattern, ...]] = {}
 
     def _crossings(self) -> dict[tuple[int, int], float]:
         """Tokens/s that a usual link between two regions carries (the median of the pairs)."""
@@ -75,7 +75,7 @@ class Terrain:
 
     def patterns(
         self, available: Sequence[int], flow: float, kv_tokens_min: float
-    ) -> tuple[Stage, ...]:
+    ) -> tuple[StagePattern, ...]:
         """As :func:`patterns`; bisections for several depths ask for the same ones."""
         key = (tuple(available), flow, kv_tokens_min)
         if key not in self._known:
@@ -91,7 +91,7 @@ class Terrain:
 
 def patterns(
     terrain: Terrain, available: Sequence[int], flow: float, kv_tokens_min: float
-) -> Iterator[Stage]:
+) -> Iterator[StagePattern]:
     """The stages that reach ``flow`` and the KV room, and would not without any one peer.
 
     In regions whose links to others are slow, also wider ones, for stages at the border.
@@ -110,7 +110,7 @@ def patterns(
             for peers_min in range(1, terrain.width(region, flow) + 1):
                 sums = _Sums(flow=flow, room=kv_tokens_min, peers=peers_min)
                 for counts in _covers(able, available, sums)[:PATTERNS_MAX]:
-                    stage = Stage(layers=count, counts=counts, region=region)
+                    stage = StagePattern(layers=count, counts=counts, region=region)
                     if peers_min in {1, stage.peers}:
                         yield stage
 
@@ -172,7 +172,9 @@ def _covers(
     return [chosen for _, chosen in sorted(found)]
 
 
-def place(terrain: Terrain, chains: Sequence[Sequence[Stage]]) -> tuple[Assignment, ...]:
+def place_chains(
+    terrain: Terrain, chains: Sequence[Sequence[StagePattern]]
+) -> tuple[Assignment, ...]:
     """Peers for the stages of chains, peers of a kind in the order of their names."""
     left = [list(kind.peer_ids) for kind in terrain.kinds]
     placed = []
@@ -188,7 +190,7 @@ def place(terrain: Terrain, chains: Sequence[Sequence[Stage]]) -> tuple[Assignme
     return tuple(placed)
 
 
-def used(terrain: Terrain, chain: Sequence[Stage]) -> list[int]:
+def used(terrain: Terrain, chain: Sequence[StagePattern]) -> list[int]:
     """How many peers of each kind a chain takes."""
     taken = [0] * len(terrain.kinds)
     for stage in chain:

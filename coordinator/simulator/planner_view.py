@@ -1,6 +1,6 @@
 """The planner's view of simulated peers: what the estimate needs, out of profiles."""
 
-from coordinator.problem.service import Curve, Machine, Service, Workload
+from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
 from coordinator.simulator.core.profiles import PeerProfile, Points, Profiles
 from dht.messages.types import SINK, SOURCE, Problem
 
@@ -24,8 +24,8 @@ def service_of(
     )
 
 
-def _machine(profile: PeerProfile, state_bytes: int) -> Machine:
-    return Machine(
+def _machine(profile: PeerProfile, state_bytes: int) -> PeerSpeed:
+    return PeerSpeed(
         decode=_curve(profile.decode),
         prompt=_curve(profile.prefill),
         kv_layer_tokens=tuple(float(entries) for entries in profile.kv_entries),

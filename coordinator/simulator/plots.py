@@ -16,7 +16,7 @@ def need_matplotlib() -> None:
         raise UserError("--plot needs matplotlib: pip install 'anabranch[plot]'")
 
 
-def draw(report: SimulationReport, directory: Path) -> None:
+def draw_plots(report: SimulationReport, directory: Path) -> None:
     """Write tokens over time, use of peers, waits on links, latencies and the flow as PNG files."""
     import matplotlib as mpl
 

@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-def prepare() -> None:
+def prepare_hivemind() -> None:
     """Let ``hivemind.dht`` and ``hivemind.p2p`` be imported without their package file.
 
     Does nothing where hivemind was imported already. Raises ModuleNotFoundError without hivemind.

@@ -383,7 +383,7 @@ def _named(address: str) -> str:
 def _quiet_hivemind() -> None:
     """Keep hivemind's log away from users, who get our errors; ANABRANCH_DEBUG shows it."""
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    lean_hivemind.prepare()
+    lean_hivemind.prepare_hivemind()
     import hivemind.utils.logging as hivemind_logging
 
     hivemind_logging.use_hivemind_log_handler("nowhere")

@@ -14,7 +14,7 @@ import msgspec
 
 from dht.errors import PeerError
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 FRAME_BYTES_MAX = 32 << 20
 ENVELOPE_BYTES_MAX = 8 << 20
 RECORD_BYTES_MAX = 4096
@@ -35,7 +35,7 @@ class MalformedError(PeerError):
     """Bytes from a peer that are no message of this protocol version."""
 
 
-def register(kind: str, cls: type) -> None:
+def register_message(kind: str, cls: type) -> None:
     """Give the frozen dataclass ``cls`` its name on the wire. Names are never reused."""
     if _kinds.setdefault(kind, cls) is not cls:
         raise ValueError(f"wire kind {kind!r} already names {_kinds[kind].__name__}")

@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from dht.messages import codec
-from dht.messages.session import Position, Reason, RouteEpoch, SessionId
+from dht.messages.session import Position, Reason, RouteAttempt, SessionId
 from dht.messages.types import Address, PeerId
 
 
@@ -23,7 +23,7 @@ class KvCopy:
     """
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     """Of the copies, under which the new stage has reserved."""
     to: PeerId
     addresses: Annotated[tuple[Address, ...], Meta(max_length=16)] = ()
@@ -37,7 +37,7 @@ class KvPages:
     """
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     position: Position
     tokens: Annotated[int, Meta(ge=1, le=1 << 16)]
     dtype: Annotated[str, Meta(max_length=16)]
@@ -48,11 +48,11 @@ class KvTaken:
     """New stage to serving stage: the KV of all tokens before ``position`` is here."""
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     position: Position
     refused: Reason = ""
     """Why it takes no more; empty while it does."""
 
 
 for _kind, _cls in {"kv-copy": KvCopy, "kv": KvPages, "kv-taken": KvTaken}.items():
-    codec.register(_kind, _cls)
+    codec.register_message(_kind, _cls)

@@ -38,7 +38,7 @@ def scored_values(tokens: int, top: int) -> int:
     return tokens * (1 + top)
 
 
-def pack(scores: Sequence[TokenScore], top: int) -> bytes:
+def pack_scores(scores: Sequence[TokenScore], top: int) -> bytes:
     """Rows for ``scores``, each of which has exactly ``top`` alternatives."""
     row = struct.Struct("<f" + "If" * top)
     parts = []
@@ -50,7 +50,7 @@ def pack(scores: Sequence[TokenScore], top: int) -> bytes:
     return b"".join(parts)
 
 
-def unpack(
+def unpack_scores(
     body: bytes | memoryview, token_ids: Sequence[int], top: int, vocab: int
 ) -> tuple[TokenScore, ...]:
     """The scores of ``token_ids``; raises MalformedError for anything that is not exactly that."""

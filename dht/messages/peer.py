@@ -160,4 +160,4 @@ for _kind, _cls in {
     "reach-request": ReachRequest,
     "reach-answer": ReachAnswer,
 }.items():
-    codec.register(_kind, _cls)
+    codec.register_message(_kind, _cls)

@@ -1,7 +1,7 @@
 """Messages of sessions: between a client and stages, and from stage to stage; and pings.
 
-Every frame of a session carries the session, its route epoch and a position; frames of an older
-epoch or an unexpected position are dropped and counted.
+Every frame of a session carries the session, its route attempt and a position; frames of an older
+attempt or an unexpected position are dropped and counted.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ LOGPROBS_MAX = 20
 """Alternatives per token that a client may ask for, as with OpenAI."""
 
 SessionId = Annotated[str, Meta(min_length=8, max_length=32)]
-RouteEpoch = Annotated[int, Meta(ge=0, le=1 << 20)]
+RouteAttempt = Annotated[int, Meta(ge=0, le=1 << 20)]
 Position = Annotated[int, Meta(ge=0, le=CONTEXT_TOKENS_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=1 << 24)]
 Reason = Annotated[str, Meta(max_length=512)]
@@ -99,7 +99,7 @@ class RefusalCode(StrEnum):
 
 NO_ROOM = frozenset({RefusalCode.NO_KV, RefusalCode.TOO_MANY})
 """Refusals for want of room, which pass by themselves. Nobody on the route holds anything of that
-epoch then: the stages before pass them up, and forget it."""
+attempt then: the stages before pass them up, and forget it."""
 
 
 class Priority(StrEnum):
@@ -119,12 +119,12 @@ class FinishReason(StrEnum):
 class SessionOpen:
     """Travels down the route; each stage reserves KV for the whole session or refuses.
 
-    Under a later epoch it replaces the route of a session that is open: stages that hold its KV
+    Under a later attempt it replaces the route of a session that is open: stages that hold its KV
     for the same layers keep it. ``prompt_tokens`` then counts the answer so far, too.
     """
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     client: PeerId
     """Only this peer may prompt, close and attach to the session."""
     fingerprint: Annotated[str, Meta(max_length=64)]
@@ -141,9 +141,9 @@ class SessionOpen:
     """How many of the prompt's last tokens are the answer so far: above 0 in a replay."""
     history: Annotated[tuple[TokenId, ...], Meta(max_length=1 << 20)] = ()
     """For the last stage: the last :attr:`history_tokens` token ids of the prompt."""
-    warm_until: Annotated[int, Meta(ge=0, lt=STAGES_MAX)] | None = None
+    migrate_until: Annotated[int, Meta(ge=0, lt=STAGES_MAX)] | None = None
     """Set for a planned move: nothing is taken over yet. The stages of this route that are new, the
-    last of them at this hop, reserve and run copies of the session's rows until the next epoch."""
+    last of them at this hop, reserve and run copies of its rows until the next attempt."""
     scores_from: Position = 1
     """Where ``sampling.prompt_logprobs`` is asked: the first position whose score is wanted."""
     priority: Priority = Priority.NORMAL
@@ -176,7 +176,7 @@ class SessionAccepted:
     """
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     position: Position = 0
     rows: bool = True
     """False at the new stage of a planned move that waits for a copy of the KV instead."""
@@ -187,7 +187,7 @@ class SessionRefused:
     """Travels back up the route; each stage frees what it had reserved."""
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     peer_id: PeerId
     code: RefusalCode
     reason: Reason
@@ -200,7 +200,7 @@ class Prompt:
     """Client to first stage: token ids at ``position`` onwards."""
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     position: Position
     token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=1 << 20)]
 
@@ -210,7 +210,7 @@ class SessionClose:
     """Travels down the route: free everything. Unknown sessions are ignored."""
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +218,7 @@ class SessionFailed:
     """Travels up the route to the client (and down it as a close): ``peer_id`` was lost."""
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     peer_id: PeerId
     reason: Reason
 
@@ -232,17 +232,17 @@ class SessionLeaving:
     """
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     peer_id: PeerId
     to: Annotated[str, Meta(max_length=64)] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionWarm:
+class MigrationReady:
     """Travels up the route to the client: the new stages of a planned move have caught up."""
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +250,7 @@ class ActivationItem:
     """Rows of one session in an :class:`Activations` frame, in the order of the body."""
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     position: Position
     tokens: Annotated[int, Meta(ge=1, le=1 << 16)]
 
@@ -273,7 +273,7 @@ class RingToken:
     """One sampled token on its way from the last stage to the first."""
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     position: Position
     token_id: TokenId
 
@@ -290,7 +290,7 @@ class TokensAttach:
     """Client to last stage: send sampled tokens from ``position`` onwards, past ones too."""
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     position: Position
 
 
@@ -303,7 +303,7 @@ class Tokens:
     """
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     position: Position
     token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=1 << 16)]
     finish_reason: FinishReason | None = None
@@ -318,7 +318,7 @@ class PromptScores:
     """
 
     session: SessionId
-    epoch: RouteEpoch
+    attempt: RouteAttempt
     position: Position
     tokens: Annotated[int, Meta(ge=1, le=1 << 16)]
 
@@ -340,7 +340,7 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class FramePart:
     """A slice of a frame that is too long to leave at once; other frames may come in between.
 
     The body holds bytes ``[offset, offset + len(body))`` of the ``total_bytes`` of a whole frame.
@@ -377,7 +377,7 @@ for _kind, _cls in {
     "close": SessionClose,
     "failed": SessionFailed,
     "leaving": SessionLeaving,
-    "warm": SessionWarm,
+    "migration-ready": MigrationReady,
     "acts": Activations,
     "ring": RingTokens,
     "attach": TokensAttach,
@@ -385,7 +385,7 @@ for _kind, _cls in {
     "prompt-scores": PromptScores,
     "ping": Ping,
     "pong": Pong,
-    "part": Part,
+    "part": FramePart,
     "delivered": Delivered,
 }.items():
-    codec.register(_kind, _cls)
+    codec.register_message(_kind, _cls)

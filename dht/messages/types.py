@@ -98,8 +98,8 @@ class NodeState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class PlanEpoch:
-    """Order of plans: a plan is adopted only if its epoch is larger than the adopted one."""
+class PlanVersion:
+    """Order of plans: a plan is adopted only if its version is larger than the adopted one."""
 
     term: Annotated[int, Meta(ge=0, le=1 << 48)] = 0
     counter: Annotated[int, Meta(ge=0, le=1 << 48)] = 0
@@ -109,7 +109,7 @@ class PlanEpoch:
         return f"{self.term}.{self.counter}"
 
 
-NO_EPOCH = PlanEpoch()
+NO_VERSION = PlanVersion()
 
 
 class Reach(StrEnum):
@@ -130,7 +130,7 @@ class NodeRecord:
 
     peer_id: PeerId
     name: ShortText
-    version: ShortText
+    software_version: ShortText
     device: DeviceSpec
     model: ModelSpec
     memory_bytes: Count
@@ -150,8 +150,8 @@ class NodeRecord:
     start: LayerIndex = 0
     end: LayerIndex = 0
     """Layers served now, or in state ``loading`` those that it loads; ``start == end``: none."""
-    epoch: PlanEpoch = NO_EPOCH
-    """The highest plan epoch this peer adopted."""
+    plan_version: PlanVersion = NO_VERSION
+    """The highest plan version this peer adopted."""
     kv_tokens_free: Count = 0
     kv_tokens_wanted: Count = 0
     """KV that it would like to have free: headroom while it serves sessions of high priority, and
@@ -213,7 +213,7 @@ class PlanHead:
     """Where a plan can be had: its body is content-addressed and fetched over a stream."""
 
     peer_id: PeerId
-    epoch: PlanEpoch
+    version: PlanVersion
     sha256: Annotated[str, Meta(min_length=64, max_length=64)]
     size_bytes: Annotated[int, Meta(ge=0, le=64 << 20)]
     fetch_bytes: Count = 0
@@ -253,7 +253,7 @@ def worth_tokens_per_s(estimate_tokens_per_s: float | None, flow_tokens_per_s: f
 class Plan:
     """A placement with the max flow over it (Helix §4). Advice, never a condition for safety."""
 
-    epoch: PlanEpoch
+    version: PlanVersion
     coordinator: PeerId
     model: ModelSpec
     assignments: Annotated[tuple[Assignment, ...], Meta(max_length=PEERS_MAX)]

@@ -25,7 +25,7 @@ def listened() -> bool:
     return _TOLD.get() is not None
 
 
-def note(what: str, *details: object) -> None:
+def log_event(what: str, *details: object) -> None:
     """Tell of one event. Bytes appear as their number and checksum, all else as its text."""
     tell = _TOLD.get()
     if tell is not None:

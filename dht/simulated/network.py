@@ -16,11 +16,11 @@ from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.messages.peer import SignedRecord
 from dht.records.signed import RecordError, RecordGuard, RecordSigner
-from dht.simulated.event_log import note
+from dht.simulated.event_log import log_event
 from dht.transport.interface import Stream, StreamHandler
 from dht.transport.streams import PIPE_BYTES_MAX, Pipe, PipeStream, StreamHandlers
 
-EPOCH_UNIX_S = 1.7e9
+CLOCK_STARTS_UNIX_S = 1.7e9
 OPEN_LIMIT_S = 10.0
 RETRY_S = 0.2
 """What a lost packet costs a stream, besides its round trip."""
@@ -93,11 +93,11 @@ class MemoryNetwork:
         self._guard = RecordGuard()
 
     def _note(self, what: str, *details: object) -> None:
-        note(f"{asyncio.get_running_loop().time():.6f} {what}", *details)
+        log_event(f"{asyncio.get_running_loop().time():.6f} {what}", *details)
 
     def now(self) -> float:
         """The network's time, in Unix seconds."""
-        return EPOCH_UNIX_S + asyncio.get_running_loop().time()
+        return CLOCK_STARTS_UNIX_S + asyncio.get_running_loop().time()
 
     def transport(self, identity: Identity | None = None) -> "MemoryTransport":
         """A new peer; without an identity, one drawn from the network's generator."""

@@ -8,7 +8,7 @@ from dht.errors import UserError
 from dht.identity.multiaddr import is_loopback
 from dht.identity.peer_id import Identity
 from dht.transport.interface import Stream
-from dht.transport.metered import Meter
+from dht.transport.metered import ByteMeter
 
 CONNECT_LIMIT_S = 15.0
 
@@ -45,7 +45,7 @@ class TransportConfig:
     may call."""
     relays: bool = False
     """Pass calls on for peers that others cannot reach, where NAT is traversed at all."""
-    meter: Meter | None = None
+    meter: ByteMeter | None = None
     """Told of the bytes that the transport's own streams carry: records, asked for and given."""
     connect_timeout_s: float = CONNECT_LIMIT_S
 

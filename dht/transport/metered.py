@@ -40,7 +40,7 @@ class MeteredStream:
         await self._inner.close()
 
 
-class Meter:
+class ByteMeter:
     """Calls ``sent`` and ``received`` for the bytes of the streams that it is given."""
 
     def __init__(self, sent: Count, received: Count) -> None:
@@ -67,7 +67,7 @@ class Meter:
 class MeteredTransport:
     """``inner`` with ``meter`` on the streams that are opened and served through this."""
 
-    def __init__(self, inner: Transport, meter: Meter) -> None:
+    def __init__(self, inner: Transport, meter: ByteMeter) -> None:
         self._inner = inner
         self._meter = meter
 

@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from node.device.tensors import brought
+from node.device.tensors import to_device
 
 
-class Part(Protocol):
+class PagedSegment(Protocol):
     """One session's rows in a step, and the pages of its context."""
 
     @property
@@ -30,7 +30,7 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
+class RowBlocks:
     """Rows of a step as a kernel takes them."""
 
     blocks: Tensor
@@ -40,7 +40,7 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PagedRows:
+class BlockTable:
     """Sessions of a step: which rows are whose, and the pages of their contexts."""
 
     segments: Tensor
@@ -51,10 +51,12 @@ class PagedRows:
     page_tokens: int
     spans: tuple[int, ...]
     """Rows of each session, as the CPU knows them."""
-    _blocks: dict[tuple[int, bool], Blocks | None] = field(default_factory=dict)
+    _blocks: dict[tuple[int, bool], RowBlocks | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, parts: Sequence[Part], page_tokens: int, device: torch.device) -> "PagedRows":
+    def of(
+        cls, parts: Sequence[PagedSegment], page_tokens: int, device: torch.device
+    ) -> "BlockTable":
         """Of a step's sessions, in the order of their rows; each has the pages of its context."""
         used = [-(-part.context_tokens // page_tokens) for part in parts]
         firsts = torch.tensor([part.pages[0] for part in parts], dtype=torch.int32)
@@ -67,8 +69,8 @@ class PagedRows:
             [(part.first, part.rows, part.context_tokens) for part in parts], dtype=torch.int32
         )
         return cls(
-            segments=brought(segments, device),
-            pages=brought(pages, device),
+            segments=to_device(segments, device),
+            pages=to_device(pages, device),
             page_tokens=page_tokens,
             spans=tuple(part.rows for part in parts),
         )
@@ -76,7 +78,7 @@ class PagedRows:
     @classmethod
     def room(
         cls, rows: int, columns: int, page_tokens: int, scrap_page: int, device: torch.device
-    ) -> "PagedRows":
+    ) -> "BlockTable":
         """For steps of so many sessions of one row each, with contexts of up to ``columns`` tokens;
         all of them look at the first token of ``scrap_page`` until something is staged."""
         at = torch.arange(rows, dtype=torch.int32)
@@ -91,7 +93,7 @@ class PagedRows:
         made.blocks(1, single=True)  # now: while a graph is captured nothing can be brought
         return made
 
-    def stage(self, rows: "PagedRows", scrap_page: int) -> None:
+    def stage(self, rows: "BlockTable", scrap_page: int) -> None:
         """Put a decode step's sessions first; the others look at ``scrap_page`` again."""
         count, wide = rows.pages.shape
         self.segments[:count, 2] = rows.segments[:, 2]
@@ -109,7 +111,7 @@ class PagedRows:
         """Tokens that the pages of the longest context hold."""
         return int(self.pages.shape[1]) * self.page_tokens
 
-    def blocks(self, rows: int, *, single: bool) -> Blocks | None:
+    def blocks(self, rows: int, *, single: bool) -> RowBlocks | None:
         """Rows in blocks of ``rows`` at most, of the sessions that have one row each or of the
         others; None where there are none. Made once per step."""
         key = (rows, single)
@@ -117,7 +119,7 @@ class PagedRows:
             self._blocks[key] = self._cut(rows, single)
         return self._blocks[key]
 
-    def _cut(self, rows: int, single: bool) -> Blocks | None:
+    def _cut(self, rows: int, single: bool) -> RowBlocks | None:
         cut: list[tuple[int, int]] = []
         tokens: list[int] = []
         at = 0
@@ -129,14 +131,14 @@ class PagedRows:
         if not cut:
             return None
         device = self.segments.device
-        return Blocks(
-            blocks=brought(torch.tensor(cut, dtype=torch.int32), device),
-            tokens=brought(torch.tensor(tokens, dtype=torch.int32), device),
+        return RowBlocks(
+            blocks=to_device(torch.tensor(cut, dtype=torch.int32), device),
+            tokens=to_device(torch.tensor(tokens, dtype=torch.int32), device),
         )
 
 
 AttendPages = Callable[
-    [Tensor, Tensor, Tensor, PagedRows, Tensor | None, int, float, float], Tensor
+    [Tensor, Tensor, Tensor, BlockTable, Tensor | None, int, float, float], Tensor
 ]
 """(query ``[1, heads, tokens, width]``, keys and values ``[slots, kv_heads, width]``, rows, sinks,
 window, scale, softcap) → ``[1, tokens, heads, value width]``; see

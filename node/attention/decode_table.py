@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from node.device.tensors import brought
+from node.device.tensors import to_device
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def decode_rows(
             used = slots[::page_tokens]
             firsts[row, : len(used)] = used
     # Only pages travel to the device; the pool rows within them are counted there.
-    spans, firsts = brought(spans, device), brought(firsts, device)
+    spans, firsts = to_device(spans, device), to_device(firsts, device)
     at = torch.arange(columns, device=device).minimum(spans[:, 1:] - 1)
     table = firsts.gather(1, at // page_tokens) + at % page_tokens
     return DecodeRows(spans=spans, table=table)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from node.attention.block_table import AttendPages, PagedRows
+from node.attention.block_table import AttendPages, BlockTable
 from node.attention.decode_table import DecodeRows, attend_rows, scripted
 from node.attention.mask_rules import CAUSAL, MaskRule, describe
 from node.kv.layer_pool import LayerPool
@@ -82,7 +82,7 @@ class Step:
     segments: list[Segment]
     decode: DecodeRows | None = None
     """Set where every segment is one row; ``write_slots`` is a tensor then."""
-    paged: PagedRows | None = None
+    paged: BlockTable | None = None
     """Set where ``attend_pages`` is there: it goes by these."""
     attend_pages: AttendPages | None = None
     compared: list[float] | None = None
@@ -405,7 +405,7 @@ def attend_openly(
     return out.view(heads, rows, -1).transpose(0, 1)
 
 
-def register() -> None:
+def register_attention() -> None:
     """Make the function known to ``transformers`` under :data:`ATTENTION_NAME`."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface

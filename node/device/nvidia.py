@@ -70,11 +70,11 @@ class _DriverError(Exception):
 
 def _query(gpu: str, *names: str) -> list[float | None]:
     told = _run(gpu, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
-    values = parse(told)
+    values = parse_answer(told)
     return [*values, *[None] * len(names)][: len(names)]
 
 
-def parse(line: str) -> list[float | None]:
+def parse_answer(line: str) -> list[float | None]:
     """``61, 143.20`` as numbers; what is no number (``[N/A]``) is None."""
     values: list[float | None] = []
     for part in line.strip().split(","):

@@ -12,7 +12,7 @@ DTYPES: dict[str, torch.dtype] = {
 """The dtypes that may travel."""
 
 
-def brought(numbers: Sequence[int] | torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(numbers: Sequence[int] | torch.Tensor, device: torch.device) -> torch.Tensor:
     """``numbers`` (int64 where they are no tensor) on ``device``, without waiting for it.
 
     CUDA takes what is in ordinary memory into buffers of its own before the call returns.
@@ -21,7 +21,7 @@ def brought(numbers: Sequence[int] | torch.Tensor, device: torch.device) -> torc
     return here.to(device, non_blocking=device.type == "cuda")
 
 
-def leaving(tensor: torch.Tensor) -> torch.Tensor:
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` on the CPU, whole as soon as its device has been waited for.
 
     Page-locked, where that is what makes the copy as fast as the bus and not waited for.

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from dht.messages.types import ModelSpec
-from node.device.tensors import brought, finite_rows, leaving
+from node.device.tensors import finite_rows, to_device, to_host
 from node.engine.batch_rows import StepRows
 from node.engine.work_item import WorkResult
 from node.model.layer_range import LoadedRange
 from node.sampling.logprobs import score_prompt, score_rows
-from node.sampling.penalties import Draw
+from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows
 
 
@@ -25,7 +25,7 @@ def results_of(
     drawn = [row for row in rows if row.item.sampling is not None and loaded.head is not None]
     logits, greedy = hidden, torch.empty(0, dtype=torch.long, device=hidden.device)
     if drawn:
-        last = brought([row.last - 1 for row in drawn], hidden.device)
+        last = to_device([row.last - 1 for row in drawn], hidden.device)
         logits = loaded.leave(hidden[last])
         greedy = torch.argmax(logits, dim=-1)
     # What is needed here of a step comes from the device at once: rows for the next stage, or
@@ -33,7 +33,7 @@ def results_of(
     finite = finite_rows(hidden)
     passed_on = hidden
     if any(row.item.end < spec.layers for row in rows):
-        passed_on = leaving(hidden)
+        passed_on = to_host(hidden)
     known: list[int] = torch.cat([finite, greedy]).tolist()
     sampled = _sampled(drawn, logits, known[len(hidden) :]) if drawn else {}
     results = []
@@ -64,7 +64,7 @@ def _sampled(
     ``greedy`` are the likeliest tokens of ``logits``, ``[rows, vocab]``.
     """
     draws = [
-        Draw(
+        SamplingRow(
             sampling=row.item.sampling,
             position=row.item.position + row.item.tokens,
             history=row.item.history,
@@ -76,7 +76,7 @@ def _sampled(
     scores = [b""] * len(rows)
     for top in {draw.sampling.logprobs for draw in draws} - {None}:
         asked = [at for at, draw in enumerate(draws) if draw.sampling.logprobs == top]
-        chosen = logits[brought(asked, logits.device)]
+        chosen = logits[to_device(asked, logits.device)]
         packed = score_rows(chosen, [token_ids[at] for at in asked], top or 0)
         for at, score in zip(asked, packed, strict=True):
             scores[at] = score

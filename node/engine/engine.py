@@ -17,8 +17,8 @@ from dht.messages.types import ModelSpec, PlannerNode, fits, stage_bytes
 from node.attention.block_table import AttendPages
 from node.device.heap import give_back
 from node.engine.batch_rows import StepRows
-from node.engine.model_runner import AcceleratorError, StepRun, lost
-from node.engine.work_item import WorkBounds, WorkItem, WorkResult, refusal
+from node.engine.model_runner import AcceleratorError, ModelRunner, lost
+from node.engine.work_item import WorkBounds, WorkItem, WorkResult, work_refusal
 from node.kernels.choice import experts_kernel, pages_kernel
 from node.kernels.moe import GroupedKernel
 from node.kv.block_manager import Reservation
@@ -204,8 +204,10 @@ class Engine:
         """Tokens of KV that there would be room for beside layers ``[start, end)``."""
         return self._pages_beside(start, end) * self.config.page_tokens
 
-    def _step_run(self) -> StepRun:
-        return StepRun(self._range, self.layout, self.spec, self._pools, self.config.page_tokens)
+    def _step_run(self) -> ModelRunner:
+        return ModelRunner(
+            self._range, self.layout, self.spec, self._pools, self.config.page_tokens
+        )
 
     def _kv_pool(self, pages: int) -> KvPool:
         root = self.spec.fingerprint.encode()
@@ -250,7 +252,7 @@ class Engine:
         """Run one batch; results come in the order of the items.
 
         At most one item per session, each at the position where its session stands. What cannot
-        run (see :func:`node.engine.work_item.refusal`), what fails and what comes out infinite or
+        run (:func:`node.engine.work_item.work_refusal`), what fails and what comes out infinite or
         as no number gets an error; the others go on, and a session whose item failed stands where
         it stood. Raises DeviceLostError where the device has failed for good.
         """
@@ -266,7 +268,7 @@ class Engine:
         )
         for index, item in enumerate(items):
             reservation = self._kv.get(item.session)
-            error = refusal(item, reservation, bounds)
+            error = work_refusal(item, reservation, bounds)
             if error is None and reservation is not None and item.position < reservation.written:
                 error = self._kv.rewind(item.session, reservation, item.position)
             if item.session in sessions:

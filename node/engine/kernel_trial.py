@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from node.attention.block_table import AttendPages, PagedRows
+from node.attention.block_table import AttendPages, BlockTable
 from node.attention.paged_attention import Segment, Step
-from node.device.tensors import brought
+from node.device.tensors import to_device
 from node.kernels.trial import ERROR_MAX, SEED, KernelRefused
 from node.kv.layer_pool import LayerPool
 from node.kv.pool import pool_rows
@@ -78,7 +78,7 @@ def trial_step(
                 first=len(positions),
                 last=len(positions) + rows,
                 context_tokens=tokens,
-                slots=brought(slots, device),
+                slots=to_device(slots, device),
                 tokens_max=tokens,
                 pages=own,
                 run=False,
@@ -87,15 +87,15 @@ def trial_step(
         positions.extend(range(tokens - rows, tokens))
     step = Step(
         pools=dict(pools),
-        write_slots=brought(torch.cat(written), device),
+        write_slots=to_device(torch.cat(written), device),
         segments=segments,
-        paged=PagedRows.of(segments, page_tokens, device),
+        paged=BlockTable.of(segments, page_tokens, device),
         compared=[],
     )
-    return step, brought(positions, device)
+    return step, to_device(positions, device)
 
 
-def try_kernel(
+def try_attention_kernel(
     attend_pages: AttendPages,
     loaded: LoadedRange,
     pools: Mapping[int, LayerPool],

@@ -8,13 +8,13 @@ import torch
 
 from dht.errors import MachineError, UserError
 from dht.messages.types import ModelSpec
-from node.attention.block_table import AttendPages, PagedRows
+from node.attention.block_table import AttendPages, BlockTable
 from node.attention.decode_table import decode_rows
 from node.attention.paged_attention import Segment, Step
-from node.device.tensors import brought
+from node.device.tensors import to_device
 from node.engine.batch_output import results_of
 from node.engine.batch_rows import StepRows, joined
-from node.engine.kernel_trial import try_kernel
+from node.engine.kernel_trial import try_attention_kernel
 from node.engine.work_item import WorkResult
 from node.kernels import moe
 from node.kernels.moe import GroupedKernel
@@ -50,7 +50,7 @@ def lost(device: torch.device) -> RuntimeError | None:
     return None
 
 
-class StepRun:
+class ModelRunner:
     """Runs steps over the layers that ``loaded`` holds, with their KV in ``pools``."""
 
     def __init__(
@@ -133,7 +133,9 @@ class StepRun:
         To be called before any session comes. Raises MachineError where it crashed the device.
         """
         layers = list(self._loaded.layers.values())
-        apart = self._tried("experts wait for the device", lambda: moe.try_kernel(kernel, layers))
+        apart = self._tried(
+            "experts wait for the device", lambda: moe.try_grouped_gemm(kernel, layers)
+        )
         if apart is not None and moe.use(kernel, layers):
             logger.info("experts run without waiting for the device; off by %.1g at most", apart)
 
@@ -148,7 +150,7 @@ class StepRun:
             return
         apart = self._tried(
             "attention copies what it reads",
-            lambda: try_kernel(
+            lambda: try_attention_kernel(
                 attend_pages,
                 self._loaded,
                 self._pools,
@@ -165,7 +167,7 @@ class StepRun:
             pools=self._pools,
             write_slots=ALONE,
             segments=[],
-            paged=PagedRows.room(1, 1, self._page_tokens, 0, self.device),
+            paged=BlockTable.room(1, 1, self._page_tokens, 0, self.device),
             attend_pages=attend_pages,
         )
         like = torch.zeros(1, anatomy.width, dtype=self._layout.dtype, device=self.device)
@@ -222,20 +224,20 @@ class StepRun:
             embedded = iter(torch.split(hidden, [item.tokens for item in entering]))
         parts = [next(embedded) if row.item.hidden is None else row.item.hidden for row in rows]
         if not entering:  # one transfer for all
-            return brought(joined(parts), self.device).to(self._layout.dtype)
-        return joined([brought(part, self.device).to(self._layout.dtype) for part in parts])
+            return to_device(joined(parts), self.device).to(self._layout.dtype)
+        return joined([to_device(part, self.device).to(self._layout.dtype) for part in parts])
 
     def _positions(self, rows: Sequence[StepRows]) -> torch.Tensor:
         """``[tokens]``: where in its session each row stands."""
         spans = [range(row.item.position, row.item.position + row.item.tokens) for row in rows]
-        return brought(list(itertools.chain.from_iterable(spans)), self.device)
+        return to_device(list(itertools.chain.from_iterable(spans)), self.device)
 
     def _slots(self, rows: Sequence[StepRows]) -> torch.Tensor | slice:
         """Pool rows of the step's new tokens."""
         found = [self._new_rows(row) for row in rows]
         if len(rows) == 1 and isinstance(found[0], range) and rows[0].item.tokens > 1:
             return slice(found[0].start, found[0].stop)
-        return brought(list(itertools.chain.from_iterable(found)), self.device)
+        return to_device(list(itertools.chain.from_iterable(found)), self.device)
 
     def _new_rows(self, row: StepRows) -> Sequence[int]:
         """Pool rows of an item's own tokens; a range where its pages are one run."""
@@ -256,7 +258,7 @@ class StepRun:
         else:
             whole = pool_rows(pages, context, size)
             if row.item.tokens > 1 or not self._loaded.has_graphs:  # a table needs it here
-                whole = brought(whole, self.device)
+                whole = to_device(whole, self.device)
         return Segment(
             first=0,
             last=0,
@@ -292,7 +294,7 @@ class StepRun:
             step = self._step(segments, slots)
             return self._loaded.run(start, end, step, hidden, positions)
         spans = [range(row.first, row.last) for row in active]
-        chosen = brought(list(itertools.chain.from_iterable(spans)), self.device)
+        chosen = to_device(list(itertools.chain.from_iterable(spans)), self.device)
         step = self._step(segments, self._rows_of(slots)[chosen])
         merged = hidden.clone()
         rows = self._loaded.run(start, end, step, hidden[chosen], positions[chosen])
@@ -306,7 +308,7 @@ class StepRun:
             step.write_slots = self._rows_of(slots)
         if self._attend_pages is not None:
             step.attend_pages = self._attend_pages
-            step.paged = PagedRows.of(segments, self._page_tokens, self.device)
+            step.paged = BlockTable.of(segments, self._page_tokens, self.device)
         elif decode and self._layout.anatomy.packed:
             step.decode = decode_rows(
                 segments,
@@ -318,5 +320,5 @@ class StepRun:
         if step.decode is None or not self._by_pages_alone:
             for segment in segments:
                 if isinstance(segment.slots, torch.Tensor):
-                    segment.slots = brought(segment.slots, self.device)
+                    segment.slots = to_device(segment.slots, self.device)
         return step

@@ -77,7 +77,7 @@ BACKGROUND_QUIET_S = 0.05
 on its way round the other stages, would have to wait for it."""
 
 
-class Batcher(Generic[T]):
+class Scheduler(Generic[T]):
     """Queues work in order of arrival; only a session's oldest item may be in a step."""
 
     def __init__(self, limits: BatchLimits) -> None:

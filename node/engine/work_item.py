@@ -66,7 +66,7 @@ class WorkBounds:
     """The longest context that the model reads; behind it there are no positions."""
 
 
-def refusal(item: WorkItem, reservation: Reservation | None, bounds: WorkBounds) -> str | None:
+def work_refusal(item: WorkItem, reservation: Reservation | None, bounds: WorkBounds) -> str | None:
     """Why ``item`` cannot run, or None. Positions come in order; earlier ones may come again, when
     a session goes on over a mended route, and then those behind them must, too."""
     if reservation is None:

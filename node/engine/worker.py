@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from node.engine.scheduler import Batcher, BatchLimits, Work
+from node.engine.scheduler import BatchLimits, Scheduler, Work
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Worker(Generic[W, R]):
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._ready = threading.Condition()
-        self._batcher: Batcher[W] = Batcher(limits)
+        self._batcher: Scheduler[W] = Scheduler(limits)
         self._submitted_s: dict[int, float] = {}
         self._calls: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         self._stopping = False

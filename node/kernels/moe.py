@@ -1,7 +1,7 @@
 """Mixtures of experts by a kernel of ours, registered with ``transformers``.
 
 Modules that ``transformers`` wrote for several implementations name theirs in their configuration.
-:func:`use` names ours there, once :func:`try_kernel` has seen that it gives what theirs gives.
+:func:`use` names ours there, once :func:`try_grouped_gemm` has seen that both give the same.
 """
 
 from collections.abc import Iterable, Iterator
@@ -87,7 +87,7 @@ def run(
     return by_token.view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
 
 
-def try_kernel(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> float:
+def try_grouped_gemm(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> float:
     """How far the kernel is off at most, of the norm of what ``transformers`` gives a token.
 
     0 where ``layers`` have no mixture of experts. Raises KernelRefused, and whatever the kernel and

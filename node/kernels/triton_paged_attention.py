@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from node.attention.block_table import Blocks, PagedRows
+from node.attention.block_table import BlockTable, RowBlocks
 
 SPLITS_MAX = 64
 TILE_TOKENS = (16, 64)
@@ -279,7 +279,7 @@ def attend_pages(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: PagedRows,
+    rows: BlockTable,
     sinks: Tensor | None,
     window: int,
     scale: float,
@@ -352,8 +352,8 @@ def _attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: PagedRows,
-    block: Blocks,
+    rows: BlockTable,
+    block: RowBlocks,
     sinks: Tensor,
     out: Tensor,
     shape: _Shape,

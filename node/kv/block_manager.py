@@ -36,7 +36,7 @@ class Reservation:
     """The layers that the session runs here, from its first rows on."""
 
 
-class KvAccounts:
+class BlockManager:
     """Pages of ``page_tokens`` tokens each."""
 
     def __init__(self, pages: int, page_tokens: int) -> None:

@@ -41,14 +41,14 @@ class KvBytes:
     body: bytes
 
 
-def pack(rows: KvRows) -> bytes:
+def pack_kv(rows: KvRows) -> bytes:
     """The body of :class:`KvBytes` of ``rows``."""
     pairs = zip(rows.keys, rows.values, strict=True)
     parts = [part.contiguous().view(torch.uint8).flatten() for pair in pairs for part in pair]
     return torch.cat(parts).numpy().tobytes()
 
 
-def unpack(pools: Mapping[int, LayerPool], packed: KvBytes) -> KvRows | str:
+def unpack_kv(pools: Mapping[int, LayerPool], packed: KvBytes) -> KvRows | str:
     """Rows of the pools' shapes and dtypes, or why the body holds none; checked before use."""
     if not packed.start < packed.end or packed.tokens < 1:
         return f"KV of {packed.tokens} tokens in layers [{packed.start}, {packed.end}) came"
@@ -93,7 +93,7 @@ def take(
 
 
 def put(pools: Mapping[int, LayerPool], slots: torch.Tensor, rows: KvRows) -> None:
-    """Write rows that :func:`refusal` found nothing against."""
+    """Write rows that :func:`kv_refusal` found nothing against."""
     for index, keys, values in zip(
         range(rows.start, rows.end), rows.keys, rows.values, strict=True
     ):
@@ -104,7 +104,7 @@ def put(pools: Mapping[int, LayerPool], slots: torch.Tensor, rows: KvRows) -> No
         pool.values[where] = values.to(device)
 
 
-def refusal(pools: Mapping[int, LayerPool], rows: KvRows) -> str | None:
+def kv_refusal(pools: Mapping[int, LayerPool], rows: KvRows) -> str | None:
     """Why rows that came from elsewhere do not fit the pools, or None."""
     span = f"layers [{rows.start}, {rows.end})"
     if not rows.start < rows.end or any(i not in pools for i in range(rows.start, rows.end)):

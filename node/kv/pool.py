@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from node.kv import export
-from node.kv.block_manager import KvAccounts, Reservation
+from node.kv.block_manager import BlockManager, Reservation
 from node.kv.export import KvBytes, KvRows
 from node.kv.layer_pool import LayerPool
 from node.kv.prefix_hash import PrefixChain
@@ -36,7 +36,7 @@ class KvPool:
         self._page_tokens = page_tokens
         self._root = root
         self._lock = threading.Lock()
-        self._accounts = KvAccounts(pages, page_tokens)
+        self._accounts = BlockManager(pages, page_tokens)
         self._chains: dict[str, PrefixChain] = {}
 
     @property
@@ -107,10 +107,10 @@ class KvPool:
         reservation = self.get(session)
         if reservation is None:
             return ENDED
-        rows = export.unpack(self._pools, came) if isinstance(came, KvBytes) else came
+        rows = export.unpack_kv(self._pools, came) if isinstance(came, KvBytes) else came
         if isinstance(rows, str):
             return rows
-        if (reason := export.refusal(self._pools, rows)) is not None:
+        if (reason := export.kv_refusal(self._pools, rows)) is not None:
             return reason
         span, last = (rows.start, rows.end), rows.position + rows.tokens
         if reservation.layers is not None and reservation.layers != span:

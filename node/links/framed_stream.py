@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.links.bandwidth_estimator import CreditError
-from coordinator.links.scheduler import FRAME_BYTES_MIN, LinkScheduler, Slice, Traffic
+from coordinator.links.scheduler import FRAME_BYTES_MIN, LinkScheduler, Slice, TrafficClass
 from coordinator.links.token_bucket import Allowance
 from dht.errors import NetworkError
 from dht.messages import codec
-from dht.messages.session import Activations, Delivered, Part
+from dht.messages.session import Activations, Delivered, FramePart
 from dht.transport.interface import Stream
 
 UNDRAINED_BYTES_MAX = 256 << 10
@@ -35,12 +35,12 @@ PARTIAL_BYTES_MAX = 256 << 20
 """Unfinished frames of all peers together: identities cost nothing."""
 
 
-def traffic_of(message: object) -> Traffic:
+def traffic_of(message: object) -> TrafficClass:
     """The class of a message whose sender does not say: rows by their number, others urgent."""
     if isinstance(message, Activations):
         decode = all(item.tokens == 1 for item in message.items)
-        return Traffic.DECODE if decode else Traffic.PREFILL
-    return Traffic.CONTROL
+        return TrafficClass.DECODE if decode else TrafficClass.PREFILL
+    return TrafficClass.CONTROL
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,20 +84,24 @@ class LinkSender:
         return self.scheduler.queued_bytes
 
     def send(
-        self, message: object, body: bytes | memoryview = b"", *, traffic: Traffic | None = None
+        self,
+        message: object,
+        body: bytes | memoryview = b"",
+        *,
+        traffic: TrafficClass | None = None,
     ) -> None:
         """Queue one frame and write what may leave. Errors show in :meth:`run`."""
         kind = traffic_of(message) if traffic is None else traffic
         sessions: tuple[str, ...] = ()
         if isinstance(message, Activations):
-            sessions = tuple(f"{item.session}/{item.epoch}" for item in message.items)
-            if kind is Traffic.DECODE and any(self._slow_sessions[key] for key in sessions):
-                kind = Traffic.PREFILL
-            if kind >= Traffic.PREFILL:
+            sessions = tuple(f"{item.session}/{item.attempt}" for item in message.items)
+            if kind is TrafficClass.DECODE and any(self._slow_sessions[key] for key in sessions):
+                kind = TrafficClass.PREFILL
+            if kind >= TrafficClass.PREFILL:
                 self._slow_sessions.update(sessions)
             else:
                 sessions = ()
-        if kind is Traffic.DECODE and self.scheduler.policy == "molink":
+        if kind is TrafficClass.DECODE and self.scheduler.policy == "molink":
             self._expect_next_decode()
         data = memoryview(codec.encode_frame(message, body))
         if self.queued_bytes == 0:
@@ -149,13 +153,13 @@ class LinkSender:
         if piece.last:
             del self._queued[piece.number]
             self._slow_sessions -= Counter(queued.sessions)
-            if piece.offset == 0 and piece.traffic <= Traffic.DECODE:
+            if piece.offset == 0 and piece.traffic <= TrafficClass.DECODE:
                 return bytes(queued.data)
-        part = Part(
+        part = FramePart(
             number=piece.number,
             offset=piece.offset,
             total_bytes=len(queued.data),
-            slow=piece.traffic >= Traffic.PREFILL,
+            slow=piece.traffic >= TrafficClass.PREFILL,
         )
         return codec.encode_frame(part, queued.data[piece.offset : piece.offset + piece.size_bytes])
 
@@ -253,13 +257,13 @@ class LinkReader:
     async def read(self, *, limit_bytes: int = codec.FRAME_BYTES_MAX) -> codec.Frame | None:
         """The next whole frame, or None after a part of one. Raises as :func:`wire.read_frame`."""
         frame = await codec.read_frame(self._stream, limit_bytes=limit_bytes)
-        if isinstance(frame.message, Part):
+        if isinstance(frame.message, FramePart):
             self._part_read = True
             return self._take(frame.message, frame.body)
         self.total_bytes += frame.size_bytes
         return frame
 
-    def _take(self, part: Part, body: bytes | memoryview) -> codec.Frame | None:
+    def _take(self, part: FramePart, body: bytes | memoryview) -> codec.Frame | None:
         size = len(body)
         partial = self._partial.get(part.number)
         if partial is None:
@@ -290,7 +294,7 @@ class LinkReader:
         del self._partial[part.number]
         self._budget.give_back(self._stream.remote_peer_id, partial.total_bytes)
         whole = codec.decode_frame(memoryview(partial.data))
-        if isinstance(whole.message, Part):
+        if isinstance(whole.message, FramePart):
             raise codec.MalformedError("a part within a part")
         return whole
 

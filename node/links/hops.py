@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from coordinator.failure.detector import Dead, PeerWatch, PingNow, WatchConfig
-from coordinator.links.scheduler import LinkScheduler, Traffic
+from coordinator.links.scheduler import LinkScheduler, TrafficClass
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.kv import KvTaken
 from dht.messages.session import (
     Delivered,
+    MigrationReady,
     Ping,
     Pong,
     SessionAccepted,
     SessionFailed,
     SessionLeaving,
     SessionRefused,
-    SessionWarm,
 )
 from dht.transport.interface import HOP_PROTOCOL, Stream, Transport
 from node.links.framed_stream import LinkSender
-from node.links.lent_traffic import Traffic as Lent
+from node.links.lent_traffic import LentTraffic as Lent
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class HopConfig:
     """In which order frames leave; see :mod:`coordinator.links.scheduler`."""
 
 
-HopReply = SessionAccepted | SessionRefused | SessionFailed | SessionLeaving | SessionWarm
+HopReply = SessionAccepted | SessionRefused | SessionFailed | SessionLeaving | MigrationReady
 """What a next stage may say of a session."""
 
 
@@ -79,7 +79,7 @@ class Hop:
         self._events = events
         self._lent = lent
         self._sender: LinkSender | None = None
-        self._early: list[tuple[object, bytes | memoryview, Traffic | None]] = []
+        self._early: list[tuple[object, bytes | memoryview, TrafficClass | None]] = []
 
     @property
     def queued_bytes(self) -> int:
@@ -92,7 +92,11 @@ class Hop:
         return None if self._sender is None else self._sender.scheduler
 
     def send(
-        self, message: object, body: bytes | memoryview = b"", *, traffic: Traffic | None = None
+        self,
+        message: object,
+        body: bytes | memoryview = b"",
+        *,
+        traffic: TrafficClass | None = None,
     ) -> None:
         """Send one frame without waiting; a session's rows stay in order."""
         if self._sender is None:
@@ -152,7 +156,7 @@ class Hop:
                     | SessionRefused()
                     | SessionFailed()
                     | SessionLeaving()
-                    | SessionWarm()
+                    | MigrationReady()
                 ) as reply:
                     self._events.hop_replied(self.peer_id, reply)
                 case KvTaken() as taken:

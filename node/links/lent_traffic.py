@@ -21,7 +21,7 @@ def loop_us() -> int:
     return int(asyncio.get_running_loop().time() * 1e6)
 
 
-class Traffic:
+class LentTraffic:
     """Counts bytes of all streams and draws them from the owner's allowances."""
 
     def __init__(

@@ -13,7 +13,7 @@ from dht.messages.peer import ProbeData, ProbeRequest
 from dht.messages.session import Ping, Pong
 from dht.messages.types import Link
 from dht.transport.interface import PROBE_PROTOCOL, Stream, Transport
-from node.links.lent_traffic import Traffic
+from node.links.lent_traffic import LentTraffic
 
 PINGS = 12
 FRAME_BYTES = 32 << 10
@@ -36,9 +36,9 @@ PROBE_S = 10.0
 class ProbeServer:
     """Answers pings and sends bytes on request, within bounds."""
 
-    def __init__(self, transport: Transport, traffic: Traffic | None = None) -> None:
+    def __init__(self, transport: Transport, traffic: LentTraffic | None = None) -> None:
         self._transport = transport
-        self._traffic = traffic or Traffic()
+        self._traffic = traffic or LentTraffic()
         self._noise = os.urandom(FRAME_BYTES)
 
     async def start(self) -> None:

@@ -21,7 +21,7 @@ MISSES_MAX = 2
 RESERVE_S = 6.0
 
 
-def candidates(nodes: Mapping[str, NodeRecord], me: str) -> list[str]:
+def relay_candidates(nodes: Mapping[str, NodeRecord], me: str) -> list[str]:
     """Peers that relay for ``me``: they offer it, and others dialled them back. In an order of its
     own for each peer, so that not all of them take the same."""
     able = [
@@ -55,7 +55,7 @@ class Relays:
     async def hold(self, nodes: Mapping[str, NodeRecord]) -> None:
         """Renew what is held, and look for others where that is not enough."""
         me = self._transport.peer_id
-        able = candidates(nodes, me)
+        able = relay_candidates(nodes, me)
         await asyncio.gather(*(self._renew(relay_id, nodes, able) for relay_id in [*self._held]))
         free = [each for each in able if each not in self._held.keys() | self._refused]
         if not free:

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from node.attention.block_table import PagedRows
+from node.attention.block_table import BlockTable
 from node.attention.decode_table import TABLE_BYTES_MAX, DecodeRows
 from node.attention.mask_rules import MaskRule
 from node.attention.paged_attention import Step
 from node.model.argument_tracing import Arguments, Constant
-from node.model.structure import Anatomy
+from node.model.structure import ModelStructure
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def page_bucket(columns: int) -> int:
     return size
 
 
-def recordable(anatomy: Anatomy, start: int, end: int) -> bool:
+def recordable(anatomy: ModelStructure, start: int, end: int) -> bool:
     """Whether layers ``[start, end)`` and what makes their arguments can be captured at all."""
     return anatomy.packed and (
         all(traits.recordable for traits in anatomy.traits[start:end])
@@ -95,7 +95,7 @@ class Buffers:
     slots: Tensor
     decode: DecodeRows | None
     """Where contexts are, by a table; or else"""
-    paged: PagedRows | None
+    paged: BlockTable | None
     """page by page."""
     scrap_row: int
     out: Tensor | None = field(default=None)
@@ -115,7 +115,7 @@ class Buffers:
 
         decode = paged = None
         if page_tokens:
-            paged = PagedRows.room(rows, columns, page_tokens, scrap_row // page_tokens, device)
+            paged = BlockTable.room(rows, columns, page_tokens, scrap_row // page_tokens, device)
         else:
             decode = DecodeRows(spans=full(1, rows, 2), table=full(scrap_row, rows, columns))
         return cls(
@@ -176,7 +176,7 @@ class _Graph:
     replay: Callable[[], None]
 
 
-class DecodeGraphs:
+class CudaGraphs:
     """Graphs of the layers that are held, made when a step of their size first comes."""
 
     def __init__(self, run: Run, capture: Capture) -> None:

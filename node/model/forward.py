@@ -13,21 +13,21 @@ from torch import nn
 
 from node.attention.cache_view import PoolCache
 from node.attention.paged_attention import Segment, Step, set_step
-from node.device.tensors import brought
+from node.device.tensors import to_device
 from node.kernels.rms_norm import fuse_norms
-from node.model.cuda_graphs import Capture, DecodeGraphs, recordable
+from node.model.cuda_graphs import Capture, CudaGraphs, recordable
 from node.model.merged_linear import share_products
 from node.model.packed_linear import favour_few_rows
 from node.model.skeleton import Skeleton
-from node.model.structure import Anatomy
-from node.model.torchscript_layers import TracedLayers
+from node.model.structure import ModelStructure
+from node.model.torchscript_layers import TorchScriptLayers
 
 
-class Flow:
+class LayerForward:
     """Runs rows of hidden states, ``[tokens, hidden]``, through parts of one model."""
 
     def __init__(
-        self, anatomy: Anatomy, skeleton: Skeleton, capture: Capture | None = None
+        self, anatomy: ModelStructure, skeleton: Skeleton, capture: Capture | None = None
     ) -> None:
         """``skeleton`` is on the device of the parts; ``capture`` makes graphs of decode steps."""
         self._anatomy = anatomy
@@ -35,10 +35,10 @@ class Flow:
         self._embed_width = int(skeleton.parts[anatomy.before[0]].get_parameter("weight").shape[-1])
         self._sources = [skeleton.module(source.name) for source in anatomy.sources]
         self._parts: dict[str, nn.Module] = {}
-        self.traced = TracedLayers(anatomy, self._sources)
+        self.traced = TorchScriptLayers(anatomy, self._sources)
         """Layers as they run in decode steps; empty where none is recorded."""
         self._layers: dict[int, nn.Module] = {}
-        self.graphs = None if capture is None else DecodeGraphs(self._as_they_are, capture)
+        self.graphs = None if capture is None else CudaGraphs(self._as_they_are, capture)
 
     def hold(self, parts: dict[str, nn.Module]) -> None:
         """Use exactly these parts beside the layers, by their names in the model."""
@@ -79,12 +79,12 @@ class Flow:
             return _joined(
                 [self._enter_alone(*each, device) for each in zip(token_ids, starts, strict=True)]
             )
-        ids = brought(list(itertools.chain.from_iterable(token_ids)), device)[None]
+        ids = to_device(list(itertools.chain.from_iterable(token_ids)), device)[None]
         if self._anatomy.plain_entry:
             hidden: torch.Tensor = self._parts[self._anatomy.before[0]](ids)[0]
             return hidden
         positions = [range(at, at + len(part)) for part, at in zip(token_ids, starts, strict=True)]
-        packed = brought(list(itertools.chain.from_iterable(positions)), device)[None]
+        packed = to_device(list(itertools.chain.from_iterable(positions)), device)[None]
         return self._skeleton.run(token_ids=ids, positions=packed).layers[0].hidden[0]
 
     def _enter_alone(
@@ -93,7 +93,7 @@ class Flow:
         end = start + len(token_ids)
         segment = Segment(first=0, last=len(token_ids), context_tokens=end, slots=slice(0, 0))
         heard = self._skeleton.run(
-            token_ids=brought(list(token_ids), device)[None],
+            token_ids=to_device(list(token_ids), device)[None],
             positions=torch.arange(start, end, device=device)[None],
             cache=PoolCache({}, segment),
         )

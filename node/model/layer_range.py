@@ -15,16 +15,16 @@ from torch import nn
 
 from dht.errors import UserError
 from dht.messages.types import ModelSpec
-from node.attention.paged_attention import ATTENTION_NAME, Step, register
+from node.attention.paged_attention import ATTENTION_NAME, Step, register_attention
 from node.device.tensors import DTYPES, is_finite
 from node.model.cuda_graphs import CudaCapture
-from node.model.forward import Flow
+from node.model.forward import LayerForward
 from node.model.layer_traits import FAILURES
-from node.model.meta_model import build, context_tokens, kept_float32, layers_name, ties
+from node.model.meta_model import build_meta_model, context_tokens, kept_float32, layers_name, ties
 from node.model.packed_linear import favour_few_rows
 from node.model.quantize import held_bytes, quantize_linears
 from node.model.skeleton import Skeleton
-from node.model.structure import Anatomy, Unservable, study
+from node.model.structure import ModelStructure, Unservable, inspect_model
 from node.weights.checkpoint_names import CheckpointNames
 from node.weights.store import Progress, WeightStore
 
@@ -42,7 +42,7 @@ class ModelLayout:
     embed_name: str
     head_name: str
     tied: bool
-    anatomy: Anatomy
+    anatomy: ModelStructure
     names: CheckpointNames
     kept_float32: frozenset[str]
     """Parameters that the model's code computes in float32 whatever the dtype."""
@@ -52,7 +52,7 @@ class ModelLayout:
     @classmethod
     def of(cls, store: WeightStore, dtype: str, quantize: str | None = None) -> "ModelLayout":
         """Build the model without weights; UserError when its structure cannot be served."""
-        register()
+        register_attention()
         reason = ""
         for packed in (True, False):  # all sessions in one row where that is right
             try:
@@ -66,9 +66,9 @@ class ModelLayout:
 
     @classmethod
     def _studied(cls, store: WeightStore, dtype: torch.dtype, packed: bool) -> "ModelLayout":
-        config, model = build(store, dtype, ATTENTION_NAME if packed else None)
+        config, model = build_meta_model(store, dtype, ATTENTION_NAME if packed else None)
         stack = layers_name(model, config)
-        anatomy = study(
+        anatomy = inspect_model(
             model,
             stack,
             packed=packed,
@@ -185,7 +185,7 @@ class LoadedRange:
         """Modules with weights beside the layers, by their names in the model."""
         self._made_up = False
         capture = CudaCapture(device) if device.type == "cuda" else None
-        self._flow = Flow(layout.anatomy, layout.skeleton().to(device), capture)
+        self._flow = LayerForward(layout.anatomy, layout.skeleton().to(device), capture)
 
     @property
     def device(self) -> torch.device:
@@ -222,7 +222,7 @@ class LoadedRange:
 
     def prepare(self, start: int, end: int, step: Step, like: torch.Tensor) -> None:
         """Capture decode steps through layers ``[start, end)`` before they come, where that is
-        possible; see :meth:`node.model.cuda_graphs.DecodeGraphs.prepare`."""
+        possible; see :meth:`node.model.cuda_graphs.CudaGraphs.prepare`."""
         self._flow.prepare(self.layers, start, end, step, like)
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:

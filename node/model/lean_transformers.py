@@ -7,7 +7,7 @@ device, as studying its structure does (:mod:`node.model.structure`). ``bench/fo
 measures what a peer costs.
 
 For processes that only serve: in one that uses transformers in other ways too, import transformers
-first, and :func:`prepare` does nothing.
+first, and :func:`prepare_transformers` does nothing.
 """
 
 import importlib
@@ -35,7 +35,7 @@ SYMBOLS = ("torch.fx.experimental.symbolic_shapes", "sympy")
 """Asked by whatever runs on the meta device, in case a size is a symbol."""
 
 
-def prepare() -> None:
+def prepare_transformers() -> None:
     """Import the modelling code, lean. Does nothing where it was imported already."""
     if "transformers.modeling_utils" in sys.modules:
         return

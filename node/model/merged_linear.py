@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 
-class SharedProduct(nn.Module):
+class MergedLinear(nn.Module):
     """The matrices of several linear modules as one; who asks first multiplies for all."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
@@ -36,10 +36,10 @@ class SharedProduct(nn.Module):
         return part
 
 
-class ProductPart(nn.Module):
+class MergedLinearPart(nn.Module):
     """Stands for one of the linear modules."""
 
-    def __init__(self, shared: SharedProduct, index: int, linear: nn.Linear) -> None:
+    def __init__(self, shared: MergedLinear, index: int, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.__dict__["shared"] = shared
@@ -69,6 +69,6 @@ def share_products(layer: nn.Module, siblings: Iterable[Sequence[str]]) -> None:
         plain = [linear for linear in linears if type(linear) is nn.Linear]
         if len(plain) < len(names):
             continue
-        shared = SharedProduct(plain)
+        shared = MergedLinear(plain)
         for index, (name, linear) in enumerate(zip(names, plain, strict=True)):
-            layer.set_submodule(name, ProductPart(shared, index, linear))
+            layer.set_submodule(name, MergedLinearPart(shared, index, linear))

@@ -20,7 +20,9 @@ def context_tokens(config: Any) -> int:
     return int(named or CONTEXT_TOKENS)
 
 
-def build(store: WeightStore, dtype: torch.dtype, attention: str | None) -> tuple[Any, nn.Module]:
+def build_meta_model(
+    store: WeightStore, dtype: torch.dtype, attention: str | None
+) -> tuple[Any, nn.Module]:
     """Configuration and model; ``attention`` None: the implementation that it has by itself.
 
     Raises whatever the model's code raises, and Unservable.

@@ -30,7 +30,7 @@ class Unservable(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class LayerSource:
     """A weightless module that makes arguments of positions, such as a rotary embedding."""
 
     name: str
@@ -44,7 +44,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anatomy:
+class ModelStructure:
     """A model's parts and what happens between them."""
 
     tuples: bool
@@ -59,7 +59,7 @@ class Anatomy:
     """Parts with weights that run behind the layers, in order: the last one is the head."""
     plain_entry: bool
     plain_tail: bool
-    sources: tuple[Source, ...] = ()
+    sources: tuple[LayerSource, ...] = ()
     calls: tuple[Arguments, ...] = ()
     """Arguments of each layer where ``packed``."""
     kv_shapes: tuple[tuple[int, int, int], ...] = ()
@@ -73,16 +73,16 @@ class Anatomy:
         return any(source.by_length for source in self.sources)
 
 
-def study(
+def inspect_model(
     model: nn.Module, layers_name: str, *, packed: bool, context_tokens: int, dtype: torch.dtype
-) -> Anatomy:
+) -> ModelStructure:
     """How ``model``, on the meta device, is put together.
 
     ``packed``: its attention was replaced by ours. Raises Unservable.
     """
 
-    def studied() -> Anatomy:
-        return _Study(model, layers_name, packed, context_tokens, dtype).anatomy()
+    def studied() -> ModelStructure:
+        return _Inspection(model, layers_name, packed, context_tokens, dtype).anatomy()
 
     try:
         with without_compiler():
@@ -111,7 +111,7 @@ def _noisy(seed: int) -> Answer:
     return answer
 
 
-class _Study:
+class _Inspection:
     def __init__(
         self,
         model: nn.Module,
@@ -176,14 +176,14 @@ class _Study:
                 raise Unservable("it changes the hidden states between its layers")
             expected = answer(index, call.hidden)
 
-    def anatomy(self) -> Anatomy:
+    def anatomy(self) -> ModelStructure:
         before, behind = self._sides()
         self._check_independence()
         sources, calls = self._traced() if self._packed else ((), ())
         if self._packed:
             self._check_entry_is_by_row()
         self._check_tail()
-        return Anatomy(
+        return ModelStructure(
             tuples=self._skeleton.tuples,
             packed=self._packed,
             width=self._width,
@@ -238,7 +238,7 @@ class _Study:
     def _embedded_width(self) -> int:
         return int(self._part_calls()[0].output.shape[-1])
 
-    def _traced(self) -> tuple[tuple[Source, ...], tuple[Arguments, ...]]:
+    def _traced(self) -> tuple[tuple[LayerSource, ...], tuple[Arguments, ...]]:
         weightless = [
             call
             for call in self._first.parts
@@ -258,7 +258,7 @@ class _Study:
         self._check_traced(sources, calls)
         return sources, calls
 
-    def _source(self, call: PartCall, arguments: Arguments) -> Source:
+    def _source(self, call: PartCall, arguments: Arguments) -> LayerSource:
         module = self._skeleton.module(call.name)
         if not any(isinstance(origin, Positions) for origin in _origins(arguments)):
             raise Unservable(f"{call.name} does not go by positions")
@@ -283,7 +283,7 @@ class _Study:
             not torch.equal(a, b.narrow(dim, 0, TOKENS))
             for a, b, dim in zip(three, far, dims, strict=True)
         )
-        return Source(
+        return LayerSource(
             name=call.name,
             arguments=arguments,
             token_dims=tuple(dims),
@@ -291,7 +291,7 @@ class _Study:
             recordable=ran_without_numbers(module, *call.positional, **call.named),
         )
 
-    def _check_traced(self, sources: Sequence[Source], calls: Sequence[Arguments]) -> None:
+    def _check_traced(self, sources: Sequence[LayerSource], calls: Sequence[Arguments]) -> None:
         """The traced arguments equal the model's own at other positions."""
         start = 7
         heard = self._heard(self._skeleton, seed=2, start=start)

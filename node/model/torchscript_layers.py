@@ -21,7 +21,7 @@ from node.attention.paged_attention import Step, set_step
 from node.kv.layer_pool import LayerPool
 from node.model.argument_tracing import Arguments
 from node.model.layer_traits import FAILURES
-from node.model.structure import Anatomy, Source
+from node.model.structure import LayerSource, ModelStructure
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +34,10 @@ ERROR_MAX = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 Recorded = Callable[..., Any]
 
 
-class TracedLayers:
+class TorchScriptLayers:
     """Recordings of the layers that are held, and of what makes their arguments."""
 
-    def __init__(self, anatomy: Anatomy, sources: Sequence[nn.Module]) -> None:
+    def __init__(self, anatomy: ModelStructure, sources: Sequence[nn.Module]) -> None:
         self._anatomy = anatomy
         self._modules = list(sources)
         self._programs: dict[Any, Recorded | None] = {}
@@ -134,7 +134,7 @@ class TracedLayers:
         return hidden
 
     def _recorded_source(
-        self, source: Source, module: nn.Module, dtype: torch.dtype
+        self, source: LayerSource, module: nn.Module, dtype: torch.dtype
     ) -> Recorded | None:
         if source.by_length or not source.recordable:
             return None

@@ -16,7 +16,7 @@ SAVE_S = 60.0
 SENSORS_S = 10.0
 
 
-class Watch:
+class ContributionWatch:
     """Shows :class:`Figures` until cancelled; the contribution is kept in ``path``."""
 
     def __init__(

@@ -30,7 +30,7 @@ LINE_EVERY_S = 5.0
 """Between lines about one phase where there is no terminal."""
 
 
-class Meter(Protocol):
+class ProgressBar(Protocol):
     """Progress of one phase."""
 
     def update(self, done_bytes: int, total_bytes: int) -> None: ...
@@ -85,7 +85,7 @@ class Reporter:
             self._live = None
 
     @contextmanager
-    def phase(self, text: str, *, counted: bool = False) -> Iterator[Meter]:
+    def phase(self, text: str, *, counted: bool = False) -> Iterator[ProgressBar]:
         """A phase that takes time; a ``counted`` one shows the bytes that its meter is fed with:
         how many of how many, the rate, and the time that is left.
         """
@@ -102,7 +102,7 @@ class Reporter:
             self._phases -= 1
 
     @contextmanager
-    def _bar(self, text: str, *, counted: bool) -> Iterator[Meter]:
+    def _bar(self, text: str, *, counted: bool) -> Iterator[ProgressBar]:
         columns = (
             (
                 BarColumn(bar_width=24),

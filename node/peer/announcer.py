@@ -5,11 +5,11 @@ import logging
 from dataclasses import replace
 
 from dht.errors import NetworkError
-from dht.messages.types import NodeRecord, NodeState, PlanEpoch, Reach
+from dht.messages.types import NodeRecord, NodeState, PlanVersion, Reach
 from dht.records.directory import LIFETIME_S, Directory, RecordKind
 from dht.transport.interface import Transport
 from dht.transport.relay_reservation import with_circuits
-from node.stage.local_engine import EngineStage
+from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class Announcer:
         *,
         transport: Transport,
         directory: Directory,
-        engine: EngineStage,
+        engine: LocalEngine,
         stage: StageServer,
         record: NodeRecord,
         every_s: float,
@@ -48,9 +48,11 @@ class Announcer:
         """What this peer says of itself now."""
         return self._record
 
-    def set(self, state: NodeState, start: int, end: int, epoch: PlanEpoch) -> None:
+    def set(self, state: NodeState, start: int, end: int, version: PlanVersion) -> None:
         """Another state, or other layers; told soon."""
-        self._record = replace(self._record, state=state, start=start, end=end, epoch=epoch)
+        self._record = replace(
+            self._record, state=state, start=start, end=end, plan_version=version
+        )
         self._changed.set()
 
     def set_moved(self, now_s: float) -> None:

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from coordinator.routing.balance import Balance, Load, load_of, round_trips
+from coordinator.routing.balance import Balance, PeerLoad, load_of, round_trips
 from dht.errors import NetworkError
 from dht.messages.types import NodeRecord
 from dht.records.directory import Directory
@@ -39,7 +39,7 @@ class Balancer:
         self._record = record
         self.balance = balance or Balance(me=record().peer_id)
         self._read_s = -math.inf
-        self._others: dict[str, Load] = {}
+        self._others: dict[str, PeerLoad] = {}
         self._rtt_s: dict[frozenset[str], float] = {}
 
     async def run(self) -> None:

@@ -14,9 +14,9 @@ from node.device.hardware import Machine
 from node.links.dial_back_findings import NEWEST, Findings
 from node.links.probe import measure_link
 from node.links.reachability import ask_back, greeter
-from node.links.relay_slots import candidates
+from node.links.relay_slots import relay_candidates
 from node.owner.reporter import Reporter
-from node.stage.local_engine import EngineStage
+from node.stage.local_engine import LocalEngine
 
 LINKS_MAX = 8
 
@@ -24,7 +24,7 @@ LINKS_MAX = 8
 async def rehearse(
     transport: Transport,
     network: str,
-    engine: EngineStage,
+    engine: LocalEngine,
     machine: Machine,
     reporter: Reporter,
     *,
@@ -42,7 +42,7 @@ async def rehearse(
     record = NodeRecord(
         peer_id=transport.peer_id,
         name="",
-        version=VERSION,
+        software_version=VERSION,
         device=machine.device,
         model=spec,
         memory_bytes=machine.lend_bytes,
@@ -107,7 +107,7 @@ async def _dialled_back(
     for peer_id, answer in zip(asked, said, strict=True):
         findings.note(peer_id, answer, 0.0)
     through, failed = findings.counts
-    may_relay = bool(candidates(nodes, transport.peer_id))
+    may_relay = bool(relay_candidates(nodes, transport.peer_id))
     reporter.say(reach_sentence(through, through + failed, listened, may_relay=may_relay))
     if not through + failed:
         return Reach.UNKNOWN

@@ -20,7 +20,7 @@ from node.links.lent_traffic import SAVE_EVERY_S
 from node.links.probe import ProbeServer
 from node.links.reachability import ReachKeeper, ReachServer
 from node.links.relay_slots import Relays
-from node.owner.contribution_watch import Watch
+from node.owner.contribution_watch import ContributionWatch
 from node.owner.idle_policy import ComeBack, OwnerUse, Seen, StepAside, UseConfig
 from node.owner.live_panel import Figures
 from node.owner.reporter import Reporter, counted
@@ -28,7 +28,7 @@ from node.peer.announcer import Announcer
 from node.peer.balancer import Balancer
 from node.peer.link_keeper import LinkKeeper, LinkKeeperConfig
 from node.peer.plan_follower import FollowConfig, PlanFollower
-from node.stage.local_engine import EngineStage
+from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
 from node.stage.streams import StageStreams, StreamLimits
 
@@ -79,7 +79,7 @@ class Peer:
         *,
         transport: Transport,
         directory: Directory,
-        engine: EngineStage,
+        engine: LocalEngine,
         stage: StageServer,
         coordinator: Coordinator,
         plans: PlanStore,
@@ -124,7 +124,7 @@ class Peer:
         stage.bandwidth_from = self._links.bandwidth_from
         self._balancer = Balancer(directory, stage, lambda: self._announcer.record)
         self._reach = ReachKeeper(transport, directory, self._note_reach, relays=Relays(transport))
-        self.watch: Watch | None = None
+        self.watch: ContributionWatch | None = None
         """Shows the owner how it goes, where there is one."""
 
     def leave(self) -> None:
@@ -307,7 +307,7 @@ class Peer:
         self._follower.aside = False
         self._reporter.event("back")
         self._reporter.say("The machine is free: coming back.")
-        self._announcer.set(NodeState.WAITING, 0, 0, self._announcer.record.epoch)
+        self._announcer.set(NodeState.WAITING, 0, 0, self._announcer.record.plan_version)
         await self._announcer.announce()
         if (plan := self._plans.newest) is not None:
             await self._follower.enter(plan)
@@ -317,7 +317,7 @@ class Peer:
     async def _tell_drain(self, why: str) -> None:
         """Take no new sessions, and announce it."""
         self._engine.stop_serving()
-        self._announcer.set(NodeState.DRAINING, 0, 0, self._announcer.record.epoch)
+        self._announcer.set(NodeState.DRAINING, 0, 0, self._announcer.record.plan_version)
         self._reporter.event("draining", sessions=self._stage.sessions)
         sessions = counted(self._stage.sessions, "session")
         self._reporter.say(f"{why}: {sessions} to move or finish first.")

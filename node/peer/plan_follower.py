@@ -11,12 +11,12 @@ from coordinator.problem.from_records import problem_of
 from coordinator.runtime import Coordinator
 from dht.errors import NetworkError
 from dht.messages.types import (
-    NO_EPOCH,
+    NO_VERSION,
     Assignment,
     NodeRecord,
     NodeState,
     Plan,
-    PlanEpoch,
+    PlanVersion,
     Reach,
     fits,
 )
@@ -24,7 +24,7 @@ from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.owner.reporter import Reporter, gibibytes, layers_sentence, span_text
 from node.peer.announcer import Announcer
-from node.stage.local_engine import EngineStage
+from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class PlanFollower:
         *,
         transport: Transport,
         directory: Directory,
-        engine: EngineStage,
+        engine: LocalEngine,
         stage: StageServer,
         coordinator: Coordinator,
         plans: PlanStore,
@@ -84,10 +84,10 @@ class PlanFollower:
 
     async def follow(self) -> None:
         """Take the layers of each new plan."""
-        epoch = NO_EPOCH
+        version = NO_VERSION
         while True:
-            plan = await self._plans.wait_newer(epoch)
-            epoch = plan.epoch
+            plan = await self._plans.wait_newer(version)
+            version = plan.version
             async with self.moving:
                 await self.enter(plan)
 
@@ -95,64 +95,64 @@ class PlanFollower:
         """Take the layers that the plan names for this peer; to be called under ``moving``."""
         record = self._announcer.record
         if self.aside:
-            self._announcer.set(record.state, record.start, record.end, plan.epoch)
+            self._announcer.set(record.state, record.start, record.end, plan.version)
             return
         mine = self._config.pinned or plan.assignment_of(record.peer_id)
         if mine is None:
             if record.state is NodeState.LOADING:  # for an older plan, and it did not come to it
-                self._announcer.set(NodeState.WAITING, 0, 0, plan.epoch)
+                self._announcer.set(NodeState.WAITING, 0, 0, plan.version)
                 record = self._announcer.record
             if record.state is NodeState.WAITING:
                 why = ": others cannot reach it" if record.reach is Reach.NONE else " yet"
                 self._tell_waiting(f"the plan has no layers for this peer{why}")
-            self._announcer.set(record.state, record.start, record.end, plan.epoch)
+            self._announcer.set(record.state, record.start, record.end, plan.version)
             return
         if mine is not self._config.pinned and not _holds(record, mine):
-            self._reporter.event("unfit", start=mine.start, end=mine.end, epoch=str(plan.epoch))
+            self._reporter.event("unfit", start=mine.start, end=mine.end, version=str(plan.version))
             logger.warning(
                 "plan %s asks for %s, which this peer cannot hold: not followed",
-                plan.epoch,
+                plan.version,
                 span_text(mine.start, mine.end),
             )
-            self._announcer.set(record.state, record.start, record.end, plan.epoch)
+            self._announcer.set(record.state, record.start, record.end, plan.version)
             return
         if record.state is NodeState.SERVING and (mine.start, mine.end) == (
             record.start,
             record.end,
         ):
-            self._announcer.set(NodeState.SERVING, mine.start, mine.end, plan.epoch)
+            self._announcer.set(NodeState.SERVING, mine.start, mine.end, plan.version)
             return
-        self._reporter.event("assigned", start=mine.start, end=mine.end, epoch=str(plan.epoch))
+        self._reporter.event("assigned", start=mine.start, end=mine.end, version=str(plan.version))
         serving = record.state is NodeState.SERVING
         # Announced before the move: the coordinator must know that this plan was seen.
         if serving:
-            self._announcer.set(NodeState.SERVING, record.start, record.end, plan.epoch)
+            self._announcer.set(NodeState.SERVING, record.start, record.end, plan.version)
         else:
-            self._announcer.set(NodeState.LOADING, mine.start, mine.end, plan.epoch)
+            self._announcer.set(NodeState.LOADING, mine.start, mine.end, plan.version)
         await self._fetch(mine)
-        if self._plans.epoch > plan.epoch:
+        if self._plans.version > plan.version:
             return  # fetching took a while, and there is other work now
         if serving:
             if not await self._wait_for_turn(plan):
                 return
             await self._make_room(mine)
-        await self._take(mine, plan.epoch)
+        await self._take(mine, plan.version)
 
-    async def _take(self, mine: Assignment, epoch: PlanEpoch) -> None:
+    async def _take(self, mine: Assignment, version: PlanVersion) -> None:
         """Load layers and serve them."""
         self._told_waiting = ""
         self._engine.stop_serving()
-        self._announcer.set(NodeState.LOADING, mine.start, mine.end, epoch)
+        self._announcer.set(NodeState.LOADING, mine.start, mine.end, version)
         self._stage.fail_outside(0, 0, "the peer moves to other layers")
         total = self._announcer.record.model.layers
         what = f"Loading {span_text(mine.start, mine.end)}"
         with self._reporter.phase(what, counted=True) as meter:
             loaded_bytes = await self._engine.load(mine.start, mine.end, meter.update)
         self._engine.start_serving(mine.start, mine.end)
-        self._announcer.set(NodeState.SERVING, mine.start, mine.end, epoch)
+        self._announcer.set(NodeState.SERVING, mine.start, mine.end, version)
         await self._announcer.announce()
         self._reporter.event(
-            "serving", start=mine.start, end=mine.end, epoch=str(epoch), bytes=loaded_bytes
+            "serving", start=mine.start, end=mine.end, version=str(version), bytes=loaded_bytes
         )
         self._reporter.say(
             f"{layers_sentence(mine.start, mine.end, total, NodeState.SERVING)}"
@@ -183,10 +183,12 @@ class PlanFollower:
                 if span is None or self._announcer.record.state is not NodeState.WAITING:
                     continue
                 self._reporter.say("Nobody coordinates: taking the layers that need it the most.")
-                epoch = self._announcer.record.epoch
-                self._reporter.event("assigned", start=span.start, end=span.end, epoch=str(epoch))
+                version = self._announcer.record.plan_version
+                self._reporter.event(
+                    "assigned", start=span.start, end=span.end, version=str(version)
+                )
                 await self._fetch(span)
-                await self._take(span, epoch)
+                await self._take(span, version)
 
     def _mind_waiting(self) -> None:
         """Tell the owner why there is no plan that this peer could follow, once that is clear."""
@@ -217,7 +219,7 @@ class PlanFollower:
         """Wait, within bounds, until this peer may give up its layers; False: the plan is old."""
         clock = asyncio.get_running_loop()
         waited_s: dict[WaitFor, float] = {}
-        while self._plans.epoch <= plan.epoch:
+        while self._plans.version <= plan.version:
             try:
                 nodes = await self._directory.nodes()
             except NetworkError as error:
@@ -244,9 +246,9 @@ class PlanFollower:
     async def _make_room(self, mine: Assignment) -> None:
         """Take no new sessions, and let those that run end, within bounds, to load ``mine``."""
         self._engine.stop_serving()
-        epoch, now_s = self._announcer.record.epoch, self._transport.now()
+        version, now_s = self._announcer.record.plan_version, self._transport.now()
         self._announcer.set_moved(now_s)
-        self._announcer.set(NodeState.LOADING, mine.start, mine.end, epoch)
+        self._announcer.set(NodeState.LOADING, mine.start, mine.end, version)
         self._stage.move_outside(0, 0)
         try:
             await self._stage.wait_idle(self._config.move_s)

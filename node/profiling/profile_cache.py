@@ -84,7 +84,7 @@ def recall(folder: Path, key: ProfileKey) -> Profile | None:
         return None
 
 
-def keep(folder: Path, key: ProfileKey, profile: Profile) -> None:
+def keep_profile(folder: Path, key: ProfileKey, profile: Profile) -> None:
     """Write a profile; where that cannot be done the next join measures again."""
     path = key.path(folder)
     beside = path.with_suffix(f".{os.getpid()}")
@@ -147,5 +147,5 @@ def profiled(engine: Engine, folder: Path, *, refresh: bool) -> tuple[Profile, b
         if known.issuperset(feasible(engine)):
             return kept, True
     measured = measure(engine)
-    keep(folder, key, measured)
+    keep_profile(folder, key, measured)
     return measured, False

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from dht.messages.logprobs import LOGPROB_MIN, row_bytes
-from node.device.tensors import brought
+from node.device.tensors import to_device
 
 LOGITS_MAX = 1 << 24
 """Logits that are computed at once while a prompt is scored: 64 MiB of float32."""
@@ -21,7 +21,7 @@ def score_rows(logits: torch.Tensor, token_ids: Sequence[int], top: int) -> list
     values = logits.detach().to(torch.float32)
     rows, vocab = values.shape
     normaliser = torch.logsumexp(values, dim=-1, keepdim=True)
-    asked = brought(token_ids, values.device)
+    asked = to_device(token_ids, values.device)
     own = values.gather(1, asked.clamp(0, vocab - 1)[:, None]) - normaliser
     own[asked >= vocab] = LOGPROB_MIN
     found, places = torch.topk(values, min(top, vocab), dim=-1)

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from dht.messages.session import Sampling
-from node.device.tensors import brought
+from node.device.tensors import to_device
 from node.sampling.token_history import TokenHistory
 
 FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class SamplingRow:
     """One token to pick: how, for which position of its sequence, behind which tokens."""
 
     sampling: Sampling
@@ -46,7 +46,7 @@ def finite(scores: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(scores, nan=-FLOAT32_MAX, posinf=FLOAT32_MAX, neginf=-FLOAT32_MAX)
 
 
-def adjust(scores: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def adjust(scores: torch.Tensor, draws: Sequence[SamplingRow]) -> torch.Tensor:
     """Float32 ``[rows, vocab]`` as ``draws`` want them; changes ``scores`` in place.
 
     Token ids outside the vocabulary are ignored: they came from a client.
@@ -57,7 +57,7 @@ def adjust(scores: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     return scores.clamp_(-FLOAT32_MAX, FLOAT32_MAX)
 
 
-def _add_bias(scores: torch.Tensor, draws: Sequence[Draw]) -> None:
+def _add_bias(scores: torch.Tensor, draws: Sequence[SamplingRow]) -> None:
     places = [
         (row, token_id, bias)
         for row, draw in enumerate(draws)
@@ -71,7 +71,7 @@ def _add_bias(scores: torch.Tensor, draws: Sequence[Draw]) -> None:
     scores.index_put_(at, _on(scores, biases.astype(np.float32)), accumulate=True)
 
 
-def _penalise(scores: torch.Tensor, draws: Sequence[Draw]) -> None:
+def _penalise(scores: torch.Tensor, draws: Sequence[SamplingRow]) -> None:
     rows, ids, counts, penalties = [], [], [], []
     for row, draw in enumerate(draws):
         sampling, history = draw.sampling, draw.history
@@ -100,7 +100,7 @@ def _penalise(scores: torch.Tensor, draws: Sequence[Draw]) -> None:
     scores[at] = values - frequency * times_each - presence * (times_each > 0)
 
 
-def _forbid_stops(scores: torch.Tensor, draws: Sequence[Draw]) -> None:
+def _forbid_stops(scores: torch.Tensor, draws: Sequence[SamplingRow]) -> None:
     places = [
         (row, token_id)
         for row, draw in enumerate(draws)
@@ -116,4 +116,4 @@ def _forbid_stops(scores: torch.Tensor, draws: Sequence[Draw]) -> None:
 def _on(
     scores: torch.Tensor, values: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 ) -> torch.Tensor:
-    return brought(torch.from_numpy(values), scores.device)
+    return to_device(torch.from_numpy(values), scores.device)

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from dht.messages.session import Sampling
-from node.device.tensors import brought
-from node.sampling.penalties import Draw, adjust, finite
+from node.device.tensors import to_device
+from node.sampling.penalties import SamplingRow, adjust, finite
 
 _MASK = (1 << 64) - 1
 FEW_CANDIDATES = 64
@@ -115,7 +115,7 @@ def _sorted(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
 
 
 def draw_rows(
-    logits: torch.Tensor, draws: Sequence[Draw], greedy: Sequence[int] | None = None
+    logits: torch.Tensor, draws: Sequence[SamplingRow], greedy: Sequence[int] | None = None
 ) -> list[int]:
     """One token per row of ``[rows, vocab]``; plain greedy rows share one argmax on the device.
 
@@ -130,7 +130,7 @@ def draw_rows(
     ]
     if not special:
         return token_ids
-    scores = finite(logits[brought(special, logits.device)].detach().to(torch.float32))
+    scores = finite(logits[to_device(special, logits.device)].detach().to(torch.float32))
     chosen = [draws[row] for row in special]
     if any(draw.is_adjusted for draw in chosen):
         scores = adjust(scores, chosen)
@@ -145,4 +145,4 @@ def draw_rows(
 
 def sample(logits: torch.Tensor, sampling: Sampling, *, position: int) -> int:
     """A token id from ``logits`` of shape ``[vocab]`` for the token at ``position``."""
-    return draw_rows(logits[None], [Draw(sampling=sampling, position=position)])[0]
+    return draw_rows(logits[None], [SamplingRow(sampling=sampling, position=position)])[0]

@@ -56,7 +56,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class StageLoad:
     """What the sessions that hold KV here amount to for a client that wants one more."""
 
     sessions: int = 0
@@ -122,7 +122,7 @@ def takes_headroom(needed_tokens: int, free_tokens: int, held_tokens: int) -> bo
     return held_tokens > 0 and free_tokens - needed_tokens < headroom(free_tokens + held_tokens)
 
 
-def queue_is_long(load: Load, decode_p95_s: float | None) -> bool:
+def queue_is_long(load: StageLoad, decode_p95_s: float | None) -> bool:
     """Whether ordinary sessions should go elsewhere although there is KV for them.
 
     ``decode_p95_s`` is the 95th percentile of what decodes took here lately, from their coming to

@@ -3,7 +3,7 @@
 No clocks, sockets or tensors: the stage server performs what these methods decide. A frame that
 is not the next one of its session is dropped and counted by the caller.
 
-A session outlives its routes. When the owner opens it again under the next epoch, a stage that
+A session outlives its routes. When the owner opens it again under the next attempt, a stage that
 still holds its layers' KV *takes over*: it keeps what it has run and says from which position on it
 needs rows (:meth:`StageSession.take_over`, :func:`resume_at`).
 """
@@ -21,7 +21,7 @@ class StageState(StrEnum):
     """Reserved here, waiting for the stages below."""
     ACTIVE = "active"
     PAUSED = "paused"
-    """A neighbour was lost. KV and log are kept for the owner's next epoch, for a bounded time."""
+    """A neighbour was lost. KV and log are kept for the next attempt, for a bounded time."""
     FINISHED = "finished"
     """KV freed; the last stage keeps the token log for a client that attaches late."""
     CLOSED = "closed"
@@ -32,9 +32,9 @@ class StageEvent(StrEnum):
     ACCEPTED = "accepted"
     """Every stage below has reserved."""
     REFUSED = "refused"
-    """A stage below refused or cannot be reached, under an epoch that began here."""
+    """A stage below refused or cannot be reached, under an attempt that began here."""
     REFUSED_AGAIN = "refused_again"
-    """The same for a session that was taken over from an earlier epoch."""
+    """The same for a session that was taken over from an earlier attempt."""
     NEIGHBOUR_LOST = "neighbour_lost"
     """A stage that this one sends to or gets from is gone, or says that it gave up."""
     COMPLETED = "completed"
@@ -83,14 +83,14 @@ class Chunk:
 
 @dataclass(slots=True, kw_only=True)
 class StageSession:
-    """State of ``(session, epoch)`` at hop ``open.hop`` of its route."""
+    """State of ``(session, attempt)`` at hop ``open.hop`` of its route."""
 
     open: SessionOpen
     state: StageState = StageState.OPENING
     kv_key: str = ""
-    """Under which the engine reserved: a take-over keeps the name of the epoch that reserved."""
+    """Under which the engine reserved: a take-over keeps the name of the attempt that reserved."""
     taken_over: bool = False
-    """Whether KV of an earlier epoch is in use."""
+    """Whether KV of an earlier attempt is in use."""
     importing: bool = False
     """The new stage of a planned move: it gets copies of the KV, and no rows."""
     inputs: list[int] = field(default_factory=list)
@@ -107,7 +107,7 @@ class StageSession:
     in_flight: bool = False
     """First stage: a chunk is in the engine; the next one waits for its result."""
     sampled: list[int] = field(default_factory=list)
-    """Last stage: the answer so far, of this epoch."""
+    """Last stage: the answer so far, of this attempt."""
     scores: list[bytes] = field(default_factory=list)
     """Last stage: the packed score of each sampled token, where the client wants them."""
     prompt_scores: list[tuple[int, int, bytes]] = field(default_factory=list)
@@ -117,14 +117,14 @@ class StageSession:
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
-        self.kv_key = self.kv_key or session_key(self.open.session, self.open.epoch)
+        self.kv_key = self.kv_key or session_key(self.open.session, self.open.attempt)
         sampling = self.open.sampling
         if self.is_last and (sampling.needs_answer or sampling.min_new_tokens > 0):
             self.history = TokenHistory(self.open.history, answered=self.open.answered)
 
     @property
     def key(self) -> str:
-        """Identity within one peer, whatever the epoch."""
+        """Identity within one peer, whatever the attempt."""
         return self.open.session
 
     def on(self, event: StageEvent) -> bool:
@@ -139,7 +139,7 @@ class StageSession:
     def is_warming(self) -> bool:
         """Whether this is a copy in the making, for a planned move: it sends nothing to clients or
         to stages that serve the session."""
-        return self.open.warm_until is not None
+        return self.open.migrate_until is not None
 
     @property
     def decodes(self) -> bool:
@@ -150,7 +150,7 @@ class StageSession:
     @property
     def sends_rows(self) -> bool:
         """Whether the next stage gets this one's rows."""
-        until = self.open.warm_until
+        until = self.open.migrate_until
         return self.next_peer is not None and (until is None or self.open.hop < until)
 
     @property
@@ -200,12 +200,12 @@ class StageSession:
         return self.open.prompt_tokens + self.open.max_new_tokens - 1
 
     def can_take_over(self, open_: SessionOpen) -> bool:
-        """Whether ``open_`` is a later epoch of this session over the KV that is held here."""
+        """Whether ``open_`` is a later attempt of this session over the KV that is held here."""
         return (
             self.holds_kv
             and open_.session == self.open.session
             and open_.client == self.open.client
-            and open_.epoch > self.open.epoch
+            and open_.attempt > self.open.attempt
             and open_.hop < len(open_.route)
             and open_.route[open_.hop] == self.stage
             and open_.prompt_tokens >= self.open.prompt_tokens
@@ -213,10 +213,10 @@ class StageSession:
         )
 
     def take_over(self, open_: SessionOpen) -> "StageSession":
-        """This session under the epoch of ``open_``, with all that was run so far.
+        """This session under the attempt of ``open_``, with all that was run so far.
 
         What is still in the engine is run again, and so is the last prompt row of a last stage:
-        its output is what the first token of the new epoch is sampled from.
+        its output is what the first token of the new attempt is sampled from.
         """
         known = open_.prompt_tokens
         following = StageSession(
@@ -366,6 +366,6 @@ def resume_at(asked: int, own: int, *, logged: bool) -> Resume:
     return Resume(resend_from=asked, own_position=own if logged else asked)
 
 
-def session_key(session: str, epoch: int) -> str:
-    """Name of one epoch of a session within a peer and its engine."""
-    return f"{session}/{epoch}"
+def session_key(session: str, attempt: int) -> str:
+    """Name of one attempt of a session within a peer and its engine."""
+    return f"{session}/{attempt}"

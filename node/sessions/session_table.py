@@ -10,7 +10,7 @@ from coordinator.routing.balance import Movable
 from dht.messages.session import Priority, SessionFailed, SessionLeaving, SessionOpen
 from dht.transport.frame_sender import FrameSender
 from node.sessions.activation_log import ActivationLog
-from node.sessions.admission import UNTRIED_S, Holding, Load, untried_of
+from node.sessions.admission import UNTRIED_S, Holding, StageLoad, untried_of
 from node.sessions.replay_queue import CopiedRows
 from node.sessions.session import StageEvent, StageSession
 
@@ -19,7 +19,7 @@ FINISHED_PER_CLIENT_MAX = 64
 
 
 @dataclass(slots=True, kw_only=True)
-class Warming:
+class MigrationTarget:
     """What a serving stage knows of a planned move: where it is announced, who gets copies."""
 
     open: SessionOpen
@@ -46,7 +46,7 @@ class Live:
     """It came with an answer begun elsewhere."""
     backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
     """Rows (position, bytes) that wait for the next link, oldest first."""
-    warming: Warming | None = None
+    warming: MigrationTarget | None = None
     """A planned move of a stage further down."""
     told_warm: bool = False
     copied: CopiedRows = field(default_factory=CopiedRows)
@@ -70,7 +70,9 @@ class Live:
     def tell_leaving(self, peer_id: str, to: str = "") -> None:
         """Ask the owner to move this stage elsewhere; ``to`` a freer peer where this one stays."""
         open_ = self.session.open
-        leaving = SessionLeaving(session=open_.session, epoch=open_.epoch, peer_id=peer_id, to=to)
+        leaving = SessionLeaving(
+            session=open_.session, attempt=open_.attempt, peer_id=peer_id, to=to
+        )
         self.upstream.send(leaving)
         if self.attached is not None:
             self.attached.send(leaving)
@@ -79,7 +81,7 @@ class Live:
         """Tell the owner, through every way that is left, that ``peer_id`` was lost."""
         failed = SessionFailed(
             session=self.session.open.session,
-            epoch=self.session.open.epoch,
+            attempt=self.session.open.attempt,
             peer_id=peer_id,
             reason=reason[:512],
         )
@@ -89,7 +91,7 @@ class Live:
 
 
 class SessionTable:
-    """Sessions by id. One epoch of each: opening the next one replaces the one before."""
+    """Sessions by id. One attempt of each: opening the next one replaces the one before."""
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class SessionTable:
         """Sessions that hold KV here."""
         return len(self._holders)
 
-    def load(self, client: str, now_s: float) -> Load:
+    def load(self, client: str, now_s: float) -> StageLoad:
         """What they amount to for ``client``."""
         own = own_urgent = decoding = kv_tokens = 0
         untried: list[str] = []
@@ -134,7 +136,7 @@ class SessionTable:
                 decoding += 1
             elif now_s - live.opened_s < UNTRIED_S:
                 untried.append(open_.client)
-        return Load(
+        return StageLoad(
             sessions=len(self._holders),
             own=own,
             own_urgent=own_urgent,
@@ -172,16 +174,16 @@ class SessionTable:
         ]
 
     def get(self, session: str) -> Live | None:
-        """The session, whatever its epoch."""
+        """The session, whatever its attempt."""
         return self._live.get(session)
 
-    def find(self, session: str, epoch: int) -> Live | None:
-        """The session if this is its present epoch."""
+    def find(self, session: str, attempt: int) -> Live | None:
+        """The session if this is its present attempt."""
         live = self._live.get(session)
-        return live if live is not None and live.session.open.epoch == epoch else None
+        return live if live is not None and live.session.open.attempt == attempt else None
 
     def is_current(self, session: StageSession) -> bool:
-        """Whether results for ``session`` count: it is the present epoch and has not ended."""
+        """Whether results for ``session`` count: it is the present attempt and has not ended."""
         live = self._live.get(session.key)
         return live is not None and live.session is session and session.holds_kv
 
@@ -217,7 +219,7 @@ class SessionTable:
         self._idle.clear()
 
     def take_over(self, live: Live, session: StageSession, upstream: FrameSender) -> None:
-        """Put ``session``, the next epoch, in the place of the present one. KV and log stay."""
+        """Put ``session``, the next attempt, in the place of the present one. KV and log stay."""
         self._hop_use.subtract(live.hop_peers)
         live.session, live.upstream, live.attached = session, upstream, None
         live.warming, live.told_warm = None, False
@@ -228,7 +230,7 @@ class SessionTable:
         self.log.truncate(session.key, session.next_position)
         self._hop_use.update(live.hop_peers)
 
-    def warm(self, live: Live, warming: Warming | None) -> None:
+    def warm(self, live: Live, warming: MigrationTarget | None) -> None:
         """Begin or end this stage's part in a planned move."""
         self._hop_use.subtract(live.hop_peers)
         live.warming = warming

@@ -23,7 +23,7 @@ class StageConfig:
     idle_s: float = 60.0
     """A session without progress for so long is closed and its client told."""
     paused_s: float = 30.0
-    """How long a session that lost a neighbour is kept for its owner's next epoch."""
+    """How long a session that lost a neighbour is kept for its owner's next attempt."""
     paused_moving_s: float = 1.0
     """The same while its layers here are to be given up: who waits for a layer that nobody else
     serves must not hold back the move that brings it."""

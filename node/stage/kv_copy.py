@@ -14,7 +14,7 @@ PIECE_TOKENS_MAX = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class KvSpan:
     """Tokens whose KV is to be sent."""
 
     position: int
@@ -35,7 +35,7 @@ class KvCopyOut:
     taken: int = 0
     """Tokens before it have been written by the new stage."""
 
-    def next(self, written: int) -> Piece | None:
+    def next(self, written: int) -> KvSpan | None:
         """What to send now that the session stands at ``written``; None: wait or be done."""
         rest = written - self.sent
         if rest < 1 or (rest <= REST_ROWS and self.sent > 0):
@@ -44,7 +44,7 @@ class KvCopyOut:
         ahead = self.sent - self.taken
         if ahead and (ahead + tokens) * self.row_bytes > self.ahead_bytes:
             return None
-        piece = Piece(position=self.sent, tokens=tokens)
+        piece = KvSpan(position=self.sent, tokens=tokens)
         self.sent += tokens
         return piece
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from coordinator.links.scheduler import Traffic
+from coordinator.links.scheduler import TrafficClass
 from dht.messages.kv import KvCopy, KvPages, KvTaken
 from dht.messages.session import RefusalCode, SessionRefused
 from node.links.hops import HopTable
@@ -76,11 +76,11 @@ class KvMover:
         session = live.session
         if session.state is not StageState.ACTIVE or session.is_warming:
             return "the session does not run here now"
-        if order.epoch <= session.open.epoch or order.to == self._me:
-            return "copies are for a later epoch, at another peer"
-        for (other, epoch), each in self._outgoing.items():
+        if order.attempt <= session.open.attempt or order.to == self._me:
+            return "copies are for a later attempt, at another peer"
+        for (other, attempt), each in self._outgoing.items():
             if other == order.session:
-                each.refused = f"epoch {order.epoch} came after {epoch}"
+                each.refused = f"attempt {order.attempt} came after {attempt}"
                 each.changed.set()
         config, stage = self._config, session.stage
         outgoing = _Outgoing(
@@ -91,7 +91,7 @@ class KvMover:
                 ahead_bytes=config.copy_bytes_max,
             ),
         )
-        key = order.session, order.epoch
+        key = order.session, order.attempt
         self._outgoing[key] = outgoing
         self._hops.get(order.to, order.addresses)
         try:
@@ -129,17 +129,17 @@ class KvMover:
                 return f"the KV cannot be read: {error}"
             pages = KvPages(
                 session=order.session,
-                epoch=order.epoch,
+                attempt=order.attempt,
                 position=piece.position,
                 tokens=piece.tokens,
                 dtype=self._engine.wire_dtype,
             )
-            self._hops.get(outgoing.to).send(pages, body, traffic=Traffic.BULK)
+            self._hops.get(outgoing.to).send(pages, body, traffic=TrafficClass.BULK)
         return outgoing.refused
 
     def told(self, peer_id: str, told: KvTaken) -> None:
         """The new stage says how far it has got; to say the same again is to stand still."""
-        outgoing = self._outgoing.get((told.session, told.epoch))
+        outgoing = self._outgoing.get((told.session, told.attempt))
         before = 0 if outgoing is None else outgoing.plan.taken
         if outgoing is None or outgoing.to != peer_id or not outgoing.plan.took(told.position):
             self._counters["stale_replies"] += 1
@@ -169,7 +169,7 @@ class KvMover:
 
         Pieces wait for the engine's steps: their sizes are compared before any is kept.
         """
-        live = self._table.find(pages.session, pages.epoch)
+        live = self._table.find(pages.session, pages.attempt)
         if live is None or live.session.open.copy_from != peer_id:
             self._counters["stale_kv"] += 1
             return
@@ -221,18 +221,20 @@ class KvMover:
             return
         session.done_position = pages.position + pages.tokens
         live.touch()
-        reply(KvTaken(session=pages.session, epoch=pages.epoch, position=session.done_position))
+        reply(KvTaken(session=pages.session, attempt=pages.attempt, position=session.done_position))
 
     def _refuse(self, live: Live, reason: str, reply: Callable[[object], None]) -> None:
         """This copy comes to nothing: both sides are told, and what was reserved is freed."""
         self._counters["kv_refused"] += 1
         open_ = live.session.open
         at = live.session.done_position
-        reply(KvTaken(session=open_.session, epoch=open_.epoch, position=at, refused=reason[:512]))
+        reply(
+            KvTaken(session=open_.session, attempt=open_.attempt, position=at, refused=reason[:512])
+        )
         live.upstream.send(
             SessionRefused(
                 session=open_.session,
-                epoch=open_.epoch,
+                attempt=open_.attempt,
                 peer_id=self._me,
                 code=RefusalCode.NO_COPY,
                 reason=reason[:512],

@@ -9,7 +9,7 @@ from dht.messages.types import ModelSpec
 from node.engine.engine import DeviceLostError, Engine, EngineConfig, WorkItem
 from node.engine.scheduler import limits_of
 from node.engine.worker import Worker, WorkerTimes
-from node.kv.export import KvBytes, pack
+from node.kv.export import KvBytes, pack_kv
 from node.links.wire_rows import Rows
 from node.profiling.layer_profile import Profile, tokens_per_s
 from node.profiling.profile_cache import default_folder, profiled
@@ -20,7 +20,7 @@ from node.weights.store import Progress, WeightStore
 T = TypeVar("T")
 
 
-class EngineStage:
+class LocalEngine:
     """Implements :class:`node.stage.server.StageEngine`. Set ``peer_id``, ``on_results`` and
     ``on_lost`` once."""
 
@@ -61,7 +61,7 @@ class EngineStage:
         kernels: bool = True,
         profiles: Path | None = None,
         refresh_profile: bool = False,
-    ) -> "EngineStage":
+    ) -> "LocalEngine":
         """Build the engine and measure it, in a thread. Raises UserError.
 
         A profile in the folder ``profiles`` (by default the user's cache) saves the measurement.
@@ -187,7 +187,7 @@ class EngineStage:
     async def export_kv(self, key: str, position: int, tokens: int) -> bytes:
         """A session's KV, read between steps; see :meth:`node.engine.engine.Engine.export_kv`."""
         engine = self._engine
-        return await self._worker.call(lambda: pack(engine.export_kv(key, position, tokens)))
+        return await self._worker.call(lambda: pack_kv(engine.export_kv(key, position, tokens)))
 
     async def import_kv(
         self, key: str, layers: tuple[int, int], position: int, tokens: int, body: bytes

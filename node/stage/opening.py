@@ -1,4 +1,4 @@
-"""Opening a session's epoch at one stage: take over or reserve, pass the open on, resume.
+"""Opening a session's attempt at one stage: take over or reserve, pass the open on, resume.
 
 An open travels down the route and its answer back up. On the way up every stage learns from which
 position on the next one needs rows, and says from which one it needs its own: a replaced stage asks
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dht.messages.session import (
+    MigrationReady,
     Priority,
     RefusalCode,
     SessionAccepted,
@@ -19,14 +20,13 @@ from dht.messages.session import (
     SessionLeaving,
     SessionOpen,
     SessionRefused,
-    SessionWarm,
 )
 from dht.transport.frame_sender import FrameSender
 from node.links.hops import HopReply, HopTable
 from node.sessions.admission import (
     QUEUE_PLACES,
     Demand,
-    Load,
+    StageLoad,
     TurnedAway,
     headroom,
     queue_is_long,
@@ -34,11 +34,11 @@ from node.sessions.admission import (
     takes_headroom,
 )
 from node.sessions.session import StageEvent, StageSession, StageState, resume_at
-from node.sessions.session_table import Live, SessionTable, Warming
+from node.sessions.session_table import Live, MigrationTarget, SessionTable
 from node.stage.config import StageConfig, StageEngine
 from node.stage.migration_choice import Rebuild, Way
 from node.stage.open_checks import refusal_of
-from node.stage.pipeline import Dataflow, row_bytes_of
+from node.stage.pipeline import StagePipeline, row_bytes_of
 
 TOKEN_BYTES = 4
 """Of a token id on the wire, about."""
@@ -54,7 +54,7 @@ class Opening:
         config: StageConfig,
         table: SessionTable,
         hops: HopTable,
-        flow: Dataflow,
+        flow: StagePipeline,
         counters: Counter[str],
     ) -> None:
         self._me = me
@@ -73,7 +73,7 @@ class Opening:
     def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
         """Take over or reserve, and pass the open on; or answer with a refusal."""
         before = self._table.get(open_.session)
-        if open_.warm_until is not None and before is not None:
+        if open_.migrate_until is not None and before is not None:
             self._announce_move(before, open_, upstream)
             return
         live = self._begin(open_, upstream)
@@ -82,7 +82,7 @@ class Opening:
             upstream.send(live)
             return
         session = live.session
-        if session.is_last or open_.hop == open_.warm_until:
+        if session.is_last or open_.hop == open_.migrate_until:
             session.on(StageEvent.ACCEPTED)
             session.importing = session.is_warming and self._way(open_) is Way.COPY
             self._accept(live)
@@ -110,7 +110,7 @@ class Opening:
             upstream.send(_refused(open_, self._me, RefusalCode.BAD_REQUEST, reason))
             return
         next_peer = open_.route[following].peer_id
-        warming = Warming(
+        warming = MigrationTarget(
             open=open_,
             upstream=upstream,
             next_peer=next_peer,
@@ -141,7 +141,7 @@ class Opening:
         self._counters[f"move_by_{way}"] += 1
         return way
 
-    def _move_replied(self, live: Live, warming: Warming, message: HopReply) -> None:
+    def _move_replied(self, live: Live, warming: MigrationTarget, message: HopReply) -> None:
         """What the stages below say of a planned move goes up; the next new one gets copies."""
         waits = warming.copies and not warming.ready
         if waits and isinstance(message, SessionAccepted) and message.rows:
@@ -159,14 +159,14 @@ class Opening:
             self._table.warm(live, None)
 
     def _begin(self, open_: SessionOpen, upstream: FrameSender) -> Live | SessionRefused:
-        """Make the session's new epoch, or say why not; then everything stays as it was."""
+        """Make the session's new attempt, or say why not; then everything stays as it was."""
         before = self._table.get(open_.session)
         kept = before is not None and before.session.can_take_over(open_)
         refusal = refusal_of(open_, self._engine.view, taken_over=kept)
         if before is not None:
             if open_.client != before.session.open.client:
                 refusal = RefusalCode.BAD_REQUEST, "this session belongs to another client"
-            elif open_.epoch <= before.session.open.epoch:
+            elif open_.attempt <= before.session.open.attempt:
                 refusal = RefusalCode.BAD_REQUEST, "this session is open already"
         if refusal is not None:
             return _refused(open_, self._me, *refusal)
@@ -198,7 +198,9 @@ class Opening:
         self._table.add(live)
         return live
 
-    def _refuse_for_room(self, open_: SessionOpen, load: Load) -> tuple[RefusalCode, str] | None:
+    def _refuse_for_room(
+        self, open_: SessionOpen, load: StageLoad
+    ) -> tuple[RefusalCode, str] | None:
         config = self._config
         urgent = self._is_urgent(open_, load)
         limit = config.sessions_max - (0 if urgent else headroom(config.sessions_max))
@@ -215,14 +217,14 @@ class Opening:
             return RefusalCode.NO_KV, f"{free} tokens of KV are free, some kept for urgent requests"
         return None
 
-    def _is_urgent(self, open_: SessionOpen, load: Load) -> bool:
+    def _is_urgent(self, open_: SessionOpen, load: StageLoad) -> bool:
         """Of high priority, as far as that goes for one client, or an answer that has begun."""
         if open_.answered:
             return True
         most = self._config.urgent_per_client_max
         return open_.priority is Priority.HIGH and load.own_urgent < most
 
-    def _retry_after_s(self, open_: SessionOpen, load: Load, now_s: float) -> float:
+    def _retry_after_s(self, open_: SessionOpen, load: StageLoad, now_s: float) -> float:
         free, needed = self._engine.kv_tokens_free, _kv_tokens(open_)
         kept = headroom(capacity := free + load.kv_tokens)
         urgent = self._is_urgent(open_, load)
@@ -240,11 +242,11 @@ class Opening:
         """The next stage answered: resume and pass the answer up."""
         live = self._table.get(message.session)
         warming = None if live is None else live.warming
-        if live is not None and warming is not None and message.epoch == warming.open.epoch:
+        if live is not None and warming is not None and message.attempt == warming.open.attempt:
             if peer_id == warming.next_peer:
                 self._move_replied(live, warming, message)
             return
-        live = self._table.find(message.session, message.epoch)
+        live = self._table.find(message.session, message.attempt)
         if live is None or live.session.next_peer != peer_id:
             self._counters["stale_replies"] += 1
             return
@@ -257,7 +259,7 @@ class Opening:
             case SessionFailed():
                 live.session.on(StageEvent.NEIGHBOUR_LOST)
                 live.upstream.send(message)
-            case SessionLeaving() | SessionWarm():
+            case SessionLeaving() | MigrationReady():
                 live.upstream.send(message)
 
     def unreachable(self, live: Live, peer_id: str, reason: str) -> None:
@@ -274,7 +276,7 @@ class Opening:
             self._table.warm(live, None)
 
     def _refused_below(self, live: Live, refused: SessionRefused) -> None:
-        """Nothing was done under this epoch. What was taken over waits for the next one."""
+        """Nothing was done under this attempt. What was taken over waits for the next one."""
         live.upstream.send(refused)
         if live.session.state is not StageState.OPENING:
             return
@@ -303,7 +305,7 @@ class Opening:
         open_ = live.session.open
         accepted = SessionAccepted(
             session=open_.session,
-            epoch=open_.epoch,
+            attempt=open_.attempt,
             position=live.session.needs_from,
             rows=not live.session.importing,
         )
@@ -319,7 +321,7 @@ def _refused(
 ) -> SessionRefused:
     return SessionRefused(
         session=open_.session,
-        epoch=open_.epoch,
+        attempt=open_.attempt,
         peer_id=peer,
         code=code,
         reason=reason[:512],
@@ -328,5 +330,5 @@ def _refused(
 
 
 def close_of(session: StageSession) -> SessionClose:
-    """The close of a session's present epoch."""
-    return SessionClose(session=session.open.session, epoch=session.open.epoch)
+    """The close of a session's present attempt."""
+    return SessionClose(session=session.open.session, attempt=session.open.attempt)

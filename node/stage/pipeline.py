@@ -12,15 +12,15 @@ from dataclasses import replace
 
 from coordinator.failure.detector import EnginePace, StepTimes
 from coordinator.links.chunk_sizer import ChunkSizer
-from coordinator.links.scheduler import LinkScheduler, Traffic
+from coordinator.links.scheduler import LinkScheduler, TrafficClass
 from dht.messages import codec
 from dht.messages.session import (
     ActivationItem,
     Activations,
+    MigrationReady,
     PromptScores,
     RingToken,
     RingTokens,
-    SessionWarm,
     Tokens,
 )
 from node.device.tensors import DTYPES
@@ -41,7 +41,7 @@ def row_bytes_of(engine: StageEngine) -> int:
     return engine.hidden * DTYPES[engine.wire_dtype].itemsize
 
 
-class Dataflow:
+class StagePipeline:
     """Moves rows and tokens of the sessions in a table."""
 
     def __init__(
@@ -97,9 +97,9 @@ class Dataflow:
 
     # In
 
-    def take_inputs(self, session: str, epoch: int, position: int, ids: tuple[int, ...]) -> None:
+    def take_inputs(self, session: str, attempt: int, position: int, ids: tuple[int, ...]) -> None:
         """First stage: prompt or ring tokens of a session."""
-        live = self._table.find(session, epoch)
+        live = self._table.find(session, attempt)
         if live is None or not live.session.is_first or not live.session.add_inputs(position, ids):
             self._counters["stale_inputs"] += 1
             return
@@ -109,13 +109,13 @@ class Dataflow:
     def take_ring(self, peer_id: str, tokens: Sequence[RingToken]) -> None:
         """First stage: tokens that ``peer_id`` sampled, if it is the route's last stage."""
         for token in tokens:
-            live = self._table.find(token.session, token.epoch)
+            live = self._table.find(token.session, token.attempt)
             if live is None or not live.session.is_first:
                 self._counters["stale_inputs"] += 1
             elif live.session.open.route[-1].peer_id != peer_id:
                 self._counters["foreign_frames"] += 1
             else:
-                self.take_inputs(token.session, token.epoch, token.position, (token.token_id,))
+                self.take_inputs(token.session, token.attempt, token.position, (token.token_id,))
 
     def take_activations(
         self, peer_id: str, activations: Activations, body: bytes | memoryview
@@ -138,7 +138,7 @@ class Dataflow:
             raise codec.MalformedError(str(error)) from error
         self.serialisation_s += time.perf_counter() - started_s
         for item, rows in zip(activations.items, parts, strict=True):
-            live = self._table.find(item.session, item.epoch)
+            live = self._table.find(item.session, item.attempt)
             if live is None:
                 self._counters["stale_activations"] += 1
                 continue
@@ -186,7 +186,7 @@ class Dataflow:
                 message = Activations(
                     items=(item,), dtype=self._engine.wire_dtype, hidden=self._engine.hidden
                 )
-                self._send(session.next_peer, message, body, Traffic.PREFILL)
+                self._send(session.next_peer, message, body, TrafficClass.PREFILL)
             behind = hop is not None and hop.queued_bytes > self._config.queued_bytes_max
             # A decode overtakes what waits there: others' rows and copies must not hold it back.
             if live.backlog or (behind and not session.decodes):
@@ -228,7 +228,7 @@ class Dataflow:
     def copy_rows(self, live: Live, start: int) -> None:
         """Send the rows from ``start`` on to the new stage of a planned move, and all that come.
 
-        Chunks do not cross the end of what the move's epoch calls the prompt.
+        Chunks do not cross the end of what the move's attempt calls the prompt.
         """
         warming, session = live.warming, live.session
         if warming is None:
@@ -255,24 +255,24 @@ class Dataflow:
             position, body = warming.backlog.popleft()
             item = ActivationItem(
                 session=open_.session,
-                epoch=open_.epoch,
+                attempt=open_.attempt,
                 position=position,
                 tokens=len(body) // row_bytes_of(self._engine),
             )
             message = Activations(
                 items=(item,), dtype=self._engine.wire_dtype, hidden=self._engine.hidden
             )
-            self._send(warming.next_peer, message, body, Traffic.PREFILL)
+            self._send(warming.next_peer, message, body, TrafficClass.PREFILL)
 
     def _tell_warm(self, live: Live) -> None:
         """The last new stage of a planned move says once that it has caught up."""
         session, open_ = live.session, live.session.open
-        if live.told_warm or open_.hop != open_.warm_until:
+        if live.told_warm or open_.hop != open_.migrate_until:
             return
         behind = session.next_position - session.done_position
         if session.done_position >= open_.prompt_tokens and behind <= REST_ROWS:
             live.told_warm = True
-            live.upstream.send(SessionWarm(session=open_.session, epoch=open_.epoch))
+            live.upstream.send(MigrationReady(session=open_.session, attempt=open_.attempt))
 
     def on_results(self, results: Sequence[StepResult]) -> None:
         """Results of one engine step: log, and send rows and tokens on, coalesced by next peer."""
@@ -345,7 +345,7 @@ class Dataflow:
     def _item(self, live: Live, position: int, tokens: int) -> ActivationItem:
         open_ = live.session.open
         return ActivationItem(
-            session=open_.session, epoch=open_.epoch, position=position, tokens=tokens
+            session=open_.session, attempt=open_.attempt, position=position, tokens=tokens
         )
 
     def _send(
@@ -353,10 +353,10 @@ class Dataflow:
         peer_id: str,
         message: Activations | RingTokens,
         body: bytes | memoryview,
-        traffic: Traffic,
+        traffic: TrafficClass,
     ) -> None:
         """Give one frame to the link, in fewer bytes where the owner asked for that."""
-        quantize = traffic is Traffic.PREFILL or self._config.int8 == "all"
+        quantize = traffic is TrafficClass.PREFILL or self._config.int8 == "all"
         if self._config.int8 != "off" and quantize and isinstance(message, Activations):
             body = quantized(body, message.dtype, message.hidden)
             message = replace(message, dtype=INT8)
@@ -369,10 +369,13 @@ class Dataflow:
         if session.finish_reason is None:
             open_ = session.open
             if session.ring_peer is None:
-                self.take_inputs(open_.session, open_.epoch, position, (token_id,))
+                self.take_inputs(open_.session, open_.attempt, position, (token_id,))
             else:
                 token = RingToken(
-                    session=open_.session, epoch=open_.epoch, position=position, token_id=token_id
+                    session=open_.session,
+                    attempt=open_.attempt,
+                    position=position,
+                    token_id=token_id,
                 )
                 outbox.add_token(session.ring_peer, token)
         self.send_tokens(live)
@@ -387,7 +390,7 @@ class Dataflow:
         for position, tokens, packed in session.prompt_scores[live.attached_scores :]:
             scores = PromptScores(
                 session=session.open.session,
-                epoch=session.open.epoch,
+                attempt=session.open.attempt,
                 position=position,
                 tokens=tokens,
             )
@@ -399,7 +402,7 @@ class Dataflow:
         live.attached.send(
             Tokens(
                 session=session.open.session,
-                epoch=session.open.epoch,
+                attempt=session.open.attempt,
                 position=live.attached_position,
                 token_ids=token_ids,
                 finish_reason=session.finish_reason,

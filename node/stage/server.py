@@ -10,13 +10,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from coordinator.routing.balance import Load, Movable
+from coordinator.routing.balance import Movable, PeerLoad
 from dht.messages.kv import KvTaken
 from dht.messages.session import FinishReason, Pong, SessionClose, SessionOpen, TokensAttach
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import Transport
 from node.links.hops import HopReply, HopTable
-from node.links.lent_traffic import Traffic
+from node.links.lent_traffic import LentTraffic
 from node.sessions.activation_log import ActivationLog
 from node.sessions.admission import headroom
 from node.sessions.session import StageEvent, StageState
@@ -24,7 +24,7 @@ from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_migration import KvMover
 from node.stage.opening import Opening, close_of
-from node.stage.pipeline import Dataflow, row_bytes_of
+from node.stage.pipeline import StagePipeline, row_bytes_of
 from node.stage.step_request import StepResult
 
 __all__ = ["StageConfig", "StageEngine", "StageServer"]
@@ -38,9 +38,9 @@ class StageServer:
         transport: Transport,
         engine: StageEngine,
         config: StageConfig,
-        traffic: Traffic | None = None,
+        traffic: LentTraffic | None = None,
     ) -> None:
-        self.traffic = traffic or Traffic()
+        self.traffic = traffic or LentTraffic()
         self._me = transport.peer_id
         self._config = config
         self._keep: tuple[int, int] | None = None
@@ -50,7 +50,7 @@ class StageServer:
         log = ActivationLog(row_bytes_of(engine), config.log_bytes_max)
         self._engine = engine
         self._table = SessionTable(self._free_kv, log, self._drop_work)
-        self.flow = Dataflow(
+        self.flow = StagePipeline(
             engine,
             config,
             self._table,
@@ -142,7 +142,7 @@ class StageServer:
                 self._tell_leaving()
 
     def _give_up_paused(self, now_s: float) -> None:
-        """End sessions that no next epoch has come for."""
+        """End sessions that no next attempt has come for."""
         for live in self._table:
             if live.session.state is not StageState.PAUSED:
                 continue
@@ -210,11 +210,11 @@ class StageServer:
         return kept + (demand if kept + demand <= capacity else 0)
 
     @property
-    def load(self) -> Load:
+    def load(self) -> PeerLoad:
         """What the peer's freeness follows from; no layers while its sessions are to leave."""
         view = self._engine.view
         serving = view.serving and self._keep is None
-        return Load(
+        return PeerLoad(
             start=view.start if serving else 0,
             end=view.end if serving else 0,
             free_tokens=self._engine.kv_tokens_free,
@@ -263,12 +263,12 @@ class StageServer:
         live = self._table.get(close.session)
         if live is None or live.session.open.client != client:
             return
-        if close.epoch >= live.session.open.epoch:
+        if close.attempt >= live.session.open.attempt:
             self._close(live)
 
     def attach(self, attach: TokensAttach, client: str, sender: FrameSender) -> bool:
         """Send the session's tokens to ``sender``; False where that client has none here."""
-        live = self._table.find(attach.session, attach.epoch)
+        live = self._table.find(attach.session, attach.attempt)
         if live is None or not live.session.is_last or live.session.open.client != client:
             return False
         live.attached, live.attached_position = sender, attach.position
@@ -283,7 +283,7 @@ class StageServer:
 
     def close_by_neighbour(self, peer_id: str, close: SessionClose) -> None:
         """A stage of the same route closes the session; others may not."""
-        live = self._table.find(close.session, close.epoch)
+        live = self._table.find(close.session, close.attempt)
         if live is not None and self._is_neighbour(live, peer_id):
             self._close(live)
 
@@ -336,7 +336,7 @@ class StageServer:
     # Ends
 
     def _pause(self, live: Live, lost: str, reason: str) -> None:
-        """Keep the session for its owner's next epoch, and tell the owner who was lost."""
+        """Keep the session for its owner's next attempt, and tell the owner who was lost."""
         if live.session.state is StageState.PAUSED:
             return
         if live.session.on(StageEvent.NEIGHBOUR_LOST):
@@ -365,7 +365,7 @@ class StageServer:
             hop = self._hops.find(warming.next_peer)
             if hop is not None:
                 open_ = warming.open
-                hop.send(SessionClose(session=open_.session, epoch=open_.epoch))
+                hop.send(SessionClose(session=open_.session, attempt=open_.attempt))
         if session.is_last and live.attached is not None:
             session.finish_reason = FinishReason.CANCELLED
             self.flow.send_tokens(live)
@@ -373,7 +373,7 @@ class StageServer:
         self._table.forget(live)
 
     def _fail(self, live: Live, reason: str) -> None:
-        """This stage gives the session up; the others keep theirs for the next epoch."""
+        """This stage gives the session up; the others keep theirs for the next attempt."""
         self.counters["failed"] += 1
         live.tell_failed(self._me, reason)
         self._table.forget(live)

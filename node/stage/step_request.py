@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from coordinator.links.scheduler import Traffic
+from coordinator.links.scheduler import TrafficClass
 from dht.messages.session import ITEMS_MAX, ActivationItem, Activations, RingToken, RingTokens
 from node.links.wire_rows import Rows
 from node.sessions.session import Chunk, StageSession
@@ -87,19 +87,19 @@ class Outbox:
 
     def frames(
         self, dtype: str, hidden: int
-    ) -> Iterator[tuple[str, RingTokens | Activations, bytes | memoryview, Traffic]]:
+    ) -> Iterator[tuple[str, RingTokens | Activations, bytes | memoryview, TrafficClass]]:
         """``(peer, message, body, class)`` in the order in which they should leave."""
         for peer_id, tokens in self._ring.items():
             for start in range(0, len(tokens), ITEMS_MAX):
                 message = RingTokens(tokens=tuple(tokens[start : start + ITEMS_MAX]))
-                yield peer_id, message, b"", Traffic.CONTROL
+                yield peer_id, message, b"", TrafficClass.CONTROL
         for peer_id, group in self._decodes.items():
             for start in range(0, len(group), ITEMS_MAX):
                 part = group[start : start + ITEMS_MAX]
                 items = tuple(item for item, _ in part)
                 body = part[0][1] if len(part) == 1 else b"".join(body for _, body in part)
                 rows = Activations(items=items, dtype=dtype, hidden=hidden)
-                yield peer_id, rows, body, Traffic.DECODE
+                yield peer_id, rows, body, TrafficClass.DECODE
         for peer_id, item, body in self._prefills:
             rows = Activations(items=(item,), dtype=dtype, hidden=hidden)
-            yield peer_id, rows, body, Traffic.PREFILL
+            yield peer_id, rows, body, TrafficClass.PREFILL

@@ -14,6 +14,7 @@ from dht.messages import codec
 from dht.messages.kv import KvCopy, KvPages
 from dht.messages.session import (
     Activations,
+    MigrationReady,
     Ping,
     Prompt,
     RefusalCode,
@@ -22,7 +23,6 @@ from dht.messages.session import (
     SessionFailed,
     SessionOpen,
     SessionRefused,
-    SessionWarm,
     TokensAttach,
 )
 from dht.transport.frame_sender import FrameSender
@@ -93,7 +93,7 @@ class StageStreams:
             return await codec.read_frame(stream, limit_bytes=limit_bytes)
 
     async def _serve_client(self, stream: Stream) -> None:
-        """One epoch of a client's session: an open, its prompt, and its close.
+        """One attempt of a client's session: an open, its prompt, and its close.
 
         A close alone frees a stage that is not on the session's route any more.
         """
@@ -128,12 +128,12 @@ class StageStreams:
                 return
             if (refused := copying.result()) is None:
                 await codec.send_frame(
-                    stream, SessionWarm(session=order.session, epoch=order.epoch)
+                    stream, MigrationReady(session=order.session, attempt=order.attempt)
                 )
                 return
             told = SessionRefused(
                 session=order.session,
-                epoch=order.epoch,
+                attempt=order.attempt,
                 peer_id=self._transport.peer_id,
                 code=RefusalCode.NO_COPY,
                 reason=refused[:512],
@@ -150,9 +150,9 @@ class StageStreams:
         """One frame of a client's session; False when it closes."""
         await sender.room()
         frame = await self._read(stream, self._limits.client_silence_s, codec.FRAME_BYTES_MAX)
-        mine = (open_.session, open_.epoch)
+        mine = (open_.session, open_.attempt)
         match frame.message:
-            case Prompt() as prompt if (prompt.session, prompt.epoch) == mine:
+            case Prompt() as prompt if (prompt.session, prompt.attempt) == mine:
                 self._stage.flow.take_inputs(*mine, prompt.position, prompt.token_ids)
             case SessionClose():
                 return False
@@ -172,7 +172,7 @@ class StageStreams:
             if not self._stage.attach(attach, stream.remote_peer_id, sender):
                 failed = SessionFailed(
                     session=attach.session,
-                    epoch=attach.epoch,
+                    attempt=attach.attempt,
                     peer_id=self._transport.peer_id,
                     reason="this peer has no such session",
                 )

@@ -16,7 +16,7 @@ from coordinator.plans.store import PlanStore
 from dht.daemon.kademlia import FINDS_BURST, FINDS_PER_S
 from dht.daemon.transport import HivemindTransport
 from dht.identity.peer_id import Identity
-from dht.messages.types import PlanEpoch
+from dht.messages.types import PlanVersion
 from dht.records.directory import Directory, RecordKind, record_key
 from dht.records.signed import sign_record
 from dht.transport.config import TransportConfig
@@ -321,10 +321,10 @@ def test_forged_identities_nearest_to_the_plan_key_neither_hide_nor_forge_a_plan
                         Make.edge("source", liar.peer_id, 1e4),
                         Make.edge(liar.peer_id, "sink", 1e4),
                     ],
-                    epoch=PlanEpoch(term=100 + number),
+                    version=PlanVersion(term=100 + number),
                 )
                 forged = replace(forged, coordinator=liar.peer_id)
-                heads.append(forged.epoch)
+                heads.append(forged.version)
                 head = await store.add(forged)
                 await Directory(liar, "net", Make.model.key).publish(head)
             source = PlanStore(author, directories[author.peer_id])
@@ -337,7 +337,7 @@ def test_forged_identities_nearest_to_the_plan_key_neither_hide_nor_forge_a_plan
                     await store.refresh()
                     await asyncio.sleep(0.5)
                 assert store.newest == good
-                assert store.epoch not in heads
+                assert store.version not in heads
         finally:
             await asyncio.gather(*(p.close() for p in (*honest, *liars)))
 

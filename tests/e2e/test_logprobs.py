@@ -8,7 +8,7 @@ import torch
 from bench.local_swarm import LocalSwarm
 from bench.reference import Reference
 from client import Answer, GenerationOptions, Swarm
-from node.sampling.penalties import Draw
+from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows
 from node.sampling.token_history import TokenHistory
 from tests.e2e.conftest import MODEL
@@ -100,7 +100,7 @@ def test_sampling_with_everything_equals_the_same_sampler_in_one_process(
     for prompt, answer in zip(prompts, ask(swarm, prompts, options), strict=True):
         ids, history = list(prompt), TokenHistory(prompt)
         while len(ids) < len(prompt) + NEW_TOKENS:
-            draw = Draw(sampling=sampling, position=len(ids), history=history)
+            draw = SamplingRow(sampling=sampling, position=len(ids), history=history)
             ids += draw_rows(reference.logits(ids)[None], [draw])
             history.add(ids[-1])
         assert answer.token_ids == tuple(ids[len(prompt) :])

@@ -15,15 +15,14 @@ from coordinator.election.election import (
     Elected,
     Election,
     ElectionConfig,
-    Observed,
+    ElectionView,
     Stored,
     StoreLease,
     rank,
     step,
 )
 from coordinator.evaluation.plan_check import uncovered
-from coordinator.heuristics.heuristics import chains, keep
-from coordinator.plans.epochs import believed, next_epoch, number_max, plausible
+from coordinator.heuristics.heuristics import chains, keep_layers
 from coordinator.plans.transition import (
     TransitionConfig,
     difference,
@@ -32,9 +31,10 @@ from coordinator.plans.transition import (
     with_effects,
 )
 from coordinator.plans.turn import TurnConfig, WaitFor, why_wait
+from coordinator.plans.versions import believed, next_version, number_max, plausible
 from coordinator.problem.from_records import problem_of
 from dht.messages.types import (
-    NO_EPOCH,
+    NO_VERSION,
     Assignment,
     DeviceSpec,
     LeaseRecord,
@@ -42,7 +42,7 @@ from dht.messages.types import (
     NodeRecord,
     NodeState,
     Plan,
-    PlanEpoch,
+    PlanVersion,
     Problem,
 )
 from dht.simulated import event_log
@@ -96,19 +96,19 @@ class Member:
     election: Election
     alive: bool = True
     plan: Plan | None = None
-    bodies: dict[PlanEpoch, Plan] = field(default_factory=dict)
-    adopted: list[PlanEpoch] = field(default_factory=list)
+    bodies: dict[PlanVersion, Plan] = field(default_factory=dict)
+    adopted: list[PlanVersion] = field(default_factory=list)
     announced_s: float = -1e9
     published_s: float = -1e9
     entering: Plan | None = None
-    followed: PlanEpoch = NO_EPOCH
+    followed: PlanVersion = NO_VERSION
     """Of the newest plan that needs nothing more to be done here."""
     loaded_s: float | None = None
     waited: dict[WaitFor, float] = field(default_factory=dict)
 
     @property
-    def epoch(self) -> PlanEpoch:
-        return self.plan.epoch if self.plan is not None else NO_EPOCH
+    def version(self) -> PlanVersion:
+        return self.plan.version if self.plan is not None else NO_VERSION
 
 
 class World:
@@ -133,7 +133,7 @@ class World:
         record = NodeRecord(
             peer_id=name,
             name=name,
-            version="0",
+            software_version="0",
             device=DeviceSpec(kind="cpu", name="paper", memory_bytes=1),
             model=MODEL,
             memory_bytes=100 * layers,
@@ -219,13 +219,13 @@ class World:
         self, member: Member, nodes: dict[str, NodeRecord], leases: dict[str, LeaseRecord]
     ) -> None:
         unix_s, clock_s = self.unix_s(member), self.now_s + member.skew_s
-        epochs = [believed(record.epoch, unix_s) for record in nodes.values()]
+        versions = [believed(record.plan_version, unix_s) for record in nodes.values()]
         silent = self.silent(member.name)
         for _ in range(2):
-            observed = Observed(
+            observed = ElectionView(
                 leases=leases,
                 candidates=frozenset(nodes),
-                epoch=max([member.epoch, *epochs]),
+                version=max([member.version, *versions]),
                 silent=silent,
                 dead=self.dead(member.name, silent),
                 distrusted=frozenset(self.hostile),
@@ -256,23 +256,23 @@ class World:
         old = member.plan
         joined, lost = difference(old, usable)
         mine = old is not None and old.coordinator == member.name
-        epochs = [believed(record.epoch, self.unix_s(member)) for record in nodes.values()]
-        seen = max([member.epoch, *epochs])
-        behind = member.epoch < seen and seen.term <= member.election.term
+        versions = [believed(record.plan_version, self.unix_s(member)) for record in nodes.values()]
+        seen = max([member.version, *versions])
+        behind = member.version < seen and seen.term <= member.election.term
         every_s = ELECTION.catch_up_s if behind else PUBLISH_S
         republish = self.now_s - member.published_s >= every_s
         if not joined and not lost and not republish:
             return
         if mine and not joined and not lost and not behind:
-            self._publish(member, member.epoch)
+            self._publish(member, member.version)
             return
         problem = problem_of(MODEL, usable, {}, old)
-        spans = keep(problem) or chains(problem)
+        spans = keep_layers(problem) or chains(problem)
         if spans is None:
             return
         term = member.election.term
         plan = Plan(
-            epoch=next_epoch(seen, term, rank(member.name, term)),
+            version=next_version(seen, term, rank(member.name, term)),
             coordinator=member.name,
             model=MODEL,
             assignments=spans,
@@ -283,39 +283,39 @@ class World:
             solve_s=0.0,
             created_unix_s=START_UNIX_S,
         )
-        if plan.epoch <= member.epoch:
+        if plan.version <= member.version:
             return
         plan = with_effects(plan, usable)
         self._take(member, plan)
-        self._publish(member, plan.epoch)
+        self._publish(member, plan.version)
 
-    def _publish(self, member: Member, epoch: PlanEpoch) -> None:
+    def _publish(self, member: Member, version: PlanVersion) -> None:
         member.published_s = -1e9
-        if self.write(member, "plan", epoch, PLAN_LIFE_S):
+        if self.write(member, "plan", version, PLAN_LIFE_S):
             member.published_s = self.now_s
 
     def _adopt(self, member: Member, nodes: dict[str, NodeRecord]) -> None:
         heads = self.read(member, "plan") or {}
-        for author, epoch in sorted(heads.items(), key=lambda item: item[1], reverse=True):
-            if epoch <= member.epoch or not plausible(epoch, self.unix_s(member)):
+        for author, version in sorted(heads.items(), key=lambda item: item[1], reverse=True):
+            if version <= member.version or not plausible(version, self.unix_s(member)):
                 continue
-            adopters = [p for p, record in sorted(nodes.items()) if record.epoch == epoch]
+            adopters = [p for p, record in sorted(nodes.items()) if record.plan_version == version]
             for holder in (author, *adopters):
-                if self.reach(member.name, holder) and epoch in self.members[holder].bodies:
-                    self._take(member, self.members[holder].bodies[epoch])
+                if self.reach(member.name, holder) and version in self.members[holder].bodies:
+                    self._take(member, self.members[holder].bodies[version])
                     return
 
     def _take(self, member: Member, plan: Plan) -> None:
         if uncovered(plan.assignments, LAYERS):
             return
-        if plan.epoch <= member.epoch:
+        if plan.version <= member.version:
             raise Broken(
-                f"seed {self.seed}: {member.name} went from {member.epoch} to {plan.epoch}"
+                f"seed {self.seed}: {member.name} went from {member.version} to {plan.version}"
             )
         member.plan = plan
-        member.bodies[plan.epoch] = plan
-        member.adopted.append(plan.epoch)
-        self.note(f"{member.name} adopts {plan.epoch}")
+        member.bodies[plan.version] = plan
+        member.adopted.append(plan.version)
+        self.note(f"{member.name} adopts {plan.version}")
 
     def _follow(self, member: Member, nodes: dict[str, NodeRecord]) -> None:
         plan, record = member.plan, member.record
@@ -329,28 +329,36 @@ class World:
                 state=NodeState.SERVING,
                 start=done.start,
                 end=done.end,
-                epoch=member.entering.epoch,
+                plan_version=member.entering.version,
             )
-            member.loaded_s, member.followed = None, member.entering.epoch
+            member.loaded_s, member.followed = None, member.entering.version
             self._announce(member)
             return
-        if plan is None or member.followed == plan.epoch:
+        if plan is None or member.followed == plan.version:
             return
         mine = plan.assignment_of(member.name)
         if mine is None or (record.start, record.end) == (mine.start, mine.end):
-            member.record, member.followed = replace(record, epoch=plan.epoch), plan.epoch
+            member.record, member.followed = (
+                replace(record, plan_version=plan.version),
+                plan.version,
+            )
             self._announce(member)
             return
         if member.entering is not plan:
             member.entering, member.waited = plan, {}
-            member.record = record = replace(record, epoch=plan.epoch)
+            member.record = record = replace(record, plan_version=plan.version)
         for wait in why_wait(plan, record, nodes, self.unix_s(member), TURN):
             if member.waited.get(wait.what, 0.0) < TURN.limit_s(wait.what):
                 member.waited[wait.what] = member.waited.get(wait.what, 0.0) + 1.0
                 return
         moved = self.unix_s(member) if record.state is NodeState.SERVING else record.moved_unix_s
         member.record = replace(
-            record, state=NodeState.LOADING, start=0, end=0, moved_unix_s=moved, epoch=plan.epoch
+            record,
+            state=NodeState.LOADING,
+            start=0,
+            end=0,
+            moved_unix_s=moved,
+            plan_version=plan.version,
         )
         member.loaded_s = self.now_s + self.rng.uniform(1, 5)
         self._announce(member)
@@ -398,7 +406,7 @@ class World:
 
     def note(self, text: str) -> None:
         line = f"{self.now_s:.3f} {text}"
-        event_log.note(line)
+        event_log.log_event(line)
         self.trace.update(f"{line}\n".encode())
 
     # Running
@@ -423,7 +431,7 @@ class World:
         for member in self.members.values():
             record = member.record
             if member.adopted != sorted(set(member.adopted)):
-                raise Broken(f"seed {self.seed}: epochs went back on {member.name}")
+                raise Broken(f"seed {self.seed}: versions went back on {member.name}")
             if record.state is NodeState.SERVING and not any(
                 plan.assignment_of(member.name)
                 == Assignment(peer_id=member.name, start=record.start, end=record.end)
@@ -437,7 +445,7 @@ class World:
         leaders = [p for p, m in living.items() if m.election.leading]
         if len(leaders) != 1 or any(m.election.leader != leaders[0] for m in living.values()):
             return False
-        plans = {m.epoch for m in living.values()}
+        plans = {m.version for m in living.values()}
         if not can_hold(living):
             return True
         plan = next(iter(living.values())).plan

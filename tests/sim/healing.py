@@ -23,17 +23,17 @@ ROUNDS = 4
 
 @dataclass
 class Watched:
-    """Epochs that one peer was seen to follow, in order."""
+    """Plan versions that one peer was seen to follow, in order."""
 
     member: Member
-    epochs: list
+    versions: list
 
 
 async def watch(seen: Watched) -> None:
     while True:
-        epoch = seen.member.plans.epoch
-        if not seen.epochs or seen.epochs[-1] != epoch:
-            seen.epochs.append(epoch)
+        version = seen.member.plans.version
+        if not seen.versions or seen.versions[-1] != version:
+            seen.versions.append(version)
         await asyncio.sleep(0.5)
 
 
@@ -81,7 +81,7 @@ async def live(seed: int, *, limit_s: float = HEALED_S, solve: Solver = solve_he
     for task in tasks:
         task.cancel()
     for each in watches:
-        assert each.epochs == sorted(set(each.epochs)), f"seed {seed}: epochs went back"
+        assert each.versions == sorted(set(each.versions)), f"seed {seed}: versions went back"
     return took_s
 
 

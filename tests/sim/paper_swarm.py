@@ -183,7 +183,7 @@ class PaperPeer:
         return NodeRecord(
             peer_id=self.peer_id,
             name="paper",
-            version="0",
+            software_version="0",
             device=DeviceSpec(kind="cpu", name="paper", memory_bytes=1),
             model=SPEC,
             memory_bytes=1,

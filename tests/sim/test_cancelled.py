@@ -20,7 +20,7 @@ def test_cancelled_as_an_event_arrives(
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         seen = 0
-        post = session.OwnerSession._post
+        post = session.SessionDriver._post
 
         def cancel(ticks_left: int) -> None:
             if ticks_left:
@@ -28,14 +28,14 @@ def test_cancelled_as_an_event_arrives(
             else:
                 asking.cancel()
 
-        def posted(self: session.OwnerSession, happened: object) -> None:
+        def posted(self: session.SessionDriver, happened: object) -> None:
             nonlocal seen
             seen += 1
             post(self, happened)  # type: ignore[arg-type]
             if seen == event:
                 cancel(ticks)
 
-        monkeypatch.setattr(session.OwnerSession, "_post", posted)
+        monkeypatch.setattr(session.SessionDriver, "_post", posted)
         async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
             asking = asyncio.create_task(client.generate(tuple(range(20)), max_new_tokens=200))
             await asyncio.wait({asking})

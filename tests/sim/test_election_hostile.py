@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.plans.epochs import number_max
 from coordinator.plans.store import PlanStore
-from dht.messages.types import FlowEdge, LeaseRecord, NodeState, Plan, PlanEpoch
+from coordinator.plans.versions import number_max
+from dht.messages.types import FlowEdge, LeaseRecord, NodeState, Plan, PlanVersion
 from dht.records.directory import Directory
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryTransport
@@ -34,7 +34,7 @@ class Liar:
             tokens_per_s=(),
             joined_unix_s=self.transport.now(),
         )
-        self.heads: set[PlanEpoch] = set()
+        self.heads: set[PlanVersion] = set()
 
     @property
     def me(self) -> str:
@@ -44,9 +44,9 @@ class Liar:
     def term_max(self) -> int:
         return number_max(self.transport.now())
 
-    async def claim(self, term: int, epoch: PlanEpoch) -> None:
+    async def claim(self, term: int, version: PlanVersion) -> None:
         """A node record, and a lease."""
-        await self.directory.publish(replace(self.record, epoch=epoch))
+        await self.directory.publish(replace(self.record, plan_version=version))
         await self.directory.publish(
             LeaseRecord(peer_id=self.me, term=term, expires_unix_s=self.transport.now() + 30)
         )
@@ -54,10 +54,10 @@ class Liar:
     async def publish(self, plan: Plan) -> None:
         """A plan that is newer than any other."""
         plan = replace(plan, coordinator=self.me)
-        self.heads.add(plan.epoch)
+        self.heads.add(plan.version)
         await self.directory.publish(await self.store.add(plan))
 
-    def whole(self, *peers: str, epoch: PlanEpoch, rate: float) -> Plan:
+    def whole(self, *peers: str, version: PlanVersion, rate: float) -> Plan:
         """A plan that gives every layer to each of ``peers``."""
         spans = [Make.span(peer, 0, 8) for peer in peers]
         edges = []
@@ -66,7 +66,7 @@ class Liar:
                 FlowEdge(tail="source", head=peer, tokens_per_s=rate),
                 FlowEdge(tail=peer, head="sink", tokens_per_s=rate),
             ]
-        return Make.plan(spans, edges, epoch=epoch)
+        return Make.plan(spans, edges, version=version)
 
     async def lie(self, how: Callable[["Liar"], Awaitable[None]]) -> None:
         await self.store.serve()
@@ -77,53 +77,53 @@ class Liar:
 
 async def numbers_beyond_reach(liar: Liar) -> None:
     """Terms and counters after which none could follow."""
-    await liar.claim(FAR, PlanEpoch(term=FAR, counter=FAR))
+    await liar.claim(FAR, PlanVersion(term=FAR, counter=FAR))
     peers = [member.transport.peer_id for member in liar.swarm.members]
-    await liar.publish(liar.whole(*peers, epoch=PlanEpoch(term=FAR, counter=FAR), rate=1.0))
+    await liar.publish(liar.whole(*peers, version=PlanVersion(term=FAR, counter=FAR), rate=1.0))
 
 
 async def leads_and_does_nothing(liar: Liar) -> None:
-    await liar.claim(liar.term_max, PlanEpoch(term=liar.term_max))
+    await liar.claim(liar.term_max, PlanVersion(term=liar.term_max))
 
 
-async def claims_epochs(liar: Liar) -> None:
+async def claims_versions(liar: Liar) -> None:
     """Only a follower, that says it adopted plans which nobody made."""
     await liar.directory.publish(
-        replace(liar.record, epoch=PlanEpoch(term=liar.term_max, counter=liar.term_max))
+        replace(liar.record, plan_version=PlanVersion(term=liar.term_max, counter=liar.term_max))
     )
 
 
 async def invalid_plans(liar: Liar) -> None:
-    await liar.claim(liar.term_max, PlanEpoch())
+    await liar.claim(liar.term_max, PlanVersion())
     peer = liar.swarm.members[0].transport.peer_id
-    plan = liar.whole(peer, epoch=PlanEpoch(term=liar.term_max), rate=1.0)
+    plan = liar.whole(peer, version=PlanVersion(term=liar.term_max), rate=1.0)
     await liar.publish(replace(plan, assignments=(Make.span(peer, 0, 7),)))
 
 
 async def impossible_plans(liar: Liar) -> None:
     """More flow than anybody announced."""
-    await liar.claim(liar.term_max, PlanEpoch())
+    await liar.claim(liar.term_max, PlanVersion())
     peers = [member.transport.peer_id for member in liar.swarm.members]
-    await liar.publish(liar.whole(*peers, epoch=PlanEpoch(term=liar.term_max), rate=1e6))
+    await liar.publish(liar.whole(*peers, version=PlanVersion(term=liar.term_max), rate=1e6))
 
 
 async def poor_plans(liar: Liar) -> None:
     """One peer shall do everything, the others nothing."""
-    await liar.claim(liar.term_max, PlanEpoch())
+    await liar.claim(liar.term_max, PlanVersion())
     peer = liar.swarm.members[0].transport.peer_id
-    await liar.publish(liar.whole(peer, epoch=PlanEpoch(term=liar.term_max), rate=10.0))
+    await liar.publish(liar.whole(peer, version=PlanVersion(term=liar.term_max), rate=10.0))
 
 
 async def plans_on_ghosts(liar: Liar) -> None:
     """Peers that do not exist serve everything."""
-    await liar.claim(liar.term_max, PlanEpoch())
-    await liar.publish(liar.whole("ghost", epoch=PlanEpoch(term=liar.term_max), rate=1e4))
+    await liar.claim(liar.term_max, PlanVersion())
+    await liar.publish(liar.whole("ghost", version=PlanVersion(term=liar.term_max), rate=1e4))
 
 
 LIES = [
     numbers_beyond_reach,
     leads_and_does_nothing,
-    claims_epochs,
+    claims_versions,
     invalid_plans,
     impossible_plans,
     poor_plans,
@@ -164,7 +164,7 @@ def test_a_liar_neither_blocks_elections_nor_plans(lie, from_the_start):
             await swarm.kill((swarm.leaders() or swarm.members)[0])
             await swarm.settle(lambda: served(swarm), 150.0)
             for member in swarm.members:
-                assert member.plans.epoch not in liar.heads
+                assert member.plans.version not in liar.heads
             lying.cancel()
             await asyncio.gather(lying, return_exceptions=True)
 

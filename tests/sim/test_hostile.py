@@ -14,7 +14,7 @@ from dht.messages.kv import KvCopy, KvPages
 from dht.messages.session import (
     ActivationItem,
     Activations,
-    Part,
+    FramePart,
     Ping,
     Prompt,
     RingToken,
@@ -49,7 +49,7 @@ def open_for(swarm: PaperSwarm, client: str, **changes: object) -> SessionOpen:
     )
     open_ = SessionOpen(
         session="a" * 32,
-        epoch=0,
+        attempt=0,
         client=client,
         fingerprint=SPEC.fingerprint,
         route=route,
@@ -108,14 +108,14 @@ def test_malformed_bytes_close_their_stream_alone(protocol: str, raw: bytes) -> 
 async def foreign_attach(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
     stream = await evil.open_stream(swarm.peers[-1].peer_id, TOKENS_PROTOCOL)
     await codec.send_frame(
-        stream, TokensAttach(session=open_.session, epoch=open_.epoch, position=0)
+        stream, TokensAttach(session=open_.session, attempt=open_.attempt, position=0)
     )
     assert isinstance((await codec.read_frame(stream)).message, SessionFailed)
 
 
 async def foreign_ring_tokens(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
     stream = await evil.open_stream(swarm.peers[0].peer_id, HOP_PROTOCOL)
-    token = RingToken(session=open_.session, epoch=0, position=len(PROMPT) + 1, token_id=3)
+    token = RingToken(session=open_.session, attempt=0, position=len(PROMPT) + 1, token_id=3)
     await codec.send_frame(stream, RingTokens(tokens=(token,)))
     await asyncio.sleep(1)
     assert swarm.peers[0].stage.counters["foreign_frames"] == 1
@@ -123,7 +123,7 @@ async def foreign_ring_tokens(swarm: PaperSwarm, evil: MemoryTransport, open_: S
 
 async def foreign_rows(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
     stream = await evil.open_stream(swarm.peers[-1].peer_id, HOP_PROTOCOL)
-    item = ActivationItem(session=open_.session, epoch=0, position=len(PROMPT), tokens=1)
+    item = ActivationItem(session=open_.session, attempt=0, position=len(PROMPT), tokens=1)
     message = Activations(items=(item,), dtype="float32", hidden=1)
     await codec.send_frame(stream, message, struct.pack("<f", 5.0))
     await asyncio.sleep(1)
@@ -134,7 +134,7 @@ async def rows_of_another_length(
     swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen
 ) -> None:
     stream = await evil.open_stream(swarm.peers[-1].peer_id, HOP_PROTOCOL)
-    item = ActivationItem(session=open_.session, epoch=0, position=0, tokens=1000)
+    item = ActivationItem(session=open_.session, attempt=0, position=0, tokens=1000)
     message = Activations(items=(item,), dtype="float32", hidden=1)
     await codec.send_frame(stream, message, struct.pack("<f", 5.0))
     await ended(stream)
@@ -144,7 +144,7 @@ async def rows_of_another_length(
 async def foreign_close(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
     for peer in swarm.peers:
         stream = await evil.open_stream(peer.peer_id, HOP_PROTOCOL)
-        await codec.send_frame(stream, SessionClose(session=open_.session, epoch=0))
+        await codec.send_frame(stream, SessionClose(session=open_.session, attempt=0))
     await asyncio.sleep(1)
 
 
@@ -171,13 +171,13 @@ async def foreign_copy(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionO
     """A stranger wants a session's KV for itself."""
     await evil.serve(HOP_PROTOCOL, ended)
     stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-    await codec.send_frame(stream, KvCopy(session=open_.session, epoch=5, to=evil.peer_id))
+    await codec.send_frame(stream, KvCopy(session=open_.session, attempt=5, to=evil.peer_id))
     assert isinstance((await codec.read_frame(stream)).message, SessionRefused)
 
 
 async def foreign_kv(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
     stream = await evil.open_stream(swarm.peers[-1].peer_id, HOP_PROTOCOL)
-    pages = KvPages(session=open_.session, epoch=0, position=0, tokens=1, dtype="float32")
+    pages = KvPages(session=open_.session, attempt=0, position=0, tokens=1, dtype="float32")
     await codec.send_frame(stream, pages, bytes(8))
     await asyncio.sleep(1)
     assert swarm.peers[-1].stage.counters["stale_kv"] == 1
@@ -208,11 +208,11 @@ def test_a_strangers_frames_do_not_touch_a_session(attack: Attack) -> None:
             assert isinstance((await codec.read_frame(first)).message, SessionAccepted)
             await attack(swarm, swarm.network.transport(), open_)
             await codec.send_frame(
-                first, Prompt(session=open_.session, epoch=0, position=0, token_ids=PROMPT)
+                first, Prompt(session=open_.session, attempt=0, position=0, token_ids=PROMPT)
             )
             last = await client.open_stream(swarm.peers[-1].peer_id, TOKENS_PROTOCOL)
             await codec.send_frame(
-                last, TokensAttach(session=open_.session, epoch=0, position=len(PROMPT))
+                last, TokensAttach(session=open_.session, attempt=0, position=len(PROMPT))
             )
             tokens: list[int] = []
             while len(tokens) < 50:
@@ -320,7 +320,7 @@ def test_a_copy_does_not_tell_what_was_found_at_an_address(found: str) -> None:
             await codec.send_frame(first, open_)
             assert isinstance((await codec.read_frame(first)).message, SessionAccepted)
             asked = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-            await codec.send_frame(asked, KvCopy(session=open_.session, epoch=1, to=target))
+            await codec.send_frame(asked, KvCopy(session=open_.session, attempt=1, to=target))
             reply = (await codec.read_frame(asked)).message
             assert isinstance(reply, SessionRefused)
             assert reply.reason == "the new stage was lost: cannot be reached"
@@ -363,7 +363,7 @@ def test_who_reads_no_answers_is_not_listened_to(protocol: str) -> None:
 
 async def begin_frame(stream: Stream, number: int, step: int) -> None:
     """The next 32 KiB of a frame that never ends; returns once they were read."""
-    part = Part(number=number, offset=step << 15, total_bytes=32 << 20, slow=True)
+    part = FramePart(number=number, offset=step << 15, total_bytes=32 << 20, slow=True)
     await codec.send_frame(stream, part, bytes(1 << 15))
     async with asyncio.timeout(30):
         await codec.read_frame(stream)  # the other side says what it has read
@@ -405,7 +405,7 @@ def test_a_hop_that_says_nothing_is_closed(part: bool) -> None:
             target = swarm.peers[0]
             stream = await attached(swarm, swarm.network.transport(), HOP_PROTOCOL)
             if part:
-                begun = Part(number=1, offset=0, total_bytes=100, slow=True)
+                begun = FramePart(number=1, offset=0, total_bytes=100, slow=True)
                 await codec.send_frame(stream, begun, b"x")
             else:
                 await codec.send_frame(stream, Ping(nonce=1))

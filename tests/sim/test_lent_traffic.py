@@ -15,10 +15,10 @@ from dht.messages import codec
 from dht.messages.session import ActivationItem, Activations, Ping
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork
-from dht.transport.metered import Meter, MeteredStream, MeteredTransport
+from dht.transport.metered import ByteMeter, MeteredStream, MeteredTransport
 from dht.transport.streams import stream_pair
 from node.links.framed_stream import STALLED_S, LinkReader, LinkSender
-from node.links.lent_traffic import Traffic, loop_us
+from node.links.lent_traffic import LentTraffic, loop_us
 from node.links.probe import ProbeServer, measure_link
 from tests.sim.test_sessions import until
 
@@ -30,14 +30,14 @@ HIDDEN = 256
 
 
 def rows(session: str, position: int, tokens: int) -> tuple[Activations, bytes]:
-    item = ActivationItem(session=session, epoch=1, position=position, tokens=tokens)
+    item = ActivationItem(session=session, attempt=1, position=position, tokens=tokens)
     return Activations(items=(item,), dtype="float32", hidden=HIDDEN), bytes(4 * tokens * HIDDEN)
 
 
 def test_a_long_prompt_leaves_at_the_rate_and_decodes_overtake_it() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        traffic = Traffic(up=Allowance(RATE))
+        traffic = LentTraffic(up=Allowance(RATE))
         near, far = stream_pair("near", "far")
         metered = MeteredStream(near, traffic.sent, traffic.received)
         sender = LinkSender(metered, LinkScheduler(), loop_us, traffic.up)
@@ -78,8 +78,8 @@ def test_a_probe_sees_the_rate_that_is_lent() -> None:
         network = MemoryNetwork(random.Random(1))
         asking = network.transport(Identity.generate())
         plain = network.transport(Identity.generate())
-        traffic = Traffic(up=Allowance(RATE))
-        meter = Meter(traffic.sent, traffic.received)
+        traffic = LentTraffic(up=Allowance(RATE))
+        meter = ByteMeter(traffic.sent, traffic.received)
         asked = MeteredTransport(plain, meter)
         await ProbeServer(asked, traffic).start()
         link = await measure_link(asking, plain.peer_id)
@@ -92,7 +92,7 @@ def test_a_probe_sees_the_rate_that_is_lent() -> None:
 
 def test_more_than_is_lent_gets_no_credit() -> None:
     async def scenario() -> None:
-        traffic = Traffic(down=Allowance(RATE))
+        traffic = LentTraffic(down=Allowance(RATE))
         assert not traffic.down_exceeded
         traffic.received(500_000)
         assert traffic.down_exceeded
@@ -105,29 +105,29 @@ def test_more_than_is_lent_gets_no_credit() -> None:
 def test_the_month_is_kept_over_restarts_and_ends_the_lending(tmp_path: Path) -> None:
     async def scenario() -> None:
         file = tmp_path / "traffic.json"
-        first = Traffic(month_bytes_max=1e6, month_file=file)
+        first = LentTraffic(month_bytes_max=1e6, month_file=file)
         first.sent(400_000)
         first.received(400_000)
         assert first.exhausted() is None
         first.save()
         first.save()  # books nothing twice
-        second = Traffic(month_bytes_max=1e6, month_file=file)
+        second = LentTraffic(month_bytes_max=1e6, month_file=file)
         second.refuse_if_exhausted()
         second.sent(200_001)
         assert "GB of this month's" in (second.exhausted() or "")
         second.save()
         with pytest.raises(UserError, match="--monthly-cap"):
-            Traffic(month_bytes_max=1e6, month_file=file).refuse_if_exhausted()
+            LentTraffic(month_bytes_max=1e6, month_file=file).refuse_if_exhausted()
         assert json.loads(file.read_text())["used_bytes"] == 1_000_001
         file.write_text('{"month": "??", "used_bytes": []}')
-        assert Traffic(month_file=file).month.used_bytes == 0
+        assert LentTraffic(month_file=file).month.used_bytes == 0
 
     run_virtual(scenario(), limit_s=60)
 
 
 def test_metered_streams_count_both_ways() -> None:
     async def scenario() -> None:
-        one, two = Traffic(), Traffic()
+        one, two = LentTraffic(), LentTraffic()
         near, far = stream_pair("near", "far")
         await codec.send_frame(MeteredStream(near, one.sent, one.received), Ping(nonce=1))
         await codec.read_frame(MeteredStream(far, two.sent, two.received))

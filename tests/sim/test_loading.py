@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.plans.store import PlanStore
-from dht.messages.types import Assignment, NodeState, Plan, PlanEpoch
+from dht.messages.types import Assignment, NodeState, Plan, PlanVersion
 from dht.records.directory import Directory
 from dht.simulated.clock import run_virtual
 from node.owner.reporter import Reporter
@@ -54,7 +54,7 @@ def follower_of(peer: PaperPeer, out: io.StringIO | None = None) -> tuple[PlanFo
 
 def plan_of(counter: int, *assignments: Assignment) -> Plan:
     return Plan(
-        epoch=PlanEpoch(term=1, counter=counter),
+        version=PlanVersion(term=1, counter=counter),
         coordinator="c",
         model=SPEC,
         assignments=assignments,

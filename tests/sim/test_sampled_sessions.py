@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from client import Answer, GenerationOptions, TokenScore
-from dht.messages.logprobs import unpack
+from dht.messages.logprobs import unpack_scores
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import LinkModel
 from node.sampling.logprobs import score_prompt, score_rows
-from node.sampling.penalties import Draw
+from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows
 from node.sampling.token_history import TokenHistory
 from node.stage.step_request import StepRequest, StepResult
@@ -66,7 +66,7 @@ class SampledEngine(PaperEngine):
         states = self.states[request.key][chunk.position + 1 :]
         token_id, score, prompt_scores = None, b"", b""
         if chunk.sample:
-            draw = Draw(
+            draw = SamplingRow(
                 sampling=session.open.sampling,
                 position=chunk.position + chunk.tokens,
                 history=session.history,
@@ -101,20 +101,20 @@ def expected(
     scores: list[TokenScore] = []
     while len(tokens) < NEW:
         logits = logits_of(states[-1])[None]
-        draw = Draw(sampling=sampling, position=len(prompt) + len(tokens), history=history)
+        draw = SamplingRow(sampling=sampling, position=len(prompt) + len(tokens), history=history)
         tokens += draw_rows(logits, [draw])
         history.add(tokens[-1])
         states.append(fold(states[-1], tokens[-1]))
         if options.logprobs is not None:
             packed = score_rows(logits, tokens[-1:], options.logprobs)[0]
-            scores += unpack(packed, tokens[-1:], options.logprobs, VOCAB)
+            scores += unpack_scores(packed, tokens[-1:], options.logprobs, VOCAB)
         if tokens[-1] in sampling.stop_token_ids:
             break
     prompt_scores: tuple[TokenScore | None, ...] | None = None
     if options.prompt_logprobs is not None:
         rows = torch.stack([logits_of(s) for s in states])
         packed = score_prompt(lambda r: r, rows, prompt[1:], options.prompt_logprobs, VOCAB)
-        prompt_scores = (None, *unpack(packed, prompt[1:], options.prompt_logprobs, VOCAB))
+        prompt_scores = (None, *unpack_scores(packed, prompt[1:], options.prompt_logprobs, VOCAB))
     return tuple(tokens), tuple(scores) if options.logprobs is not None else None, prompt_scores
 
 

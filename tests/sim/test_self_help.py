@@ -112,7 +112,7 @@ class World:
         record = NodeRecord(
             peer_id=transport.peer_id,
             name="paper",
-            version="0",
+            software_version="0",
             device=DeviceSpec(kind="cpu", name="paper", memory_bytes=1),
             model=SPEC,
             memory_bytes=layers * LAYER_BYTES + 1,
@@ -192,14 +192,14 @@ def test_without_a_coordinator_the_last_plan_serves_on_and_a_joiner_helps_where_
     async def scenario() -> None:
         async with world(0, 3, 3, 3) as swarm:  # who leads has room for no layer
             leader, *rest = swarm.peers
-            epoch = rest[0].plans.epoch
+            version = rest[0].plans.version
             spans = [living.held for living in rest]
             await swarm.kill(leader)
             await swarm.ask()
             joiner = swarm.join(3)
             await swarm.until(lambda: joiner.held != (0, 0), 3 * HELP_S)
             assert [living.held for living in rest] == spans, "nobody else moved"
-            assert rest[0].plans.epoch == epoch, "there is no new plan"
+            assert rest[0].plans.version == version, "there is no new plan"
             served = [sum(a <= n < b for a, b in spans) for n in range(LAYERS)]
             start, end = joiner.held
             assert served[start:end] == [1] * 3, "layers with a single holder"
@@ -272,10 +272,10 @@ def test_a_strangers_plan_for_layers_that_peers_do_not_have_ends_nobody(lie, pat
             assert honest is not None
             peers = [living.transport.peer_id for living in swarm.peers]
             chains = [peers] if path == "chain" else [[peer] for peer in peers]
-            term = honest.epoch.term + 1
+            term = honest.version.term + 1
             plan = replace(
                 honest,
-                epoch=replace(honest.epoch, term=term),
+                version=replace(honest.version, term=term),
                 coordinator=stranger.peer_id,
                 model=replace(SPEC, **lie),
                 assignments=tuple(
@@ -296,7 +296,7 @@ def test_a_strangers_plan_for_layers_that_peers_do_not_have_ends_nobody(lie, pat
             before = [living.plans.counters["refused"] for living in swarm.peers]
             await swarm.until(
                 lambda: all(
-                    living.plans.counters["refused"] > refused or living.plans.epoch.term >= term
+                    living.plans.counters["refused"] > refused or living.plans.version.term >= term
                     for living, refused in zip(swarm.peers, before, strict=True)
                 ),
                 SETTLE_S,

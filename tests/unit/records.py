@@ -22,7 +22,7 @@ def record_of(peer_id: str, start: int = 0, end: int = 0, **fields: Any) -> Node
     """A peer that serves ``[start, end)``, or waits where that is nothing, but for ``fields``."""
     said = {
         "name": peer_id,
-        "version": "0",
+        "software_version": "0",
         "device": DeviceSpec(kind="cpu", name="test", memory_bytes=1000),
         "model": MODEL,
         "memory_bytes": 1000,

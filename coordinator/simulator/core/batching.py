@@ -1,17 +1,19 @@
 """What one step takes of what waits at a peer. Pure."""
 
-from coordinator.simulator.core.parts import Piece
+from coordinator.simulator.core.parts import SimulatedChunk
 from coordinator.simulator.core.profiles import StepLimits
 
 
-def chosen(queue: list[Piece], limits: StepLimits) -> tuple[list[Piece], list[Piece], int, int]:
+def next_batch(
+    queue: list[SimulatedChunk], limits: StepLimits
+) -> tuple[list[SimulatedChunk], list[SimulatedChunk], int, int]:
     """A step's pieces within its bounds in order of arrival, the rest, prefills and their tokens.
 
     What does not fit is passed over for later pieces of other sessions that do. A prefill piece
     that is longer than the budget runs when it is the first.
     """
-    taken: list[Piece] = []
-    rest: list[Piece] = []
+    taken: list[SimulatedChunk] = []
+    rest: list[SimulatedChunk] = []
     prefills = tokens = decodes = context = 0
     passed: set[int] = set()
     decodes_max, context_max = limits.decodes_max, limits.context_tokens_max

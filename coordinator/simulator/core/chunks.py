@@ -7,7 +7,7 @@ are known.
 from collections.abc import Sequence
 
 from coordinator.links.chunk_sizer import ChunkSizer
-from coordinator.simulator.core.event_loop import Engine, Stage
+from coordinator.simulator.core.event_loop import Stage, SwarmSimulation
 
 MEASURED = 0
 """Instead of a number of tokens: chunks as the stages choose them."""
@@ -18,7 +18,7 @@ PREFILL_TYPICAL = 256
 
 
 def measured_chunks(
-    engine: Engine, tokens: int, stages: Sequence[Stage], others_decode: bool
+    engine: SwarmSimulation, tokens: int, stages: Sequence[Stage], others_decode: bool
 ) -> list[int]:
     """The chunks of a prompt of so many tokens that the first of ``stages`` would run."""
     name, start, end = stages[0]

@@ -1,8 +1,8 @@
 """The event loop: peers run batches, links carry pieces, sessions turn around the ring.
 
 Events are batches that end, peers that wake for an arrival, tokens that reach the sink, and calls
-at a time. Links need none (see :class:`coordinator.simulator.core.parts.Link`); a peer reads what
-has arrived when it starts its next batch.
+at a time. Links need none (:class:`coordinator.simulator.core.parts.SimulatedLink`); a peer reads
+what has arrived when it starts its next batch.
 
 A peer's pass over its layers (Helix §6.1): the batch at the current point of entry runs to the
 next one, is joined by what waits there, and so on to the peer's last layer; then the next
@@ -15,11 +15,20 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Protocol
 
-from coordinator.simulator.core.batching import chosen
-from coordinator.simulator.core.parts import NEVER_S, NOWHERE, Hop, Link, Peer, Piece, Session, Wire
+from coordinator.simulator.core.batching import next_batch
+from coordinator.simulator.core.parts import (
+    NEVER_S,
+    NOWHERE,
+    SimulatedChunk,
+    SimulatedHop,
+    SimulatedLink,
+    SimulatedPeer,
+    SimulatedSession,
+    SimulatedWire,
+)
 from coordinator.simulator.core.profiles import NOTHING, PeerProfile, Profiles
 from dht.messages.types import SINK, SOURCE, Assignment, Problem
-from dht.simulated.event_log import listened, note
+from dht.simulated.event_log import listened, log_event
 
 BATCH, WAKE, TOKEN, CALL = range(4)
 _arrives_s = attrgetter("arrives_s")
@@ -32,14 +41,14 @@ Stage = tuple[str, int, int]
 class Observer(Protocol):
     """What is told of a session's progress; also what feeds new requests."""
 
-    def prompt_done(self, session: Session, now_s: float) -> None: ...
+    def prompt_done(self, session: SimulatedSession, now_s: float) -> None: ...
 
-    def token_done(self, session: Session, now_s: float, issued_s: float) -> None: ...
+    def token_done(self, session: SimulatedSession, now_s: float, issued_s: float) -> None: ...
 
-    def session_done(self, session: Session, now_s: float) -> None: ...
+    def session_done(self, session: SimulatedSession, now_s: float) -> None: ...
 
 
-class Engine:
+class SwarmSimulation:
     """One simulated swarm. Nothing here draws random numbers."""
 
     def __init__(
@@ -60,15 +69,15 @@ class Engine:
         """Whether pieces may be under way that lead nowhere."""
         self.decodes_leave_first = decodes_leave_first
         """Whether a step's decodes are put on the links before its prompts."""
-        self.watch: Callable[[list[Piece], float], None] | None = None
+        self.watch: Callable[[list[SimulatedChunk], float], None] | None = None
         """Called with each batch that has passed a peer's last layer."""
-        self.make_wire: Callable[[Engine, Link], Wire] | None = None
+        self.make_wire: Callable[[SwarmSimulation, SimulatedLink], SimulatedWire] | None = None
         """Makes links with schedulers of their own, instead of first come, first served."""
         self.layers = problem.model.layers
-        self.peers: dict[str, Peer] = {}
-        self.sink = Peer(SINK, 0, 1, NOTHING, ())
+        self.peers: dict[str, SimulatedPeer] = {}
+        self.sink = SimulatedPeer(SINK, 0, 1, NOTHING, ())
         self.sink.busy = True
-        self.links: dict[tuple[str, str], Link] = {}
+        self.links: dict[tuple[str, str], SimulatedLink] = {}
         self._profiles = profiles
         self._wires = {
             (link.source, link.target): (link.bandwidth_bytes_per_s, link.rtt_s / 2)
@@ -91,7 +100,7 @@ class Engine:
         """Have ``call`` made at a time that is not past."""
         heapq.heappush(self._events, (at_s, next(self._sequence), CALL, call))
 
-    def link(self, source: str, target: str) -> Link:
+    def link(self, source: str, target: str) -> SimulatedLink:
         """The link between two peers, ``source`` or ``sink``; made when it is first used."""
         found = self.links.get((source, target))
         if found is None:
@@ -99,7 +108,7 @@ class Engine:
             bytes_per_s = self._link_rate(source, target, bytes_per_s)
             peer = self.sink if target == SINK else self.peers[target]
             ids_only = source == SOURCE or target == SINK
-            found = Link(
+            found = SimulatedLink(
                 source,
                 peer,
                 bytes_per_s,
@@ -114,9 +123,9 @@ class Engine:
 
     def open(
         self,
-        session: Session,
+        session: SimulatedSession,
         stages: Sequence[Stage],
-        pieces: Iterable[Piece],
+        pieces: Iterable[SimulatedChunk],
         source: str = SOURCE,
     ) -> None:
         """Start a session over a route, its prompt as ``pieces`` in order; it starts now."""
@@ -127,27 +136,29 @@ class Engine:
         for piece in session.prompt:
             self._send(piece, session.entry)
 
-    def way(self, stages: Sequence[Stage], source: str = SOURCE) -> Hop:
+    def way(self, stages: Sequence[Stage], source: str = SOURCE) -> SimulatedHop:
         """Hops over ``stages`` from ``source`` to the sink, before the first of them."""
-        following: Hop | None = None
+        following: SimulatedHop | None = None
         target = SINK
         for name, start, _ in reversed(stages):
-            hop = Hop(self.peers[name].segment_at(start), self.link(name, target), following)
+            hop = SimulatedHop(
+                self.peers[name].segment_at(start), self.link(name, target), following
+            )
             if following is not None:
                 following.came_by = hop.link
             following, target = hop, name
-        entry = Hop(NOWHERE.segment, self.link(source, target), following)
+        entry = SimulatedHop(NOWHERE.segment, self.link(source, target), following)
         if following is not None:
             following.came_by = entry.link
         return entry
 
-    def resume(self, session: Session, stages: Sequence[Stage]) -> None:
+    def resume(self, session: SimulatedSession, stages: Sequence[Stage]) -> None:
         """Have a session's next token go over ``stages``, which hold its KV; one is on its way."""
         session.stages = list(stages)
         session.entry = self.way(stages)
         self._send(session.decode, session.entry)
 
-    def cancel(self, session: Session) -> None:
+    def cancel(self, session: SimulatedSession) -> None:
         """Take a session off its route: what is under way leads nowhere and no token comes of it.
 
         Steps that hold its pieces still run them, as real ones would.
@@ -156,7 +167,7 @@ class Engine:
         for piece in (session.decode, *session.prompt):
             piece.hop = NOWHERE
             piece.dead = True
-        session.decode = Piece(session, 1, prefill=False)
+        session.decode = SimulatedChunk(session, 1, prefill=False)
         session.prompt = []
 
     def fail(self, name: str) -> None:
@@ -174,12 +185,14 @@ class Engine:
         name = assignment.peer_id
         self.peers[name] = self._peer(assignment, self._profiles.peers[name], tuple(entries))
 
-    def _peer(self, held: Assignment, profile: PeerProfile, entries: Sequence[int]) -> Peer:
-        peer = Peer(held.peer_id, held.start, held.end, profile, entries)
+    def _peer(
+        self, held: Assignment, profile: PeerProfile, entries: Sequence[int]
+    ) -> SimulatedPeer:
+        peer = SimulatedPeer(held.peer_id, held.start, held.end, profile, entries)
         peer.step_least_s = peer.decode_s[2] if self._weights_take_time else 0.0
         return peer
 
-    def _send(self, piece: Piece, hop: Hop) -> None:
+    def _send(self, piece: SimulatedChunk, hop: SimulatedHop) -> None:
         """Put one piece on the link that leaves ``hop``."""
         link = hop.link
         if link.wire is not None:
@@ -198,7 +211,7 @@ class Engine:
         link.pieces += 1
         self.arrive(piece, hop, link.free_s + link.latency_s)
 
-    def arrive(self, piece: Piece, hop: Hop, arrival_s: float) -> None:
+    def arrive(self, piece: SimulatedChunk, hop: SimulatedHop, arrival_s: float) -> None:
         """Have a piece that left ``hop`` arrive at a time, not before earlier ones of its link."""
         if piece.dead:
             return
@@ -216,7 +229,7 @@ class Engine:
         if not target.busy and arrival_s < target.wake_s:
             self.wake_at(target, arrival_s)
 
-    def wake_at(self, peer: Peer, at_s: float) -> None:
+    def wake_at(self, peer: SimulatedPeer, at_s: float) -> None:
         """Have an idle peer look at what has arrived by then."""
         peer.wake_s = at_s
         heapq.heappush(self._events, (at_s, next(self._sequence), WAKE, peer))
@@ -229,7 +242,7 @@ class Engine:
         while events and events[0][0] <= until_s:
             now_s, number, kind, what = pop(events)
             if noting:
-                note(f"{now_s:.6f} {number} {kind}")
+                log_event(f"{now_s:.6f} {number} {kind}")
             self.now_s = now_s
             handled += 1
             if kind == BATCH:
@@ -237,7 +250,7 @@ class Engine:
             elif kind == TOKEN:
                 token(what, observer)  # type: ignore[arg-type]
             elif kind == WAKE:
-                peer: Peer = what  # type: ignore[assignment]
+                peer: SimulatedPeer = what  # type: ignore[assignment]
                 if not peer.busy and peer.wake_s == now_s:
                     peer.wake_s = NEVER_S
                     self._start_batch(peer)
@@ -246,7 +259,7 @@ class Engine:
         self.now_s = max(self.now_s, until_s)
         return handled
 
-    def _token(self, piece: Piece, observer: Observer) -> None:
+    def _token(self, piece: SimulatedChunk, observer: Observer) -> None:
         if piece.dead:
             return
         session = piece.session
@@ -267,10 +280,10 @@ class Engine:
         session.issued_s = now_s
         self._send(session.decode, session.entry)
 
-    def _read_arrivals(self, peer: Peer) -> None:
+    def _read_arrivals(self, peer: SimulatedPeer) -> None:
         """Queue what has arrived by now, in order of arrival."""
         now_s = self.now_s
-        came: list[Piece] = []
+        came: list[SimulatedChunk] = []
         links = 0
         alike = not self._cancelled and len(peer.segments) == 1
         for link in peer.inbound:
@@ -304,7 +317,7 @@ class Engine:
                 segment.prefills += 1
         peer.arrived_tokens += arrived
 
-    def _start_batch(self, peer: Peer) -> None:
+    def _start_batch(self, peer: SimulatedPeer) -> None:
         """Read what has arrived and run the next non-empty segment, if there is any."""
         self._read_arrivals(peer)
         segments = peer.segments
@@ -326,7 +339,7 @@ class Engine:
         prefills, tokens = segment.prefills, 0
         many = len(queue)
         if prefills or many > limits.decodes_max or many * 4096 > limits.context_tokens_max:
-            queue, segment.queue, prefills, tokens = chosen(queue, limits)
+            queue, segment.queue, prefills, tokens = next_batch(queue, limits)
             segment.prefills -= prefills
         else:
             segment.queue = []
@@ -352,7 +365,7 @@ class Engine:
         peer.steps += 1
         heapq.heappush(self._events, (self.now_s + took_s, next(self._sequence), BATCH, peer))
 
-    def _sleep(self, peer: Peer) -> None:
+    def _sleep(self, peer: SimulatedPeer) -> None:
         """Have an idle peer woken by its next arrival."""
         wake_s = NEVER_S
         for link in peer.inbound:
@@ -364,7 +377,7 @@ class Engine:
         else:
             peer.wake_s = wake_s
 
-    def _end_batch(self, peer: Peer) -> None:
+    def _end_batch(self, peer: SimulatedPeer) -> None:
         if not peer.alive:
             return
         batch = peer.running
@@ -395,7 +408,7 @@ class Engine:
                 peer.tokens += len(batch)
         self._start_batch(peer)
 
-    def _send_all(self, decodes: list[Piece]) -> None:
+    def _send_all(self, decodes: list[SimulatedChunk]) -> None:
         """Send decodes on, each over its route's link: :meth:`_send`, without its calls."""
         now_s = self.now_s
         events, push, sequence = self._events, heapq.heappush, self._sequence

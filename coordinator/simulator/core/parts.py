@@ -15,14 +15,14 @@ DECODE_TABLE_TOKENS = 1024
 NEVER_S = float("inf")
 
 
-class Wire(Protocol):
+class SimulatedWire(Protocol):
     """A link with a scheduler of its own."""
 
-    def offer(self, piece: "Piece", hop: "Hop") -> None:
+    def offer(self, piece: "SimulatedChunk", hop: "SimulatedHop") -> None:
         """Queue a piece that leaves ``hop``."""
 
 
-class Link:
+class SimulatedLink:
     """A directed link that carries one piece at a time, first come, first served.
 
     Because the order of service is the order of arrival, each piece's arrival is known when it is
@@ -46,7 +46,12 @@ class Link:
     )
 
     def __init__(
-        self, source: str, target: "Peer", bytes_per_s: float, latency_s: float, token_bytes: float
+        self,
+        source: str,
+        target: "SimulatedPeer",
+        bytes_per_s: float,
+        latency_s: float,
+        token_bytes: float,
     ) -> None:
         self.source = source
         self.target = target
@@ -55,18 +60,18 @@ class Link:
         self.token_bytes = token_bytes
         self.token_s = token_bytes / bytes_per_s
         self.free_s = 0.0
-        self.arrivals: deque[Piece] = deque()
+        self.arrivals: deque[SimulatedChunk] = deque()
         """What is under way, or waits to be read, in order of arrival."""
         self.laden = 0
         """How many of those are not just a decoded token."""
         self.busy_s = 0.0
         self.waited_s = 0.0
         self.pieces = 0
-        self.wire: Wire | None = None
+        self.wire: SimulatedWire | None = None
         """What sends instead, where a link policy other than this one is simulated."""
 
 
-class Segment:
+class SimulatedSegment:
     """Layers of a peer between two points of entry; they always run together."""
 
     __slots__ = ("end", "prefills", "queue", "start")
@@ -74,13 +79,13 @@ class Segment:
     def __init__(self, start: int, end: int) -> None:
         self.start = start
         self.end = end
-        self.queue: list[Piece] = []
+        self.queue: list[SimulatedChunk] = []
         """What waits to enter here, in order of arrival."""
         self.prefills = 0
         """How many of those are prefill."""
 
 
-class Peer:
+class SimulatedPeer:
     """A peer that holds layers ``[start, end)`` and runs one batch at a time."""
 
     __slots__ = (
@@ -118,7 +123,9 @@ class Peer:
         self.start = start
         self.end = end
         bounds = sorted({start, *(entry for entry in entries if start < entry < end)})
-        self.segments = [Segment(a, b) for a, b in zip(bounds, [*bounds[1:], end], strict=True)]
+        self.segments = [
+            SimulatedSegment(a, b) for a, b in zip(bounds, [*bounds[1:], end], strict=True)
+        ]
         self.limits: StepLimits = profile.limits_of(max(1, end - start))
         self.prefill_s = interpolated(profile.prefill, PREFILL_TABLE_TOKENS)
         self.decode_s = list(interpolated(profile.decode, DECODE_TABLE_TOKENS))
@@ -127,7 +134,7 @@ class Peer:
         self.kv_capacity = profile.kv_of(max(1, end - start))
         self.kv_used = 0
         self.kv_peak = 0
-        self.inbound: list[Link] = []
+        self.inbound: list[SimulatedLink] = []
         self.at = 0
         self.busy = False
         self.alive = True
@@ -136,14 +143,14 @@ class Peer:
         self.step_least_s = 0.0
         """Per layer: no step with a prompt in it takes less."""
         self.stalled_until_s = 0.0
-        self.running: list[Piece] = []
+        self.running: list[SimulatedChunk] = []
         self.running_prefills = 0
         self.arrived_tokens = 0
         self.busy_s = 0.0
         self.steps = 0
         self.tokens = 0
 
-    def segment_at(self, layer: int) -> Segment:
+    def segment_at(self, layer: int) -> SimulatedSegment:
         """The segment that starts at ``layer``; ValueError when none does."""
         for segment in self.segments:
             if segment.start == layer:
@@ -154,7 +161,7 @@ class Peer:
         """Make ``layer`` a point of entry, if it lies inside what the peer holds."""
         for index, segment in enumerate(self.segments):
             if segment.start < layer < segment.end:
-                self.segments.insert(index + 1, Segment(layer, segment.end))
+                self.segments.insert(index + 1, SimulatedSegment(layer, segment.end))
                 segment.end = layer
                 # A batch that runs here runs to the old end: what follows it is behind the new one.
                 if self.at > index or (self.at == index and self.busy):
@@ -176,7 +183,7 @@ class Peer:
         return table[-1] + (tokens - len(table) + 1) * (table[-1] - table[-2])
 
 
-class Session:
+class SimulatedSession:
     """One request on its way: prompt first, then a token per turn of the ring."""
 
     __slots__ = (
@@ -206,24 +213,24 @@ class Session:
         self.issued_s = arrival_s
         """When the pass that is under way was issued at the clients."""
         self.first_token_s = NEVER_S
-        self.prompt: list[Piece] = []
+        self.prompt: list[SimulatedChunk] = []
         """The chunks of the prompt, or of a replay, that is under way."""
         self.tokens_in_kv = 0
         """Tokens whose pass over all layers has ended."""
         self.replays = 0
         self.stages: list[tuple[str, int, int]] = []
         self.entry = NOWHERE
-        self.decode = Piece(self, 1, prefill=False)
+        self.decode = SimulatedChunk(self, 1, prefill=False)
         """The piece that every decode token is; there is never more than one at a time."""
 
 
-class Piece:
+class SimulatedChunk:
     """Tokens of a session that travel together: a chunk of its prompt, or one decode token."""
 
     __slots__ = ("arrives_s", "dead", "final", "hop", "prefill", "sent_s", "session", "tokens")
 
     def __init__(
-        self, session: Session, tokens: int, *, final: bool = True, prefill: bool = True
+        self, session: SimulatedSession, tokens: int, *, final: bool = True, prefill: bool = True
     ) -> None:
         self.session = session
         self.tokens = tokens
@@ -239,13 +246,17 @@ class Piece:
         """When it is at the end of that link."""
 
 
-class Hop:
+class SimulatedHop:
     """One stage of one session's route: where it runs, and the link it leaves by."""
 
     __slots__ = ("came_by", "following", "link", "segment")
 
     def __init__(
-        self, segment: Segment, link: "Link", following: "Hop | None", came_by: "Link | None" = None
+        self,
+        segment: SimulatedSegment,
+        link: "SimulatedLink",
+        following: "SimulatedHop | None",
+        came_by: "SimulatedLink | None" = None,
     ) -> None:
         self.segment = segment
         """The peer's segment that the session enters at."""
@@ -255,9 +266,11 @@ class Hop:
         self.came_by = came_by
 
 
-_NOBODY = Peer("nobody", 0, 1, NOTHING, ())
+_NOBODY = SimulatedPeer("nobody", 0, 1, NOTHING, ())
 _NOBODY.busy = True
-NOWHERE = Hop(Segment(0, 0), Link("nobody", _NOBODY, 1.0, 0.0, 0.0), None)
+NOWHERE = SimulatedHop(
+    SimulatedSegment(0, 0), SimulatedLink("nobody", _NOBODY, 1.0, 0.0, 0.0), None
+)
 NOWHERE.following = NOWHERE
 NOWHERE.link.arrivals = deque(maxlen=1)
 """Where a piece is that belongs to no route (any more)."""

@@ -9,8 +9,8 @@ tests.
 from collections import deque
 
 from coordinator.links.scheduler import FRAME_BYTES_MAX, FRAME_BYTES_MIN, FRAME_US, Shares
-from coordinator.simulator.core.event_loop import Engine
-from coordinator.simulator.core.parts import Hop, Link, Piece
+from coordinator.simulator.core.event_loop import SwarmSimulation
+from coordinator.simulator.core.parts import SimulatedChunk, SimulatedHop, SimulatedLink
 
 
 class FramedWire:
@@ -26,7 +26,7 @@ class FramedWire:
         "_share",
     )
 
-    def __init__(self, engine: Engine, link: Link) -> None:
+    def __init__(self, engine: SwarmSimulation, link: SimulatedLink) -> None:
         self._engine = engine
         self._link = link
         wanted = link.bytes_per_s * FRAME_US / 1e6
@@ -34,10 +34,10 @@ class FramedWire:
         self._frame_s = frame_bytes / link.bytes_per_s
         self._share = Shares().prefill
         self._decodes_until_s = 0.0
-        self._prompts: deque[tuple[Piece, Hop, float]] = deque()
+        self._prompts: deque[tuple[SimulatedChunk, SimulatedHop, float]] = deque()
         self._prompt_until_s = 0.0
 
-    def offer(self, piece: Piece, hop: Hop) -> None:
+    def offer(self, piece: SimulatedChunk, hop: SimulatedHop) -> None:
         """Queue a piece; a decode's arrival is known at once, a prompt's when it has left."""
         engine, link = self._engine, self._link
         now_s = engine.now_s

@@ -8,26 +8,31 @@ at once, so credits come back one round trip after a slice began its way.
 from collections.abc import Callable
 from functools import partial
 
-from coordinator.links.scheduler import LinkScheduler, Slice, Traffic
-from coordinator.simulator.core.event_loop import Engine
-from coordinator.simulator.core.parts import Hop, Link, Piece, Wire
+from coordinator.links.scheduler import LinkScheduler, Slice, TrafficClass
+from coordinator.simulator.core.event_loop import SwarmSimulation
+from coordinator.simulator.core.parts import (
+    SimulatedChunk,
+    SimulatedHop,
+    SimulatedLink,
+    SimulatedWire,
+)
 
 
 class ScheduledWire:
     """One directed link."""
 
-    def __init__(self, engine: Engine, link: Link, policy: str) -> None:
+    def __init__(self, engine: SwarmSimulation, link: SimulatedLink, policy: str) -> None:
         self._engine = engine
         self._link = link
         self.scheduler = LinkScheduler(policy)
-        self._waiting: dict[int, tuple[Piece, Hop, float]] = {}
+        self._waiting: dict[int, tuple[SimulatedChunk, SimulatedHop, float]] = {}
         self._busy = False
         self._sent_bytes = 0
         self._slow_bytes = 0
 
-    def offer(self, piece: Piece, hop: Hop) -> None:
+    def offer(self, piece: SimulatedChunk, hop: SimulatedHop) -> None:
         """Queue a piece; it leaves when its turn comes."""
-        traffic = Traffic.PREFILL if piece.prefill else Traffic.DECODE
+        traffic = TrafficClass.PREFILL if piece.prefill else TrafficClass.DECODE
         size_bytes = max(1, round(piece.tokens * self._link.token_bytes))
         number = self.scheduler.offer(traffic, size_bytes)
         self._waiting[number] = piece, hop, self._engine.now_s
@@ -53,7 +58,7 @@ class ScheduledWire:
     def _left(self, cut: Slice) -> None:
         engine, link = self._engine, self._link
         self._sent_bytes += cut.size_bytes
-        if cut.traffic >= Traffic.PREFILL:
+        if cut.traffic >= TrafficClass.PREFILL:
             self._slow_bytes += cut.size_bytes
         if cut.last:
             piece, hop, _ = self._waiting.pop(cut.number)
@@ -68,7 +73,7 @@ class ScheduledWire:
             self._pump()
 
 
-def wires(policy: str) -> Callable[[Engine, Link], Wire]:
+def wires(policy: str) -> Callable[[SwarmSimulation, SimulatedLink], SimulatedWire]:
     """A maker of links that send by ``policy`` (see
     :data:`coordinator.links.scheduler.POLICIES`)."""
     return lambda engine, link: ScheduledWire(engine, link, policy)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.simulator.core.event_loop import Stage
-from coordinator.simulator.core.parts import Session
+from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.profiles import Profiles
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
@@ -91,7 +91,7 @@ class HelixScheduler:
     def _expected(self, input_tokens: int) -> int:
         return int(input_tokens + AVERAGE_OUTPUT_TOKENS * self.rules.output_ratio)
 
-    def route(self, session: Session) -> list[Stage] | None:
+    def route(self, session: SimulatedSession) -> list[Stage] | None:
         """The session's stages, and its share of loads and estimates taken; None when masked."""
         tokens, expected = session.input_tokens, self._expected(session.input_tokens)
         path: list[tuple[list[float], int, float]] = []
@@ -133,12 +133,12 @@ class HelixScheduler:
         left = room.free - expected * (room.end - room.start)
         return left >= (1 - self.rules.kv_high_water) * room.capacity
 
-    def decode(self, session: Session) -> None:
+    def decode(self, session: SimulatedSession) -> None:
         """Count one decode token as load on the session's route."""
         for loads, index, per_token in self._paths[session.number]:
             loads[index] += per_token
 
-    def ended(self, session: Session) -> None:
+    def ended(self, session: SimulatedSession) -> None:
         """Give back the session's estimate."""
         expected = self._expected(session.input_tokens)
         for name, start, end in session.stages:

@@ -12,7 +12,7 @@ hashes of names differ from process to process, and the flow with them.
 from collections.abc import Callable, Sequence
 
 from coordinator.simulator.core.profiles import Profiles
-from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Plan, PlanEpoch, Problem
+from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Plan, PlanVersion, Problem
 
 CLIENT_CARD_BYTES_PER_S = 10e9
 
@@ -53,7 +53,7 @@ def helix_plan(
     value, flow = nx.maximum_flow(graph, at(SOURCE), at(SINK))
     carried = [(*pair, flow[at(pair[0], "out")][at(pair[1], "in")]) for pair in links]
     return Plan(
-        epoch=PlanEpoch(term=1, counter=1),
+        version=PlanVersion(term=1, counter=1),
         coordinator="helix",
         model=problem.model,
         assignments=tuple(assignments),

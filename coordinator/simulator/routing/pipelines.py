@@ -12,7 +12,7 @@ from coordinator.evaluation.max_flow import paths
 from coordinator.routing.balance import freeness
 from coordinator.routing.routes import NoRoute, Wheel, replacement
 from coordinator.simulator.core.event_loop import Stage
-from coordinator.simulator.core.parts import Session
+from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.routing.schedulers import record_of
 from dht.messages.types import Plan, Problem, RouteStage
@@ -50,7 +50,7 @@ class Pipelines:
         self.leaving: set[str] = set()
         self._taken: dict[int, list[tuple[Stage, ...]]] = {}
 
-    def need(self, session: Session) -> int:
+    def need(self, session: SimulatedSession) -> int:
         """Tokens that a stage must promise: the whole session."""
         return session.input_tokens + session.output_tokens
 
@@ -79,7 +79,7 @@ class Pipelines:
             for name, start, end in stages
         )
 
-    def route(self, session: Session) -> list[Stage] | None:
+    def route(self, session: SimulatedSession) -> list[Stage] | None:
         tokens = self.need(session)
         able = [
             index
@@ -98,14 +98,14 @@ class Pipelines:
         self.take(session, self.routes[chosen])
         return list(self.routes[chosen])
 
-    def take(self, session: Session, stages: Sequence[Stage]) -> None:
+    def take(self, session: SimulatedSession, stages: Sequence[Stage]) -> None:
         """Promise the session room at ``stages``, beside what it has."""
         for name, start, end in stages:
             self.room[name] -= self.need(session) * (end - start)
             self.count[name] += 1
         self._taken.setdefault(session.number, []).append(tuple(stages))
 
-    def keep_only(self, session: Session, route: Collection[Stage]) -> None:
+    def keep_only(self, session: SimulatedSession, route: Collection[Stage]) -> None:
         """Give back what the session was promised elsewhere than on ``route``."""
         kept: list[tuple[Stage, ...]] = []
         for stages in self._taken.pop(session.number, ()):
@@ -119,13 +119,13 @@ class Pipelines:
         if kept:
             self._taken[session.number] = kept
 
-    def decode(self, session: Session) -> None:
+    def decode(self, session: SimulatedSession) -> None:
         """Nothing is kept: routes are drawn by whole sessions."""
 
-    def ended(self, session: Session) -> None:
+    def ended(self, session: SimulatedSession) -> None:
         self.keep_only(session, ())
 
-    def mended(self, session: Session, lost: str) -> tuple[Stage, ...] | None:
+    def mended(self, session: SimulatedSession, lost: str) -> tuple[Stage, ...] | None:
         """The session's route without ``lost``, its other stages as they are, if there is room."""
         tokens = self.need(session)
         on_route = {name for name, _, _ in session.stages}

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from coordinator.routing.routes import NoRoute, Router
-from coordinator.simulator.core.event_loop import Engine, Stage
-from coordinator.simulator.core.parts import Link, Piece, Session
+from coordinator.simulator.core.event_loop import Stage, SwarmSimulation
+from coordinator.simulator.core.parts import SimulatedChunk, SimulatedLink, SimulatedSession
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.routing.helix import AVERAGE_OUTPUT_TOKENS
 from dht.messages.types import (
@@ -32,16 +32,16 @@ KV_HIGH_WATER = 0.9
 """Ours: the share of a peer's KV room that expected lengths may take."""
 
 
-class Scheduler(Protocol):
+class RequestScheduler(Protocol):
     """Chooses routes and keeps its own accounts of them."""
 
-    def route(self, session: Session) -> list[Stage] | None:
+    def route(self, session: SimulatedSession) -> list[Stage] | None:
         """Stages from the first layer to the last; None: nobody has room now."""
 
-    def decode(self, session: Session) -> None:
+    def decode(self, session: SimulatedSession) -> None:
         """A decode token of the session starts its turn."""
 
-    def ended(self, session: Session) -> None:
+    def ended(self, session: SimulatedSession) -> None:
         """The session has ended, or left its route."""
 
 
@@ -60,7 +60,7 @@ class HopByHop:
             self._heads.setdefault(tail, []).append(head)
         self._choose = choose
 
-    def route(self, session: Session) -> list[Stage] | None:
+    def route(self, session: SimulatedSession) -> list[Stage] | None:
         stages: list[Stage] = []
         at, layer = SOURCE, 0
         while True:
@@ -70,14 +70,16 @@ class HopByHop:
             stages.append((at, layer, self._ends[at]))
             layer = self._ends[at]
 
-    def decode(self, session: Session) -> None:
+    def decode(self, session: SimulatedSession) -> None:
         """Nothing is kept."""
 
-    def ended(self, session: Session) -> None:
+    def ended(self, session: SimulatedSession) -> None:
         """Nothing is kept."""
 
 
-def shortest_queue(engine: Engine, draw: Callable[[int], int]) -> Callable[[str, list[str]], str]:
+def shortest_queue(
+    engine: SwarmSimulation, draw: Callable[[int], int]
+) -> Callable[[str, list[str]], str]:
     """The next peer with the fewest pieces waiting; a draw among equals."""
 
     def waiting(name: str) -> int:
@@ -104,7 +106,7 @@ class SwarmChoice:
     measured from when a link began to carry a piece to the end of the peer's step.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SwarmSimulation) -> None:
         self._time: dict[tuple[str, str], float] = {}
         self._priority: dict[str, dict[str, float]] = {}
         engine.watch = self._observe
@@ -115,9 +117,9 @@ class SwarmChoice:
         priority[best] += self._time.get((at, best), SWARM_FIRST_S)
         return best
 
-    def _observe(self, batch: list[Piece], now_s: float) -> None:
+    def _observe(self, batch: list[SimulatedChunk], now_s: float) -> None:
         for piece in batch:
-            link: Link | None = piece.hop.came_by
+            link: SimulatedLink | None = piece.hop.came_by
             if link is None:
                 continue
             pair = link.source, link.target.name
@@ -165,7 +167,7 @@ class OurScheduler:
         """A peer is gone."""
         self.records.pop(name, None)
 
-    def route(self, session: Session) -> list[Stage] | None:
+    def route(self, session: SimulatedSession) -> list[Stage] | None:
         tokens = session.input_tokens + AVERAGE_OUTPUT_TOKENS
         usable = {
             name: record
@@ -182,10 +184,10 @@ class OurScheduler:
         self._used[session.number] = taken
         return stages
 
-    def decode(self, session: Session) -> None:
+    def decode(self, session: SimulatedSession) -> None:
         """Nothing is kept: routes are drawn by whole sessions."""
 
-    def ended(self, session: Session) -> None:
+    def ended(self, session: SimulatedSession) -> None:
         for name, entries in self._used.pop(session.number, ()):
             if name in self._room:
                 self._room[name] += entries
@@ -196,7 +198,7 @@ def record_of(problem: Problem, node: PlannerNode, start: int, end: int) -> Node
     return NodeRecord(
         peer_id=node.peer_id,
         name=node.peer_id,
-        version="simulated",
+        software_version="simulated",
         device=DeviceSpec(kind="simulated", name="simulated", memory_bytes=node.memory_bytes),
         model=problem.model,
         memory_bytes=node.memory_bytes,

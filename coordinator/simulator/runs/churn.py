@@ -22,8 +22,8 @@ from coordinator.heuristics.heuristics import fill
 from coordinator.heuristics.repair import repair
 from coordinator.planning.placement import CELLS_ABOVE
 from coordinator.simulator.core.chunks import MEASURED
-from coordinator.simulator.core.event_loop import Engine
-from coordinator.simulator.core.parts import Session
+from coordinator.simulator.core.event_loop import SwarmSimulation
+from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import SimulationReport
 from coordinator.simulator.core.trace import Request
@@ -206,7 +206,7 @@ class _Churn:
             engine.cancel(session)
         self._after(self.config.noticed_s, partial(self._noticed, hit))
 
-    def _noticed(self, hit: list[Session]) -> None:
+    def _noticed(self, hit: list[SimulatedSession]) -> None:
         waiting = set(self.run.lost)
         self.run.lost.extend(session for session in hit if session not in waiting)
         self.run.serve_line()
@@ -289,7 +289,7 @@ def with_churn(
     config: ChurnConfig,
 ) -> ChurnReport:
     """Serve arrivals with the project's router while peers come and go."""
-    engine = Engine(
+    engine = SwarmSimulation(
         problem, profiles, plan.assignments, decodes_leave_first=True, weights_take_time=True
     )
     scheduler = OurScheduler(problem, profiles, plan)

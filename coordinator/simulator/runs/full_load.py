@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from coordinator.evaluation.max_flow import FlowSolution, solve_flow
 from coordinator.links.scheduler import POLICIES
 from coordinator.planning.placement import Placement
-from coordinator.simulator.core.event_loop import Engine
+from coordinator.simulator.core.event_loop import SwarmSimulation
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import SimulationReport
 from coordinator.simulator.core.trace import Request, sampled
@@ -23,14 +23,14 @@ from coordinator.simulator.routing.helix import (
 from coordinator.simulator.routing.schedulers import (
     HopByHop,
     OurScheduler,
-    Scheduler,
+    RequestScheduler,
     SwarmChoice,
     even_cards,
     shortest_queue,
 )
 from coordinator.simulator.runs.runs import Arrivals, ClosedLoop, HelixFeed, Run, Standing
 from dht.errors import UserError
-from dht.messages.types import Assignment, Plan, PlanEpoch, Problem
+from dht.messages.types import Assignment, Plan, PlanVersion, Problem
 
 SCHEDULERS = ("helix", "anabranch", "swarm", "random", "shortest-queue")
 LINKS = ("in-order", "decode-first", "framed", *POLICIES)
@@ -91,7 +91,7 @@ def as_plan(problem: Problem, placement: Plan | Placement | Sequence[Assignment]
         assignments = tuple(placement)
     solution = solution or solve_flow(problem, assignments)
     return Plan(
-        epoch=PlanEpoch(term=1, counter=1),
+        version=PlanVersion(term=1, counter=1),
         coordinator="simulated",
         model=problem.model,
         assignments=assignments,
@@ -104,7 +104,7 @@ def as_plan(problem: Problem, placement: Plan | Placement | Sequence[Assignment]
     )
 
 
-def build(
+def build_simulation(
     problem: Problem,
     profiles: Profiles,
     plan: Plan,
@@ -113,7 +113,7 @@ def build(
     links: str,
     rules: HelixRules,
     seed: int,
-) -> tuple[Engine, Scheduler]:
+) -> tuple[SwarmSimulation, RequestScheduler]:
     """An engine and a scheduler by name; raises UserError for a name that there is not."""
     if scheduler not in SCHEDULERS:
         raise UserError(f"scheduler {scheduler!r}; there are {', '.join(SCHEDULERS)}")
@@ -125,7 +125,7 @@ def build(
         share = link_shares(profiles, plan.edges)
     elif scheduler != "anabranch":
         share = even_cards(profiles, pairs)
-    engine = Engine(
+    engine = SwarmSimulation(
         problem,
         profiles,
         plan.assignments,
@@ -166,7 +166,7 @@ def offline(
     the same arguments give the same report. ``progress`` is told the share that is done.
     """
     plan = as_plan(problem, placement)
-    engine, scheduler = build(
+    engine, scheduler = build_simulation(
         problem,
         profiles,
         plan,
@@ -210,7 +210,7 @@ def online(
 ) -> SimulationReport:
     """Simulate requests that come at their own times, until all are served (or four hours)."""
     plan = as_plan(problem, placement)
-    engine, scheduler = build(
+    engine, scheduler = build_simulation(
         problem,
         profiles,
         plan,
@@ -236,7 +236,7 @@ def online(
 
 
 def _run_to(
-    engine: Engine, run: Run, end_s: float, progress: Callable[[float], None] | None
+    engine: SwarmSimulation, run: Run, end_s: float, progress: Callable[[float], None] | None
 ) -> int:
     if progress is None:
         return engine.run(end_s, run)

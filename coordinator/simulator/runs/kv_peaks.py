@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.simulator.core.parts import Peer, Session
+from coordinator.simulator.core.parts import SimulatedPeer, SimulatedSession
 
 
 class KvPeaks:
@@ -20,7 +20,9 @@ class KvPeaks:
         self._known: dict[int, tuple[Sequence[object], Any]] = {}
         """By session: its stages as they were looked at, and an array of shape (2, stages)."""
 
-    def look(self, sessions: Iterable[Session], peers: Mapping[str, Peer]) -> None:
+    def look(
+        self, sessions: Iterable[SimulatedSession], peers: Mapping[str, SimulatedPeer]
+    ) -> None:
         """Raise ``kv_peak`` of the peers that hold more entries (tokens x layers) than ever."""
         known: dict[int, tuple[Sequence[object], Any]] = {}
         held, tokens = [], []
@@ -43,7 +45,7 @@ class KvPeaks:
             if peer is not None and used[number] > peer.kv_peak:
                 peer.kv_peak = used[number]
 
-    def _array(self, session: Session) -> Any:
+    def _array(self, session: SimulatedSession) -> Any:
         numbers = [
             self._numbers.setdefault(name, len(self._numbers)) for name, _, _ in session.stages
         ]

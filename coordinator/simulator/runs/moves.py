@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from coordinator.routing.balance import evens_out
-from coordinator.simulator.core.event_loop import Engine, Stage
-from coordinator.simulator.core.parts import Piece, Session
+from coordinator.simulator.core.event_loop import Stage, SwarmSimulation
+from coordinator.simulator.core.parts import SimulatedChunk, SimulatedSession
 from coordinator.simulator.core.trace import Request
 from coordinator.simulator.routing.pipelines import Pipelines
 from coordinator.simulator.runs.runs import Arrivals
@@ -46,7 +46,7 @@ class MoveRules:
 class _Move:
     """A session's new stages are being filled by a shadow of it."""
 
-    shadow: Session
+    shadow: SimulatedSession
     route: tuple[Stage, ...]
     waits: bool
     """The session has lost a stage: it goes on once the new one is filled."""
@@ -58,7 +58,7 @@ class Moving(Arrivals):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SwarmSimulation,
         pipelines: Pipelines,
         requests: Sequence[Request],
         rules: MoveRules,
@@ -107,7 +107,7 @@ class Moving(Arrivals):
 
     # What the engine tells
 
-    def prompt_done(self, session: Session, now_s: float) -> None:
+    def prompt_done(self, session: SimulatedSession, now_s: float) -> None:
         if session.number >= 0:
             if session.urgent and session.replays == 0 and self.start_s <= now_s <= self.end_s:
                 self.urgent_prompt_s.append(now_s - session.arrival_s)
@@ -120,11 +120,11 @@ class Moving(Arrivals):
         if move.waits:
             self._go_on(self.live[owner], move)
 
-    def token_done(self, session: Session, now_s: float, issued_s: float) -> None:
+    def token_done(self, session: SimulatedSession, now_s: float, issued_s: float) -> None:
         super().token_done(session, now_s, issued_s)
         number = session.number
         if session.decode.tokens > 1:
-            session.decode = Piece(session, 1, prefill=False)
+            session.decode = SimulatedChunk(session, 1, prefill=False)
         if number in self._awaiting and issued_s >= self._awaiting[number]:
             del self._awaiting[number]
             self.moved_gaps_s.append(now_s - issued_s)
@@ -132,56 +132,61 @@ class Moving(Arrivals):
         if move is not None and move.ready and session.left_tokens:
             self._switch(session, move)
 
-    def session_done(self, session: Session, now_s: float) -> None:
+    def session_done(self, session: SimulatedSession, now_s: float) -> None:
         self._forget_move(session)
         super().session_done(session, now_s)
 
     # Moves
 
     def begin(
-        self, session: Session, route: Sequence[Stage], *, source: str = SOURCE, waits: bool = False
+        self,
+        session: SimulatedSession,
+        route: Sequence[Stage],
+        *,
+        source: str = SOURCE,
+        waits: bool = False,
     ) -> None:
         """Fill those stages of ``route`` that the session does not have yet, from ``source`` on."""
         new = [stage for stage in route if stage not in session.stages]
         self._pipelines.take(session, new)
         tokens = max(1, session.tokens_in_kv)
         lengths = Request(arrival_s=0.0, input_tokens=tokens, output_tokens=1)
-        shadow = Session(-1 - session.number, lengths, self.engine.now_s)
+        shadow = SimulatedSession(-1 - session.number, lengths, self.engine.now_s)
         self._moves[session.number] = _Move(shadow, tuple(route), waits)
         self.engine.open(shadow, new, self._pieces(shadow, tokens, new), source)
         self.moves += 1
 
-    def _switch(self, session: Session, move: _Move) -> None:
+    def _switch(self, session: SimulatedSession, move: _Move) -> None:
         """At a token's end: the next one goes over the new route, with the rows since the copy."""
         del self._moves[session.number]
         since = session.tokens_in_kv - move.shadow.tokens_in_kv
         session.tokens_in_kv -= since
-        session.decode = Piece(session, 1 + since, prefill=False)
+        session.decode = SimulatedChunk(session, 1 + since, prefill=False)
         session.stages = list(move.route)
         session.entry = self.engine.way(move.route)
         self._settled(session, move)
 
-    def _go_on(self, session: Session, move: _Move) -> None:
+    def _go_on(self, session: SimulatedSession, move: _Move) -> None:
         """After a loss: the stage is there again, and so the token that was lost is made anew."""
         del self._moves[session.number]
         self._settled(session, move)
         self.engine.resume(session, move.route)
 
-    def _settled(self, session: Session, move: _Move) -> None:
+    def _settled(self, session: SimulatedSession, move: _Move) -> None:
         self._pipelines.keep_only(session, move.route)
         now_s = self.engine.now_s
         self._moved_s[session.number] = now_s
         self._awaiting[session.number] = session.issued_s if move.waits else now_s
         self.serve_line()
 
-    def _forget_move(self, session: Session) -> None:
+    def _forget_move(self, session: SimulatedSession) -> None:
         move = self._moves.pop(session.number, None)
         self._awaiting.pop(session.number, None)
         if move is not None:
             self.engine.cancel(move.shadow)
             self._pipelines.keep_only(session, session.stages)
 
-    def _movable(self) -> list[Session]:
+    def _movable(self) -> list[SimulatedSession]:
         """Sessions that decode and have not moved lately; ordinary ones first, then the short."""
         now_s, again_s = self.engine.now_s, self._rules.again_s
         found = [
@@ -241,7 +246,7 @@ class Moving(Arrivals):
         """A peer vanishes at a time."""
         self.engine.call_at(at_s, partial(self._vanish, name))
 
-    def _on(self, name: str) -> list[Session]:
+    def _on(self, name: str) -> list[SimulatedSession]:
         return [s for s in self.live.values() if any(stage[0] == name for stage in s.stages)]
 
     def _drain(self, name: str, until_s: float) -> None:
@@ -277,16 +282,16 @@ class Moving(Arrivals):
     def _soon(self, call: Callable[[], None]) -> None:
         self.engine.call_at(self.engine.now_s + self._rules.noticed_s, call)
 
-    def _open_again(self, session: Session) -> None:
+    def _open_again(self, session: SimulatedSession) -> None:
         """A prompt that was lost on its way: from the start, over another route."""
         self.lost.append(session)
         self.serve_line()
 
-    def _repair(self, name: str, session: Session) -> None:
+    def _repair(self, name: str, session: SimulatedSession) -> None:
         if not self._mend(session, name, waits=True):
             self.engine.call_at(self.engine.now_s + 1.0, partial(self._repair, name, session))
 
-    def _mend(self, session: Session, name: str, *, waits: bool) -> bool:
+    def _mend(self, session: SimulatedSession, name: str, *, waits: bool) -> bool:
         """Have other peers take the place of ``name`` in the session's route, if some can."""
         route = self._pipelines.mended(session, name)
         if route is None:

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from coordinator.simulator.core.chunks import MEASURED, measured_chunks
-from coordinator.simulator.core.event_loop import Engine, Stage
-from coordinator.simulator.core.parts import Piece, Session
+from coordinator.simulator.core.event_loop import Stage, SwarmSimulation
+from coordinator.simulator.core.parts import SimulatedChunk, SimulatedSession
 from coordinator.simulator.core.report import LinkUse, PeerUse, SimulationReport, latency
 from coordinator.simulator.core.trace import Request
 from coordinator.simulator.routing.helix import HelixScheduler
-from coordinator.simulator.routing.schedulers import Scheduler
+from coordinator.simulator.routing.schedulers import RequestScheduler
 from coordinator.simulator.runs.kv_peaks import KvPeaks
 
 FEED_DELAY_S = 0.1
@@ -24,8 +24,8 @@ class Run:
 
     def __init__(
         self,
-        engine: Engine,
-        scheduler: Scheduler,
+        engine: SwarmSimulation,
+        scheduler: RequestScheduler,
         *,
         start_s: float,
         end_s: float,
@@ -37,7 +37,7 @@ class Run:
         self.end_s = end_s
         self.chunk_tokens = chunk_tokens
         """None: whole prompts. :data:`MEASURED`: as the stages choose."""
-        self.live: dict[int, Session] = {}
+        self.live: dict[int, SimulatedSession] = {}
         self.opened = 0
         self.rejected = 0
         self.replays = 0
@@ -53,7 +53,7 @@ class Run:
 
     def open(self, request: Request, arrival_s: float) -> bool:
         """Open a session for a request if there is a route; says whether."""
-        session = Session(self.opened, request, arrival_s)
+        session = SimulatedSession(self.opened, request, arrival_s)
         stages = self.scheduler.route(session)
         if stages is None:
             return False
@@ -62,16 +62,18 @@ class Run:
         self.engine.open(session, stages, self._pieces(session, session.input_tokens, stages))
         return True
 
-    def _pieces(self, session: Session, tokens: int, stages: Sequence[Stage]) -> list[Piece]:
+    def _pieces(
+        self, session: SimulatedSession, tokens: int, stages: Sequence[Stage]
+    ) -> list[SimulatedChunk]:
         if self.chunk_tokens == MEASURED:
             sizes = measured_chunks(self.engine, tokens, stages, len(self.live) > 1)
         else:
             chunk = self.chunk_tokens or tokens
             sizes = [min(chunk, tokens - at) for at in range(0, tokens, chunk)]
         last = len(sizes) - 1
-        return [Piece(session, size, final=at == last) for at, size in enumerate(sizes)]
+        return [SimulatedChunk(session, size, final=at == last) for at, size in enumerate(sizes)]
 
-    def replay(self, session: Session) -> bool:
+    def replay(self, session: SimulatedSession) -> bool:
         """Open a lost session again over another route: prompt and answer so far, then on."""
         self.engine.cancel(session)
         self.scheduler.ended(session)
@@ -88,14 +90,14 @@ class Run:
 
     # The engine tells
 
-    def prompt_done(self, session: Session, now_s: float) -> None:
+    def prompt_done(self, session: SimulatedSession, now_s: float) -> None:
         if session.replays == 0 and self.start_s <= now_s <= self.end_s:
             self.prompt_s.append(now_s - session.arrival_s)
             self.prompt_tokens += session.input_tokens
         self.scheduler.decode(session)
         self.after_prompt(now_s)
 
-    def token_done(self, session: Session, now_s: float, issued_s: float) -> None:
+    def token_done(self, session: SimulatedSession, now_s: float, issued_s: float) -> None:
         if self.start_s <= now_s <= self.end_s:
             self.decode_s.append(now_s - issued_s)
             bucket = int(now_s / BUCKET_S)
@@ -103,7 +105,7 @@ class Run:
         if session.left_tokens:
             self.scheduler.decode(session)
 
-    def session_done(self, session: Session, now_s: float) -> None:
+    def session_done(self, session: SimulatedSession, now_s: float) -> None:
         self.sessions_done += 1
         del self.live[session.number]
         self.scheduler.ended(session)
@@ -154,7 +156,7 @@ class HelixFeed(Run):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SwarmSimulation,
         scheduler: HelixScheduler,
         requests: Iterator[Request],
         *,
@@ -189,8 +191,8 @@ class ClosedLoop(Run):
 
     def __init__(
         self,
-        engine: Engine,
-        scheduler: Scheduler,
+        engine: SwarmSimulation,
+        scheduler: RequestScheduler,
         requests: Iterator[Request],
         *,
         sessions: int,
@@ -224,8 +226,8 @@ class Standing(Run):
 
     def __init__(
         self,
-        engine: Engine,
-        scheduler: Scheduler,
+        engine: SwarmSimulation,
+        scheduler: RequestScheduler,
         requests: Iterator[Request],
         *,
         prompts_max: int,
@@ -261,8 +263,8 @@ class Arrivals(Run):
 
     def __init__(
         self,
-        engine: Engine,
-        scheduler: Scheduler,
+        engine: SwarmSimulation,
+        scheduler: RequestScheduler,
         requests: Sequence[Request],
         *,
         start_s: float,
@@ -271,7 +273,7 @@ class Arrivals(Run):
     ) -> None:
         super().__init__(engine, scheduler, start_s=start_s, end_s=end_s, chunk_tokens=chunk_tokens)
         self.line: deque[Request] = deque()
-        self.lost: deque[Session] = deque()
+        self.lost: deque[SimulatedSession] = deque()
         self.to_come = len(requests)
         for request in requests:
             engine.call_at(request.arrival_s, partial(self._arrive, request))
@@ -301,7 +303,7 @@ class Arrivals(Run):
         return not (self.to_come or self.line or self.lost or self.live)
 
 
-def peer_use(engine: Engine) -> dict[str, PeerUse]:
+def peer_use(engine: SwarmSimulation) -> dict[str, PeerUse]:
     """How busy and full each peer was."""
     span_s = max(engine.now_s, 1e-9)
     return {
@@ -316,7 +318,7 @@ def peer_use(engine: Engine) -> dict[str, PeerUse]:
     }
 
 
-def link_use(engine: Engine) -> dict[tuple[str, str], LinkUse]:
+def link_use(engine: SwarmSimulation) -> dict[tuple[str, str], LinkUse]:
     """How busy each link that was used at all was."""
     span_s = max(engine.now_s, 1e-9)
     return {

@@ -13,8 +13,8 @@ from dht.messages.types import (
     ModelSpec,
     NodeRecord,
     Plan,
-    PlanEpoch,
     PlannerNode,
+    PlanVersion,
     Problem,
 )
 from tests.unit.records import record_of
@@ -90,11 +90,11 @@ def make_plan_of(
     *,
     flow: float | None = None,
     layers: int = 8,
-    epoch: PlanEpoch | None = None,
+    version: PlanVersion | None = None,
 ) -> Plan:
     carried = sum(e.tokens_per_s for e in edges if e.tail == "source")
     return Plan(
-        epoch=epoch or PlanEpoch(term=1, counter=1),
+        version=version or PlanVersion(term=1, counter=1),
         coordinator="p0",
         model=replace(MODEL, layers=layers),
         assignments=tuple(spans),

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from coordinator.problem.cluster_file import read_cluster
-from coordinator.problem.service import Curve, Machine, Service
+from coordinator.problem.service import Curve, PeerSpeed, Service
 from dht.messages.types import Assignment, Problem
 
 DATA = Path(__file__).parents[3] / "bench" / "data" / "helix"
@@ -30,7 +30,7 @@ def service_of(cluster: str, model: str) -> Service:
     machines = {}
     for node in file["nodes"]:
         gpu = file["models"][model]["gpus"][node["gpu"]]
-        machines[str(node["id"])] = Machine(
+        machines[str(node["id"])] = PeerSpeed(
             decode=_curve(f"{model}_{node['gpu'].lower()}_decode"),
             prompt=_curve(f"{model}_{node['gpu'].lower()}_prompt"),
             kv_layer_tokens=tuple(gpu["kv_entries"]),

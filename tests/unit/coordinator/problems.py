@@ -16,8 +16,8 @@ from dht.messages.types import (
     NodeRecord,
     NodeState,
     Plan,
-    PlanEpoch,
     PlannerNode,
+    PlanVersion,
     Problem,
     fits,
 )
@@ -88,7 +88,7 @@ def plan_of(problem: Problem, spans: Sequence[Assignment], planner: str = "test"
     return make_plan(
         problem,
         Placement(assignments=tuple(spans), flow_tokens_per_s=0.0, planner=planner),
-        epoch=PlanEpoch(term=1, counter=1),
+        version=PlanVersion(term=1, counter=1),
         coordinator="a",
         solve_s=0.0,
         now_unix_s=0.0,

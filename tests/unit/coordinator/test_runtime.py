@@ -8,13 +8,13 @@ from itertools import count
 import pytest
 
 from coordinator.evaluation.plan_check import check_shape
-from coordinator.planning.solve import SolveAnswer, SolveRequest, solve
+from coordinator.planning.solve import SolveAnswer, SolveRequest, solve_request
 from coordinator.planning.solver_process import solve_apart
 from coordinator.plans.review import ReviewConfig
 from coordinator.plans.reviewer import Reviewer
 from coordinator.plans.store import PlanStore
 from coordinator.runtime import Coordinator, CoordinatorConfig, Solver
-from dht.messages.types import NodeRecord, NodeState, PlanEpoch
+from dht.messages.types import NodeRecord, NodeState, PlanVersion
 from dht.records.directory import Directory
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork, MemoryTransport
@@ -30,13 +30,13 @@ async def solve_here(request: SolveRequest, limit_s: float) -> SolveAnswer:
     """In this process, as real processes do not run on a virtual clock; nor is there a real one."""
     del limit_s
     asked = count()
-    return solve(request, lambda: next(asked) / STEPS)
+    return solve_request(request, lambda: next(asked) / STEPS)
 
 
 async def solve_without_time(request: SolveRequest, limit_s: float) -> SolveAnswer:
     """As on a machine that is too busy to search at all."""
     del limit_s
-    return solve(request, lambda: 1.0)
+    return solve_request(request, lambda: 1.0)
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Member:
                 self.record = replace(
                     self.record, state=NodeState.SERVING, start=mine.start, end=mine.end
                 )
-            self.record = replace(self.record, epoch=self.plans.epoch)
+            self.record = replace(self.record, plan_version=self.plans.version)
             await self.directory.publish(self.record)
             await asyncio.sleep(2.0)
 
@@ -91,7 +91,13 @@ class Member:
 
 class Swarm:
     def __init__(
-        self, make, memories: list[int], *, seed: int = 1, solve: Solver = solve_here, **network
+        self,
+        make,
+        memories: list[int],
+        *,
+        seed: int = 1,
+        solve: Solver = solve_here,
+        **network,
     ) -> None:
         self.make = make
         self.solve = solve
@@ -138,7 +144,7 @@ class Swarm:
 
     def agreed(self) -> bool:
         """Everyone runs one plan that covers the model over the living."""
-        plans = {member.plans.epoch for member in self.members}
+        plans = {member.plans.version for member in self.members}
         plan = self.members[0].plans.newest
         living = {member.transport.peer_id for member in self.members}
         return (
@@ -170,11 +176,11 @@ def test_a_killed_coordinator_is_replaced_soon(make):
         async with Swarm(make, [600, 600, 600]) as swarm:
             await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
             await asyncio.sleep(20)
-            before = swarm.members[0].plans.epoch
+            before = swarm.members[0].plans.version
             await swarm.kill(swarm.leaders()[0])
             assert await swarm.settle(lambda: len(swarm.leaders()) == 1) < 15
             assert await swarm.settle(swarm.agreed) < 15
-            assert swarm.members[0].plans.epoch > before
+            assert swarm.members[0].plans.version > before
 
     run_virtual(body(), limit_s=1000)
 
@@ -250,12 +256,12 @@ def test_a_body_is_had_from_others_when_its_author_is_gone(make):
         plan = replace(plan, coordinator=author.peer_id)
         await directories[0].publish(await stores[0].add(plan))
         await stores[1].refresh()
-        record = replace(make.record(adopter.peer_id), epoch=plan.epoch)
+        record = replace(make.record(adopter.peer_id), plan_version=plan.version)
         await directories[1].publish(record)
         network.kill(author.peer_id)
         await stores[2].refresh()
         assert stores[2].newest == plan
-        assert (await stores[2].wait_newer(PlanEpoch())) == plan
+        assert (await stores[2].wait_newer(PlanVersion())) == plan
 
     run_virtual(body(), limit_s=1000)
 
@@ -281,7 +287,7 @@ def test_a_broken_plan_is_refused(make):
 def test_solving_in_a_process_of_its_own(make):
     request = SolveRequest(
         problem=make.problem([(450, 100.0), (350, 50.0), (450, 80.0)]),
-        epoch=PlanEpoch(term=1, counter=1),
+        version=PlanVersion(term=1, counter=1),
         coordinator="p0",
         time_limit_s=1.0,
         seed=1,

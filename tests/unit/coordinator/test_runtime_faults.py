@@ -24,14 +24,14 @@ def test_a_cut_heals_to_one_leader_and_one_plan(make, seed):
     async def body() -> None:
         async with Swarm(make, [1000] * 4, seed=seed) as swarm:
             await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
-            before = swarm.members[0].plans.epoch
+            before = swarm.members[0].plans.version
             names = [member.transport.peer_id for member in swarm.members]
             swarm.network.partition(names[:2], names[2:])
             # Each side can hold the whole model: each goes on under a leader of its own.
             await swarm.settle(lambda: len(swarm.leaders()) == 2)
             swarm.network.heal()
             await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1, 90.0)
-            assert swarm.members[0].plans.epoch > before
+            assert swarm.members[0].plans.version > before
             leader = swarm.leaders()[0]
             await asyncio.sleep(60)
             assert swarm.leaders() == [leader]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.simulate import duration, main, share
+from coordinator.simulate import main, share, short_duration
 
 CLUSTER = {
     "schema": "anabranch-cluster/1",
@@ -98,7 +98,7 @@ def test_where_nothing_happened_the_tables_say_nothing(
 
 
 def test_times_and_shares_have_fitting_units() -> None:
-    times = [duration(s) for s in (0.0, 4e-5, 2e-4, 0.0512, 0.138, 2.14, 75)]
+    times = [short_duration(s) for s in (0.0, 4e-5, 2e-4, 0.0512, 0.138, 2.14, 75)]
     assert times == ["0", "40 µs", "200 µs", "51 ms", "138 ms", "2.1 s", "75 s"]
     assert [share(v) for v in (0.0, 0.003, 0.5, 1.0)] == ["–", "<1%", "50%", "100%"]
 

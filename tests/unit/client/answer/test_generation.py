@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from client.answer.generation import GenerationOptions
-from client.generate import options_of, parse
+from client.generate import generation_options, parse
 from dht.errors import UserError
 
 
@@ -62,7 +62,7 @@ def test_stop_tokens_are_the_models_and_the_callers() -> None:
 def flags(monkeypatch: pytest.MonkeyPatch, *given: str) -> GenerationOptions:
     needed = ("--initial-peers", "/ip4/1", "--model", "m", "--prompt", "x")
     monkeypatch.setattr(sys, "argv", ["generate", *needed, *given])
-    return options_of(parse())
+    return generation_options(parse())
 
 
 def test_every_option_has_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:

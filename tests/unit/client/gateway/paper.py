@@ -16,7 +16,7 @@ from client.gateway.app import Gateway, GatewayConfig
 from client.gateway.metrics import Metrics
 from client.gateway.requests import Defaults
 from client.gateway.server import serving
-from client.gateway.service import Service
+from client.gateway.service import CompletionService
 from client.session.progress import Progress
 from client.session.token_log import AnswerLog
 from client.text.chat_template import ChatTemplate
@@ -92,7 +92,7 @@ class PaperSwarm:
             if request.sampling.prompt_logprobs is not None:
                 top = request.sampling.prompt_logprobs
                 scores = tuple(self.score(token_id, top) for token_id in request.prompt_ids[1:])
-                log.accept_prompt_scores(epoch=0, position=1, scores=scores)
+                log.accept_prompt_scores(attempt=0, position=1, scores=scores)
             while log.finish_reason is None:
                 if self.fails is not None and len(log.token_ids) == (self.fails_after or 0):
                     raise self.fails
@@ -103,7 +103,7 @@ class PaperSwarm:
                 top = request.sampling.logprobs
                 fresh = (self.score(token_id, top),) if top is not None else ()
                 yield log.accept(
-                    epoch=0, position=log.next_position, token_ids=(token_id,), scores=fresh
+                    attempt=0, position=log.next_position, token_ids=(token_id,), scores=fresh
                 )
         finally:
             self.live -= 1
@@ -152,7 +152,7 @@ async def paper_gateway(
     answers = Answers(
         swarm, metrics, at_once_max=config.answers_at_once_max, queued_max=config.requests_max
     )
-    service = Service(
+    service = CompletionService(
         swarm,
         answers,
         template=ChatTemplate(template, {"bos_token": "<|bos|>"}) if template else None,

@@ -9,7 +9,7 @@ from client.health.app import Page
 from client.health.drawing import served_drawing
 from client.health.history import KEPT_S, History
 from client.health.served import TOKENS_PER_S_MAX, Served, ServedTally
-from client.health.state import Observed, build_state
+from client.health.state import SwarmSnapshot, build_state
 
 OLD = replace(record(0, 0, 32), answers=40, answer_tokens=9000, joined_unix_s=NOW_S - 7200)
 NEW = replace(record(1, 0, 32), answers=1, answer_tokens=25, joined_unix_s=NOW_S + 10)
@@ -70,10 +70,10 @@ def test_hours_add_up_over_a_restart_and_are_trimmed(tmp_path: Path) -> None:
 
 def test_the_page_says_whose_count_it_is() -> None:
     hours = [{"start_unix_s": NOW_S // 3600 * 3600, "answers": 3, "tokens": 1234}]
-    state = build_state(Observed(model_name="m", now_unix_s=NOW_S, served=hours))
+    state = build_state(SwarmSnapshot(model_name="m", now_unix_s=NOW_S, served=hours))
     page = Page(lambda: state).render(state)
     assert "1,234 tokens in 3 answers, as the peers count them" in page
-    nothing = build_state(Observed(model_name="m", now_unix_s=NOW_S))
+    nothing = build_state(SwarmSnapshot(model_name="m", now_unix_s=NOW_S))
     assert "None since this page began to look." in Page(lambda: nothing).render(nothing)
 
 

@@ -16,7 +16,7 @@ from client.health.app import CSP, Page, metrics_text
 from client.health.clean import clean_name
 from client.health.drawing import flow_drawing, sparkline, use_kind
 from client.health.history import KEPT_S, History
-from client.health.state import Json, Observed, Probe, SeenPeer, aged, build_state
+from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, aged, build_state
 from dht.messages.types import (
     Assignment,
     DeviceSpec,
@@ -28,7 +28,7 @@ from dht.messages.types import (
     NodeRecord,
     NodeState,
     Plan,
-    PlanEpoch,
+    PlanVersion,
     Reach,
     RouteStage,
 )
@@ -64,7 +64,7 @@ def peer(number: int, start: int, end: int, **named: object) -> SeenPeer:
     record = NodeRecord(
         peer_id=f"12D3Peer{number}",
         name=f"peer {number}",
-        version="0.1.0",
+        software_version="0.1.0",
         device=DeviceSpec(kind="cuda", name="RTX 3060", memory_bytes=12 << 30),
         model=MODEL,
         memory_bytes=8 << 30,
@@ -86,7 +86,7 @@ def state_of(*peers: SeenPeer, probe: str = "", plan: Plan | None = None) -> Jso
     last = Probe(at_unix_s=NOW_S - 5, reason=probe, ttft_s=0.2, tpot_s=0.05, tokens=8)
     lease = LeaseRecord(peer_id="12D3Peer0", term=3, expires_unix_s=NOW_S + 10)
     return build_state(
-        Observed(
+        SwarmSnapshot(
             model_name="brook",
             now_unix_s=NOW_S,
             peers=peers,
@@ -165,7 +165,7 @@ def test_a_record_alone_is_no_sign_of_life() -> None:
 
 
 def test_before_the_first_request_nothing_is_claimed() -> None:
-    state = build_state(Observed(model_name="brook", now_unix_s=NOW_S, peers=(peer(0, 0, 8),)))
+    state = build_state(SwarmSnapshot(model_name="brook", now_unix_s=NOW_S, peers=(peer(0, 0, 8),)))
     assert not state["swarm"]["healthy"]
     assert state["swarm"]["sentence"] == "Not known: the page has only begun to look."
     page = Page(lambda: {}).render(state)
@@ -230,7 +230,7 @@ def linked(number: int, to: int, bandwidth: float, author: int | None = None) ->
 def test_flow_is_held_against_what_links_and_peers_can_carry() -> None:
     peers = (peer(0, 0, 4), peer(1, 4, 8))
     plan = Plan(
-        epoch=PlanEpoch(term=1, counter=1),
+        version=PlanVersion(term=1, counter=1),
         coordinator="12D3Peer0",
         model=MODEL,
         assignments=(
@@ -250,7 +250,7 @@ def test_flow_is_held_against_what_links_and_peers_can_carry() -> None:
     )
     route = tuple(RouteStage(peer_id=f"12D3Peer{n}", start=4 * n, end=4 * n + 4) for n in (0, 1))
     state = build_state(
-        Observed(
+        SwarmSnapshot(
             model_name="brook",
             now_unix_s=NOW_S,
             peers=peers,
@@ -295,7 +295,7 @@ def hostile(text: str) -> str:
     """The page with ``text`` wherever a peer or a plan's author chooses words."""
     model = replace(MODEL, name=text)
     plan = Plan(
-        epoch=PlanEpoch(term=1, counter=1),
+        version=PlanVersion(term=1, counter=1),
         coordinator=text,
         model=model,
         assignments=(Assignment(peer_id=text, start=0, end=8),),
@@ -307,7 +307,7 @@ def hostile(text: str) -> str:
         created_unix_s=NOW_S,
     )
     device = DeviceSpec(kind=text[:16], name=text, memory_bytes=1)
-    bad = peer(0, 0, 8, peer_id=text, name=text, version=text, device=device, model=model)
+    bad = peer(0, 0, 8, peer_id=text, name=text, software_version=text, device=device, model=model)
     return Page(lambda: {}).render(state_of(bad, plan=plan))
 
 
@@ -360,7 +360,7 @@ def test_history_survives_a_restart_and_is_trimmed(tmp_path: Path) -> None:
         kept = await history.recent(NOW_S, 10 * KEPT_S)
         assert [each.at_unix_s for each in kept] == [NOW_S - 10, NOW_S]
         assert sum(hour["tokens"] for hour in await history.hours(NOW_S)) == 16
-        assert [(each["epoch"], each["seen_unix_s"]) for each in await history.plans()] == [
+        assert [(each["version"], each["seen_unix_s"]) for each in await history.plans()] == [
             ("7.12", NOW_S)
         ], "seen once since the older row was trimmed"
         history.close()
@@ -369,7 +369,7 @@ def test_history_survives_a_restart_and_is_trimmed(tmp_path: Path) -> None:
 
 
 def test_a_state_that_nobody_renewed_is_not_called_healthy() -> None:
-    state = build_state(Observed(model_name="brook", now_unix_s=NOW_S))
+    state = build_state(SwarmSnapshot(model_name="brook", now_unix_s=NOW_S))
     state["swarm"].update(healthy=True, reasons=[], sentence="Healthy")
     assert aged(state, NOW_S + 100, 120.0) is state
     renewed = {**state, "generated_unix_s": NOW_S + 300}

@@ -1,7 +1,7 @@
 """The owner's machine under anything that stages and the network may do.
 
 A model of the peers stands behind it: what each effect reserves, and what frees it. Events come in
-any order: late, repeated, of old epochs, of crashed peers, and from planned moves in every state.
+any order: late, repeated, of old attempts, of crashed peers, and from planned moves in every state.
 """
 
 from collections.abc import Set
@@ -17,24 +17,24 @@ from client.session.events import (
     Avoid,
     CopyKv,
     Deliver,
-    Draw,
-    DrawMove,
-    Drawn,
     Effect,
     Event,
     Feed,
+    FindMigrationRoute,
+    FindRoute,
     GiveUp,
     Leave,
     Leaving,
     Lost,
-    MoveDrawn,
+    MigrationCaughtUp,
+    MigrationRouteFound,
     Open,
+    OpenMigration,
     Refused,
     Route,
-    Warm,
-    Warmed,
+    RouteFound,
 )
-from client.session.failover import RELIEF_EVERY_S, Owner, OwnerState
+from client.session.failover import RELIEF_EVERY_S, ControllerState, SessionController
 from client.session.token_log import AnswerLog, AnswerRequest
 from coordinator.routing.routes import NoRoute
 from dht.messages.session import RefusalCode, Sampling
@@ -61,15 +61,15 @@ class World:
         self.log = AnswerLog(
             request=AnswerRequest(prompt_ids=PROMPT, max_new_tokens=NEW, sampling=Sampling())
         )
-        self.owner = Owner(log=self.log, wait_s=60.0)
+        self.owner = SessionController(log=self.log, wait_s=60.0)
         self.now_s = 0.0
         self.delivered: list[int] = []
         self.holds: dict[str, int] = {}
-        """The epoch under which each peer reserved last; a refusal or a close frees it."""
+        """The attempt under which each peer reserved last; a refusal or a close frees it."""
         self.fresh: set[str] = set()
         """Who held nothing before the newest open."""
         self.dead: set[str] = set()
-        self.epochs: list[int] = []
+        self.attempts: list[int] = []
         self.past: list[Event] = []
         self.ended = False
 
@@ -113,38 +113,38 @@ class World:
         while todo:
             effect = todo.pop(0)
             match effect:
-                case Draw(mend=old, lost=lost, after_s=after_s):
+                case FindRoute(mend=old, lost=lost, after_s=after_s):
                     self.now_s += after_s
                     route = self.mend(old, lost) if old else self.route(lost)
-                    todo += self.owner.step(Drawn(route=route), self.now_s)
-                case DrawMove(mend=old, leaving=leaving, to=to):
+                    todo += self.owner.step(RouteFound(route=route), self.now_s)
+                case FindMigrationRoute(mend=old, leaving=leaving, to=to):
                     route = self.swap(old, leaving, to) if to else self.mend(old, {leaving})
-                    todo += self.owner.step(MoveDrawn(route=route), self.now_s)
-                case Open(epoch=epoch, route=route):
-                    assert epoch == self.log.epoch
-                    assert not self.epochs or epoch > self.epochs[-1], "epochs only grow"
-                    self.epochs.append(epoch)
+                    todo += self.owner.step(MigrationRouteFound(route=route), self.now_s)
+                case Open(attempt=attempt, route=route):
+                    assert attempt == self.log.attempt
+                    assert not self.attempts or attempt > self.attempts[-1], "attempts only grow"
+                    self.attempts.append(attempt)
                     asked = {stage.peer_id for stage in route}
                     self.fresh = asked - set(self.holds)
-                    self.holds.update(dict.fromkeys(asked, epoch))
-                case Warm(epoch=epoch, route=route, until=until):
-                    assert epoch > self.epochs[-1]
-                    self.epochs.append(epoch)
-                    assert self.owner.state is OwnerState.RUNNING, "the answer goes on"
+                    self.holds.update(dict.fromkeys(asked, attempt))
+                case OpenMigration(attempt=attempt, route=route, until=until):
+                    assert attempt > self.attempts[-1]
+                    self.attempts.append(attempt)
+                    assert self.owner.state is ControllerState.RUNNING, "the answer goes on"
                     new = [s for s in route[: until + 1] if s not in self.owner.accepted]
-                    self.holds.update(dict.fromkeys((s.peer_id for s in new), epoch))
-                case CopyKv(epoch=epoch, source=source, to=to):
-                    assert epoch == self.epochs[-1] > self.log.epoch, "of the newest copies"
+                    self.holds.update(dict.fromkeys((s.peer_id for s in new), attempt))
+                case CopyKv(attempt=attempt, source=source, to=to):
+                    assert attempt == self.attempts[-1] > self.log.attempt, "of the newest copies"
                     serving = {stage.peer_id for stage in self.owner.accepted}
                     assert source in serving
                     assert to not in serving
-                case Leave(epoch=epoch, stages=stages):
+                case Leave(attempt=attempt, stages=stages):
                     for stage in stages:
                         assert stage not in self.owner.accepted, "a serving stage was closed"
-                        if self.holds.get(stage.peer_id, epoch + 1) <= epoch:
+                        if self.holds.get(stage.peer_id, attempt + 1) <= attempt:
                             del self.holds[stage.peer_id]
-                case Feed(epoch=epoch):
-                    assert epoch == self.log.epoch
+                case Feed(attempt=attempt):
+                    assert attempt == self.log.attempt
                 case Deliver(token_ids=ids):
                     self.delivered += ids
                 case GiveUp():
@@ -155,12 +155,12 @@ class World:
 
     def happen(self, event: Event) -> None:
         if isinstance(event, Refused):
-            if self.holds.get(event.peer_id) == event.epoch:
+            if self.holds.get(event.peer_id) == event.attempt:
                 del self.holds[event.peer_id]
-            if event.code is RefusalCode.NO_KV and self.owner.state is OwnerState.OPENING:
+            if event.code is RefusalCode.NO_KV and self.owner.state is ControllerState.OPENING:
                 # The stages before it pass the refusal up, and forget what is new to them.
                 for peer in self.fresh & set(self.holds):
-                    if self.holds[peer] == event.epoch:
+                    if self.holds[peer] == event.attempt:
                         del self.holds[peer]
         self.past.append(event)
         self.perform(self.owner.step(event, self.now_s))
@@ -168,37 +168,37 @@ class World:
     def event(self) -> Event:
         """Something that may happen now, plausible or not."""
         chosen = self.chosen
-        owner, epoch = self.owner, self.log.epoch
+        owner, attempt = self.owner, self.log.attempt
         peers = [stage.peer_id for stage in owner.route] or list(PEERS)
         peer = chosen.one_of(peers)
-        move_epoch = owner.move.epoch if owner.move is not None else epoch + 1
-        at = chosen.one_of([epoch, epoch, epoch, move_epoch, max(0, epoch - 1)])
+        move_attempt = owner.move.attempt if owner.move is not None else attempt + 1
+        at = chosen.one_of([attempt, attempt, attempt, move_attempt, max(0, attempt - 1)])
         start = chosen.below(NEW)
         kind = chosen.one_of((*EVENTS, "again") if self.past else EVENTS)
         match kind:
             case "accept":
                 rows = chosen.yes()
                 position = chosen.below(len(PROMPT) + NEW + 1)
-                return Accepted(epoch=at, position=position, rows=rows)
+                return Accepted(attempt=at, position=position, rows=rows)
             case "tokens":
                 known = len(self.log.token_ids)
                 start = min(start, known) if chosen.yes() else known
                 ids = TRUTH[start : start + chosen.below(4)]
-                return Arrived(epoch=at, position=len(PROMPT) + start, token_ids=ids)
+                return Arrived(attempt=at, position=len(PROMPT) + start, token_ids=ids)
             case "refuse":
                 code = chosen.one_of(CODES)
-                return Refused(epoch=at, peer_id=peer, code=code, reason="r")
+                return Refused(attempt=at, peer_id=peer, code=code, reason="r")
             case "lose":
                 if len(self.dead) < 3 and chosen.yes():
                     self.dead.add(peer)
                     self.holds.pop(peer, None)
-                return Lost(epoch=at, peer_id=peer, reason="r")
+                return Lost(attempt=at, peer_id=peer, reason="r")
             case "leave":
                 to = chosen.one_of(PEERS) if chosen.yes() else ""
                 self.now_s += RELIEF_EVERY_S if to and chosen.yes() else 0.0
-                return Leaving(epoch=at, peer_id=peer, to=to)
+                return Leaving(attempt=at, peer_id=peer, to=to)
             case "warm":
-                return Warmed(epoch=at)
+                return MigrationCaughtUp(attempt=at)
             case _:
                 return chosen.one_of(self.past)
 
@@ -207,13 +207,13 @@ class World:
         for _ in range(200):
             self.now_s += 0.01
             match self.owner.state:
-                case OwnerState.OPENING:
-                    self.happen(Accepted(epoch=self.log.epoch, position=0))
-                case OwnerState.RUNNING:
+                case ControllerState.OPENING:
+                    self.happen(Accepted(attempt=self.log.attempt, position=0))
+                case ControllerState.RUNNING:
                     known = len(self.log.token_ids)
                     ids = TRUTH[known : known + 1]
                     position = len(PROMPT) + known
-                    self.happen(Arrived(epoch=self.log.epoch, position=position, token_ids=ids))
+                    self.happen(Arrived(attempt=self.log.attempt, position=position, token_ids=ids))
                 case _:
                     return
 
@@ -223,14 +223,14 @@ def live(chosen: Choices, steps: int) -> None:
     world = World(chosen)
     world.perform(world.owner.start(0.0))
     for _ in range(steps):
-        if world.owner.state in {OwnerState.DONE, OwnerState.GAVE_UP}:
+        if world.owner.state in {ControllerState.DONE, ControllerState.GAVE_UP}:
             break
         world.happen(world.event())
     world.calm()
     owner = world.owner
-    if owner.state is OwnerState.GAVE_UP:
+    if owner.state is ControllerState.GAVE_UP:
         return
-    assert owner.state is OwnerState.DONE
+    assert owner.state is ControllerState.DONE
     assert tuple(world.delivered) == TRUTH
     # What is still held is what the end closes: the route, and the stages of a move under way.
     closed = {stage.peer_id for stage in (*owner.accepted, *owner.touched)}

@@ -29,14 +29,14 @@ def test_repeated_late_and_stale_frames_change_nothing(
     answer: list[int], frames: list[tuple[int, int, int]]
 ) -> None:
     log = make_log(new=len(answer))
-    log.epoch = 1
+    log.attempt = 1
     delivered: list[int] = []
     in_order = [(start, 1, 1) for start in range(len(answer))]
-    for start, size, epoch in [*frames, *in_order]:
+    for start, size, attempt in [*frames, *in_order]:
         part = tuple(answer[start : start + size])
         before = log.next_position
-        got = log.accept(epoch=epoch, position=3 + start, token_ids=part)
-        if epoch == 0 or 3 + start > before:
+        got = log.accept(attempt=attempt, position=3 + start, token_ids=part)
+        if attempt == 0 or 3 + start > before:
             assert got == ()
         delivered.extend(got)
         assert delivered == answer[: len(delivered)] == log.token_ids
@@ -46,20 +46,20 @@ def test_repeated_late_and_stale_frames_change_nothing(
 
 def test_nothing_follows_a_stop_token() -> None:
     log = make_log()
-    assert log.accept(epoch=0, position=3, token_ids=(1, STOP, 2)) == (1, STOP)
+    assert log.accept(attempt=0, position=3, token_ids=(1, STOP, 2)) == (1, STOP)
     assert log.finish_reason is FinishReason.STOP
-    assert log.accept(epoch=0, position=5, token_ids=(2,)) == ()
+    assert log.accept(attempt=0, position=5, token_ids=(2,)) == ()
 
 
 def test_nothing_exceeds_the_length() -> None:
     log = make_log(new=2)
-    assert log.accept(epoch=0, position=3, token_ids=(1, 2, 3, 4)) == (1, 2)
+    assert log.accept(attempt=0, position=3, token_ids=(1, 2, 3, 4)) == (1, 2)
     assert log.finish_reason is FinishReason.LENGTH
 
 
 def test_a_replay_asks_for_the_rest() -> None:
     log = make_log(new=5)
-    log.accept(epoch=0, position=3, token_ids=(1, 2))
+    log.accept(attempt=0, position=3, token_ids=(1, 2))
     assert log.replay_ids == (100, 101, 102, 1, 2)
     assert log.remaining_tokens == 3
     assert log.next_position == 5
@@ -72,24 +72,24 @@ def score(token_id: int) -> TokenScore:
 def test_each_score_counts_once_and_belongs_to_its_token() -> None:
     log = make_log()
     scores = tuple(score(n) for n in range(4))
-    log.accept(epoch=0, position=3, token_ids=(0, 1), scores=scores[:2])
-    log.accept(epoch=0, position=3, token_ids=(0, 1, 2, 3), scores=scores)
+    log.accept(attempt=0, position=3, token_ids=(0, 1), scores=scores[:2])
+    log.accept(attempt=0, position=3, token_ids=(0, 1, 2, 3), scores=scores)
     assert log.token_ids == [0, 1, 2, 3]
     assert log.scores == list(scores)
 
 
-def test_scores_of_the_prompt_come_once_in_order_and_under_their_epoch() -> None:
+def test_scores_of_the_prompt_come_once_in_order_and_under_their_attempt() -> None:
     sampling = Sampling(prompt_logprobs=0)
     request = AnswerRequest(prompt_ids=(10, 11, 12, 13), max_new_tokens=2, sampling=sampling)
     log = AnswerLog(request=request)
-    log.epoch = 1
+    log.attempt = 1
     first, second, third = score(11), score(12), score(13)
-    log.accept_prompt_scores(epoch=0, position=1, scores=(third,))
-    log.accept_prompt_scores(epoch=1, position=2, scores=(second,))
+    log.accept_prompt_scores(attempt=0, position=1, scores=(third,))
+    log.accept_prompt_scores(attempt=1, position=2, scores=(second,))
     assert log.prompt_scores == []
-    log.accept_prompt_scores(epoch=1, position=1, scores=(first, second))
+    log.accept_prompt_scores(attempt=1, position=1, scores=(first, second))
     assert not log.prompt_is_scored
-    log.accept_prompt_scores(epoch=1, position=1, scores=(third, third, third))
+    log.accept_prompt_scores(attempt=1, position=1, scores=(third, third, third))
     assert log.prompt_scores == [first, second, third]
     assert log.prompt_is_scored
 

@@ -9,13 +9,13 @@ from coordinator.election.election import (
     Elected,
     Election,
     ElectionConfig,
-    Observed,
+    ElectionView,
     Stored,
     StoreLease,
     rank,
     step,
 )
-from dht.messages.types import NO_EPOCH, LeaseRecord, PlanEpoch
+from dht.messages.types import NO_VERSION, LeaseRecord, PlanVersion
 
 CONFIG = ElectionConfig()
 TTL_S = 30.0
@@ -26,8 +26,8 @@ def lease(peer_id: str, term: int, expires_unix_s: float = 100.0) -> LeaseRecord
     return LeaseRecord(peer_id=peer_id, term=term, expires_unix_s=expires_unix_s)
 
 
-def observed(*leases: LeaseRecord, peers: str = "abc", **more) -> Observed:
-    return Observed(
+def observed(*leases: LeaseRecord, peers: str = "abc", **more) -> ElectionView:
+    return ElectionView(
         leases={item.peer_id: item for item in leases}, candidates=frozenset(peers), **more
     )
 
@@ -81,9 +81,9 @@ def test_a_leader_yields_to_a_higher_term():
     assert effects == (Elected(peer_id="b", term=2),)
 
 
-def test_a_leader_moves_its_term_past_a_higher_epoch():
+def test_a_leader_moves_its_term_past_a_higher_version():
     state = lead("a")
-    seen = observed(lease("a", 1), peers="a", epoch=PlanEpoch(term=7, counter=3))
+    seen = observed(lease("a", 1), peers="a", version=PlanVersion(term=7, counter=3))
     state, effects = step(state, seen, 1.0, CONFIG)
     assert effects == (StoreLease(term=8),)
     state, _ = step(state, observed(lease("a", 8), peers="a"), 1.1, CONFIG)
@@ -140,7 +140,7 @@ def test_who_yielded_to_a_leader_that_is_lost_stands_again_at_once():
 def test_terms_that_cannot_be_honest_count_for_nothing():
     made_up = observed(lease("a", 1 << 48), peers="ab", term_max=100)
     state, effects = step(Election(peer_id="b"), made_up, 0.0, CONFIG)
-    made_up = replace(made_up, epoch=PlanEpoch(term=1 << 48))
+    made_up = replace(made_up, version=PlanVersion(term=1 << 48))
     state, effects = step(state, made_up, 5.0, CONFIG)
     assert effects == (StoreLease(term=1),)
 
@@ -166,8 +166,8 @@ def test_a_distrusted_leader_is_not_followed():
 def test_claims_make_a_leader_change_its_term_seldom():
     state, stored = lead("a"), 0
     for second in range(60):
-        claim = PlanEpoch(term=state.term + 1)
-        seen = observed(lease("a", state.term), peers="a", epoch=claim)
+        claim = PlanVersion(term=state.term + 1)
+        seen = observed(lease("a", state.term), peers="a", version=claim)
         before = state.term
         state, _ = step(state, seen, 1.0 + second, CONFIG)
         state, _ = step(state, Stored(term=state.term), 1.0 + second, CONFIG)
@@ -186,9 +186,9 @@ class Peer:
 
     election: Election
     skew_s: float
-    epoch: PlanEpoch = NO_EPOCH
+    version: PlanVersion = NO_VERSION
     alive: bool = True
-    adopted: list[PlanEpoch] = field(default_factory=list)
+    adopted: list[PlanVersion] = field(default_factory=list)
 
 
 class World:
@@ -203,7 +203,7 @@ class World:
         }
         self.side = dict.fromkeys(self.peers, 0)
         self.leases: list[tuple[float, int, LeaseRecord]] = []
-        self.plans: list[tuple[float, int, PlanEpoch]] = []
+        self.plans: list[tuple[float, int, PlanVersion]] = []
         self.died: dict[str, float] = {}
         self.faults = True
 
@@ -213,7 +213,7 @@ class World:
         stale = self.rng.uniform(0, 4) if self.faults else 0.0
         return stored_s <= self.now_s - stale
 
-    def observe(self, name: str) -> Observed:
+    def observe(self, name: str) -> ElectionView:
         leases: dict[str, LeaseRecord] = {}
         for stored_s, side, item in self.leases:
             if item.expires_unix_s > self.now_s and self.reads(name, stored_s, side):
@@ -229,9 +229,9 @@ class World:
             for other in seen
             if not self.peers[other].alive or self.side[other] != self.side[name]
         )
-        epoch = max(
-            (p.epoch for o, p in self.peers.items() if self.side[o] == self.side[name]),
-            default=NO_EPOCH,
+        version = max(
+            (p.version for o, p in self.peers.items() if self.side[o] == self.side[name]),
+            default=NO_VERSION,
         )
         asked = [o for o in seen - silent if o != name][:3]
         dead = frozenset(
@@ -239,7 +239,9 @@ class World:
             for p in silent
             if not any(self.peers[p].alive and self.side[p] == self.side[w] for w in asked)
         )
-        return Observed(leases=leases, candidates=seen, epoch=epoch, silent=silent, dead=dead)
+        return ElectionView(
+            leases=leases, candidates=seen, version=version, silent=silent, dead=dead
+        )
 
     def turn(self, name: str) -> None:
         peer = self.peers[name]
@@ -255,17 +257,17 @@ class World:
                         peer.election, Stored(term=effect.term), clock_s, CONFIG
                     )
         if peer.election.leading and self.rng.random() < 0.3:
-            highest = max(sight.epoch, peer.epoch)
-            epoch = PlanEpoch(
+            highest = max(sight.version, peer.version)
+            version = PlanVersion(
                 term=peer.election.term,
                 counter=highest.counter + 1,
                 rank=rank(name, peer.election.term),
             )
-            self.plans.append((self.now_s, self.side[name], epoch))
-        for stored_s, side, epoch in self.plans[-50:]:
-            if self.reads(name, stored_s, side) and epoch > peer.epoch:
-                peer.epoch = epoch
-                peer.adopted.append(epoch)
+            self.plans.append((self.now_s, self.side[name], version))
+        for stored_s, side, version in self.plans[-50:]:
+            if self.reads(name, stored_s, side) and version > peer.version:
+                peer.version = version
+                peer.adopted.append(version)
 
     def store(self, name: str, term: int) -> bool:
         if self.faults and self.rng.random() < 0.2:
@@ -291,7 +293,7 @@ class World:
     def heal(self) -> None:
         self.side = dict.fromkeys(self.peers, 0)
         self.leases = [(stored_s, -1, item) for stored_s, _, item in self.leases]
-        self.plans = [(stored_s, -1, epoch) for stored_s, _, epoch in self.plans]
+        self.plans = [(stored_s, -1, version) for stored_s, _, version in self.plans]
 
     def run(self, seconds: float) -> None:
         until_s = self.now_s + seconds
@@ -319,5 +321,5 @@ def test_two_leaders_are_harmless_and_become_one(seed):
     assert [n for n, p in living.items() if p.election.leading] == leaders, f"seed {seed}"
     for peer in living.values():
         assert peer.election.leader == leaders[0]
-        assert peer.adopted == sorted(set(peer.adopted)), "epochs only grow"
-    assert max(p.epoch for p in living.values()).term == living[leaders[0]].election.term
+        assert peer.adopted == sorted(set(peer.adopted)), "versions only grow"
+    assert max(p.version for p in living.values()).term == living[leaders[0]].election.term

@@ -6,10 +6,10 @@ import pytest
 
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import solve_flow
-from coordinator.heuristics.kinds import kinds, regions
+from coordinator.heuristics.peer_classes import peer_classes, regions
 from coordinator.problem.service import Curve
 from coordinator.search.pattern_cpsat import Limits, widest_chain
-from coordinator.search.stage_patterns import Terrain, place
+from coordinator.search.stage_patterns import Terrain, place_chains
 from dht.messages.types import Assignment
 from tests.unit.coordinator.helix import problem_of, published, service_of
 
@@ -32,10 +32,10 @@ def spans_of(cluster: str, name: str, which: str | int) -> tuple[Assignment, ...
     if isinstance(which, str):
         return published(cluster, name, which)
     problem = problem_of(cluster, name)
-    terrain = Terrain(problem, kinds(problem, regions(problem)), lambda kind, layers: 1e9)
+    terrain = Terrain(problem, peer_classes(problem, regions(problem)), lambda kind, layers: 1e9)
     chain = widest_chain(terrain, terrain.counts(), Limits(stages_max=which), seed=0)
     assert chain is not None
-    return place(terrain, [chain])
+    return place_chains(terrain, [chain])
 
 
 @pytest.mark.parametrize(("cluster", "name"), SIMULATED)

@@ -12,7 +12,7 @@ from coordinator.heuristics.peer_cells import cells
 from coordinator.planning.placement import best_placement, make_plan
 from coordinator.planning.planners import PLANNERS, Effort
 from coordinator.problem.service import service_from_rates
-from dht.messages.types import PlanEpoch, Problem
+from dht.messages.types import PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.helix import problem_of, published
 from tests.unit.coordinator.problems import brute_force_flow, model, node, problems, steady
@@ -68,7 +68,9 @@ def test_many_peers_are_planned_in_cells_and_the_plan_is_sound() -> None:
         spent=lambda: next(steps, 60) / 60,
         service=service,
     )
-    plan = make_plan(problem, best, epoch=PlanEpoch(), coordinator="a", solve_s=0.0, now_unix_s=0.0)
+    plan = make_plan(
+        problem, best, version=PlanVersion(), coordinator="a", solve_s=0.0, now_unix_s=0.0
+    )
     assert check_shape(plan) == []
     assert plan.flow_tokens_per_s > 0.3 * upper_bound(problem)
 
@@ -83,7 +85,7 @@ def test_every_planner_passes_the_checker(problem: Problem) -> None:
         if found is None:
             continue
         plan = make_plan(
-            problem, found, epoch=PlanEpoch(), coordinator="a", solve_s=0.0, now_unix_s=0.0
+            problem, found, version=PlanVersion(), coordinator="a", solve_s=0.0, now_unix_s=0.0
         )
         assert check_plan(plan, problem) == [], name
 

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from coordinator.links.scheduler import LinkScheduler, Slice, Traffic
+from coordinator.links.scheduler import LinkScheduler, Slice, TrafficClass
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class PaperLink:
         self.ticket += 1
         heapq.heappush(self.events, (max(time_us, self.now_us), self.ticket, action))
 
-    def offer(self, traffic: Traffic, size: int) -> int:
+    def offer(self, traffic: TrafficClass, size: int) -> int:
         number = self.scheduler.offer(traffic, size)
         self.offered[number] = self.now_us
         self.pump()
@@ -48,7 +48,7 @@ class PaperLink:
 
     def read(self, piece: Slice) -> None:
         self.read_bytes += piece.size_bytes
-        self.slow_bytes += piece.size_bytes if piece.traffic >= Traffic.PREFILL else 0
+        self.slow_bytes += piece.size_bytes if piece.traffic >= TrafficClass.PREFILL else 0
         total, slow = self.read_bytes, self.slow_bytes
         if piece.last:
             self.arrived[piece.number] = self.now_us

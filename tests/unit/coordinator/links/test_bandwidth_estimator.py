@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.links.bandwidth_estimator import BUNCH_ROUNDS, CreditError, DeliveryEstimator
-from coordinator.links.scheduler import LinkScheduler, Traffic
+from coordinator.links.scheduler import LinkScheduler, TrafficClass
 from tests.unit.coordinator.links.paper_link import PaperLink
 
 MBIT = 125_000.0
@@ -18,7 +18,7 @@ def busy(link: PaperLink, until_us: int) -> None:
 
     def refill() -> None:
         while link.scheduler.queued_bytes < 4 << 20:
-            link.offer(Traffic.PREFILL, 1 << 20)
+            link.offer(TrafficClass.PREFILL, 1 << 20)
         if link.now_us < until_us:
             link.at(link.now_us + 10_000, refill)
 
@@ -85,7 +85,7 @@ def test_a_sender_with_little_to_send_does_not_lower_the_estimate() -> None:
     link.run()
     known = link.scheduler.delivery.bandwidth_bytes_per_s
     for _ in range(200):
-        link.offer(Traffic.DECODE, 8192)
+        link.offer(TrafficClass.DECODE, 8192)
         link.run(link.now_us + 50_000)
     assert link.scheduler.delivery.bandwidth_bytes_per_s >= 0.9 * known
 

@@ -13,7 +13,7 @@ from coordinator.links.scheduler import (
     LinkScheduler,
     Shares,
     Slice,
-    Traffic,
+    TrafficClass,
 )
 from tests.examples import examples
 from tests.unit.coordinator.links.paper_link import PaperLink
@@ -22,7 +22,7 @@ MBIT = 125_000.0
 
 OFFERS = st.lists(
     st.tuples(
-        st.sampled_from(list(Traffic)),
+        st.sampled_from(list(TrafficClass)),
         st.one_of(st.integers(1, 200), st.integers(1, 300_000)),
         st.integers(0, 50_000),
     ),
@@ -40,10 +40,10 @@ OFFERS = st.lists(
     delay_us=st.sampled_from([0, 5_000, 150_000]),
 )
 def test_messages_arrive_whole_and_each_class_in_its_order(
-    policy: str, offers: list[tuple[Traffic, int, int]], mbit: int, delay_us: int
+    policy: str, offers: list[tuple[TrafficClass, int, int]], mbit: int, delay_us: int
 ) -> None:
     link = PaperLink(LinkScheduler(policy), lambda _: mbit * MBIT, delay_us)
-    offered: dict[int, tuple[Traffic, int]] = {}
+    offered: dict[int, tuple[TrafficClass, int]] = {}
     at_us = 0
     for traffic, size, pause_us in offers:
         at_us += pause_us
@@ -58,7 +58,7 @@ def test_messages_arrive_whole_and_each_class_in_its_order(
         assert piece.last == (got[piece.number] == offered[piece.number][1])
     assert got == {number: size for number, (_, size) in offered.items()}
     assert set(link.arrived) == set(offered)
-    for traffic in Traffic:
+    for traffic in TrafficClass:
         ends = [piece.number for _, piece in link.left if piece.last and piece.traffic is traffic]
         assert ends == sorted(ends)
     scheduler = link.scheduler
@@ -71,7 +71,7 @@ def test_messages_arrive_whole_and_each_class_in_its_order(
 @examples(100)
 @given(offers=OFFERS, mbit=st.sampled_from([5, 100]), delay_us=st.sampled_from([1_000, 60_000]))
 def test_bulk_in_flight_stays_within_the_window(
-    offers: list[tuple[Traffic, int, int]], mbit: int, delay_us: int
+    offers: list[tuple[TrafficClass, int, int]], mbit: int, delay_us: int
 ) -> None:
     scheduler = LinkScheduler()
     link = PaperLink(scheduler, lambda _: mbit * MBIT, delay_us)
@@ -86,13 +86,13 @@ def test_bulk_in_flight_stays_within_the_window(
 
 def test_a_decode_overtakes_a_waiting_prompt() -> None:
     link = PaperLink(LinkScheduler(), lambda _: 100 * MBIT, 30_000)
-    link.offer(Traffic.PREFILL, 4 << 20)
+    link.offer(TrafficClass.PREFILL, 4 << 20)
     link.run(200_000)
-    decode = link.offer(Traffic.DECODE, 8192)
+    decode = link.offer(TrafficClass.DECODE, 8192)
     written_us, piece = next((t, p) for t, p in link.left if p.number == decode)
     assert written_us == 200_000
     assert piece.last
-    prefill = next(p.number for _, p in link.left if p.traffic is Traffic.PREFILL)
+    prefill = next(p.number for _, p in link.left if p.traffic is TrafficClass.PREFILL)
     link.run()
     assert link.arrived[decode] < link.arrived[prefill]
     # It waited for what was in flight: a quarter of a round trip by the window's gain, not 335 ms.
@@ -102,17 +102,17 @@ def test_a_decode_overtakes_a_waiting_prompt() -> None:
 def test_no_more_than_one_frame_goes_before_a_waiting_decode() -> None:
     """Endless decodes, each offered before the last has left, and an endless prompt."""
     scheduler = LinkScheduler()
-    scheduler.offer(Traffic.PREFILL, 1 << 30)
+    scheduler.offer(TrafficClass.PREFILL, 1 << 30)
     acknowledged = slow = behind = 0
     for now_us in range(0, 4_000_000, 1_000):
-        scheduler.offer(Traffic.DECODE, 8192)
-        while scheduler.waiting(Traffic.DECODE):
+        scheduler.offer(TrafficClass.DECODE, 8192)
+        while scheduler.waiting(TrafficClass.DECODE):
             piece = scheduler.next_slice(now_us)
             assert piece is not None
-            behind = behind + piece.size_bytes if piece.traffic is Traffic.PREFILL else 0
+            behind = behind + piece.size_bytes if piece.traffic is TrafficClass.PREFILL else 0
             assert behind <= FRAME_BYTES_MAX
             acknowledged += piece.size_bytes
-            slow += piece.size_bytes if piece.traffic is Traffic.PREFILL else 0
+            slow += piece.size_bytes if piece.traffic is TrafficClass.PREFILL else 0
         scheduler.acknowledged(acknowledged, slow, now_us + 500)
 
 
@@ -120,55 +120,55 @@ def test_no_more_than_one_frame_goes_before_a_waiting_decode() -> None:
 def test_prefill_gets_its_share_under_endless_decode(share: float) -> None:
     scheduler = LinkScheduler(shares=Shares(prefill=share))
     link = PaperLink(scheduler, lambda _: 100 * MBIT, 2_000)
-    link.offer(Traffic.PREFILL, 1 << 30)
+    link.offer(TrafficClass.PREFILL, 1 << 30)
 
     def decode() -> None:
-        while scheduler.waiting(Traffic.DECODE) < 8:
-            link.offer(Traffic.DECODE, 8192)
-            if scheduler.waiting(Traffic.DECODE) == 0 and link.free_us > link.now_us + 20_000:
+        while scheduler.waiting(TrafficClass.DECODE) < 8:
+            link.offer(TrafficClass.DECODE, 8192)
+            if scheduler.waiting(TrafficClass.DECODE) == 0 and link.free_us > link.now_us + 20_000:
                 break
         link.at(link.now_us + 500, decode)
 
     link.at(0, decode)
     link.run(5_000_000)
-    sent = dict.fromkeys(Traffic, 0)
+    sent = dict.fromkeys(TrafficClass, 0)
     for at_us, piece in link.left:
         if at_us > 500_000:
             sent[piece.traffic] += piece.size_bytes
-    got = sent[Traffic.PREFILL] / sum(sent.values())
+    got = sent[TrafficClass.PREFILL] / sum(sent.values())
     assert got >= 0.9 * share
-    assert sent[Traffic.DECODE] > sent[Traffic.PREFILL]
+    assert sent[TrafficClass.DECODE] > sent[TrafficClass.PREFILL]
 
 
 def test_bulk_is_not_starved_by_prefill() -> None:
     link = PaperLink(LinkScheduler(), lambda _: 100 * MBIT, 10_000)
-    link.offer(Traffic.PREFILL, 1 << 28)
-    link.offer(Traffic.BULK, 1 << 28)
+    link.offer(TrafficClass.PREFILL, 1 << 28)
+    link.offer(TrafficClass.BULK, 1 << 28)
     link.run(5_000_000)
-    sent = dict.fromkeys(Traffic, 0)
+    sent = dict.fromkeys(TrafficClass, 0)
     for _, piece in link.left:
         sent[piece.traffic] += piece.size_bytes
-    assert 0.08 <= sent[Traffic.BULK] / sum(sent.values()) <= 0.2
+    assert 0.08 <= sent[TrafficClass.BULK] / sum(sent.values()) <= 0.2
 
 
 def test_without_credits_bulk_stops_and_decodes_go_on() -> None:
     scheduler = LinkScheduler()
-    scheduler.offer(Traffic.PREFILL, 1 << 24)
+    scheduler.offer(TrafficClass.PREFILL, 1 << 24)
     pieces: list[Slice] = []
     while (piece := scheduler.next_slice(0)) is not None:
         pieces.append(piece)
     assert sum(piece.size_bytes for piece in pieces) <= scheduler.window_bytes
     assert scheduler.queued_bytes > 0
-    scheduler.offer(Traffic.DECODE, 4096)
+    scheduler.offer(TrafficClass.DECODE, 4096)
     piece = scheduler.next_slice(1)
     assert piece is not None
-    assert piece.traffic is Traffic.DECODE
+    assert piece.traffic is TrafficClass.DECODE
 
 
 def test_a_dead_reader_bounds_what_leaves() -> None:
     scheduler = LinkScheduler()
     for _ in range(10_000):
-        scheduler.offer(Traffic.DECODE, 8192)
+        scheduler.offer(TrafficClass.DECODE, 8192)
     left = 0
     while (piece := scheduler.next_slice(0)) is not None:
         left += piece.size_bytes
@@ -177,7 +177,7 @@ def test_a_dead_reader_bounds_what_leaves() -> None:
 
 def test_ten_thousand_tiny_sessions_all_get_through() -> None:
     link = PaperLink(LinkScheduler(), lambda _: 10 * MBIT, 20_000)
-    numbers = [link.offer(Traffic(1 + n % 3), 1 + n % 50) for n in range(10_000)]
+    numbers = [link.offer(TrafficClass(1 + n % 3), 1 + n % 50) for n in range(10_000)]
     link.run()
     assert set(link.arrived) == set(numbers)
 
@@ -186,18 +186,18 @@ def test_molink_lets_thirty_decodes_overtake_and_then_a_chunk_until_the_next_dec
     """MoLink's Algorithm 1 on a link of 1 byte/us whose rate is known."""
     scheduler = LinkScheduler("molink")
     link = PaperLink(scheduler, lambda _: 1e6, 0)
-    link.offer(Traffic.PREFILL, 1 << 20)
+    link.offer(TrafficClass.PREFILL, 1 << 20)
     link.run()
     assert scheduler.delivery.bandwidth_bytes_per_s == pytest.approx(1e6, rel=0.01)
-    scheduler.offer(Traffic.PREFILL, 1 << 20)
+    scheduler.offer(TrafficClass.PREFILL, 1 << 20)
     for _ in range(40):
-        scheduler.offer(Traffic.DECODE, 10)
+        scheduler.offer(TrafficClass.DECODE, 10)
     scheduler.expect_decode(link.now_us + 20_000)
     order = [scheduler.next_slice(link.now_us) for _ in range(42)]
     kinds = [piece.traffic for piece in order if piece is not None]
-    assert kinds == [Traffic.DECODE] * 30 + [Traffic.PREFILL] + [Traffic.DECODE] * 10 + [
-        Traffic.PREFILL
-    ]
+    assert kinds == [TrafficClass.DECODE] * 30 + [TrafficClass.PREFILL] + [
+        TrafficClass.DECODE
+    ] * 10 + [TrafficClass.PREFILL]
     chunk = order[30]
     assert chunk is not None
     assert chunk.size_bytes == pytest.approx(20_000, rel=0.02)
@@ -206,7 +206,9 @@ def test_molink_lets_thirty_decodes_overtake_and_then_a_chunk_until_the_next_dec
 def test_fifo_sends_whole_messages_in_their_order() -> None:
     scheduler = LinkScheduler("fifo")
     sizes = [1 << 20, 100, 1 << 22]
-    for traffic, size in zip((Traffic.PREFILL, Traffic.DECODE, Traffic.BULK), sizes, strict=True):
+    for traffic, size in zip(
+        (TrafficClass.PREFILL, TrafficClass.DECODE, TrafficClass.BULK), sizes, strict=True
+    ):
         scheduler.offer(traffic, size)
     pieces = [scheduler.next_slice(0) for _ in range(3)]
     assert [piece.size_bytes for piece in pieces if piece is not None] == sizes
@@ -216,7 +218,7 @@ def test_fifo_sends_whole_messages_in_their_order() -> None:
 def test_a_frame_takes_about_as_long_whatever_the_link() -> None:
     for mbit in (1, 10, 100, 300, 10_000):
         link = PaperLink(LinkScheduler(), lambda _, mbit=mbit: mbit * MBIT, 5_000)
-        link.offer(Traffic.PREFILL, int(mbit * MBIT))
+        link.offer(TrafficClass.PREFILL, int(mbit * MBIT))
         link.run()
         wanted = min(max(mbit * MBIT * 1.5e-3, 4096), FRAME_BYTES_MAX)
         assert math.isclose(link.scheduler.frame_bytes, wanted, rel_tol=0.15)
@@ -226,12 +228,12 @@ def test_an_unknown_policy_and_an_empty_message_are_refused() -> None:
     with pytest.raises(ValueError, match="anabranch, molink, fifo"):
         LinkScheduler("lottery")
     with pytest.raises(ValueError, match="empty"):
-        LinkScheduler().offer(Traffic.DECODE, 0)
+        LinkScheduler().offer(TrafficClass.DECODE, 0)
 
 
 def test_a_receiver_that_is_behind_holds_prefill_back_and_not_decodes() -> None:
     scheduler = LinkScheduler()
-    scheduler.offer(Traffic.PREFILL, 1 << 26)
+    scheduler.offer(TrafficClass.PREFILL, 1 << 26)
     sent = 0
     while (piece := scheduler.next_slice(0)) is not None:
         sent += piece.size_bytes
@@ -240,24 +242,24 @@ def test_a_receiver_that_is_behind_holds_prefill_back_and_not_decodes() -> None:
         while (piece := scheduler.next_slice(now_us)) is not None:
             sent += piece.size_bytes
     assert scheduler.slow_in_flight_bytes <= scheduler.window_bytes
-    assert scheduler.waiting(Traffic.PREFILL)
+    assert scheduler.waiting(TrafficClass.PREFILL)
     for _ in range(100):
-        scheduler.offer(Traffic.DECODE, 4096)
+        scheduler.offer(TrafficClass.DECODE, 4096)
         decode = scheduler.next_slice(100_000)
         assert decode is not None
-        assert decode.traffic is Traffic.DECODE
+        assert decode.traffic is TrafficClass.DECODE
         sent += decode.size_bytes
         scheduler.acknowledged(sent, 0, 100_500)
     scheduler.acknowledged(sent, scheduler.slow_in_flight_bytes, 101_000)
     again = scheduler.next_slice(101_001)
     assert again is not None
-    assert again.traffic is Traffic.PREFILL
+    assert again.traffic is TrafficClass.PREFILL
 
 
 @pytest.mark.parametrize("slow", [-1, 10**9])
 def test_impossible_credits_are_refused(slow: int) -> None:
     scheduler = LinkScheduler()
-    scheduler.offer(Traffic.PREFILL, 1 << 24)
+    scheduler.offer(TrafficClass.PREFILL, 1 << 24)
     assert scheduler.next_slice(0) is not None
     with pytest.raises(CreditError, match=f"credit for {slow} bytes"):
         scheduler.acknowledged(0, slow, 5)

@@ -18,17 +18,17 @@ from coordinator.planning.placement import (
     best_placement,
     choose,
 )
-from coordinator.planning.solve import SolveRequest, solve
-from dht.messages.types import Assignment, PlanEpoch, Problem
+from coordinator.planning.solve import SolveRequest, solve_request
+from dht.messages.types import Assignment, PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.problems import model, node, plan_of, problems, span, steady
 
-EPOCH = PlanEpoch(term=3, counter=7)
+VERSION = PlanVersion(term=3, counter=7)
 
 
 def request(problem: Problem) -> SolveRequest:
     return SolveRequest(
-        problem=problem, epoch=EPOCH, coordinator="a", time_limit_s=0.3, seed=1, now_unix_s=5.0
+        problem=problem, version=VERSION, coordinator="a", time_limit_s=0.3, seed=1, now_unix_s=5.0
     )
 
 
@@ -69,7 +69,7 @@ class TestHeuristics:
         )
         problem = Problem(model=spec, nodes=nodes)
         assert [heuristics.span_max(problem, each, 1) for each in nodes] == [2, 6]
-        plan = solve(request(problem)).best
+        plan = solve_request(request(problem)).best
         assert plan is not None
         assert check_plan(plan, problem) == []
         assert {a.peer_id: a.end - a.start for a in plan.assignments} == {"whole": 2, "packed": 6}
@@ -90,14 +90,14 @@ class TestHeuristics:
             node("b", [9, 9], current=(2, 4)),
             node("c", [9, 9]),
         )
-        spans = heuristics.keep(Problem(model=model(4), nodes=nodes))
+        spans = heuristics.keep_layers(Problem(model=model(4), nodes=nodes))
         assert spans is not None
         assert set(spans) > {span("a", 0, 2), span("b", 2, 4)}
         assert len(spans) == 3
 
     def test_keep_gives_up_when_layers_are_lost(self) -> None:
         nodes = (node("a", [9, 9], current=(0, 2)),)
-        assert heuristics.keep(Problem(model=model(4), nodes=nodes)) is None
+        assert heuristics.keep_layers(Problem(model=model(4), nodes=nodes)) is None
 
 
 class TestTightMemory:
@@ -206,7 +206,7 @@ class TestBest:
         problem = Problem(
             model=model(8), nodes=tuple(node(name, [9.0] * 4) for name in ("a", "b", "c", "d"))
         )
-        plan = solve(request(problem)).best
+        plan = solve_request(request(problem)).best
         assert plan is not None
         holders = [sum(a.start <= ly < a.end for a in plan.assignments) for ly in range(8)]
         assert min(holders) == 2
@@ -219,14 +219,14 @@ class TestBest:
 
 class TestSolve:
     def test_a_first_plan_has_no_kept_one(self) -> None:
-        answer = solve(request(Problem(model=model(1), nodes=(node("a", [9]),))))
+        answer = solve_request(request(Problem(model=model(1), nodes=(node("a", [9]),))))
         assert answer.best is not None
-        assert (answer.best.epoch, answer.best.created_unix_s) == (EPOCH, 5.0)
+        assert (answer.best.version, answer.best.created_unix_s) == (VERSION, 5.0)
         assert answer.kept is None
 
     def test_the_plan_that_moves_nobody_comes_with_the_best_one(self) -> None:
         nodes = (node("a", [9, 1], current=(0, 2)), node("b", [9, 1], current=(0, 2)))
-        answer = solve(request(Problem(model=model(2), nodes=nodes)))
+        answer = solve_request(request(Problem(model=model(2), nodes=nodes)))
         assert answer.best is not None
         assert answer.kept is not None
         assert set(answer.kept.assignments) == {span("a", 0, 2), span("b", 0, 2)}
@@ -234,6 +234,6 @@ class TestSolve:
         assert answer.kept.flow_tokens_per_s == pytest.approx(2)
 
     def test_no_placement_is_an_answer(self) -> None:
-        answer = solve(request(Problem(model=model(3), nodes=(node("a", [9]),))))
+        answer = solve_request(request(Problem(model=model(3), nodes=(node("a", [9]),))))
         assert answer.best is None
         assert "can hold at most 1 of 3 layers" in answer.error

@@ -24,7 +24,7 @@ from coordinator.planning.placement import (
     why_uncoverable,
 )
 from coordinator.problem.service import announced_service
-from dht.messages.types import PlanEpoch, Problem, fits
+from dht.messages.types import PlanVersion, Problem, fits
 from tests.examples import examples
 
 
@@ -32,7 +32,7 @@ def plan_of(problem: Problem, placement: Placement):
     return make_plan(
         problem,
         placement,
-        epoch=PlanEpoch(term=1, counter=1),
+        version=PlanVersion(term=1, counter=1),
         coordinator="p0",
         solve_s=0.0,
         now_unix_s=0.0,
@@ -146,7 +146,7 @@ def test_more_peers_than_the_exact_program_takes(make):
 def test_the_exact_program_finds_the_best_of_a_small_case(make):
     """Two fast peers hold half each; the slow one is of no use in a chain of equals."""
     problem = make.problem([(480, 400.0), (480, 400.0), (480, 100.0)])
-    spans = helix_cpsat.solve(problem, time_limit_s=5.0, seed=0, hint=())
+    spans = helix_cpsat.solve_by_cpsat(problem, time_limit_s=5.0, seed=0, hint=())
     assert spans is not None
     # [0,4) and [4,8) at 100 each; the third can only relieve one of them.
     assert score(problem, spans, "x").flow_tokens_per_s >= 100.0 - 1e-3

@@ -21,7 +21,7 @@ from coordinator.planning.placement import (
 )
 from coordinator.planning.planners import PLANNERS, Effort
 from coordinator.problem.service import service_from_rates
-from dht.messages.types import PlanEpoch, Problem, fits
+from dht.messages.types import PlanVersion, Problem, fits
 from tests.examples import examples
 from tests.unit.coordinator.problems import (
     brute_force_flow,
@@ -169,6 +169,6 @@ def test_every_planner_passes_the_checker(name: str, problem: Problem) -> None:
         return
     assert check_plan(plan_of(problem, found.assignments, name), problem) == []
     plan = make_plan(
-        problem, found, epoch=PlanEpoch(), coordinator="a", solve_s=0.0, now_unix_s=0.0
+        problem, found, version=PlanVersion(), coordinator="a", solve_s=0.0, now_unix_s=0.0
     )
     assert check_plan(plan, problem) == []

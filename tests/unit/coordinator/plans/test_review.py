@@ -8,7 +8,7 @@ from coordinator.heuristics.heuristics import greedy
 from coordinator.planning.placement import Placement, make_plan
 from coordinator.plans.review import Opinion, ReviewConfig, known_part, review
 from coordinator.problem.from_records import problem_of
-from dht.messages.types import Link, LinksRecord, PlanEpoch
+from dht.messages.types import Link, LinksRecord, PlanVersion
 
 CONFIG = ReviewConfig()
 NOW_S = 1e6
@@ -42,7 +42,7 @@ def plan_of(make, nodes):
         return make_plan(
             problem_of(make.model, nodes, {}),
             Placement(assignments=spans, flow_tokens_per_s=0.0, planner="test"),
-            epoch=PlanEpoch(term=1, counter=1),
+            version=PlanVersion(term=1, counter=1),
             coordinator="a",
             solve_s=0.0,
             now_unix_s=NOW_S,

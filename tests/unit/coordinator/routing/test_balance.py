@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from coordinator.routing.balance import (
     Balance,
     BalanceConfig,
-    Load,
     Movable,
+    PeerLoad,
     freeness,
     load_of,
     partner_of,
@@ -29,8 +29,8 @@ def record(peer_id: str, start: int = 0, end: int = 4, **fields: object) -> Node
     return record_of(peer_id, start, end, **{"kv_tokens_free": 900, **fields})
 
 
-def load(free_tokens: int, sessions: int, **fields: int) -> Load:
-    return Load(
+def load(free_tokens: int, sessions: int, **fields: int) -> PeerLoad:
+    return PeerLoad(
         **{"start": 0, "end": 4, "free_tokens": free_tokens, "sessions": sessions, **fields}
     )
 
@@ -96,7 +96,7 @@ def test_only_holders_of_the_layers_take() -> None:
     assert partner_of("me", load(10, 9), {"part": others["part"]}, (0, 4), 2.0) is None
 
 
-def ask(mine: Load, others: dict[str, Load], *here: Movable) -> list[tuple[str, str]]:
+def ask(mine: PeerLoad, others: dict[str, PeerLoad], *here: Movable) -> list[tuple[str, str]]:
     orders = Balance(me="me").step(0.0, mine, others, here, [each.session for each in here])
     return [(order.session, order.to) for order in orders]
 
@@ -122,7 +122,7 @@ def test_ordinary_sessions_go_the_shortest_first() -> None:
         (load(-5, 4), load(50, 1)),  # no room
     ],
 )
-def test_a_move_that_gains_little_is_not_made(mine: Load, other: Load) -> None:
+def test_a_move_that_gains_little_is_not_made(mine: PeerLoad, other: PeerLoad) -> None:
     assert ask(mine, {"other": other}, session("s"), session("t")) == []
 
 
@@ -227,9 +227,9 @@ class Peers:
         self.came_s: dict[str, float] = {}
         self.balances = {name: Balance(me=name) for name in names}
 
-    def load(self, name: str, beside: str) -> Load:
+    def load(self, name: str, beside: str) -> PeerLoad:
         held = self.held[name]
-        return Load(
+        return PeerLoad(
             start=0,
             end=4,
             free_tokens=CAPACITY - sum(held.values()),

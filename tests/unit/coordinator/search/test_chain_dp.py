@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import uncovered
 from coordinator.problem.service import service_from_rates
-from coordinator.search.chain_dp import Row, disjoint, sequences
+from coordinator.search.chain_dp import Row, chains_by_dp, disjoint
 from coordinator.search.chain_search import Judge
 from dht.messages.types import Problem, fits
 from tests.examples import examples
@@ -62,14 +62,14 @@ def test_what_rows_give_is_near_the_best_that_is_known(cluster, size, served) ->
     """Without a solver or a clock; the best known after 30 s are 356 tokens/s."""
     problem, service = problem_of(cluster, size), service_of(cluster, size)
     judge = Judge(problem, service)
-    found = sequences(problem, judge=judge, go_on=lambda judged: judged < 120)
+    found = chains_by_dp(problem, judge=judge, go_on=lambda judged: judged < 120)
     assert max(judge(chains) for chains in found) >= served
 
 
 def test_nothing_fits_nowhere() -> None:
     problem = Problem(model=model(2), nodes=(node("a", [1.0], memory_bytes=10),))
     service = service_from_rates(problem)
-    found = sequences(problem, judge=Judge(problem, service), go_on=lambda judged: True)
+    found = chains_by_dp(problem, judge=Judge(problem, service), go_on=lambda judged: True)
     assert list(found) == []
 
 

@@ -18,8 +18,8 @@ from coordinator.planning.placement import (
 )
 from coordinator.problem.service import Service, service_from_rates
 from coordinator.problem.service_file import read_service
-from coordinator.search.local_moves import layout_of, refine, spans_of
-from dht.messages.types import Assignment, PlanEpoch, Problem
+from coordinator.search.local_moves import improve_by_moves, layout_of, spans_of
+from dht.messages.types import Assignment, PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.helix import DATA, problem_of, published, service_of
 from tests.unit.coordinator.problems import model, node, placed, problems, span, steady
@@ -77,7 +77,9 @@ def test_moves_find_the_better_boundary() -> None:
     def judge(chains, least):
         return sum(solve_flow(problem, chain).flow_tokens_per_s for chain in chains)
 
-    better, worth = refine(problem, start, judge=judge, seed=1, go_on=lambda moves: moves < 300)
+    better, worth = improve_by_moves(
+        problem, start, judge=judge, seed=1, go_on=lambda moves: moves < 300
+    )
     assert worth == pytest.approx(50.0)
     ((first, second),) = better
     assert {first.end - first.start, second.end - second.start} == {8, 2}
@@ -107,7 +109,9 @@ def test_under_an_estimate_no_heuristic_is_better_and_the_plan_passes(problem: P
     except NoPlacementError:
         return
     assert best.value >= 0.97 * max(values)
-    plan = make_plan(problem, best, epoch=PlanEpoch(), coordinator="a", solve_s=0.0, now_unix_s=0.0)
+    plan = make_plan(
+        problem, best, version=PlanVersion(), coordinator="a", solve_s=0.0, now_unix_s=0.0
+    )
     assert check_plan(plan, problem) == []
     assert plan.estimate_tokens_per_s == best.estimate_tokens_per_s
 

@@ -5,9 +5,9 @@ from hypothesis import given
 
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
-from coordinator.heuristics.kinds import kinds, regions
+from coordinator.heuristics.peer_classes import peer_classes, regions
 from coordinator.search.pattern_cpsat import Limits, chain_flow, widest_chain
-from coordinator.search.stage_patterns import Terrain, place, used
+from coordinator.search.stage_patterns import Terrain, place_chains, used
 from dht.messages.types import Problem, fits
 from tests.examples import examples
 from tests.unit.coordinator.helix import problem_of
@@ -15,7 +15,9 @@ from tests.unit.coordinator.problems import link, model, node, plan_of, problems
 
 
 def terrain_of(problem: Problem, room: float = 1e9) -> Terrain:
-    return Terrain(problem, kinds(problem, regions(problem)), lambda kind, layers: room / layers)
+    return Terrain(
+        problem, peer_classes(problem, regions(problem)), lambda kind, layers: room / layers
+    )
 
 
 # Flows that an exhaustive search of patterns found, tokens/s.
@@ -36,7 +38,7 @@ def test_flows_of_known_clusters(cluster: str, name: str, stages_max: int, flow:
     assert chain is not None
     assert len(chain) <= stages_max
     assert chain_flow(terrain, chain) == pytest.approx(flow, rel=5e-3)
-    spans = place(terrain, [chain])
+    spans = place_chains(terrain, [chain])
     assert check_plan(plan_of(problem, spans), problem) == []
     # Where a region is left, links are wide enough for what the stages carry.
     assert solve_flow(problem, spans).flow_tokens_per_s == pytest.approx(flow, rel=5e-3)
@@ -80,7 +82,7 @@ def test_a_crossing_takes_as_many_links_as_the_flow_needs() -> None:
     terrain = terrain_of(problem)
     chain = widest_chain(terrain, terrain.counts(), Limits(stages_max=12), seed=0)
     assert chain is not None
-    spans = place(terrain, [chain])
+    spans = place_chains(terrain, [chain])
     assert solve_flow(problem, spans).flow_tokens_per_s >= 7.9
 
 
@@ -97,7 +99,7 @@ def test_a_chain_covers_the_model_and_fits_its_peers(problem: Problem) -> None:
         return
     assert all(a <= b for a, b in zip(used(terrain, chain), counts, strict=True))
     nodes = {peer.peer_id: peer for peer in problem.nodes}
-    spans = place(terrain, [chain])
+    spans = place_chains(terrain, [chain])
     assert uncovered(spans, problem.model.layers) == ()
     assert len({a.peer_id for a in spans}) == len(spans)
     assert all(fits(problem.model, nodes[a.peer_id], a.start, a.end) for a in spans)

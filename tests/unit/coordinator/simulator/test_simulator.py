@@ -17,12 +17,12 @@ from coordinator.simulator import (
     online,
     typical,
 )
-from coordinator.simulator.core.event_loop import Engine
-from coordinator.simulator.core.parts import Piece, Session
+from coordinator.simulator.core.event_loop import SwarmSimulation
+from coordinator.simulator.core.parts import SimulatedChunk, SimulatedSession
 from coordinator.simulator.core.profiles import interpolated
 from coordinator.simulator.core.trace import Request, poisson
 from coordinator.simulator.routing.helix import ONLINE
-from coordinator.simulator.runs.full_load import as_plan, build
+from coordinator.simulator.runs.full_load import as_plan, build_simulation
 from coordinator.simulator.runs.runs import Arrivals
 from dht.messages.types import SINK, SOURCE, Assignment, Link, ModelSpec, PlannerNode, Problem
 from tests.examples import examples
@@ -103,14 +103,14 @@ class Recorder:
     tokens: dict[int, list[float]] = field(default_factory=dict)
     done: dict[int, float] = field(default_factory=dict)
 
-    def prompt_done(self, session: Session, now_s: float) -> None:
+    def prompt_done(self, session: SimulatedSession, now_s: float) -> None:
         self.prompts[session.number] = now_s
 
-    def token_done(self, session: Session, now_s: float, issued_s: float) -> None:
+    def token_done(self, session: SimulatedSession, now_s: float, issued_s: float) -> None:
         assert issued_s < now_s
         self.tokens.setdefault(session.number, []).append(now_s)
 
-    def session_done(self, session: Session, now_s: float) -> None:
+    def session_done(self, session: SimulatedSession, now_s: float) -> None:
         self.done[session.number] = now_s
 
 
@@ -118,11 +118,13 @@ def request(input_tokens: int, output_tokens: int) -> Request:
     return Request(arrival_s=0.0, input_tokens=input_tokens, output_tokens=output_tokens)
 
 
-def start(engine: Engine, at_s: float, what: Request, route: Sequence[tuple[str, int, int]]) -> int:
+def start(
+    engine: SwarmSimulation, at_s: float, what: Request, route: Sequence[tuple[str, int, int]]
+) -> int:
     """Open a session over a route at a time; returns its number."""
     number = start.numbers = getattr(start, "numbers", 0) + 1  # type: ignore[attr-defined]
-    session = Session(number, what, at_s)
-    piece = Piece(session, what.input_tokens)
+    session = SimulatedSession(number, what, at_s)
+    piece = SimulatedChunk(session, what.input_tokens)
     engine.call_at(at_s, lambda: engine.open(session, route, [piece]))
     return number
 
@@ -136,7 +138,7 @@ def pass_s(tokens: int, layers: Sequence[int], *, prompt: bool) -> float:
 
 
 def test_zero_load_is_the_sum_of_the_parts() -> None:
-    engine = Engine(*swarm([(0, 3), (3, 5)]))
+    engine = SwarmSimulation(*swarm([(0, 3), (3, 5)]))
     seen = Recorder()
     number = start(engine, 1.0, request(100, 3), [("p0", 0, 3), ("p1", 3, 5)])
     engine.run(1e6, seen)
@@ -147,7 +149,7 @@ def test_zero_load_is_the_sum_of_the_parts() -> None:
 
 
 def test_a_decode_behind_a_prompt_waits_for_the_link() -> None:
-    engine = Engine(*swarm([(0, 1), (1, 2)]))
+    engine = SwarmSimulation(*swarm([(0, 1), (1, 2)]))
     seen = Recorder()
     route = [("p0", 0, 1), ("p1", 1, 2)]
     small = start(engine, 0.0, request(1, 1), route)
@@ -164,8 +166,8 @@ def test_a_decode_behind_a_prompt_waits_for_the_link() -> None:
 
 
 def test_two_prompts_share_one_step_when_limits_allow() -> None:
-    together = Engine(*swarm([(0, 4)], [profile(StepLimits(prefills_max=2))]))
-    apart = Engine(*swarm([(0, 4)], [profile(StepLimits(prefills_max=1))]))
+    together = SwarmSimulation(*swarm([(0, 4)], [profile(StepLimits(prefills_max=2))]))
+    apart = SwarmSimulation(*swarm([(0, 4)], [profile(StepLimits(prefills_max=1))]))
     ends: list[list[float]] = []
     for engine in (together, apart):
         seen = Recorder()
@@ -181,7 +183,7 @@ def test_two_prompts_share_one_step_when_limits_allow() -> None:
 
 def test_partial_inference_joins_the_batch_at_its_layer() -> None:
     problem, profiles, held = swarm([(0, 2), (0, 6)])
-    engine = Engine(problem, profiles, held)
+    engine = SwarmSimulation(problem, profiles, held)
     assert [(s.start, s.end) for s in engine.peers["p1"].segments] == [(0, 2), (2, 6)]
     seen = Recorder()
     whole = start(engine, 1.0, request(100, 1), [("p1", 0, 6)])
@@ -199,7 +201,7 @@ def test_partial_inference_joins_the_batch_at_its_layer() -> None:
 
 def test_context_and_decode_limits_hold_in_every_step() -> None:
     limits = StepLimits(decodes_max=2, context_tokens_max=40)
-    engine = Engine(*swarm([(0, 1)], [profile(limits)]))
+    engine = SwarmSimulation(*swarm([(0, 1)], [profile(limits)]))
     seen = Recorder()
     numbers = [start(engine, 0.0, request(15, 4), [("p0", 0, 1)]) for _ in range(5)]
     engine.run(1e6, seen)
@@ -209,7 +211,7 @@ def test_context_and_decode_limits_hold_in_every_step() -> None:
 
 
 def test_a_route_into_the_middle_of_a_span_needs_a_point_of_entry() -> None:
-    engine = Engine(*swarm([(0, 6)]))
+    engine = SwarmSimulation(*swarm([(0, 6)]))
     with pytest.raises(ValueError, match="cannot be entered at layer 3"):
         engine.peers["p0"].segment_at(3)
 
@@ -241,7 +243,7 @@ def test_every_request_ends_and_no_token_comes_early(
     cut: int, requests: list[tuple[float, int, int, bool]], prefills_max: int
 ) -> None:
     limits = StepLimits(prefills_max=prefills_max, prefill_tokens_max=64, decodes_max=3)
-    engine = Engine(*swarm([(0, cut), (cut, 6), (0, 6)], [profile(limits)] * 3))
+    engine = SwarmSimulation(*swarm([(0, cut), (cut, 6), (0, 6)], [profile(limits)] * 3))
     seen = Recorder()
     opened: dict[int, tuple[float, Request, list[int]]] = {}
     for at_s, input_tokens, output_tokens, alone in requests:
@@ -327,7 +329,7 @@ def test_every_scheduler_and_link_policy_serves_all_that_arrives(
 def test_littles_law_holds_for_sessions() -> None:
     problem, profiles, held, _ = saturated()
     arrivals = poisson(typical(), per_s=4.0, duration_s=150.0, seed=5)
-    engine, scheduler = build(
+    engine, scheduler = build_simulation(
         problem,
         profiles,
         as_plan(problem, held),
@@ -340,7 +342,7 @@ def test_littles_law_holds_for_sessions() -> None:
     stays: list[float] = []
     done = run.session_done
 
-    def session_done(session: Session, now_s: float) -> None:
+    def session_done(session: SimulatedSession, now_s: float) -> None:
         stays.append(now_s - session.arrival_s)
         done(session, now_s)
 

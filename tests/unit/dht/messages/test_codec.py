@@ -1,4 +1,4 @@
-"""The codec: golden bytes of version 1, laws over generated values, framing."""
+"""The codec: golden bytes of this version, laws over generated values, framing."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from dht.messages.session import (
     Activations,
     Delivered,
     FinishReason,
-    Part,
+    FramePart,
     Ping,
     Prompt,
     PromptScores,
@@ -40,83 +40,83 @@ from dht.messages.session import (
     SessionRefused,
     Tokens,
 )
-from dht.messages.types import LeaseRecord, Link, LinksRecord, PlanEpoch, PlanHead, RouteStage
+from dht.messages.types import LeaseRecord, Link, LinksRecord, PlanHead, PlanVersion, RouteStage
 from tests.examples import examples
 
 S = "session-1"
-# What version 1 looks like on the wire. A change here breaks every peer that runs today.
+# What this version looks like on the wire. A change here breaks every peer that runs today.
 GOLDEN: list[tuple[Any, str]] = [
-    (Ping(nonce=7), "9301a470696e6781a56e6f6e636507"),
+    (Ping(nonce=7), "9302a470696e6781a56e6f6e636507"),
     (
         RecordsRequest(keys=("n/m/nodes",), known=bytes(8)),
-        "9301af7265636f7264732d7265717565737482a46b65797391a96e2f6d2f6e6f646573a56b6e6f776ec408"
-        "0000000000000000",
+        "9302af7265636f7264732d7265717565737482a46b65797391a96e2f6d2f6e6f646573a56b6e6f776ec40800"
+        "00000000000000",
     ),
     (
         RecordsFound(records=(b"ab",), more=True, unix_s=1.5),
-        "9301ad7265636f7264732d666f756e6483a77265636f72647391c4026162a46d6f7265c3a6756e69785f73"
-        "cb3ff8000000000000",
+        "9302ad7265636f7264732d666f756e6483a77265636f72647391c4026162a46d6f7265c3a6756e69785f73cb"
+        "3ff8000000000000",
     ),
-    (ReachRequest(port=31337), "9301ad72656163682d7265717565737481a4706f7274cd7a69"),
+    (ReachRequest(port=31337), "9302ad72656163682d7265717565737481a4706f7274cd7a69"),
     (
         ReachAnswer(reached=None, host="::1"),
-        "9301ac72656163682d616e7377657282a772656163686564c0a4686f7374a33a3a31",
+        "9302ac72656163682d616e7377657282a772656163686564c0a4686f7374a33a3a31",
     ),
     (
         RecordStore(record=b"ab"),
-        "9301ac7265636f72642d73746f726582a67265636f7264c4026162a97265706c6963617465c3",
+        "9302ac7265636f72642d73746f726582a67265636f7264c4026162a97265706c6963617465c3",
     ),
     (
         RecordStored(taken=False, reason="no"),
-        "9301ad7265636f72642d73746f72656482a574616b656ec2a6726561736f6ea26e6f",
+        "9302ad7265636f72642d73746f72656482a574616b656ec2a6726561736f6ea26e6f",
     ),
     (
         RecordsBusy(retry_after_s=1.0),
-        "9301ac7265636f7264732d6275737981ad72657472795f61667465725f73cb3ff0000000000000",
+        "9302ac7265636f7264732d6275737981ad72657472795f61667465725f73cb3ff0000000000000",
     ),
     (
-        SessionClose(session=S, epoch=3),
-        "9301a5636c6f736582a773657373696f6ea973657373696f6e2d31a565706f636803",
+        SessionClose(session=S, attempt=3),
+        "9302a5636c6f736582a773657373696f6ea973657373696f6e2d31a7617474656d707403",
     ),
     (
-        SessionRefused(session=S, epoch=1, peer_id="peer", code=RefusalCode.NO_KV, reason="full"),
-        "9301a77265667573656486a773657373696f6ea973657373696f6e2d31a565706f636801a7706565725f6964"
-        "a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6cad72657472795f61667465725f73cb"
-        "0000000000000000",
+        SessionRefused(session=S, attempt=1, peer_id="peer", code=RefusalCode.NO_KV, reason="full"),
+        "9302a77265667573656486a773657373696f6ea973657373696f6e2d31a7617474656d707401a7706565725f"
+        "6964a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6cad72657472795f61667465725f73"
+        "cb0000000000000000",
     ),
     (
-        Prompt(session=S, epoch=0, position=0, token_ids=(1, 2, 300)),
-        "9301a670726f6d707484a773657373696f6ea973657373696f6e2d31a565706f636800a8706f736974696f6e"
-        "00a9746f6b656e5f696473930102cd012c",
+        Prompt(session=S, attempt=0, position=0, token_ids=(1, 2, 300)),
+        "9302a670726f6d707484a773657373696f6ea973657373696f6e2d31a7617474656d707400a8706f73697469"
+        "6f6e00a9746f6b656e5f696473930102cd012c",
     ),
     (
         Activations(
-            items=(ActivationItem(session=S, epoch=0, position=5, tokens=2),),
+            items=(ActivationItem(session=S, attempt=0, position=5, tokens=2),),
             dtype="bfloat16",
             hidden=64,
         ),
-        "9301a46163747383a56974656d739184a773657373696f6ea973657373696f6e2d31a565706f636800a8706f"
-        "736974696f6e05a6746f6b656e7302a56474797065a862666c6f61743136a668696464656e40",
+        "9302a46163747383a56974656d739184a773657373696f6ea973657373696f6e2d31a7617474656d707400a8"
+        "706f736974696f6e05a6746f6b656e7302a56474797065a862666c6f61743136a668696464656e40",
     ),
     (
-        Tokens(session=S, epoch=0, position=9, token_ids=(4,), finish_reason=FinishReason.STOP),
-        "9301a6746f6b656e7385a773657373696f6ea973657373696f6e2d31a565706f636800a8706f736974696f6e"
-        "09a9746f6b656e5f6964739104ad66696e6973685f726561736f6ea473746f70",
+        Tokens(session=S, attempt=0, position=9, token_ids=(4,), finish_reason=FinishReason.STOP),
+        "9302a6746f6b656e7385a773657373696f6ea973657373696f6e2d31a7617474656d707400a8706f73697469"
+        "6f6e09a9746f6b656e5f6964739104ad66696e6973685f726561736f6ea473746f70",
     ),
     (
         LeaseRecord(peer_id="peer", term=2, expires_unix_s=1.5),
-        "9301a56c6561736583a7706565725f6964a470656572a47465726d02ae657870697265735f756e69785f73cb"
+        "9302a56c6561736583a7706565725f6964a470656572a47465726d02ae657870697265735f756e69785f73cb"
         "3ff8000000000000",
     ),
     (
         PlanHead(
             peer_id="peer",
-            epoch=PlanEpoch(term=1, counter=2, rank=3),
+            version=PlanVersion(term=1, counter=2, rank=3),
             sha256="0" * 64,
             size_bytes=10,
         ),
-        "9301a9706c616e2d6865616485a7706565725f6964a470656572a565706f636883a47465726d01a7636f756e"
-        "74657202a472616e6b03a6736861323536d940" + "30" * 64 + "aa73697a655f62797465730a"
+        "9302a9706c616e2d6865616485a7706565725f6964a470656572a776657273696f6e83a47465726d01a7636f"
+        "756e74657202a472616e6b03a6736861323536d940" + "30" * 64 + "aa73697a655f62797465730a"
         "ab66657463685f627974657300",
     ),
     (
@@ -127,29 +127,29 @@ GOLDEN: list[tuple[Any, str]] = [
             payload=b"p",
             signature=b"s" * 64,
         ),
-        "9301a67369676e656485a36b6579a96e2f6d2f6e6f646573a7706565725f6964a470656572ae657870697265"
+        "9302a67369676e656485a36b6579a96e2f6d2f6e6f646573a7706565725f6964a470656572ae657870697265"
         "735f756e69785f73cb3ff8000000000000a77061796c6f6164c40170a97369676e6174757265c440"
         + "73"
         * 64,
     ),
     (
-        Part(number=3, offset=4096, total_bytes=9000, slow=True),
-        "9301a47061727484a66e756d62657203a66f6666736574cd1000ab746f74616c5f6279746573cd2328a4736c"
+        FramePart(number=3, offset=4096, total_bytes=9000, slow=True),
+        "9302a47061727484a66e756d62657203a66f6666736574cd1000ab746f74616c5f6279746573cd2328a4736c"
         "6f77c3",
     ),
     (
         Delivered(total_bytes=9000, slow_bytes=4096),
-        "9301a964656c69766572656482ab746f74616c5f6279746573cd2328aa736c6f775f6279746573cd1000",
+        "9302a964656c69766572656482ab746f74616c5f6279746573cd2328aa736c6f775f6279746573cd1000",
     ),
     (
-        PromptScores(session=S, epoch=2, position=1, tokens=3),
-        "9301ad70726f6d70742d73636f72657384a773657373696f6ea973657373696f6e2d31a565706f636802a870"
-        "6f736974696f6e01a6746f6b656e7303",
+        PromptScores(session=S, attempt=2, position=1, tokens=3),
+        "9302ad70726f6d70742d73636f72657384a773657373696f6ea973657373696f6e2d31a7617474656d707402"
+        "a8706f736974696f6e01a6746f6b656e7303",
     ),
     (
         SessionOpen(
             session=S,
-            epoch=1,
+            attempt=1,
             client="me",
             fingerprint="f",
             route=(RouteStage(peer_id="peer", start=0, end=2),),
@@ -168,23 +168,24 @@ GOLDEN: list[tuple[Any, str]] = [
             answered=1,
             history=(7, 8, 9),
         ),
-        "9301a46f70656ede0011a773657373696f6ea973657373696f6e2d31a565706f636801a6636c69656e74a26d65ab"
-        "66696e6765727072696e74a166a5726f7574659183a7706565725f6964a470656572a5737461727400a3656e"
-        "6402a96164647265737365739191a22f61a3686f7000ad70726f6d70745f746f6b656e7303ae6d61785f6e65"
-        "775f746f6b656e7304a873616d706c696e678dab74656d7065726174757265cb3fe0000000000000a5746f70"
-        "5f6b00a5746f705f70cb3ff0000000000000a47365656400ae73746f705f746f6b656e5f69647390a56d696e"
-        "5f70cb0000000000000000b272657065746974696f6e5f70656e616c7479cb3ff8000000000000b070726573"
-        "656e63655f70656e616c7479cb0000000000000000b16672657175656e63795f70656e616c7479cb00000000"
-        "00000000aa6c6f6769745f62696173919205cbbff0000000000000ae6d696e5f6e65775f746f6b656e7302a8"
-        "6c6f6770726f627300af70726f6d70745f6c6f6770726f627301a8616e73776572656401a7686973746f7279"
-        "93070809aa7761726d5f756e74696cc0ab73636f7265735f66726f6d01a87072696f72697479a66e6f726d616ca9"
-        "636f70795f66726f6dc0ab726f77735f6c6f67676564c3",
+        "9302a46f70656ede0011a773657373696f6ea973657373696f6e2d31a7617474656d707401a6636c69656e74"
+        "a26d65ab66696e6765727072696e74a166a5726f7574659183a7706565725f6964a470656572a57374617274"
+        "00a3656e6402a96164647265737365739191a22f61a3686f7000ad70726f6d70745f746f6b656e7303ae6d61"
+        "785f6e65775f746f6b656e7304a873616d706c696e678dab74656d7065726174757265cb3fe0000000000000"
+        "a5746f705f6b00a5746f705f70cb3ff0000000000000a47365656400ae73746f705f746f6b656e5f69647390"
+        "a56d696e5f70cb0000000000000000b272657065746974696f6e5f70656e616c7479cb3ff8000000000000b0"
+        "70726573656e63655f70656e616c7479cb0000000000000000b16672657175656e63795f70656e616c7479cb"
+        "0000000000000000aa6c6f6769745f62696173919205cbbff0000000000000ae6d696e5f6e65775f746f6b65"
+        "6e7302a86c6f6770726f627300af70726f6d70745f6c6f6770726f627301a8616e73776572656401a7686973"
+        "746f727993070809aa7761726d5f756e74696cc0ab73636f7265735f66726f6d01a87072696f72697479a66e"
+        "6f726d616ca9636f70795f66726f6dc0ab726f77735f6c6f67676564c3",
     ),
 ]
 
 ids = st.text(min_size=8, max_size=32)
 peer_ids = st.text(min_size=1, max_size=64)
-epochs = st.integers(0, 1 << 20)
+VERSION = codec.WIRE_VERSION
+attempts = st.integers(0, 1 << 20)
 positions = st.integers(0, 1 << 22)
 tokens = st.integers(0, 1 << 24)
 rates = st.floats(0, 1e15)
@@ -194,14 +195,14 @@ messages = st.one_of(
     st.builds(
         Prompt,
         session=ids,
-        epoch=epochs,
+        attempt=attempts,
         position=positions,
         token_ids=st.lists(tokens, min_size=1, max_size=50).map(tuple),
     ),
     st.builds(
         Tokens,
         session=ids,
-        epoch=epochs,
+        attempt=attempts,
         position=positions,
         token_ids=st.lists(tokens, max_size=50).map(tuple),
         finish_reason=st.none() | st.sampled_from(FinishReason),
@@ -209,7 +210,9 @@ messages = st.one_of(
     st.builds(
         RingTokens,
         tokens=st.lists(
-            st.builds(RingToken, session=ids, epoch=epochs, position=positions, token_id=tokens),
+            st.builds(
+                RingToken, session=ids, attempt=attempts, position=positions, token_id=tokens
+            ),
             min_size=1,
             max_size=8,
         ).map(tuple),
@@ -217,7 +220,7 @@ messages = st.one_of(
     st.builds(
         SessionRefused,
         session=ids,
-        epoch=epochs,
+        attempt=attempts,
         peer_id=peer_ids,
         code=st.sampled_from(RefusalCode),
         reason=st.text(max_size=512),
@@ -249,14 +252,14 @@ messages = st.one_of(
 
 
 @pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda v: type(v).__name__)
-def test_version_1_stays_as_it_is(message: Any, golden: str) -> None:
+def test_this_version_stays_as_it_is(message: Any, golden: str) -> None:
     assert codec.encode(message).hex() == golden
     assert codec.decode(bytes.fromhex(golden)) == message
 
 
 def test_a_frame_from_before_a_field_was_added_still_decodes() -> None:
     old = (
-        "9301a77265667573656485a773657373696f6ea973657373696f6e2d31a565706f636801a7706565725f6964"
+        "9302a77265667573656485a773657373696f6ea973657373696f6e2d31a7617474656d707401a7706565725f6964"
         "a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6c"
     )
     refused = codec.decode(bytes.fromhex(old))
@@ -269,29 +272,36 @@ def test_a_frame_from_before_a_field_was_added_still_decodes() -> None:
 
 
 def test_a_record_from_before_a_field_was_added_is_read() -> None:
-    older = {"peer_id": "p", "epoch": {"term": 1}, "sha256": "0" * 64, "size_bytes": 1}
-    head = codec.decode(msgspec.msgpack.encode((1, "plan-head", older)))
+    older = {"peer_id": "p", "version": {"term": 1}, "sha256": "0" * 64, "size_bytes": 1}
+    head = codec.decode(msgspec.msgpack.encode((VERSION, "plan-head", older)))
     assert head == PlanHead(
-        peer_id="p", epoch=PlanEpoch(term=1), sha256="0" * 64, size_bytes=1, fetch_bytes=0
+        peer_id="p", version=PlanVersion(term=1), sha256="0" * 64, size_bytes=1, fetch_bytes=0
     )
 
 
 def test_unknown_fields_are_ignored() -> None:
-    data = msgspec.msgpack.encode((1, "ping", {"nonce": 7, "added_later": [1, {"x": None}]}))
+    data = msgspec.msgpack.encode((VERSION, "ping", {"nonce": 7, "added_later": [1, {"x": None}]}))
     assert codec.decode(data) == Ping(nonce=7)
 
 
 @pytest.mark.parametrize(
     ("envelope", "reason"),
     [
-        ((2, "ping", {"nonce": 7}), "wire version 2"),
-        ((1, "pingpong", {"nonce": 7}), "unknown message kind"),
-        ((1, "ping", {}), "not a message"),
-        ((1, "ping", {"nonce": -1}), "not a message"),
-        ((1, "ping", {"nonce": "7"}), "not a message"),
-        ((1, "ping"), "not a message"),
-        ((1, "close", {"session": "s" * 33, "epoch": 0}), "not a message"),
-        ((1, "prompt", {"session": S, "epoch": 0, "position": 0, "token_ids": []}), "not a mess"),
+        ((1, "ping", {"nonce": 7}), "wire version 1"),
+        ((VERSION, "pingpong", {"nonce": 7}), "unknown message kind"),
+        ((VERSION, "ping", {}), "not a message"),
+        ((VERSION, "ping", {"nonce": -1}), "not a message"),
+        ((VERSION, "ping", {"nonce": "7"}), "not a message"),
+        ((VERSION, "ping"), "not a message"),
+        ((VERSION, "close", {"session": "s" * 33, "attempt": 0}), "not a message"),
+        (
+            (
+                VERSION,
+                "prompt",
+                {"session": S, "attempt": 0, "position": 0, "token_ids": []},
+            ),
+            "not a mess",
+        ),
     ],
 )
 def test_what_is_refused(envelope: Any, reason: str) -> None:

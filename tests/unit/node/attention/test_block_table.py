@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.attention.block_table import PagedRows
+from node.attention.block_table import BlockTable
 
 PAGE = 4
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def parts_of_a_step(draw: st.DrawFn) -> list[Part]:
 def test_every_row_is_in_one_block_and_every_page_in_its_place(
     parts: list[Part], size: int
 ) -> None:
-    rows = PagedRows.of(parts, PAGE, CPU)
+    rows = BlockTable.of(parts, PAGE, CPU)
     assert rows.decode == all(part.rows == 1 for part in parts)
     for part, segment, pages in zip(
         parts, rows.segments.tolist(), rows.pages.tolist(), strict=True
@@ -74,14 +74,14 @@ def test_every_row_is_in_one_block_and_every_page_in_its_place(
 
 
 def test_what_was_staged_before_is_gone() -> None:
-    room = PagedRows.room(4, 40, PAGE, 77, CPU)
+    room = BlockTable.room(4, 40, PAGE, 77, CPU)
     assert room.decode
     assert room.columns == 40
     for count, context in ((3, 13), (1, 40), (4, 1), (2, 9)):
         parts = [
             Part(at, 1, context, list(range(10 * at, 10 * at + 10)), True) for at in range(count)
         ]
-        rows = PagedRows.of(parts, PAGE, CPU)
+        rows = BlockTable.of(parts, PAGE, CPU)
         room.stage(rows, 77)
         used = -(-context // PAGE)
         assert room.segments[:, 0].tolist() == [0, 1, 2, 3]

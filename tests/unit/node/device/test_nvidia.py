@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dht.errors import UserError
-from node.device.nvidia import held_to, parse, sensors
+from node.device.nvidia import held_to, parse_answer, sensors
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 Driver = Callable[..., Path]
@@ -97,5 +97,5 @@ def test_sensors(driver: Driver) -> None:
 
 
 def test_parse_takes_anything() -> None:
-    assert parse("") == [None]
-    assert parse("1, x, 3") == [1.0, None, 3.0]
+    assert parse_answer("") == [None]
+    assert parse_answer("1, x, 3") == [1.0, None, 3.0]

@@ -15,7 +15,7 @@ from node.engine.engine import DeviceLostError, Engine, EngineConfig, WorkItem
 from node.engine.work_item import WorkResult
 from node.profiling.layer_fit import Timing
 from node.profiling.layer_profile import Profile
-from node.stage.local_engine import EngineStage
+from node.stage.local_engine import LocalEngine
 from node.weights.store import WeightStore
 
 LAYERS = 4
@@ -147,7 +147,7 @@ def test_the_peer_is_told_of_a_lost_device(
     monkeypatch.setattr(engine, "load", fails)
 
     async def scenario() -> None:
-        stage = EngineStage(engine, profile)
+        stage = LocalEngine(engine, profile)
         stage.on_lost = told.append
         try:
             with pytest.raises(DeviceLostError):

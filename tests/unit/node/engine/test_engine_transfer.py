@@ -12,7 +12,7 @@ from bench.random_model import make_llama
 from dht.messages.session import Sampling
 from node.engine.batch_rows import StepRows
 from node.engine.engine import Engine, EngineConfig, KvRows, WorkItem
-from node.kv.export import KvBytes, pack
+from node.kv.export import KvBytes, pack_kv
 from node.weights.store import WeightStore
 
 LAYERS, VOCAB, WIDTH = 3, 61, 64
@@ -205,7 +205,7 @@ def test_kv_travels_as_bytes_and_only_what_fits_is_taken(directory: Path) -> Non
         assert engine.reserve("s", 128) is None
     first = run(here, "s", 0, PROMPT)
     expected = answer(here, "s", 5, len(PROMPT), first)
-    body = pack(here.export_kv("s", 0, len(PROMPT)))
+    body = pack_kv(here.export_kv("s", 0, len(PROMPT)))
     packed = KvBytes(start=0, end=LAYERS, position=0, tokens=len(PROMPT), body=body)
     for wrong in (
         replace(packed, body=body[:-1]),

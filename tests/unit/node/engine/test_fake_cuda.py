@@ -16,13 +16,13 @@ from bench.random_model import make_llama
 from bench.tiny_families import FAMILIES, make
 from dht.messages.session import Sampling
 from node.attention import paged_attention
-from node.attention.block_table import PagedRows
+from node.attention.block_table import BlockTable
 from node.engine import engine as engine_module
 from node.engine import kernel_trial, model_runner
 from node.engine.engine import Engine, EngineConfig, WorkItem, WorkResult
 from node.kernels import moe
 from node.model import cuda_graphs, quantize
-from node.model.cuda_graphs import DecodeGraphs
+from node.model.cuda_graphs import CudaGraphs
 from node.sampling.token_history import PromptTargets, TokenHistory
 from node.weights.store import WeightStore
 from tests.unit.node.fake_cuda import FakeCuda, fake_cuda
@@ -61,7 +61,7 @@ def engine_of(directory: Path, dtype: str, **more: Any) -> Engine:
     return engine
 
 
-def graphs_of(engine: Engine) -> DecodeGraphs:
+def graphs_of(engine: Engine) -> CudaGraphs:
     graphs = engine._range._flow.graphs
     assert graphs is not None
     return graphs
@@ -80,7 +80,7 @@ def step(engine: Engine, seen: FakeCuda, items: list[WorkItem]) -> list[WorkResu
 
 
 def attend_nowhere(
-    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, *_: object
+    query: Tensor, keys: Tensor, values: Tensor, rows: BlockTable, *_: object
 ) -> Tensor:
     """In the place of a kernel: what it takes is on its device, what it gives has the shape."""
     blocks = [rows.blocks(size, single=single) for size, single in ((1, True), (16, False))]
@@ -93,7 +93,7 @@ def attend_nowhere(
 @pytest.fixture(autouse=True)
 def _no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contexts are copied, as where there is no Triton; and no number here tells of another."""
-    monkeypatch.setattr(model_runner.StepRun, "_looks_ahead", lambda *_: False)
+    monkeypatch.setattr(model_runner.ModelRunner, "_looks_ahead", lambda *_: False)
     monkeypatch.setattr(engine_module, "pages_kernel", lambda *_: None)
     monkeypatch.setattr(engine_module, "experts_kernel", lambda *_: None)
 
@@ -336,7 +336,7 @@ def test_quantised_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_tensor_left_on_the_cpu_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path, "llama")
     monkeypatch.setattr(
-        model_runner.StepRun,
+        model_runner.ModelRunner,
         "_positions",
         lambda self, rows: torch.cat([torch.arange(r.item.tokens) for r in rows]),
     )

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from node.attention.block_table import PagedRows
+from node.attention.block_table import BlockTable
 from node.attention.paged_attention import attend_openly, paged_attention, set_step
 from node.engine.kernel_trial import CONTEXTS, trial_step
 from node.kernels.trial import ERROR_MAX
@@ -24,7 +24,7 @@ def pool_of(pages: int) -> LayerPool:
 
 
 def exact(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows,
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: BlockTable,
     sinks: torch.Tensor | None, window: int, scale: float, softcap: float,
 ) -> torch.Tensor:  # fmt: skip
     """As good as a kernel can be: all in float32 but what goes in and what comes out."""

@@ -10,8 +10,8 @@ from node.engine.scheduler import (
     BACKGROUND_QUIET_S,
     PREFILL_TOKENS_LEAST,
     PREFILL_TOKENS_MOST,
-    Batcher,
     BatchLimits,
+    Scheduler,
     limits_of,
 )
 
@@ -38,7 +38,7 @@ def works(drawn: list[tuple[str, int]]) -> list[Work]:
 def test_nothing_is_lost_and_sessions_keep_their_order(
     drawn: list[tuple[str, int]], limits: BatchLimits, burst: int
 ) -> None:
-    batcher: Batcher[Work] = Batcher(limits)
+    batcher: Scheduler[Work] = Scheduler(limits)
     waiting, done = works(drawn), []
     while waiting or len(batcher):
         for work in waiting[:burst]:
@@ -64,7 +64,7 @@ def test_nothing_is_lost_and_sessions_keep_their_order(
 def test_a_prefill_runs_at_once_however_many_decodes_wait(
     limits: BatchLimits, tokens: int, decodes: int
 ) -> None:
-    batcher: Batcher[Work] = Batcher(limits)
+    batcher: Scheduler[Work] = Scheduler(limits)
     for number in range(decodes):
         batcher.add(Work(f"decode-{number}", 1, number))
     batcher.add(Work("prefill", tokens, decodes))
@@ -73,7 +73,7 @@ def test_a_prefill_runs_at_once_however_many_decodes_wait(
 
 @given(limits, st.integers(1, 8))
 def test_decodes_wait_for_no_prefill_and_not_for_ever(limits: BatchLimits, decodes: int) -> None:
-    batcher: Batcher[Work] = Batcher(limits)
+    batcher: Scheduler[Work] = Scheduler(limits)
     for number in range(20):
         batcher.add(Work(f"prefill-{number}", 9, number))
     for number in range(decodes):
@@ -85,7 +85,7 @@ def test_decodes_wait_for_no_prefill_and_not_for_ever(limits: BatchLimits, decod
 
 @given(limits, st.integers(2, 40))
 def test_a_large_prefill_is_not_overtaken_for_ever(limits: BatchLimits, tokens: int) -> None:
-    batcher: Batcher[Work] = Batcher(limits)
+    batcher: Scheduler[Work] = Scheduler(limits)
     batcher.add(Work("first", 2, 0))
     batcher.add(Work("large", tokens, 1))
     ran: list[str] = []
@@ -97,7 +97,7 @@ def test_a_large_prefill_is_not_overtaken_for_ever(limits: BatchLimits, tokens: 
 
 @given(arrivals, limits)
 def test_dropped_work_never_runs(drawn: list[tuple[str, int]], limits: BatchLimits) -> None:
-    batcher: Batcher[Work] = Batcher(limits)
+    batcher: Scheduler[Work] = Scheduler(limits)
     for work in works(drawn):
         batcher.add(work)
     assert batcher.drop("a") == [work for work in works(drawn) if work.key == "a"]
@@ -111,7 +111,7 @@ def test_a_decode_waits_for_bounded_work(
     limits: BatchLimits, prefills: list[int], decodes: int
 ) -> None:
     """Between two tokens of a session: one turn of all decodes, each with one share of prefill."""
-    batcher: Batcher[Work] = Batcher(limits)
+    batcher: Scheduler[Work] = Scheduler(limits)
     for number, tokens in enumerate(prefills):
         batcher.add(Work(f"prefill-{number}", tokens, number))
     for number in range(decodes):
@@ -149,7 +149,7 @@ def test_any_measurement_gives_usable_limits(
 
 
 def test_background_work_rides_along_and_runs_alone_only_when_it_is_quiet() -> None:
-    batcher: Batcher[Work] = Batcher(BatchLimits())
+    batcher: Scheduler[Work] = Scheduler(BatchLimits())
     for number in range(4):
         batcher.add(Work("moves", 8, number, background=True))
     batcher.add(Work("other", 8, 4, background=True))

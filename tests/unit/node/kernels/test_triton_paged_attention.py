@@ -10,7 +10,7 @@ import torch
 
 from bench.tiny_families import make
 from dht.errors import MachineError
-from node.attention.block_table import AttendPages, PagedRows
+from node.attention.block_table import AttendPages, BlockTable
 from node.attention.mask_rules import MaskRule
 from node.attention.paged_attention import attend_openly
 from node.engine import kernel_trial
@@ -78,7 +78,7 @@ def compared(
     sinks = random(shape.heads) if shape.sinks else None
     scale = shape.key_width**-0.5
     given = attend_pages(
-        query, *pools, PagedRows.of(parts, PAGE, DEVICE), sinks, shape.window, scale, shape.softcap
+        query, *pools, BlockTable.of(parts, PAGE, DEVICE), sinks, shape.window, scale, shape.softcap
     )
     rule = MaskRule(window=shape.window)
     wanted = [
@@ -135,7 +135,7 @@ def test_queries_of_any_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads beside each other, rows beside each other, parts of something wider."""
     monkeypatch.setattr(triton_paged_attention, "processors", lambda _: 1)
     pool = torch.randn(4 * PAGE + 1, 2, 24, device=DEVICE)
-    rows = PagedRows.of([Part(0, 5, 40, [2, 0, 1])], PAGE, DEVICE)
+    rows = BlockTable.of([Part(0, 5, 40, [2, 0, 1])], PAGE, DEVICE)
     wide = torch.randn(1, 5, 8, 75, device=DEVICE)
     given = [
         attend_pages(query, pool, pool, rows, None, 0, 0.2, 0.0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from node.kv.block_manager import KvAccounts
+from node.kv.block_manager import BlockManager
 from tests.examples import examples
 
 PAGES, PAGE_TOKENS = 12, 4
@@ -16,7 +16,7 @@ class Accounts(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.accounts = KvAccounts(PAGES, PAGE_TOKENS)
+        self.accounts = BlockManager(PAGES, PAGE_TOKENS)
         self.held: dict[str, int] = {}
         self.names: dict[str, list[bytes]] = {}
 
@@ -107,7 +107,7 @@ TestAccounts.settings = examples(80, stateful_step_count=40)
 
 
 def test_a_run_is_preferred_and_scattered_pages_are_used_where_there_is_none() -> None:
-    accounts = KvAccounts(6, 4)
+    accounts = BlockManager(6, 4)
     for name in "abcdef":
         assert accounts.reserve(name, 4) is None
         accounts.grow(name, 4)
@@ -129,7 +129,7 @@ def test_a_run_is_preferred_and_scattered_pages_are_used_where_there_is_none() -
 
 
 def test_sessions_that_grow_in_turn_keep_their_runs() -> None:
-    accounts = KvAccounts(8, 1)
+    accounts = BlockManager(8, 1)
     for name in "ab":
         assert accounts.reserve(name, 4) is None
     for tokens in range(1, 5):
@@ -139,7 +139,7 @@ def test_sessions_that_grow_in_turn_keep_their_runs() -> None:
 
 
 def test_kept_pages_go_when_the_room_is_needed_the_longest_unused_first() -> None:
-    accounts = KvAccounts(3, 1)
+    accounts = BlockManager(3, 1)
     for name in ("old", "new"):
         accounts.reserve(name, 1)
         accounts.grow(name, 1)
@@ -155,4 +155,4 @@ def test_kept_pages_go_when_the_room_is_needed_the_longest_unused_first() -> Non
 
 
 def test_no_pages_refuse_everything() -> None:
-    assert KvAccounts(0, 16).reserve("s", 1) == "1 tokens of KV asked, 0 are free"
+    assert BlockManager(0, 16).reserve("s", 1) == "1 tokens of KV asked, 0 are free"

@@ -10,7 +10,14 @@ import pytest
 from coordinator.links.scheduler import LinkScheduler
 from dht.errors import NetworkError
 from dht.messages import codec
-from dht.messages.session import ActivationItem, Activations, Delivered, Part, Ping, SessionClose
+from dht.messages.session import (
+    ActivationItem,
+    Activations,
+    Delivered,
+    FramePart,
+    Ping,
+    SessionClose,
+)
 from dht.transport.streams import stream_pair
 from node.links import framed_stream
 from node.links.framed_stream import LinkReader, LinkSender
@@ -25,7 +32,7 @@ def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 
 def rows(session: str, position: int, tokens: int, hidden: int = 64) -> tuple[Activations, bytes]:
-    item = ActivationItem(session=session, epoch=1, position=position, tokens=tokens)
+    item = ActivationItem(session=session, attempt=1, position=position, tokens=tokens)
     size = tokens * hidden * 4
     body = (bytes(range(position % 200, 251)) * (size // 51 + 1))[:size]
     return Activations(items=(item,), dtype="float32", hidden=hidden), body
@@ -98,7 +105,7 @@ async def test_decodes_and_control_overtake_a_prompt_of_another_session() -> Non
     async with Ends() as ends:
         ends.sender.send(*rows("long-prompt", 0, 40_000))
         ends.sender.send(*rows("other-answer", 7, 1))
-        ends.sender.send(SessionClose(session="third-one", epoch=1))
+        ends.sender.send(SessionClose(session="third-one", attempt=1))
         await ends.until(3)
         kinds = [type(frame.message).__name__ for frame in ends.got]
         assert kinds[-1] == "Activations"
@@ -179,13 +186,13 @@ async def test_credit_for_what_was_never_sent_is_malformed() -> None:
         sender.acknowledged(Delivered(total_bytes=0, slow_bytes=5))
 
 
-def part(number: int, offset: int, total: int, *, slow: bool = True) -> Part:
-    return Part(number=number, offset=offset, total_bytes=total, slow=slow)
+def part(number: int, offset: int, total: int, *, slow: bool = True) -> FramePart:
+    return FramePart(number=number, offset=offset, total_bytes=total, slow=slow)
 
 
 WHOLE = codec.encode_frame(Ping(nonce=7), b"x" * 100)
 INNER_PART = codec.encode_frame(part(9, 0, 10), b"y" * 10)
-HOSTILE: dict[str, list[tuple[Part, bytes]]] = {
+HOSTILE: dict[str, list[tuple[FramePart, bytes]]] = {
     "a frame that never began": [(part(1, 5, 10), b"abc")],
     "0 are here": [(part(1, 0, 10), b"")],
     "3 are here": [(part(1, 0, 10), b"abc"), (part(1, 4, 10), b"abc")],

@@ -14,7 +14,7 @@ from dht.simulated.network import MemoryNetwork, MemoryTransport
 from dht.transport.interface import REACH_PROTOCOL, Stream
 from dht.transport.relay_reservation import RELAY_PROTOCOL, RESERVE
 from node.links.reachability import ReachKeeper
-from node.links.relay_slots import MISSES_MAX, RELAYS, Relays, candidates
+from node.links.relay_slots import MISSES_MAX, RELAYS, Relays, relay_candidates
 from tests.unit.records import MODEL, record_of
 
 GRANTED = b"\x04\x08\x02\x28\x64"
@@ -68,12 +68,12 @@ def test_only_peers_that_offer_it_and_that_others_reach_relay() -> None:
     peers[none] = replace(peers[none], reach=Reach.NONE)
     peers[counts] = replace(peers[counts], relays=False)
     peers[local] = replace(peers[local], addresses=(f"/ip4/127.0.0.1/tcp/5/p2p/{local}",))
-    assert candidates(peers, me) == [good]
+    assert relay_candidates(peers, me) == [good]
 
 
 def test_not_everybody_takes_the_same_relays() -> None:
     peers = records(others(MemoryNetwork(random.Random(1)), 12))
-    assert len({candidates(peers, f"peer{n}")[0] for n in range(40)}) > 6
+    assert len({relay_candidates(peers, f"peer{n}")[0] for n in range(40)}) > 6
 
 
 def test_slots_are_renewed_replaced_and_let_go() -> None:
@@ -114,7 +114,7 @@ def test_who_refuses_does_not_keep_others_from_being_asked() -> None:
         for each in peers.values():
             await each.start()
         transport = network.transport()
-        good = candidates(records(peers), transport.peer_id)[-1]
+        good = relay_candidates(records(peers), transport.peer_id)[-1]
         for peer_id, each in peers.items():
             each.grants = peer_id == good
         relays = Relays(transport)

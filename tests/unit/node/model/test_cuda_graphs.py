@@ -20,7 +20,7 @@ from node.model.cuda_graphs import (
     ROW_BUCKETS,
     Buffers,
     CudaCapture,
-    DecodeGraphs,
+    CudaGraphs,
     column_bucket,
     row_bucket,
 )
@@ -44,9 +44,9 @@ def again(body: Callable[[], None]) -> Callable[[], None]:
     return body
 
 
-def with_graphs(engine: Engine, capture: Callable[..., Callable[[], None]] = again) -> DecodeGraphs:
+def with_graphs(engine: Engine, capture: Callable[..., Callable[[], None]] = again) -> CudaGraphs:
     flow = engine._range._flow
-    flow.graphs = DecodeGraphs(flow._as_they_are, capture)
+    flow.graphs = CudaGraphs(flow._as_they_are, capture)
     return flow.graphs
 
 

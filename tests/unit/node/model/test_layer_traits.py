@@ -11,7 +11,7 @@ from bench.tiny_families import make
 from node.model import packed_linear
 from node.model.layer_range import ModelLayout
 from node.model.layer_traits import LayerTraits, ran_without_numbers, traits_of
-from node.model.merged_linear import ProductPart, share_products
+from node.model.merged_linear import MergedLinearPart, share_products
 from node.model.packed_linear import PackedLinear, favour_few_rows
 from node.weights.store import WeightStore
 
@@ -60,8 +60,8 @@ def test_linear_modules_with_one_input_are_siblings_unless_it_changes() -> None:
 def test_a_shared_product_gives_each_its_own_and_keeps_nothing(bias: bool) -> None:
     plain, shared = Projections(bias=bias), Projections(bias=bias)
     share_products(shared, [("a", "b")])
-    assert isinstance(shared.a, ProductPart)
-    assert isinstance(shared.b, ProductPart)
+    assert isinstance(shared.a, MergedLinearPart)
+    assert isinstance(shared.b, MergedLinearPart)
     numbers = [sum(w.numel() for w in module.parameters()) for module in (plain, shared)]
     assert numbers[0] == numbers[1]
     with torch.inference_mode():
@@ -82,7 +82,7 @@ def test_a_shared_product_can_be_packed_and_is_held_once(monkeypatch: pytest.Mon
     share_products(shared, [("a", "b")])
     separate = weakref.ref(shared.get_parameter("a.product.linear.weight"))
     favour_few_rows(shared)
-    assert isinstance(shared.a, ProductPart)
+    assert isinstance(shared.a, MergedLinearPart)
     packed = shared.a.__dict__["shared"].linear
     assert isinstance(packed, PackedLinear)
     assert [module is packed for module in shared.modules()].count(True) == 1

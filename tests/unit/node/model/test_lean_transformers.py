@@ -17,7 +17,7 @@ from node.weights.store import WeightStore
 STUDY = """
 import json, sys
 from node.model import lean_transformers
-lean_transformers.prepare()
+lean_transformers.prepare_transformers()
 from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
 found = {}

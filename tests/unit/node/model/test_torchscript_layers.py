@@ -66,7 +66,7 @@ def test_what_does_not_look_at_numbers_is_recorded_and_answers_the_same(
     make(tmp_path, family)
     engine = engine_of(tmp_path)
     assert len(engine._range._flow.traced) == recorded
-    monkeypatch.setattr(torchscript_layers.TracedLayers, "add", lambda *_: None)
+    monkeypatch.setattr(torchscript_layers.TorchScriptLayers, "add", lambda *_: None)
     plain = engine_of(tmp_path)
     assert len(plain._range._flow.traced) == 0
     assert answers(engine, PROMPTS, 6) == answers(plain, PROMPTS, 6)
@@ -103,7 +103,7 @@ def test_a_recording_that_differs_is_not_used(
     monkeypatch.setattr(
         torchscript_layers, "_recorded", lambda function, _: lambda *given: 1.01 * function(*given)
     )
-    monkeypatch.setattr(torchscript_layers.TracedLayers, "_recorded_source", lambda *_: None)
+    monkeypatch.setattr(torchscript_layers.TorchScriptLayers, "_recorded_source", lambda *_: None)
     assert len(engine_of(tmp_path)._range._flow.traced) == 0
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dht.messages.logprobs import LOGPROB_MIN, row_bytes, unpack
+from dht.messages.logprobs import LOGPROB_MIN, row_bytes, unpack_scores
 from node.sampling import logprobs
 from node.sampling.logprobs import score_prompt, score_rows
 
@@ -17,7 +17,7 @@ def test_scores_are_those_of_log_softmax(rows: int, vocab: int, top: int, seed: 
     logits = 5 * torch.randn(rows, vocab, generator=generator)
     ids = torch.randint(0, vocab, (rows,), generator=generator).tolist()
     expected = torch.log_softmax(logits, dim=-1)
-    scores = unpack(b"".join(score_rows(logits, ids, top)), ids, top, vocab)
+    scores = unpack_scores(b"".join(score_rows(logits, ids, top)), ids, top, vocab)
     for row, score in enumerate(scores):
         assert score.logprob == pytest.approx(float(expected[row, ids[row]]), abs=1e-5)
         best = sorted(range(vocab), key=lambda at: -float(logits[row, at]))[:top]
@@ -30,7 +30,7 @@ def test_scores_are_those_of_log_softmax(rows: int, vocab: int, top: int, seed: 
 def test_scores_can_always_be_sent() -> None:
     logits = torch.tensor([[0.0, float("-inf"), 100.0], [float("nan"), 0.0, 0.0]])
     data = b"".join(score_rows(logits, [1, 900], 2))
-    assert [score.logprob for score in unpack(data, [1, 900], 2, 3)] == [LOGPROB_MIN] * 2
+    assert [score.logprob for score in unpack_scores(data, [1, 900], 2, 3)] == [LOGPROB_MIN] * 2
 
 
 def test_a_prompt_is_scored_in_parts_that_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,5 +50,7 @@ def test_a_prompt_is_scored_in_parts_that_are_bounded(monkeypatch: pytest.Monkey
     parts = score_prompt(logits_of, hidden, ids, 3, vocab)
     assert sizes == [23, 5, 5, 5, 5, 3]
     assert len(whole) == tokens * row_bytes(3)
-    for one, other in zip(unpack(whole, ids, 3, vocab), unpack(parts, ids, 3, vocab), strict=True):
+    for one, other in zip(
+        unpack_scores(whole, ids, 3, vocab), unpack_scores(parts, ids, 3, vocab), strict=True
+    ):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-5)

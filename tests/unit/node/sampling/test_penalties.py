@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as theirs
 
 from dht.messages.session import Sampling
-from node.sampling.penalties import FLOAT32_MAX, Draw, adjust, finite
+from node.sampling.penalties import FLOAT32_MAX, SamplingRow, adjust, finite
 from node.sampling.sampler import draw_rows
 from node.sampling.token_history import TokenHistory
 from tests.examples import examples
@@ -30,7 +30,7 @@ def history(prompt: list[int], answer: list[int]) -> TokenHistory:
 
 
 def adjusted(logits: torch.Tensor, sampling: Sampling, past: TokenHistory | None) -> torch.Tensor:
-    draw = Draw(sampling=sampling, position=0, history=past)
+    draw = SamplingRow(sampling=sampling, position=0, history=past)
     return adjust(logits.clone()[None], [draw])[0]
 
 
@@ -80,7 +80,7 @@ class Race:
 
     @classmethod
     def of(cls, logits: torch.Tensor, sampling: Sampling) -> set[int]:
-        draws = [Draw(sampling=sampling, position=at) for at in range(cls.DRAWS)]
+        draws = [SamplingRow(sampling=sampling, position=at) for at in range(cls.DRAWS)]
         return set(draw_rows(logits.expand(cls.DRAWS, -1), draws))
 
 
@@ -141,8 +141,8 @@ def test_candidates_are_those_of_a_full_sort(sampling: Sampling, levels: int) ->
     forbidden[kept] = logits[kept]
     plain = Sampling(temperature=sampling.temperature, seed=sampling.seed)
     for position in range(20):
-        draw = Draw(sampling=sampling, position=position)
-        alone = Draw(sampling=plain, position=position)
+        draw = SamplingRow(sampling=sampling, position=position)
+        alone = SamplingRow(sampling=plain, position=position)
         assert draw_rows(logits[None], [draw]) == draw_rows(forbidden[None], [alone])
 
 
@@ -152,7 +152,7 @@ def test_neighbours_change_nothing(
     rows: list[tuple[list[int], list[int], torch.Tensor]], data: st.DataObject
 ) -> None:
     draws = [
-        Draw(
+        SamplingRow(
             sampling=data.draw(
                 st.builds(
                     Sampling,
@@ -188,7 +188,7 @@ def test_what_is_no_number_is_least_likely() -> None:
     logits = torch.tensor([math.nan, 1.0, -math.inf, math.inf])
     assert finite(logits).tolist() == [-FLOAT32_MAX, 1.0, -FLOAT32_MAX, FLOAT32_MAX]
     sampling = Sampling(logit_bias=((1, 1.0),))
-    assert draw_rows(logits[None], [Draw(sampling=sampling, position=0)]) == [3]
+    assert draw_rows(logits[None], [SamplingRow(sampling=sampling, position=0)]) == [3]
 
 
 @pytest.mark.property

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.messages.session import Sampling
-from node.sampling.penalties import Draw
+from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows, noise, sample
 
 
 def sample_rows(logits: torch.Tensor, drawn: list[Sampling], positions: list[int]) -> list[int]:
-    draws = [Draw(sampling=s, position=p) for s, p in zip(drawn, positions, strict=True)]
+    draws = [SamplingRow(sampling=s, position=p) for s, p in zip(drawn, positions, strict=True)]
     return draw_rows(logits, draws)
 
 

@@ -15,7 +15,7 @@ from node.sessions.admission import (
     UNTRIED_PER_CLIENT,
     UNTRIED_SESSIONS,
     Holding,
-    Load,
+    StageLoad,
     TurnedAway,
     headroom,
     queue_is_long,
@@ -96,18 +96,20 @@ def test_a_session_as_long_as_all_kv_is_served_by_a_stage_that_holds_nothing() -
 
 def test_slow_decodes_send_ordinary_sessions_elsewhere_where_many_are_served() -> None:
     few = QUEUE_SESSIONS_LEAST - 1
-    assert not queue_is_long(Load(sessions=few, decoding=few, untried=0), 4.0)
-    assert queue_is_long(Load(sessions=few + 1, decoding=few + 1, untried=0), QUEUE_WAIT_S + 0.1)
-    assert not queue_is_long(Load(sessions=500, decoding=500, untried=0), QUEUE_WAIT_S - 0.1)
+    assert not queue_is_long(StageLoad(sessions=few, decoding=few, untried=0), 4.0)
+    assert queue_is_long(
+        StageLoad(sessions=few + 1, decoding=few + 1, untried=0), QUEUE_WAIT_S + 0.1
+    )
+    assert not queue_is_long(StageLoad(sessions=500, decoding=500, untried=0), QUEUE_WAIT_S - 0.1)
 
 
 def test_a_crowd_is_not_let_in_before_it_shows_what_it_costs() -> None:
     most = UNTRIED_SESSIONS
-    assert not queue_is_long(Load(sessions=most - 1, decoding=0, untried=most - 1), None)
-    assert queue_is_long(Load(sessions=most, decoding=0, untried=most), None)
-    assert not queue_is_long(Load(sessions=199, decoding=100, untried=99), 0.01)
-    assert queue_is_long(Load(sessions=200, decoding=100, untried=100), 0.01)
-    assert not queue_is_long(Load(sessions=200, decoding=0, untried=0), None), (
+    assert not queue_is_long(StageLoad(sessions=most - 1, decoding=0, untried=most - 1), None)
+    assert queue_is_long(StageLoad(sessions=most, decoding=0, untried=most), None)
+    assert not queue_is_long(StageLoad(sessions=199, decoding=100, untried=99), 0.01)
+    assert queue_is_long(StageLoad(sessions=200, decoding=100, untried=100), 0.01)
+    assert not queue_is_long(StageLoad(sessions=200, decoding=0, untried=0), None), (
         "they have had their time"
     )
 

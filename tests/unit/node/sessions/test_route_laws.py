@@ -2,7 +2,7 @@
 
 The machines are the real ones, the client's log included; what stands between them is a model: the
 hidden state of a token is its id, an engine runs a chunk at once, and the last stage samples from a
-hash of all ids that reached it in order. The owner opens the next epoch after a crash and where
+hash of all ids that reached it in order. The owner opens the next attempt after a crash and where
 nothing moves any more. An answer is right only if every stage ran every row once, in order, on the
 KV that it really has.
 """
@@ -62,7 +62,7 @@ class Frame:
     """Rows for stage ``to``; for stage 0, a token of the ring."""
 
     to: int
-    epoch: int
+    attempt: int
     position: int
     ids: tuple[int, ...]
 
@@ -87,13 +87,13 @@ class Route:
         self.open()
 
     def open(self) -> None:
-        """The owner's next epoch, all the way down and up again."""
+        """The owner's next attempt, all the way down and up again."""
         log = self.log
-        log.epoch += 1
+        log.attempt += 1
         for hop in range(len(self.route)):
             open_ = SessionOpen(
                 session="s" * 16,
-                epoch=log.epoch,
+                attempt=log.attempt,
                 client="client",
                 fingerprint="f",
                 route=self.route,
@@ -142,7 +142,7 @@ class Route:
         for at, to in ((position, min(position + len(ids), end)), (max(position, end), None)):
             part = ids[at - position : None if to is None else to - position]
             if part and at >= position:
-                self.frames.append(Frame(hop + 1, self.log.epoch, at, part))
+                self.frames.append(Frame(hop + 1, self.log.attempt, at, part))
 
     def log_prompt(self, hop: int) -> int:
         stage = self.stages[hop]
@@ -174,20 +174,20 @@ class Route:
         elif chunk.sample and session.finish_reason is None:
             token_id = sample(stage.kv)
             position = session.add_sampled(token_id)
-            self.take_token(session.open.epoch, position, token_id)
+            self.take_token(session.open.attempt, position, token_id)
             if session.finish_reason is None:
                 if session.is_first:
                     session.add_inputs(position, (token_id,))
                 else:
-                    self.frames.append(Frame(0, session.open.epoch, position, (token_id,)))
+                    self.frames.append(Frame(0, session.open.attempt, position, (token_id,)))
 
-    def take_token(self, epoch: int, position: int, token_id: int) -> None:
-        self.delivered += self.log.accept(epoch=epoch, position=position, token_ids=(token_id,))
+    def take_token(self, attempt: int, position: int, token_id: int) -> None:
+        self.delivered += self.log.accept(attempt=attempt, position=position, token_ids=(token_id,))
         assert tuple(self.delivered) == TRUTH[: len(self.delivered)]
 
     def deliver(self, frame: Frame) -> None:
         stage = self.stages[frame.to]
-        if stage is None or stage.session.open.epoch != frame.epoch:
+        if stage is None or stage.session.open.attempt != frame.attempt:
             return
         if frame.to == 0:
             stage.session.add_inputs(frame.position, frame.ids)

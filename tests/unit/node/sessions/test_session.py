@@ -22,7 +22,7 @@ def make_open(hop: int = 0, stages: int = 2, prompt: int = 5, new: int = 4) -> S
     )
     return SessionOpen(
         session="s" * 16,
-        epoch=0,
+        attempt=0,
         client="client",
         fingerprint="f",
         route=route,

@@ -22,7 +22,7 @@ def test_pieces_arrive_in_order_and_the_copy_catches_up(
     data: st.DataObject, row_bytes: int, history: int
 ) -> None:
     """The session goes on, the network drops, repeats and delays what the new stage says."""
-    open_ = replace(make_open(prompt=history, new=600), copy_from="p0", warm_until=1, hop=1)
+    open_ = replace(make_open(prompt=history, new=600), copy_from="p0", migrate_until=1, hop=1)
     target = StageSession(open=open_, state=StageState.ACTIVE, importing=True)
     plan = KvCopyOut(row_bytes=row_bytes, piece_bytes=4096, ahead_bytes=16384)
     written, pieces, told = history, [], []

@@ -88,7 +88,7 @@ class Side:
         open_ = self.session.open
         pages = KvPages(
             session=open_.session,
-            epoch=open_.epoch,
+            attempt=open_.attempt,
             position=position,
             tokens=tokens,
             dtype="float32",
@@ -98,14 +98,14 @@ class Side:
     async def copy_out(self, *, every_s: float, grows: bool) -> tuple[str | None, float]:
         """Copy to a stage that answers every ``every_s``: what became of it, and after how long."""
         loop, open_ = asyncio.get_running_loop(), self.session.open
-        order = KvCopy(session=open_.session, epoch=open_.epoch + 1, to="p9")
+        order = KvCopy(session=open_.session, attempt=open_.attempt + 1, to="p9")
 
         async def answer() -> None:
             position = 0
             while True:
                 await asyncio.sleep(every_s)
                 position += grows
-                taken = KvTaken(session=order.session, epoch=order.epoch, position=position)
+                taken = KvTaken(session=order.session, attempt=order.attempt, position=position)
                 self.mover.told("p9", taken)
 
         answering, began_s = asyncio.create_task(answer()), loop.time()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.simulator import PeerProfile, Profiles, StepLimits, typical
-from coordinator.simulator.core.event_loop import Engine
+from coordinator.simulator.core.event_loop import SwarmSimulation
 from coordinator.simulator.core.profiles import default_client_links
 from coordinator.simulator.core.trace import poisson
 from coordinator.simulator.runs.churn import ChurnConfig, Cut, stays, with_churn
@@ -122,7 +122,7 @@ def test_cells_do_not_share_peers_or_flow() -> None:
 
 def test_a_new_point_of_entry_keeps_the_layers_of_a_running_batch() -> None:
     problem, profiles, plan = swarm(chains=1)
-    peer = Engine(problem, profiles, plan.assignments).peers["p0"]
+    peer = SwarmSimulation(problem, profiles, plan.assignments).peers["p0"]
     peer.enter_at(2)
     assert [(s.start, s.end) for s in peer.segments] == [(0, 2), (2, 4)]
     assert peer.at == 0

@@ -2,7 +2,7 @@
 
 import random
 
-from coordinator.simulator.core.parts import Peer, Session
+from coordinator.simulator.core.parts import SimulatedPeer, SimulatedSession
 from coordinator.simulator.core.profiles import NOTHING
 from coordinator.simulator.core.trace import Request
 from coordinator.simulator.runs.kv_peaks import KvPeaks
@@ -10,10 +10,10 @@ from coordinator.simulator.runs.kv_peaks import KvPeaks
 
 def test_peaks_are_those_of_the_plain_sums() -> None:
     draw = random.Random(3)
-    peers = {name: Peer(name, 0, 8, NOTHING, ()) for name in "abcd"}
+    peers = {name: SimulatedPeer(name, 0, 8, NOTHING, ()) for name in "abcd"}
     peaks, expected = KvPeaks(), dict.fromkeys("abcd", 0)
     request = Request(arrival_s=0.0, input_tokens=1, output_tokens=1)
-    live = [Session(number, request, 0.0) for number in range(5)]
+    live = [SimulatedSession(number, request, 0.0) for number in range(5)]
     for turn in range(40):
         for session in live:
             session.tokens_in_kv = draw.randrange(10_000_000)
@@ -33,10 +33,11 @@ def test_peaks_are_those_of_the_plain_sums() -> None:
 
 
 def test_nobody_and_no_stages_hold_nothing() -> None:
-    peer = Peer("a", 0, 8, NOTHING, ())
+    peer = SimulatedPeer("a", 0, 8, NOTHING, ())
     peaks = KvPeaks()
     peaks.look([], {"a": peer})
     peaks.look(
-        [Session(0, Request(arrival_s=0.0, input_tokens=1, output_tokens=1), 0.0)], {"a": peer}
+        [SimulatedSession(0, Request(arrival_s=0.0, input_tokens=1, output_tokens=1), 0.0)],
+        {"a": peer},
     )
     assert peer.kv_peak == 0

@@ -3,8 +3,8 @@
 import pytest
 
 from bench.papers.llumnix import pipelines
-from coordinator.simulator.core.event_loop import Engine
-from coordinator.simulator.core.parts import Session
+from coordinator.simulator.core.event_loop import SwarmSimulation
+from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.trace import Request, heavy_tailed
 from coordinator.simulator.links.closed_form_wire import FramedWire
 from coordinator.simulator.routing.pipelines import Pipelines
@@ -21,7 +21,7 @@ class Counted(Moving):
         self.asked: dict[int, int] = {}
         super().__init__(*args, **kwargs)
 
-    def token_done(self, session: Session, now_s: float, issued_s: float) -> None:
+    def token_done(self, session: SimulatedSession, now_s: float, issued_s: float) -> None:
         assert now_s >= issued_s
         self.tokens[session.number] = self.tokens.get(session.number, 0) + 1
         self.asked[session.number] = session.output_tokens
@@ -31,14 +31,14 @@ class Counted(Moving):
 
 def build(requests, rules: MoveRules, *, dispatch: str = "freest", headroom: float = 0.0):
     problem, profiles, plan = pipelines()
-    engine = Engine(problem, profiles, plan.assignments, decodes_leave_first=True)
+    engine = SwarmSimulation(problem, profiles, plan.assignments, decodes_leave_first=True)
     engine.make_wire = FramedWire
     pipes = Pipelines(problem, profiles, plan, dispatch=dispatch, headroom=headroom)
     run = Counted(engine, pipes, requests, rules, start_s=0.0, end_s=1e9, chunk_tokens=128)
     return engine, pipes, run
 
 
-def finish(engine: Engine, run: Moving) -> None:
+def finish(engine: SwarmSimulation, run: Moving) -> None:
     while not run.all_done:
         assert engine.now_s < LONGEST_S, "some request never ends"
         engine.run(engine.now_s + 1.0, run)
@@ -101,15 +101,15 @@ def test_the_headroom_is_for_urgent_requests() -> None:
     full = [ask(0.0, 12_500) for _ in range(4)]
     engine, pipes, run = build(full, MoveRules(), headroom=0.1)
     engine.run(1.0, run)
-    ordinary = Session(90, ask(1.0, 1_000), 1.0)
-    urgent = Session(91, ask(1.0, 1_000, urgent=True), 1.0)
+    ordinary = SimulatedSession(90, ask(1.0, 1_000), 1.0)
+    urgent = SimulatedSession(91, ask(1.0, 1_000, urgent=True), 1.0)
     assert pipes.route(ordinary) is None
     assert pipes.route(urgent) is not None
 
 
 def test_freest_goes_where_the_most_room_per_session_is() -> None:
     _, pipes, _ = build([], MoveRules())
-    sessions = [Session(n, ask(0.0, 1_000 * (n + 1)), 0.0) for n in range(5)]
+    sessions = [SimulatedSession(n, ask(0.0, 1_000 * (n + 1)), 0.0) for n in range(5)]
     taken = [pipes.route(session) for session in sessions]
     assert len({stages[0][0] for stages in taken[:4]}) == 4, "empty pipelines first"
     assert taken[4] == taken[0], "then beside the shortest"

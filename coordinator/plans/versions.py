@@ -9,7 +9,7 @@ the past was made up. A claim at the very bound costs the others one second of w
 
 from dataclasses import replace
 
-from dht.messages.types import NO_EPOCH, PlanEpoch
+from dht.messages.types import NO_VERSION, PlanVersion
 
 BEGINNING_UNIX_S = 1_600_000_000
 """September 2020: terms are counted as if a swarm had held elections every second since."""
@@ -22,17 +22,17 @@ def number_max(now_unix_s: float) -> int:
     return max(0, int(now_unix_s) - BEGINNING_UNIX_S) + CLOCKS_DIFFER_S
 
 
-def plausible(epoch: PlanEpoch, now_unix_s: float) -> bool:
-    """Whether an epoch can be honest at this time."""
-    return max(epoch.term, epoch.counter) <= number_max(now_unix_s)
+def plausible(version: PlanVersion, now_unix_s: float) -> bool:
+    """Whether an version can be honest at this time."""
+    return max(version.term, version.counter) <= number_max(now_unix_s)
 
 
-def believed(epoch: PlanEpoch, now_unix_s: float) -> PlanEpoch:
-    """``epoch`` if it can be honest, no epoch otherwise."""
-    return epoch if plausible(epoch, now_unix_s) else NO_EPOCH
+def believed(version: PlanVersion, now_unix_s: float) -> PlanVersion:
+    """``version`` if it can be honest, no version otherwise."""
+    return version if plausible(version, now_unix_s) else NO_VERSION
 
 
-def next_epoch(seen: PlanEpoch, term: int, rank: int) -> PlanEpoch:
-    """The epoch of a plan of ``term``, past ``seen`` where that is of the same term."""
+def next_version(seen: PlanVersion, term: int, rank: int) -> PlanVersion:
+    """The version of a plan of ``term``, past ``seen`` where that is of the same term."""
     counter = seen.counter if seen.term == term else 0
-    return replace(NO_EPOCH, term=term, counter=counter + 1, rank=rank)
+    return replace(NO_VERSION, term=term, counter=counter + 1, rank=rank)

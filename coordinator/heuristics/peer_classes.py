@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from coordinator.heuristics.heuristics import Reach, reach
+from coordinator.heuristics.heuristics import SpanLimits, span_limits
 from dht.messages.types import PlannerNode, Problem
 
 REGION_RTT_S = 0.015
@@ -21,7 +21,7 @@ KINDS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class PeerClass:
     """Peers of one region that hold the same numbers of layers and are about as fast."""
 
     region: int
@@ -67,7 +67,7 @@ def regions(problem: Problem, regions_max: int = REGIONS_MAX) -> dict[str, int]:
     return {name: index for index, names in enumerate(groups) for name in names}
 
 
-def kinds(problem: Problem, region_of: dict[str, int]) -> tuple[Kind, ...]:
+def peer_classes(problem: Problem, region_of: dict[str, int]) -> tuple[PeerClass, ...]:
     """Kinds of all peers that can hold a layer, in an order that names do not change."""
     step = 1.0
     while True:
@@ -80,10 +80,10 @@ def kinds(problem: Problem, region_of: dict[str, int]) -> tuple[Kind, ...]:
 _Key = tuple[int, int, int, int, tuple[float, ...]]
 
 
-def _grouped(problem: Problem, region_of: dict[str, int], step: float) -> tuple[Kind, ...]:
-    members: defaultdict[_Key, list[tuple[PlannerNode, Reach]]] = defaultdict(list)
+def _grouped(problem: Problem, region_of: dict[str, int], step: float) -> tuple[PeerClass, ...]:
+    members: defaultdict[_Key, list[tuple[PlannerNode, SpanLimits]]] = defaultdict(list)
     for node in problem.nodes:
-        room = reach(problem, node)
+        room = span_limits(problem, node)
         longest = max(room.first, room.middle, room.last)
         if longest == 0 or not any(node.tokens_per_s[:longest]):
             continue
@@ -98,7 +98,7 @@ def _grouped(problem: Problem, region_of: dict[str, int], step: float) -> tuple[
         room = peers[0][1]
         longest = max(room.first, room.middle, room.last)
         found.append(
-            Kind(
+            PeerClass(
                 region=region_of[peers[0][0].peer_id],
                 peer_ids=tuple(node.peer_id for node, _ in peers),
                 first_max=room.first,
