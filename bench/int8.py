@@ -21,7 +21,7 @@ from rich.table import Table
 from bench.local_swarm import ROOT
 from bench.report import provenance, write
 from models.stories import texts
-from node.links.wire_rows import Rows, quantized
+from node.links.wire_rows import join_rows, quantized, split_int8_rows
 
 MODEL = ROOT / "models" / "brook"
 BOUNDARIES = (2, 5)
@@ -38,8 +38,8 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 def int8(rows: torch.Tensor) -> torch.Tensor:
     """Rows as the next stage sees them."""
     flat = rows.reshape(-1, rows.shape[-1])
-    body = quantized(Rows.join([Rows(tensor=flat)]), "float32", flat.shape[1])
-    back = Rows.split_int8(body, "float32", flat.shape[1], [flat.shape[0]])[0].tensor
+    body = quantized(join_rows([flat]), "float32", flat.shape[1])
+    back = split_int8_rows(body, "float32", flat.shape[1], [flat.shape[0]])[0]
     return back.reshape(rows.shape)
 
 

@@ -84,7 +84,7 @@ async def moving_peer(
     limits = BatchLimits(prefill_tokens_max=256)
     peer = await serving(transport, span, SPEC, RTX_4090, limits, StageConfig())
     known = {"chosen": mbit * MBIT, "copy": 1e15, "replay": 1.0}[way]
-    peer.stage.bandwidth_from = lambda _: known
+    peer.bandwidth = known
     return StandInMover(peer)
 
 

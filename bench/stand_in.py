@@ -142,9 +142,8 @@ async def serving(
     kv_tokens: int = KV_TOKENS,
 ) -> StandInPeer:
     """Serve layers ``span`` of ``spec`` on ``transport`` with an engine that only waits."""
-    engine = TimedEngine(spec, transport.peer_id, span, times, kv_tokens=kv_tokens, limits=limits)
+    engine = TimedEngine(spec, span, times, kv_tokens=kv_tokens, limits=limits)
     stage = StageServer(transport, engine, config)
-    engine.on_results = stage.on_results
     await StageStreams(transport, stage, StreamLimits()).start()
     peer = StandInPeer(
         transport=transport,

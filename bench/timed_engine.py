@@ -1,7 +1,7 @@
 """An engine that computes nothing and takes as long as a GPU would: for links, not for numbers.
 
 Its hidden states have the true size and hold zeros; its tokens are zeros. Batches are formed by the
-project's own batcher. Time is the event loop's, so it runs under a virtual clock, too.
+project's own scheduler. Time is the event loop's, so it runs under a virtual clock, too.
 """
 
 import asyncio
@@ -12,9 +12,8 @@ import torch
 
 from dht.messages.types import ModelSpec
 from node.engine.scheduler import BatchLimits, Scheduler
-from node.links.wire_rows import Rows
+from node.engine.work_item import WorkItem, WorkResult
 from node.stage.open_checks import StageView
-from node.stage.step_request import StepRequest, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,6 @@ class TimedEngine:
     def __init__(
         self,
         spec: ModelSpec,
-        peer_id: str,
         span: tuple[int, int],
         times: GpuTimes,
         *,
@@ -52,14 +50,12 @@ class TimedEngine:
         self.hidden = spec.activation_bytes // 2
         self.steps = 0
         self.busy_s = 0.0
-        self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
         self._spec = spec
-        self._peer_id = peer_id
         self._span = span
         self._times = times
         self._kv: dict[str, int] = {}
         self._kv_free = kv_tokens
-        self._batcher: Scheduler[StepRequest] = Scheduler(limits)
+        self._scheduler = Scheduler(limits)
         self._running = False
         self.serving = True
         self._zeros = torch.zeros(1 << 12, self.hidden, dtype=torch.float16)
@@ -67,7 +63,6 @@ class TimedEngine:
     @property
     def view(self) -> StageView:
         return StageView(
-            peer_id=self._peer_id,
             fingerprint=self._spec.fingerprint,
             layers=self._spec.layers,
             context_tokens=self._spec.context_tokens,
@@ -89,10 +84,10 @@ class TimedEngine:
 
     def free(self, key: str) -> None:
         self._kv_free += self._kv.pop(key, 0)
-        self._batcher.drop(key)
+        self._scheduler.drop(key)
 
     def drop(self, key: str) -> None:
-        self._batcher.drop(key)
+        self._scheduler.drop(key)
 
     def kv_row_bytes(self, start: int, end: int) -> int:
         return self._spec.kv_bytes_per_token_layer * (end - start)
@@ -109,10 +104,13 @@ class TimedEngine:
 
     @property
     def backlog_tokens(self) -> int:
-        return self._batcher.backlog_tokens
+        return self._scheduler.backlog_tokens
 
-    def submit(self, request: StepRequest) -> None:
-        self._batcher.add(request)
+    def start(self, on_results: Callable[[Sequence[WorkResult]], None]) -> None:
+        self._on_results = on_results
+
+    def submit(self, item: WorkItem) -> None:
+        self._scheduler.add(item)
         if not self._running:
             self._running = True
             # What arrives in one frame runs in one step.
@@ -120,16 +118,16 @@ class TimedEngine:
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
-        batch = self._batcher.next_batch(loop.time())
+        batch = self._scheduler.next_batch(loop.time())
         if not batch:
             self._running = False
-            wait_s = self._batcher.wait_s(loop.time())
+            wait_s = self._scheduler.wait_s(loop.time())
             if wait_s is not None:
                 loop.call_later(wait_s, self._look_again)
             return
         self._running = True
-        decodes = sum(request.tokens == 1 for request in batch)
-        took_s = self._times.of(decodes, sum(r.tokens for r in batch) - decodes)
+        decodes = sum(item.tokens == 1 for item in batch)
+        took_s = self._times.of(decodes, sum(item.tokens for item in batch) - decodes)
         self.steps += 1
         self.busy_s += took_s
         asyncio.get_running_loop().call_later(took_s, self._finish, batch)
@@ -139,12 +137,12 @@ class TimedEngine:
         if not self._running:
             self._start()
 
-    def _finish(self, batch: list[StepRequest]) -> None:
-        results = [self._result(request) for request in batch if request.key in self._kv]
+    def _finish(self, batch: list[WorkItem]) -> None:
+        results = [self._result(item) for item in batch if item.session in self._kv]
         self._start()
-        self.on_results(results)
+        self._on_results(results)
 
-    def _result(self, request: StepRequest) -> StepResult:
-        if request.session.is_last:
-            return StepResult(request=request, token_id=0 if request.chunk.sample else None)
-        return StepResult(request=request, rows=Rows(tensor=self._zeros[: request.tokens]))
+    def _result(self, item: WorkItem) -> WorkResult:
+        if item.end == self._spec.layers:
+            return WorkResult(item=item, token_id=0 if item.sampling is not None else None)
+        return WorkResult(item=item, hidden=self._zeros[: item.tokens])

@@ -223,17 +223,24 @@ async def _serve(
     from dht.records.directory import Directory
     from dht.transport.config import TransportKind
     from node import VERSION
+    from node.links.measured_links import MeasuredLinks
     from node.owner.contribution_watch import ContributionWatch
     from node.owner.machine_watch import MachineWatch
-    from node.peer.peer import Peer, PeerConfig
+    from node.peer.peer import Peer, PeerConfig, report_stats
     from node.peer.plan_follower import FollowConfig
     from node.stage.server import StageConfig, StageServer
 
     directory = Directory(transport, arguments.network, model_key(engine.spec.name))
     await _refuse_other_weights(directory, engine.spec)
-    engine.peer_id = transport.peer_id
-    stage = StageServer(transport, engine, StageConfig(int8=arguments.int8_rows), traffic)
-    engine.on_results = stage.on_results
+    measured = MeasuredLinks()
+    stage = StageServer(
+        transport,
+        engine,
+        StageConfig(int8=arguments.int8_rows),
+        traffic,
+        bandwidth_from=measured.bandwidth_from,
+        on_idle=lambda: report_stats(reporter, engine, stage),
+    )
     coordinators = frozenset(arguments.coordinators)
     plans = PlanStore(
         transport,
@@ -279,13 +286,14 @@ async def _serve(
         reporter=reporter,
         record=record,
         config=PeerConfig(follow=FollowConfig(pinned=pinned), use=use),
+        measured=measured,
         machine=MachineWatch(use, gpu=arguments.gpu is not None),
     )
     path = arguments.identity.expanduser().with_suffix(".contribution.json")
     finished = partial(stage.counters.__getitem__, "finished")
-    peer.watch = ContributionWatch(peer.figures, finished, reporter, path, gpu=machine.driver_name)
+    watch = ContributionWatch(peer.figures, finished, reporter, path, gpu=machine.driver_name)
     with on_interrupt(peer.leave):
-        await peer.run()
+        await peer.run(watch.run)
 
 
 def _relays(arguments: argparse.Namespace) -> bool:

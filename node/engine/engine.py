@@ -18,7 +18,8 @@ from node.attention.block_table import AttendPages
 from node.device.heap import give_back
 from node.engine.batch_rows import StepRows
 from node.engine.model_runner import AcceleratorError, ModelRunner, lost
-from node.engine.work_item import WorkBounds, WorkItem, WorkResult, work_refusal
+from node.engine.work_check import WorkBounds, work_refusal
+from node.engine.work_item import WorkItem, WorkResult
 from node.kernels.choice import experts_kernel, pages_kernel
 from node.kernels.moe import GroupedKernel
 from node.kv.block_manager import Reservation
@@ -252,7 +253,7 @@ class Engine:
         """Run one batch; results come in the order of the items.
 
         At most one item per session, each at the position where its session stands. What cannot
-        run (:func:`node.engine.work_item.work_refusal`), what fails and what comes out infinite or
+        run (:func:`node.engine.work_check.work_refusal`), what fails and what comes out infinite or
         as no number gets an error; the others go on, and a session whose item failed stands where
         it stood. Raises DeviceLostError where the device has failed for good.
         """

@@ -10,25 +10,8 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
-
-class Work(Protocol):
-    """What is queued: rows of one session."""
-
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def tokens(self) -> int: ...
-
-    @property
-    def background(self) -> bool:
-        """Whether nobody waits for it: it rides along with what somebody does wait for."""
-        ...
-
-
-T = TypeVar("T", bound=Work)
+from node.engine.work_item import WorkItem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +60,13 @@ BACKGROUND_QUIET_S = 0.05
 on its way round the other stages, would have to wait for it."""
 
 
-class Scheduler(Generic[T]):
+class Scheduler:
     """Queues work in order of arrival; only a session's oldest item may be in a step."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._busy_s = -math.inf
-        self._queues: dict[str, deque[tuple[int, T]]] = {}
+        self._queues: dict[str, deque[tuple[int, WorkItem]]] = {}
         self._arrivals = itertools.count()
 
     def __len__(self) -> int:
@@ -95,13 +78,13 @@ class Scheduler(Generic[T]):
         queued = (work for queue in self._queues.values() for _, work in queue)
         return sum(work.tokens for work in queued if work.tokens != 1)
 
-    def add(self, work: T) -> None:
+    def add(self, work: WorkItem) -> None:
         """Queue ``work`` behind its session's earlier items."""
-        self._queues.setdefault(work.key, deque()).append((next(self._arrivals), work))
+        self._queues.setdefault(work.session, deque()).append((next(self._arrivals), work))
 
-    def drop(self, key: str) -> list[T]:
-        """Forget a session's queued work and return it."""
-        return [work for _, work in self._queues.pop(key, ())]
+    def drop(self, session: str) -> None:
+        """Forget a session's queued work."""
+        self._queues.pop(session, None)
 
     def wait_s(self, now_s: float) -> float | None:
         """When to look again although nothing new came; None: not before something does."""
@@ -109,7 +92,7 @@ class Scheduler(Generic[T]):
             return None
         return max(0.0, self._busy_s + BACKGROUND_QUIET_S - now_s)
 
-    def next_batch(self, now_s: float) -> list[T]:
+    def next_batch(self, now_s: float) -> list[WorkItem]:
         """The items of the next step, which leave the queue; empty when there is none to run now.
 
         The oldest waiting prefill is always among them, so each is in time the oldest. Background
@@ -132,8 +115,8 @@ class Scheduler(Generic[T]):
         if behind and (chosen or now_s >= self._busy_s + BACKGROUND_QUIET_S):
             chosen.append(behind[0])
         for work in chosen:
-            queue = self._queues[work.key]
+            queue = self._queues[work.session]
             queue.popleft()
             if not queue:
-                del self._queues[work.key]
+                del self._queues[work.session]
         return chosen

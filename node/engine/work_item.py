@@ -1,38 +1,45 @@
-"""What an engine is asked to run, what becomes of it, and why it is refused."""
+"""One request of the engine and its result, from a stage's session to the model runner and back."""
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from dht.messages.session import Sampling
-from node.device.tensors import is_finite
-from node.kv.block_manager import Reservation
 from node.sampling.token_history import PromptTargets, TokenHistory
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkItem:
     """Rows of one session: layers ``[start, end)`` at ``position`` onwards.
 
-    The first stage gets ``token_ids``, others ``hidden`` of shape ``[tokens, hidden]``. The last
-    stage samples behind the last row when ``sampling`` is set.
+    The first stage sets ``token_ids``, later stages ``hidden`` of shape ``[tokens, hidden]``. The
+    last stage samples the token behind the last row when ``sampling`` is set.
     """
 
     session: str
+    """Key of the session's KV."""
     start: int
     end: int
     position: int
     token_ids: tuple[int, ...] | None = None
-    hidden: torch.Tensor | None = None
+    hidden: "Tensor | None" = None
     sampling: Sampling | None = None
     history: TokenHistory | None = None
-    """What the sampling's penalties look at."""
+    """Tokens that the sampling's penalties count."""
     targets: PromptTargets | None = None
-    """Last stage: tokens to score behind some of the rows."""
+    """Last stage: tokens of the prompt to score behind some of the rows."""
+    background: bool = False
+    """Whether nobody waits for it: a replay for a planned move."""
+    queued_s: float = 0.0
+    """When it was queued, on the event loop's clock."""
+    owner: Any = None
+    """Returned with the result; the engine does not look at it."""
 
     @property
     def tokens(self) -> int:
-        """Rows of this item."""
+        """Number of rows."""
         if self.token_ids is not None:
             return len(self.token_ids)
         return 0 if self.hidden is None else int(self.hidden.shape[0])
@@ -40,73 +47,14 @@ class WorkItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkResult:
-    """What became of an item: hidden states for the next stage, a token, or an error."""
+    """Result of an item: hidden states for the next stage, a token, or an error."""
 
     item: WorkItem
-    hidden: torch.Tensor | None = None
+    hidden: "Tensor | None" = None
     token_id: int | None = None
     score: bytes = b""
-    """Of the token, packed (:mod:`dht.messages.logprobs`), where ``sampling.logprobs`` asks for
-    it."""
+    """Packed score of the token (:mod:`dht.messages.logprobs`), where ``sampling.logprobs`` asks
+    for it."""
     prompt_scores: bytes = b""
-    """Of the item's ``targets``, packed."""
+    """Packed scores of the item's ``targets``."""
     error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkBounds:
-    """What an engine that holds layers ``[start, end)`` can be asked."""
-
-    start: int
-    end: int
-    width: int
-    """Of hidden states."""
-    vocab: int
-    context_tokens: int
-    """The longest context that the model reads; behind it there are no positions."""
-
-
-def work_refusal(item: WorkItem, reservation: Reservation | None, bounds: WorkBounds) -> str | None:
-    """Why ``item`` cannot run, or None. Positions come in order; earlier ones may come again, when
-    a session goes on over a mended route, and then those behind them must, too."""
-    if reservation is None:
-        return "this session holds no KV here"
-    span = f"layers [{item.start}, {item.end})"
-    if not bounds.start <= item.start < item.end <= bounds.end:
-        return f"{span} asked, [{bounds.start}, {bounds.end}) held"
-    if reservation.layers is not None and reservation.layers != (item.start, item.end):
-        return f"{span} asked, the session runs layers {list(reservation.layers)}"
-    if item.tokens < 1:
-        return "an item without rows"
-    if item.position < 0 or item.position + item.tokens > reservation.tokens:
-        at = f"[{item.position}, {item.position + item.tokens})"
-        return f"positions {at} asked, {reservation.tokens} reserved"
-    if item.position + item.tokens > bounds.context_tokens:
-        return f"the model reads at most {bounds.context_tokens} tokens"
-    if item.position > reservation.written:
-        return f"position {item.position} asked, {reservation.written} comes next"
-    if (item.token_ids is None) == (item.hidden is None):
-        return "exactly one of token ids and hidden states is taken"
-    if item.token_ids is not None:
-        return _tokens_refusal(item.token_ids, item.start, bounds.vocab)
-    return None if item.hidden is None else _hidden_refusal(item.hidden, item, bounds.width)
-
-
-def _tokens_refusal(token_ids: tuple[int, ...], start: int, vocab: int) -> str | None:
-    if start != 0:
-        return "token ids are for the first layer"
-    for token_id in (min(token_ids), max(token_ids)):
-        if not 0 <= token_id < vocab:
-            return f"token id {token_id} of a vocabulary of {vocab}"
-    return None
-
-
-def _hidden_refusal(hidden: torch.Tensor, item: WorkItem, width: int) -> str | None:
-    if hidden.shape[1:] != (width,):
-        shape = tuple(hidden.shape)
-        return f"hidden states of shape {shape}, ({item.tokens}, {width}) expected"
-    if not hidden.is_floating_point():
-        return f"hidden states of {hidden.dtype}, floating point expected"
-    if not is_finite(hidden):
-        return f"hidden states that are not finite came in for layers [{item.start}, {item.end})"
-    return None

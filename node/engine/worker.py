@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from node.engine.scheduler import BatchLimits, Scheduler, Work
+from node.engine.scheduler import BatchLimits, Scheduler
+from node.engine.work_item import WorkItem, WorkResult
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +24,6 @@ SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter while another wants it: the event loop must answer
 while a step prepares its next operation."""
 
-W = TypeVar("W", bound=Work)
-R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -39,24 +38,20 @@ class WorkerTimes:
     """Summed over items: from being submitted to the start of their step."""
 
 
-class Worker(Generic[W, R]):
+class Worker:
     """Runs ``run_step`` over batches in a thread of its own."""
 
     def __init__(
         self,
-        run_step: Callable[[Sequence[W]], Sequence[R]],
-        on_results: Callable[[Sequence[R]], None],
-        failed: Callable[[W, Exception], R],
+        run_step: Callable[[Sequence[WorkItem]], Sequence[WorkResult]],
+        on_results: Callable[[Sequence[WorkResult]], None],
         limits: BatchLimits,
     ) -> None:
-        """``failed`` makes the result of each item whose step raised."""
         self._run_step = run_step
         self._on_results = on_results
-        self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._ready = threading.Condition()
-        self._batcher: Scheduler[W] = Scheduler(limits)
-        self._submitted_s: dict[int, float] = {}
+        self._scheduler = Scheduler(limits)
         self._calls: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         self._stopping = False
         self.times = WorkerTimes()
@@ -64,24 +59,22 @@ class Worker(Generic[W, R]):
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, work: W) -> None:
+    def submit(self, work: WorkItem) -> None:
         """Queue one item for the next step that takes it."""
         with self._ready:
-            self._submitted_s[id(work)] = time.perf_counter()
-            self._batcher.add(work)
+            self._scheduler.add(work)
             self._ready.notify()
 
     @property
     def backlog_tokens(self) -> int:
         """Rows of prefill that wait for a step."""
         with self._ready:
-            return self._batcher.backlog_tokens
+            return self._scheduler.backlog_tokens
 
-    def drop(self, key: str) -> None:
+    def drop(self, session: str) -> None:
         """Forget queued work of a session that ended."""
         with self._ready:
-            for work in self._batcher.drop(key):
-                self._submitted_s.pop(id(work), None)
+            self._scheduler.drop(session)
 
     async def call(self, work: Callable[[], T]) -> T:
         """Run ``work`` between steps in the engine's thread and return what it returns.
@@ -112,19 +105,18 @@ class Worker(Generic[W, R]):
     def _run(self) -> None:
         while True:
             with self._ready:
-                batch: list[W] = []
+                batch: list[WorkItem] = []
                 while not (self._stopping or self._calls or batch):
-                    batch = self._batcher.next_batch(time.perf_counter())
+                    batch = self._scheduler.next_batch(time.perf_counter())
                     if not batch:
-                        self._ready.wait(self._batcher.wait_s(time.perf_counter()))
+                        self._ready.wait(self._scheduler.wait_s(time.perf_counter()))
                 calls, self._calls = self._calls, []
                 if self._stopping:
                     for _, done in calls:
                         self._on_loop(_fail, done, RuntimeError(STOPPED))
                     return
-                started_s = time.perf_counter()
-                for work in batch:
-                    self.times.waiting_s += started_s - self._submitted_s.pop(id(work), started_s)
+                now_s, started_s = self._loop.time(), time.perf_counter()
+                self.times.waiting_s += sum(now_s - work.queued_s for work in batch)
             for call, done in calls:
                 self._answer(call, done)
             if batch:
@@ -142,13 +134,15 @@ class Worker(Generic[W, R]):
         else:
             self._on_loop(_finish, done, result)
 
-    def _results(self, batch: Sequence[W]) -> Sequence[R]:
+    def _results(self, batch: Sequence[WorkItem]) -> Sequence[WorkResult]:
         """The step's results; where it raises, every item of it fails and the thread goes on."""
         try:
             return self._run_step(batch)
         except Exception as error:
             logger.exception("a step of %d items failed", len(batch))
-            return [self._failed(work, error) for work in batch]
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            told = f"the engine's step failed: {reason}"
+            return [WorkResult(item=work, error=told) for work in batch]
 
 
 def _finish(done: "asyncio.Future[T]", result: T) -> None:

@@ -1,7 +1,6 @@
 """Hidden states as bytes on the wire and back, with every length checked before use."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -16,60 +15,49 @@ class RowsError(ValueError):
     """Bytes that are not the rows their header promises."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Hidden states of consecutive tokens: ``tensor`` is ``[tokens, hidden]``."""
+def split_rows(
+    body: bytes | memoryview, dtype: str, hidden: int, counts: Sequence[int]
+) -> Sequence[torch.Tensor]:
+    """Rows ``[count, hidden]`` of several sessions from one body, ``counts`` rows of each.
 
-    tensor: torch.Tensor
+    Raises RowsError where dtype or length do not fit; nothing is allocated before the check.
+    """
+    torch_dtype = DTYPES.get(dtype)
+    if torch_dtype is None:
+        raise RowsError(f"dtype {dtype[:16]!r} may not travel")
+    _check_length(body, counts, hidden, hidden * torch_dtype.itemsize)
+    flat = torch.frombuffer(bytearray(body), dtype=torch_dtype)
+    return torch.split(flat.view(sum(counts), hidden), list(counts))
 
-    @staticmethod
-    def split(
-        body: bytes | memoryview, dtype: str, hidden: int, counts: Sequence[int]
-    ) -> list["Rows"]:
-        """Rows of several sessions from one body of ``sum(counts) × hidden`` numbers.
 
-        Raises RowsError where dtype or length do not fit; nothing is allocated before the check.
-        """
-        torch_dtype = DTYPES.get(dtype)
-        if torch_dtype is None:
-            raise RowsError(f"dtype {dtype[:16]!r} may not travel")
-        if hidden < 1 or min(counts, default=0) < 1:
-            raise RowsError(f"rows of {list(counts)[:8]} tokens and width {hidden} cannot be")
-        expected = sum(counts) * hidden * torch_dtype.itemsize
-        if memoryview(body).nbytes != expected:
-            raise RowsError(
-                f"{memoryview(body).nbytes} bytes of activations where {expected} were announced"
-            )
-        flat = torch.frombuffer(bytearray(body), dtype=torch_dtype)
-        parts = torch.split(flat.view(sum(counts), hidden), list(counts))
-        return [Rows(tensor=part) for part in parts]
+def split_int8_rows(
+    body: bytes | memoryview, dtype: str, hidden: int, counts: Sequence[int]
+) -> Sequence[torch.Tensor]:
+    """Rows in ``dtype`` from a body of :func:`quantized`. Raises RowsError like `split_rows`."""
+    _check_length(body, counts, hidden, hidden + SCALE_BYTES)
+    packed = torch.frombuffer(bytearray(body), dtype=torch.uint8).view(sum(counts), -1)
+    scales = packed[:, :SCALE_BYTES].contiguous().view(torch.float32)
+    if not bool(torch.isfinite(scales).all()):
+        raise RowsError("the scale of a row is no finite number")
+    rows = (packed[:, SCALE_BYTES:].view(torch.int8) * scales).to(DTYPES[dtype])
+    return torch.split(rows, list(counts))
 
-    @staticmethod
-    def split_int8(
-        body: bytes | memoryview, dtype: str, hidden: int, counts: Sequence[int]
-    ) -> list["Rows"]:
-        """Rows from a body of :func:`quantized`, in ``dtype``. Raises RowsError like ``split``."""
-        if hidden < 1 or min(counts, default=0) < 1:
-            raise RowsError(f"rows of {list(counts)[:8]} tokens and width {hidden} cannot be")
-        expected = sum(counts) * (hidden + SCALE_BYTES)
-        if memoryview(body).nbytes != expected:
-            raise RowsError(
-                f"{memoryview(body).nbytes} bytes of activations where {expected} were announced"
-            )
-        packed = torch.frombuffer(bytearray(body), dtype=torch.uint8).view(sum(counts), -1)
-        scales = packed[:, :SCALE_BYTES].contiguous().view(torch.float32)
-        if not bool(torch.isfinite(scales).all()):
-            raise RowsError("the scale of a row is no finite number")
-        rows = (packed[:, SCALE_BYTES:].view(torch.int8) * scales).to(DTYPES[dtype])
-        return [Rows(tensor=part) for part in torch.split(rows, list(counts))]
 
-    @staticmethod
-    def join(rows: Sequence["Rows"]) -> memoryview:
-        """The rows' numbers in order, as bytes."""
-        tensors = [part.tensor for part in rows]
-        tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        array = tensor.contiguous().cpu().view(torch.uint8).numpy()
-        return memoryview(array.data).cast("B")
+def _check_length(
+    body: bytes | memoryview, counts: Sequence[int], hidden: int, row_bytes: int
+) -> None:
+    if hidden < 1 or min(counts, default=0) < 1:
+        raise RowsError(f"rows of {list(counts)[:8]} tokens and width {hidden} cannot be")
+    found, expected = memoryview(body).nbytes, sum(counts) * row_bytes
+    if found != expected:
+        raise RowsError(f"{found} bytes of activations where {expected} were announced")
+
+
+def join_rows(rows: Sequence[torch.Tensor]) -> memoryview:
+    """Bytes of the rows in order; copied off the device in one go."""
+    tensor = rows[0] if len(rows) == 1 else torch.cat(list(rows))
+    array = tensor.contiguous().cpu().view(torch.uint8).numpy()
+    return memoryview(array.data).cast("B")
 
 
 def quantized(body: bytes | memoryview, dtype: str, hidden: int) -> bytes:

@@ -14,6 +14,7 @@ from dht.errors import NetworkError
 from dht.messages.types import LINKS_MAX, Link, LinksRecord, NodeRecord
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
+from node.links.measured_links import MeasuredLinks
 from node.links.probe import measure_link
 from node.stage.server import StageServer
 
@@ -40,26 +41,18 @@ class LinkKeeper:
         transport: Transport,
         directory: Directory,
         stage: StageServer,
+        measured: MeasuredLinks,
         config: LinkKeeperConfig,
     ) -> None:
+        """What is probed goes into ``measured``."""
         self._transport = transport
         self._directory = directory
         self._stage = stage
         self._config = config
-        self._links: dict[str, Link] = {}
+        self._measured = measured
         self._published_s = -math.inf
         self.others = 0
         """Other peers that were announced when last looked."""
-
-    @property
-    def measured(self) -> tuple[Link, ...]:
-        """The links to this peer, as probed."""
-        return tuple(self._links.values())
-
-    def bandwidth_from(self, peer_id: str) -> float | None:
-        """Of the link from ``peer_id`` to this peer, in bytes/s; None where it was not probed."""
-        link = self._links.get(peer_id)
-        return None if link is None else link.bandwidth_bytes_per_s
 
     async def run(self) -> None:
         """Measure and publish until cancelled."""
@@ -77,7 +70,7 @@ class LinkKeeper:
         now_s = self._transport.now()
         fresh = {
             peer_id: link
-            for peer_id, link in self._links.items()
+            for peer_id, link in self._measured.links.items()
             if peer_id in nodes and now_s - link.measured_unix_s < config.fresh_s
         }
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {me: None}]
@@ -93,8 +86,8 @@ class LinkKeeper:
                 )
             except NetworkError as error:
                 logger.info("no link from %s: %s", peer_id, error)
-        changed = fresh != self._links
-        self._links = fresh
+        changed = fresh != self._measured.links
+        self._measured.links = fresh
         busy = self._busy(nodes)
         due = now_s - self._published_s > config.publish_s
         if (fresh or busy) and (changed or busy or due):

@@ -17,10 +17,10 @@ from dht.messages.types import NodeRecord, NodeState, Reach
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.links.lent_traffic import SAVE_EVERY_S
+from node.links.measured_links import MeasuredLinks
 from node.links.probe import ProbeServer
 from node.links.reachability import ReachKeeper, ReachServer
 from node.links.relay_slots import Relays
-from node.owner.contribution_watch import ContributionWatch
 from node.owner.idle_policy import ComeBack, OwnerUse, Seen, StepAside, UseConfig
 from node.owner.live_panel import Figures
 from node.owner.reporter import Reporter, counted
@@ -86,6 +86,7 @@ class Peer:
         reporter: Reporter,
         record: NodeRecord,
         config: PeerConfig,
+        measured: MeasuredLinks,
         machine: LooksAtMachine | None = None,
     ) -> None:
         """``machine`` is looked at where ``config.use`` watches for the owner."""
@@ -99,8 +100,6 @@ class Peer:
         self._machine = machine if config.use.watches else None
         self._leaving = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        engine.on_lost = self._note_lost
         self._announcer = Announcer(
             transport=transport,
             directory=directory,
@@ -120,12 +119,10 @@ class Peer:
             announcer=self._announcer,
             config=config.follow,
         )
-        self._links = LinkKeeper(transport, directory, stage, config.links)
-        stage.bandwidth_from = self._links.bandwidth_from
+        self._measured = measured
+        self._links = LinkKeeper(transport, directory, stage, measured, config.links)
         self._balancer = Balancer(directory, stage, lambda: self._announcer.record)
         self._reach = ReachKeeper(transport, directory, self._note_reach, relays=Relays(transport))
-        self.watch: ContributionWatch | None = None
-        """Shows the owner how it goes, where there is one."""
 
     def leave(self) -> None:
         """Start to drain; a second call ends the drain at once."""
@@ -133,9 +130,8 @@ class Peer:
             self._hurry.set()
         self._leaving.set()
 
-    async def run(self) -> None:
-        """Serve until :meth:`leave` is called, then drain and return."""
-        self._stage.on_idle = self._report_stats
+    async def run(self, *beside: Callable[[], Awaitable[None]]) -> None:
+        """Serve until :meth:`leave` is called, then drain and return. ``beside`` runs meanwhile."""
         await ProbeServer(self._transport, self._stage.traffic).start()
         await StageStreams(self._transport, self._stage, StreamLimits()).start()
         await ReachServer(self._transport).start()
@@ -149,6 +145,7 @@ class Peer:
             self._follower.follow,
             self._follower.help_oneself,
             self._mind_owner,
+            *beside,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -158,8 +155,6 @@ class Peer:
                 tasks += [group.create_task(self._kept_running(each)) for each in work]
                 tasks.append(group.create_task(self._watch_network()))
                 tasks.append(group.create_task(self._watch_device()))
-                if self.watch is not None:
-                    tasks.append(group.create_task(self._kept_running(self.watch.run)))
                 await self._leaving.wait()
                 await self._drain()
                 for task in tasks:
@@ -207,13 +202,9 @@ class Peer:
         """End the peer when it is cut off for good, rather than look alive."""
         raise NetworkError(await self._transport.wait_ended())
 
-    def _note_lost(self, reason: str) -> None:
-        if not self._lost.done():
-            self._lost.set_result(reason)
-
     async def _watch_device(self) -> None:
         """End the peer when its device has failed for good, rather than fail every session."""
-        reason = await asyncio.shield(self._lost)
+        reason = await asyncio.shield(self._engine.lost)
         device = self._announcer.record.device.name
         raise MachineError(f"{device} has failed, and joining again may help: {reason}")
 
@@ -230,7 +221,7 @@ class Peer:
             up_bytes=traffic.sent_bytes,
             down_bytes=traffic.received_bytes,
             peers=self._links.others,
-            links=self._links.measured,
+            links=tuple(self._measured.links.values()),
             device=record.device.name,
         )
 
@@ -240,19 +231,6 @@ class Peer:
         self._reporter.event("reach", reach=str(reach), beside=list(beside))
         if not same and (sentence := REACH_SENTENCES.get(reach)) is not None:
             self._reporter.say(sentence)
-
-    def _report_stats(self) -> None:
-        """Where this peer's time went since it started; written whenever it becomes idle."""
-        times = self._engine.times
-        self._reporter.event(
-            "stats",
-            steps=times.steps,
-            tokens=times.tokens,
-            compute_s=round(times.compute_s, 6),
-            waiting_s=round(times.waiting_s, 6),
-            serialisation_s=round(self._stage.serialisation_s, 6),
-            counters=dict(self._stage.counters),
-        )
 
     # What the owner lends
 
@@ -331,3 +309,17 @@ class Peer:
         await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
         for task in (drained, hurried):
             task.cancel()
+
+
+def report_stats(reporter: Reporter, engine: LocalEngine, stage: StageServer) -> None:
+    """Write where a peer's time went since it started."""
+    times = engine.times
+    reporter.event(
+        "stats",
+        steps=times.steps,
+        tokens=times.tokens,
+        compute_s=round(times.compute_s, 6),
+        waiting_s=round(times.waiting_s, 6),
+        serialisation_s=round(stage.serialisation_s, 6),
+        counters=dict(stage.counters),
+    )

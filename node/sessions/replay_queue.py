@@ -5,36 +5,36 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from node.links.wire_rows import Rows
-from node.sessions.session import Chunk
+from node.engine.work_item import WorkItem
 
 
 @dataclass(slots=True)
 class CopiedRows:
-    """Chunks in their order, taken in other sizes than they came in, one at a time."""
+    """Items in their order, taken in other sizes than they came in, one at a time."""
 
     running: bool = False
     """Whether what was taken last is still in the engine."""
-    _waiting: deque[tuple[Chunk, torch.Tensor]] = field(default_factory=deque)
+    _waiting: deque[WorkItem] = field(default_factory=deque)
 
-    def add(self, chunk: Chunk, rows: Rows) -> None:
+    def add(self, item: WorkItem) -> None:
         """Keep the rows of the next positions."""
-        self._waiting.append((chunk, rows.tensor))
+        self._waiting.append(item)
 
-    def take(self, tokens: int) -> tuple[Chunk, Rows] | None:
+    def take(self, tokens: int) -> WorkItem | None:
         """The next rows, ``tokens`` at most; None while some run or none wait."""
         if self.running or not self._waiting:
             return None
-        first = self._waiting[0][0]
+        first = self._waiting[0]
         parts: list[torch.Tensor] = []
         left = tokens
         while left > 0 and self._waiting:
-            chunk, tensor = self._waiting.popleft()
-            parts.append(tensor[:left])
-            if chunk.tokens > left:
-                rest = replace(chunk, position=chunk.position + left, tokens=chunk.tokens - left)
-                self._waiting.appendleft((rest, tensor[left:]))
-            left -= min(left, chunk.tokens)
+            item = self._waiting.popleft()
+            if item.hidden is None:
+                raise ValueError("an item without rows")
+            parts.append(item.hidden[:left])
+            if item.tokens > left:
+                rest = replace(item, position=item.position + left, hidden=item.hidden[left:])
+                self._waiting.appendleft(rest)
+            left -= min(left, item.tokens)
         self.running = True
-        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return replace(first, tokens=int(rows.shape[0])), Rows(tensor=rows)
+        return replace(first, hidden=parts[0] if len(parts) == 1 else torch.cat(parts))

@@ -10,10 +10,15 @@ needs rows (:meth:`StageSession.take_over`, :func:`resume_at`).
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from dht.messages.session import FinishReason, SessionOpen
 from dht.messages.types import RouteStage
+from node.engine.work_item import WorkItem, WorkResult
 from node.sampling.token_history import PromptTargets, TokenHistory
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class StageState(StrEnum):
@@ -67,18 +72,6 @@ TRANSITIONS: dict[StageState, dict[StageEvent, StageState]] = {
     StageState.CLOSED: {},
 }
 """What may happen in which state; anything else is ignored by :meth:`StageSession.on`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Rows to run now. ``sample`` asks for a token at ``position + tokens``."""
-
-    position: int
-    token_ids: tuple[int, ...] | None
-    tokens: int
-    sample: bool
-    targets: PromptTargets | None = None
-    """Last stage: tokens of the prompt whose scores the client wants of these rows."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -264,7 +257,7 @@ class StageSession:
             self.early = None
         return True
 
-    def next_chunk(self, chunk_tokens: int) -> Chunk | None:
+    def next_chunk(self, chunk_tokens: int) -> WorkItem | None:
         """First stage: the next rows to run, or None while there is nothing or one is running.
 
         A chunk never crosses the end of the prompt, so only a chunk's last row is ever sampled.
@@ -278,11 +271,11 @@ class StageSession:
         if end <= position:  # with copied KV the engine may be ahead of the token ids
             return None
         self.in_flight = True
-        return self._take(position, end - position, tuple(self.inputs[position:end]))
+        return self._work(position, end, token_ids=tuple(self.inputs[position:end]))
 
-    def take_rows(self, position: int, tokens: int) -> Chunk | None:
-        """Later stages: rows from upstream; None when they are not the next ones."""
-        end = position + tokens
+    def take_rows(self, position: int, hidden: "Tensor") -> WorkItem | None:
+        """Later stages: rows ``[tokens, hidden]`` from upstream; None if they are not the next."""
+        end = position + int(hidden.shape[0])
         crosses = position < self.open.prompt_tokens < end
         if (
             self.state is not StageState.ACTIVE
@@ -292,18 +285,30 @@ class StageSession:
             or crosses
         ):
             return None
-        return self._take(position, tokens, None)
+        return self._work(position, end, hidden=hidden)
 
-    def _take(self, position: int, tokens: int, token_ids: tuple[int, ...] | None) -> Chunk:
-        self.next_position = position + tokens
-        sample = self.is_last and self.next_position >= self.open.prompt_tokens
-        sample = sample and not self.is_warming
-        return Chunk(
+    def _work(
+        self,
+        position: int,
+        end: int,
+        *,
+        token_ids: tuple[int, ...] | None = None,
+        hidden: "Tensor | None" = None,
+    ) -> WorkItem:
+        self.next_position = end
+        samples = self.is_last and end >= self.open.prompt_tokens and not self.is_warming
+        return WorkItem(
+            session=self.kv_key,
+            start=self.stage.start,
+            end=self.stage.end,
             position=position,
             token_ids=token_ids,
-            tokens=tokens,
-            sample=sample,
+            hidden=hidden,
+            sampling=self.open.sampling if samples else None,
+            history=self.history,
             targets=self._targets(position) if self.is_last else None,
+            background=self.is_warming,
+            owner=self,
         )
 
     def _targets(self, position: int) -> PromptTargets | None:
@@ -316,11 +321,11 @@ class StageSession:
         wanted = self.open.history[first:end]
         return PromptTargets(first_row=first - 1 - position, token_ids=wanted, top=top)
 
-    def add_prompt_scores(self, chunk: Chunk, packed: bytes) -> None:
-        """Last stage: keep the scores of a chunk's :attr:`Chunk.targets`."""
-        if chunk.targets is not None:
-            position = chunk.position + chunk.targets.first_row + 1
-            self.prompt_scores.append((position, len(chunk.targets.token_ids), packed))
+    def add_prompt_scores(self, result: WorkResult) -> None:
+        """Last stage: keep the scores of the item's targets, where it has any."""
+        if (targets := result.item.targets) is not None:
+            position = result.item.position + targets.first_row + 1
+            self.prompt_scores.append((position, len(targets.token_ids), result.prompt_scores))
 
     def add_sampled(self, token_id: int, score: bytes = b"") -> int:
         """Last stage: log a token; returns its position. Sets ``finish_reason`` at the end."""

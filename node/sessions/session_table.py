@@ -98,8 +98,10 @@ class SessionTable:
         free_kv: Callable[[str], None],
         log: ActivationLog,
         drop_work: Callable[[str], None] = lambda key: None,
+        on_idle: Callable[[], None] = lambda: None,
     ) -> None:
-        """``drop_work`` forgets what the engine has queued of a session, which keeps its KV."""
+        """``drop_work`` forgets what the engine has queued of a session, which keeps its KV;
+        ``on_idle`` is called when the last session has freed its KV."""
         self._free_kv = free_kv
         self._drop_work = drop_work
         self._live: dict[str, Live] = {}
@@ -111,8 +113,7 @@ class SessionTable:
         self._idle = asyncio.Event()
         self._idle.set()
         self.log = log
-        self.on_idle: Callable[[], None] = lambda: None
-        """Called when the last session has freed its KV."""
+        self._on_idle = on_idle
 
     def __iter__(self) -> Iterator[Live]:
         return iter(list(self._live.values()))
@@ -271,4 +272,4 @@ class SessionTable:
         self._hop_use.subtract(live.hop_peers)
         if not self._holders:
             self._idle.set()
-            self.on_idle()
+            self._on_idle()

@@ -1,12 +1,13 @@
 """The bounds of a stage server, and what it needs of an engine."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopConfig
 from node.sessions.activation_log import LOG_BYTES_MAX
 from node.stage.open_checks import StageView
-from node.stage.step_request import StepRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,11 @@ class StageEngine(Protocol):
         """Forget what is queued of a session; a step that runs ends as it will."""
         ...
 
-    def submit(self, request: StepRequest) -> None: ...
+    def start(self, on_results: Callable[[Sequence[WorkResult]], None]) -> None:
+        """Begin: each step's results go to ``on_results`` on the event loop. Called once."""
+        ...
+
+    def submit(self, item: WorkItem) -> None: ...
 
     def kv_row_bytes(self, start: int, end: int) -> int:
         """Bytes of one token's KV in layers ``[start, end)``."""

@@ -6,23 +6,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from dht.messages.types import ModelSpec
-from node.engine.engine import DeviceLostError, Engine, EngineConfig, WorkItem
+from node.engine.engine import DeviceLostError, Engine, EngineConfig
 from node.engine.scheduler import limits_of
+from node.engine.work_item import WorkItem, WorkResult
 from node.engine.worker import Worker, WorkerTimes
 from node.kv.export import KvBytes, pack_kv
-from node.links.wire_rows import Rows
 from node.profiling.layer_profile import Profile, tokens_per_s
 from node.profiling.profile_cache import default_folder, profiled
 from node.stage.open_checks import StageView
-from node.stage.step_request import StepRequest, StepResult
 from node.weights.store import Progress, WeightStore
 
 T = TypeVar("T")
 
 
 class LocalEngine:
-    """Implements :class:`node.stage.server.StageEngine`. Set ``peer_id``, ``on_results`` and
-    ``on_lost`` once."""
+    """Implements :class:`node.stage.config.StageEngine` with an engine of this process."""
 
     def __init__(
         self,
@@ -37,14 +35,14 @@ class LocalEngine:
         self.profile = profile
         self.remembered = remembered
         self.tokens_per_s = tokens_per_s(engine, profile)
-        limits = limits_of(profile.layer_s(), engine.layers_max)
-        self.peer_id = ""
-        self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
-        self.on_lost: Callable[[str], None] = lambda reason: None
-        """Called on the loop where the device fails for good."""
+        self._on_results: Callable[[Sequence[WorkResult]], None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._worker: Worker[StepRequest, StepResult] = Worker(
-            self._step, self._hand_over, _failed, limits
+        self.lost: asyncio.Future[str] = self._loop.create_future()
+        """Done, with the reason, once the device has failed for good."""
+        self._worker = Worker(
+            lambda batch: self._watched(lambda: self._engine.step(batch)),
+            self._deliver,
+            limits_of(profile.layer_s(), engine.layers_max),
         )
 
     @classmethod
@@ -108,7 +106,6 @@ class LocalEngine:
         start, end = self._serving
         spec = self._engine.spec
         return StageView(
-            peer_id=self.peer_id,
             fingerprint=spec.fingerprint,
             layers=spec.layers,
             context_tokens=spec.context_tokens,
@@ -202,55 +199,28 @@ class LocalEngine:
     def backlog_tokens(self) -> int:
         return self._worker.backlog_tokens
 
-    def submit(self, request: StepRequest) -> None:
-        self._worker.submit(request)
+    def start(self, on_results: Callable[[Sequence[WorkResult]], None]) -> None:
+        self._on_results = on_results
+
+    def submit(self, item: WorkItem) -> None:
+        self._worker.submit(item)
 
     def close(self) -> None:
         """End the worker's thread."""
         self._worker.stop()
 
-    def _hand_over(self, results: Sequence[StepResult]) -> None:
-        self.on_results(results)
+    def _deliver(self, results: Sequence[WorkResult]) -> None:
+        if self._on_results is not None:
+            self._on_results(results)
+
+    def _tell_lost(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
 
     def _watched(self, work: Callable[[], T]) -> T:
         """Do ``work`` in the engine's thread, and tell where that shows that the device is lost."""
         try:
             return work()
         except DeviceLostError as error:
-            reason = str(error)
-            self._loop.call_soon_threadsafe(lambda: self.on_lost(reason))
+            self._loop.call_soon_threadsafe(self._tell_lost, str(error))
             raise
-
-    def _step(self, batch: Sequence[StepRequest]) -> list[StepResult]:
-        results = self._watched(lambda: self._engine.step([_item(request) for request in batch]))
-        return [
-            StepResult(
-                request=request,
-                rows=None if result.hidden is None else Rows(tensor=result.hidden),
-                token_id=result.token_id,
-                score=result.score,
-                prompt_scores=result.prompt_scores,
-                error=result.error,
-            )
-            for request, result in zip(batch, results, strict=True)
-        ]
-
-
-def _item(request: StepRequest) -> WorkItem:
-    chunk, stage = request.chunk, request.session.stage
-    return WorkItem(
-        session=request.key,
-        start=stage.start,
-        end=stage.end,
-        position=chunk.position,
-        token_ids=chunk.token_ids,
-        hidden=None if request.rows is None else request.rows.tensor,
-        sampling=request.session.open.sampling if chunk.sample else None,
-        history=request.session.history,
-        targets=chunk.targets,
-    )
-
-
-def _failed(request: StepRequest, error: Exception) -> StepResult:
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return StepResult(request=request, error=f"the engine's step failed: {reason}")

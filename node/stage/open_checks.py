@@ -10,7 +10,6 @@ from dht.messages.session import RefusalCode, SessionOpen
 class StageView:
     """What a stage checks an open against."""
 
-    peer_id: str
     fingerprint: str
     layers: int
     context_tokens: int
@@ -20,7 +19,7 @@ class StageView:
 
 
 def refusal_of(
-    open_: SessionOpen, view: StageView, *, taken_over: bool = False
+    open_: SessionOpen, me: str, view: StageView, *, taken_over: bool = False
 ) -> tuple[RefusalCode, str] | None:
     """Why this stage cannot take ``open_``, or None; checks everything but KV room.
 
@@ -40,7 +39,7 @@ def refusal_of(
     if len({stage.peer_id for stage in route}) != len(route):
         return RefusalCode.BAD_REQUEST, "the route visits a peer twice"
     mine = route[open_.hop]
-    if mine.peer_id != view.peer_id:
+    if mine.peer_id != me:
         return RefusalCode.BAD_REQUEST, "this stage belongs to another peer"
     if open_.fingerprint != view.fingerprint:
         return RefusalCode.NOT_HELD, "this peer serves other weights under that name"

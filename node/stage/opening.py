@@ -56,7 +56,10 @@ class Opening:
         hops: HopTable,
         flow: StagePipeline,
         counters: Counter[str],
+        bandwidth_from: Callable[[str], float | None],
     ) -> None:
+        """``bandwidth_from`` is the measured bandwidth of the link from a peer to this one, in
+        bytes/s; None where it is not known."""
         self._me = me
         self._engine = engine
         self._config = config
@@ -67,8 +70,7 @@ class Opening:
         self._turned_away = TurnedAway()
         self.demand = Demand()
         """What was refused last."""
-        self.bandwidth_from: Callable[[str], float | None] = lambda peer_id: None
-        """Measured bandwidth of the link from a peer to this one, in bytes/s."""
+        self._bandwidth_from = bandwidth_from
 
     def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
         """Take over or reserve, and pass the open on; or answer with a refusal."""
@@ -100,7 +102,7 @@ class Opening:
         current = live.session
         following = open_.hop + 1
         if (
-            refusal_of(open_, self._engine.view, taken_over=True) is not None
+            refusal_of(open_, self._me, self._engine.view, taken_over=True) is not None
             or not current.can_take_over(open_)
             or current.state is not StageState.ACTIVE
             or current.is_warming
@@ -131,8 +133,8 @@ class Opening:
             tokens=open_.prompt_tokens,
             kv_row_bytes=self._engine.kv_row_bytes(stage.start, stage.end),
             row_bytes=TOKEN_BYTES if first else row_bytes_of(self._engine),
-            kv_bytes_per_s=0.0 if source is None else self.bandwidth_from(source),
-            rows_bytes_per_s=self.bandwidth_from(upstream),
+            kv_bytes_per_s=0.0 if source is None else self._bandwidth_from(source),
+            rows_bytes_per_s=self._bandwidth_from(upstream),
             row_s=self._flow.sizer.row_s,
             beside_rows=self._flow.sizer.beside() if self._table.holding > 1 else None,
             logged=open_.rows_logged,
@@ -162,7 +164,7 @@ class Opening:
         """Make the session's new attempt, or say why not; then everything stays as it was."""
         before = self._table.get(open_.session)
         kept = before is not None and before.session.can_take_over(open_)
-        refusal = refusal_of(open_, self._engine.view, taken_over=kept)
+        refusal = refusal_of(open_, self._me, self._engine.view, taken_over=kept)
         if before is not None:
             if open_.client != before.session.open.client:
                 refusal = RefusalCode.BAD_REQUEST, "this session belongs to another client"

@@ -24,13 +24,14 @@ from dht.messages.session import (
     Tokens,
 )
 from node.device.tensors import DTYPES
+from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopTable
-from node.links.wire_rows import INT8, Rows, RowsError, quantized
-from node.sessions.session import Chunk, StageState
+from node.links.wire_rows import INT8, RowsError, quantized, split_int8_rows, split_rows
+from node.sessions.session import StageSession, StageState
 from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_copy import REST_ROWS
-from node.stage.step_request import Outbox, StepRequest, StepResult, rows_bytes
+from node.stage.outbox import Outbox, rows_bytes
 
 RESENT_TOKENS = 128
 """Logged rows of one frame to a stage that takes over."""
@@ -132,7 +133,7 @@ class StagePipeline:
         started_s = time.perf_counter()
         counts = [item.tokens for item in activations.items]
         try:
-            split = Rows.split_int8 if activations.dtype == INT8 else Rows.split
+            split = split_int8_rows if activations.dtype == INT8 else split_rows
             parts = split(body, self._engine.wire_dtype, activations.hidden, counts)
         except RowsError as error:
             raise codec.MalformedError(str(error)) from error
@@ -145,30 +146,27 @@ class StagePipeline:
             if live.session.is_first or live.session.previous_peer != peer_id:
                 self._counters["foreign_frames"] += 1
                 continue
-            chunk = live.session.take_rows(item.position, item.tokens)
-            if chunk is None:
+            work = live.session.take_rows(item.position, rows)
+            if work is None:
                 self._counters["stale_activations"] += 1
                 continue
             live.touch()
             if live.session.is_warming:
-                live.copied.add(chunk, rows)
+                live.copied.add(work)
                 self._run_copies(live)
             else:
-                self._submit(live, chunk, rows)
+                self._submit(work)
 
-    def _submit(self, live: Live, chunk: Chunk, rows: Rows | None) -> None:
-        session = live.session
+    def _submit(self, item: WorkItem) -> None:
         now_s = asyncio.get_running_loop().time()
-        self.pace.submitted(session.kv_key, now_s)
-        self._engine.submit(
-            StepRequest(key=session.kv_key, session=session, chunk=chunk, rows=rows, since_s=now_s)
-        )
+        self.pace.submitted(item.session, now_s)
+        self._engine.submit(replace(item, queued_s=now_s))
 
     def _run_copies(self, live: Live) -> None:
         """Rows for a planned move: so few at once that decodes beside them hardly notice."""
         alone = self._table.holding == 1
-        if taken := live.copied.take(RESENT_TOKENS if alone else self.sizer.beside()):
-            self._submit(live, *taken)
+        if item := live.copied.take(RESENT_TOKENS if alone else self.sizer.beside()):
+            self._submit(item)
 
     def push(self, live: Live) -> None:
         """Move what can move: rows that wait for the link, then the first stage's next chunk."""
@@ -193,9 +191,9 @@ class StagePipeline:
                 self._stalled[session.key] = None
                 return
         if session.is_first:
-            chunk = session.next_chunk(self._chunk_tokens(live))
-            if chunk is not None:
-                self._submit(live, chunk, None)
+            work = session.next_chunk(self._chunk_tokens(live))
+            if work is not None:
+                self._submit(work)
 
     def _chunk_tokens(self, live: Live) -> int:
         """Rows of the session's next chunk, by what steps and the next link were seen to take."""
@@ -274,25 +272,26 @@ class StagePipeline:
             live.told_warm = True
             live.upstream.send(MigrationReady(session=open_.session, attempt=open_.attempt))
 
-    def on_results(self, results: Sequence[StepResult]) -> None:
+    def on_results(self, results: Sequence[WorkResult]) -> None:
         """Results of one engine step: log, and send rows and tokens on, coalesced by next peer."""
-        keys = [result.request.key for result in results]
+        items = [result.item for result in results]
         now_s = asyncio.get_running_loop().time()
-        took_s = self.pace.finished(keys, now_s)
-        for result in results:
-            if result.request.tokens == 1 and not result.request.background:
-                self.decode_waits.add(now_s - result.request.since_s)
-        if not any(result.request.background for result in results):  # those wait on purpose
+        took_s = self.pace.finished([item.session for item in items], now_s)
+        for item in items:
+            if item.tokens == 1 and not item.background:
+                self.decode_waits.add(now_s - item.queued_s)
+        if not any(item.background for item in items):  # those wait on purpose
             self.sizer.ran(
-                sum(result.request.tokens for result in results),
+                sum(item.tokens for item in items),
                 took_s,
-                decodes_only=all(result.request.tokens == 1 for result in results),
+                decodes_only=all(item.tokens == 1 for item in items),
             )
         outbox, started_s = Outbox(), time.perf_counter()
         bodies = rows_bytes(results)
         self.serialisation_s += time.perf_counter() - started_s
         for index, result in enumerate(results):
-            session, chunk = result.request.session, result.request.chunk
+            item = result.item
+            session: StageSession = item.owner
             live = self._table.get(session.key)
             if live is None or not self._table.is_current(session):
                 self._counters["dropped_results"] += 1
@@ -303,11 +302,11 @@ class StagePipeline:
                 self._counters["engine_errors"] += 1
                 self._fail(live, result.error)
                 continue
-            session.done_position = chunk.position + chunk.tokens
+            session.done_position = item.position + item.tokens
             if index in bodies and session.next_peer is not None:
-                self._send_rows(live, chunk, bodies[index], outbox)
+                self._send_rows(live, item, bodies[index], outbox)
             if result.prompt_scores:
-                session.add_prompt_scores(chunk, result.prompt_scores)
+                session.add_prompt_scores(result)
                 self.send_tokens(live)
             if result.token_id is not None:
                 self._take_sampled(live, result.token_id, result.score, outbox)
@@ -322,23 +321,23 @@ class StagePipeline:
             self._send(peer_id, message, body, traffic)
         self.serialisation_s += time.perf_counter() - started_s
 
-    def _send_rows(self, live: Live, chunk: Chunk, body: memoryview, outbox: Outbox) -> None:
+    def _send_rows(self, live: Live, ran: WorkItem, body: memoryview, outbox: Outbox) -> None:
         session = live.session
-        self._table.log.append(session.key, chunk.position, body)
-        skip = min(max(0, session.send_position - chunk.position), chunk.tokens)
+        self._table.log.append(session.key, ran.position, body)
+        skip = min(max(0, session.send_position - ran.position), ran.tokens)
         if (warming := live.warming) is not None and warming.ready:
-            warming.backlog.append((chunk.position, bytes(body)))
+            warming.backlog.append((ran.position, bytes(body)))
             self._push_copies(live)
         if not session.sends_rows or session.state is not StageState.ACTIVE:
             return
-        if session.next_peer is None or skip == chunk.tokens:
+        if session.next_peer is None or skip == ran.tokens:
             return
-        position = chunk.position + skip
+        position = ran.position + skip
         rest = body[skip * row_bytes_of(self._engine) :]
         if live.backlog:
             live.backlog.append((position, bytes(rest)))
         else:
-            item = self._item(live, position, chunk.tokens - skip)
+            item = self._item(live, position, ran.tokens - skip)
             prefill = item.tokens > 1 or position < session.open.prompt_tokens
             outbox.add_rows(session.next_peer, item, rest, prefill=prefill)
 

@@ -8,7 +8,7 @@ the order of frames. Opening is in :mod:`node.stage.opening`, rows and tokens in
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from coordinator.routing.balance import Movable, PeerLoad
 from dht.messages.kv import KvTaken
@@ -25,7 +25,6 @@ from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_migration import KvMover
 from node.stage.opening import Opening, close_of
 from node.stage.pipeline import StagePipeline, row_bytes_of
-from node.stage.step_request import StepResult
 
 __all__ = ["StageConfig", "StageEngine", "StageServer"]
 
@@ -39,7 +38,17 @@ class StageServer:
         engine: StageEngine,
         config: StageConfig,
         traffic: LentTraffic | None = None,
+        *,
+        bandwidth_from: Callable[[str], float | None] = lambda peer_id: None,
+        on_idle: Callable[[], None] = lambda: None,
     ) -> None:
+        """Start ``engine`` and serve over it.
+
+        ``bandwidth_from`` is the measured bandwidth of the link from a peer to this one, in
+        bytes/s, None where it is unknown: it decides how a session that moves here gets its KV
+        (:mod:`node.stage.migration_choice`). ``on_idle`` is called when the last session has freed
+        its KV.
+        """
         self.traffic = traffic or LentTraffic()
         self._me = transport.peer_id
         self._config = config
@@ -49,7 +58,7 @@ class StageServer:
         self._hops = HopTable(transport, config.hops, self, self.traffic)
         log = ActivationLog(row_bytes_of(engine), config.log_bytes_max)
         self._engine = engine
-        self._table = SessionTable(self._free_kv, log, self._drop_work)
+        self._table = SessionTable(self._free_kv, log, self._drop_work, on_idle)
         self.flow = StagePipeline(
             engine,
             config,
@@ -60,7 +69,14 @@ class StageServer:
             finish=self._finish,
         )
         self._opening = Opening(
-            self._me, engine, config, self._table, self._hops, self.flow, self.counters
+            self._me,
+            engine,
+            config,
+            self._table,
+            self._hops,
+            self.flow,
+            self.counters,
+            bandwidth_from,
         )
         self.copies = KvMover(
             self._me,
@@ -71,33 +87,12 @@ class StageServer:
             self.counters,
             drop=self._table.forget,
         )
+        engine.start(self.flow.on_results)
 
     @property
     def sessions(self) -> int:
         """Sessions that hold KV here."""
         return self._table.holding
-
-    @property
-    def on_idle(self) -> Callable[[], None]:
-        """Called when the last session has freed its KV."""
-        return self._table.on_idle
-
-    @on_idle.setter
-    def on_idle(self, call: Callable[[], None]) -> None:
-        self._table.on_idle = call
-
-    @property
-    def bandwidth_from(self) -> Callable[[str], float | None]:
-        """Measured bandwidth of the link from a peer to this one, in bytes/s; None: unknown.
-
-        What a session that moves here brings along follows from it
-        (:mod:`node.stage.migration_choice`).
-        """
-        return self._opening.bandwidth_from
-
-    @bandwidth_from.setter
-    def bandwidth_from(self, known: Callable[[str], float | None]) -> None:
-        self._opening.bandwidth_from = known
 
     @property
     def serialisation_s(self) -> float:
@@ -300,7 +295,7 @@ class StageServer:
             live.session.is_first and peer_id == route[-1].peer_id
         )
 
-    # Events of hops and of the engine
+    # Events of hops
 
     def hop_replied(self, peer_id: str, message: HopReply) -> None:
         """A later stage answered."""
@@ -328,10 +323,6 @@ class StageServer:
     def hop_in_use(self, peer_id: str) -> bool:
         """Whether a session here sends to ``peer_id``."""
         return self._table.hop_in_use(peer_id) or self.copies.uses(peer_id)
-
-    def on_results(self, results: Sequence[StepResult]) -> None:
-        """Results of one engine step."""
-        self.flow.on_results(results)
 
     # Ends
 

@@ -19,12 +19,11 @@ from client import Swarm, SwarmConfig
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory
 from dht.simulated.network import MemoryNetwork, MemoryTransport
+from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopConfig
-from node.links.wire_rows import Rows
 from node.peer.balancer import Balancer
 from node.stage.open_checks import StageView
 from node.stage.server import StageConfig, StageServer
-from node.stage.step_request import StepRequest, StepResult
 from node.stage.streams import StageStreams, StreamLimits
 
 LAYERS = 8
@@ -67,7 +66,6 @@ class PaperEngine:
     hidden = 1
 
     def __init__(self, peer_id: str, start: int, end: int, *, kv_tokens: int, step_s: float):
-        self.peer_id = peer_id
         self.span = (start, end)
         self.serving = True
         self.step_s = step_s
@@ -77,7 +75,6 @@ class PaperEngine:
         self.rows_run = 0
         self.kv_imported = 0
         self.refuses_kv = False
-        self.on_results: Callable[[Sequence[StepResult]], None] = lambda results: None
         self.free_at_s = 0.0
         self.backlog_tokens = 0
 
@@ -88,7 +85,6 @@ class PaperEngine:
     @property
     def view(self) -> StageView:
         return StageView(
-            peer_id=self.peer_id,
             fingerprint=SPEC.fingerprint,
             layers=LAYERS,
             context_tokens=CONTEXT,
@@ -137,30 +133,32 @@ class PaperEngine:
         self.kv_imported += tokens
         return None
 
-    def submit(self, request: StepRequest) -> None:
+    def start(self, on_results: Callable[[Sequence[WorkResult]], None]) -> None:
+        self.on_results = on_results
+
+    def submit(self, item: WorkItem) -> None:
         loop = asyncio.get_running_loop()
         self.free_at_s = max(self.free_at_s, loop.time()) + self.step_s
-        loop.call_at(self.free_at_s, lambda: self.on_results([self._run(request)]))
+        loop.call_at(self.free_at_s, lambda: self.on_results([self._run(item)]))
 
-    def _run(self, request: StepRequest) -> StepResult:
-        key, chunk = request.key, request.chunk
+    def _run(self, item: WorkItem) -> WorkResult:
+        key = item.session
         if key not in self.kv:
-            return StepResult(request=request, error="no KV is reserved")
-        ids = chunk.token_ids
+            return WorkResult(item=item, error="no KV is reserved")
+        ids = item.token_ids
         if ids is None:
-            assert request.rows is not None
-            ids = tuple(int(n) for n in request.rows.tensor.flatten().tolist())
+            assert item.hidden is not None
+            ids = tuple(int(n) for n in item.hidden.flatten().tolist())
         self.rows_run += len(ids)
         states = self.states.setdefault(key, [7])
-        assert chunk.position < len(states), "a position was skipped"
-        del states[chunk.position + 1 :]
+        assert item.position < len(states), "a position was skipped"
+        del states[item.position + 1 :]
         for token_id in ids:
             states.append(fold(states[-1], token_id))
-        if not request.session.is_last:
-            rows = Rows(tensor=torch.tensor(ids, dtype=torch.float32)[:, None])
-            return StepResult(request=request, rows=rows)
-        token_id = states[-1] % VOCAB if chunk.sample else None
-        return StepResult(request=request, token_id=token_id)
+        if item.end < LAYERS:
+            return WorkResult(item=item, hidden=torch.tensor(ids, dtype=torch.float32)[:, None])
+        token_id = states[-1] % VOCAB if item.sampling is not None else None
+        return WorkResult(item=item, token_id=token_id)
 
 
 @dataclass(slots=True)
@@ -172,6 +170,8 @@ class PaperPeer:
     stage: StageServer
     directory: Directory
     joined_unix_s: float
+    bandwidth: float | None = None
+    """Measured bandwidth from any other peer to this one, in bytes/s."""
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
 
     @property
@@ -232,8 +232,7 @@ class PaperSwarm:
         config = StageConfig(
             chunk_tokens=16, hops=HopConfig(idle_s=30.0), log_bytes_max=log_bytes_max
         )
-        stage = StageServer(transport, engine, config)
-        engine.on_results = stage.on_results
+        stage = StageServer(transport, engine, config, bandwidth_from=lambda _: peer.bandwidth)
         await StageStreams(transport, stage, StreamLimits()).start()
         peer = PaperPeer(
             transport=transport,

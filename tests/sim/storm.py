@@ -40,7 +40,7 @@ class Stormy:
 def settle(peer: PaperPeer, rng: random.Random) -> None:
     """Draw how a peer takes in sessions that move: copied KV, replayed rows, no KV at all."""
     bandwidth = rng.choice([1e3, 1e5, 1e8, None])
-    peer.stage.bandwidth_from = lambda peer_id: bandwidth
+    peer.bandwidth = bandwidth
     peer.engine.refuses_kv = rng.random() < 0.15
 
 

@@ -78,7 +78,7 @@ def test_who_joins_a_full_peer_takes_sessions_over(way: str, layers: tuple[int, 
             await until(lambda: answers.tokens > 100)
             fresh = await swarm.add(*layers, kv_tokens=KV_TOKENS)
             if way == "replay":
-                fresh.stage.bandwidth_from = lambda peer_id: 1.0
+                fresh.bandwidth = 1.0
             wide = spread([full, fresh])
             swarm.balance()
             await until(lambda: full.stage.sessions <= 6)

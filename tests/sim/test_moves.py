@@ -18,7 +18,7 @@ THREE = ((0, 3), (3, 6), (6, 8))
 def by_replay(swarm: PaperSwarm) -> None:
     """Links so slow that the few bytes of rows decide against copying KV."""
     for peer in swarm.peers:
-        peer.stage.bandwidth_from = lambda peer_id: 1e3
+        peer.bandwidth = 1e3
 
 
 async def leave(peer: PaperPeer) -> None:

@@ -10,12 +10,12 @@ from client import Answer, GenerationOptions, TokenScore
 from dht.messages.logprobs import unpack_scores
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import LinkModel
+from node.engine.work_item import WorkItem, WorkResult
 from node.sampling.logprobs import score_prompt, score_rows
 from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows
 from node.sampling.token_history import TokenHistory
-from node.stage.step_request import StepRequest, StepResult
-from tests.sim.paper_swarm import VOCAB, PaperEngine, PaperSwarm, fold
+from tests.sim.paper_swarm import LAYERS, VOCAB, PaperEngine, PaperSwarm, fold
 from tests.sim.test_sessions import held, owner, until
 
 pytestmark = pytest.mark.sim
@@ -58,30 +58,27 @@ def logits_of(state: int) -> torch.Tensor:
 class SampledEngine(PaperEngine):
     """Draws from logits with everything that the session asks for."""
 
-    def _run(self, request: StepRequest) -> StepResult:
-        result = super()._run(request)
-        if result.error is not None or not request.session.is_last:
+    def _run(self, item: WorkItem) -> WorkResult:
+        result = super()._run(item)
+        if result.error is not None or item.end < LAYERS:
             return result
-        chunk, session = request.chunk, request.session
-        states = self.states[request.key][chunk.position + 1 :]
+        states = self.states[item.session][item.position + 1 :]
         token_id, score, prompt_scores = None, b"", b""
-        if chunk.sample:
+        if item.sampling is not None:
             draw = SamplingRow(
-                sampling=session.open.sampling,
-                position=chunk.position + chunk.tokens,
-                history=session.history,
+                sampling=item.sampling,
+                position=item.position + item.tokens,
+                history=item.history,
             )
             logits = logits_of(states[-1])[None]
             token_id = draw_rows(logits, [draw])[0]
             if draw.sampling.logprobs is not None:
                 score = score_rows(logits, [token_id], draw.sampling.logprobs)[0]
-        if chunk.targets is not None:
-            first, ids = chunk.targets.first_row, chunk.targets.token_ids
+        if item.targets is not None:
+            first, ids = item.targets.first_row, item.targets.token_ids
             rows = torch.stack([logits_of(s) for s in states[first : first + len(ids)]])
-            prompt_scores = score_prompt(lambda r: r, rows, ids, chunk.targets.top, VOCAB)
-        return StepResult(
-            request=request, token_id=token_id, score=score, prompt_scores=prompt_scores
-        )
+            prompt_scores = score_prompt(lambda r: r, rows, ids, item.targets.top, VOCAB)
+        return WorkResult(item=item, token_id=token_id, score=score, prompt_scores=prompt_scores)
 
 
 class SampledSwarm(PaperSwarm):

@@ -25,6 +25,7 @@ from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork, MemoryTransport
 from node.engine.worker import WorkerTimes
 from node.links.hops import HopConfig
+from node.links.measured_links import MeasuredLinks
 from node.owner.reporter import Reporter
 from node.peer.peer import Peer, PeerConfig
 from node.stage.server import StageConfig, StageServer
@@ -51,7 +52,7 @@ class LoadingEngine(PaperEngine):
         super().__init__(peer_id, 0, 0, kv_tokens=10_000, step_s=0.01)
         self.memory_bytes = memory_bytes
         self.serving = False
-        self.on_lost: Callable[[str], None] = lambda reason: None
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def fetch(self, start: int, end: int, progress: Callable[[int, int], None]) -> None:
         await asyncio.sleep(1.0)
@@ -106,7 +107,6 @@ class World:
         stage = StageServer(
             transport, engine, StageConfig(chunk_tokens=16, hops=HopConfig(idle_s=30.0))
         )
-        engine.on_results = stage.on_results
         out = io.StringIO()
         config = CoordinatorConfig(coordinators=frozenset({self.leader}))
         record = NodeRecord(
@@ -121,7 +121,7 @@ class World:
             state=NodeState.WAITING,
             joined_unix_s=transport.now(),
         )
-        engine_of_any: Any = engine  # as much of an EngineStage as a peer needs
+        engine_of_any: Any = engine  # as much of a LocalEngine as a peer needs
         peer = Peer(
             transport=transport,
             directory=directory,
@@ -140,6 +140,7 @@ class World:
             reporter=Reporter(json_log=False, out=out),
             record=record,
             config=PeerConfig(),
+            measured=MeasuredLinks(),
         )
         living = Living(transport, peer, plans, engine, out)
         living.start()
@@ -231,8 +232,7 @@ def test_a_peer_whose_device_is_lost_ends_rather_than_fail_every_session():
     async def scenario() -> None:
         async with world(6, 6) as swarm:
             _, broken = swarm.peers
-            broken.engine.on_lost("unspecified launch failure")
-            broken.engine.on_lost("unspecified launch failure")
+            broken.engine.lost.set_result("unspecified launch failure")
             with pytest.raises(MachineError, match="unspecified launch failure"):
                 await broken.task
 

@@ -148,10 +148,10 @@ def test_the_peer_is_told_of_a_lost_device(
 
     async def scenario() -> None:
         stage = LocalEngine(engine, profile)
-        stage.on_lost = told.append
         try:
             with pytest.raises(DeviceLostError):
                 await stage.load(0, 1, lambda *_: None)
+            told.append(await stage.lost)
         finally:
             stage.close()
 

@@ -1,4 +1,4 @@
-"""Laws of the batcher over arbitrary arrivals."""
+"""Laws of the scheduler over arbitrary arrivals."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from node.engine.scheduler import (
 
 @dataclass(frozen=True)
 class Work:
-    key: str
+    session: str
     tokens: int
     number: int
     background: bool = False
@@ -38,72 +38,73 @@ def works(drawn: list[tuple[str, int]]) -> list[Work]:
 def test_nothing_is_lost_and_sessions_keep_their_order(
     drawn: list[tuple[str, int]], limits: BatchLimits, burst: int
 ) -> None:
-    batcher: Scheduler[Work] = Scheduler(limits)
+    scheduler = Scheduler(limits)
     waiting, done = works(drawn), []
-    while waiting or len(batcher):
+    while waiting or len(scheduler):
         for work in waiting[:burst]:
-            batcher.add(work)
+            scheduler.add(work)
         waiting = waiting[burst:]
-        before = len(batcher)
-        batch = batcher.next_batch(0.0)
+        before = len(scheduler)
+        batch = scheduler.next_batch(0.0)
         assert bool(batch) == bool(before)
-        assert len(batcher) == before - len(batch)
-        assert len({work.key for work in batch}) == len(batch)
+        assert len(scheduler) == before - len(batch)
+        assert len({work.session for work in batch}) == len(batch)
         assert sum(work.tokens == 1 for work in batch) <= limits.decodes_max
         prefills = [work.tokens for work in batch if work.tokens > 1]
         assert len(prefills) <= 1 or sum(prefills) <= limits.prefill_tokens_max
         done += batch
     assert sorted(work.number for work in done) == list(range(len(drawn)))
     for key in "abcde":
-        numbers = [work.number for work in done if work.key == key]
+        numbers = [work.number for work in done if work.session == key]
         assert numbers == sorted(numbers)
-    assert batcher.next_batch(0.0) == []
+    assert scheduler.next_batch(0.0) == []
 
 
 @given(limits, st.integers(2, 40), st.integers(0, 8))
 def test_a_prefill_runs_at_once_however_many_decodes_wait(
     limits: BatchLimits, tokens: int, decodes: int
 ) -> None:
-    batcher: Scheduler[Work] = Scheduler(limits)
+    scheduler = Scheduler(limits)
     for number in range(decodes):
-        batcher.add(Work(f"decode-{number}", 1, number))
-    batcher.add(Work("prefill", tokens, decodes))
-    assert any(work.key == "prefill" for work in batcher.next_batch(0.0))
+        scheduler.add(Work(f"decode-{number}", 1, number))
+    scheduler.add(Work("prefill", tokens, decodes))
+    assert any(work.session == "prefill" for work in scheduler.next_batch(0.0))
 
 
 @given(limits, st.integers(1, 8))
 def test_decodes_wait_for_no_prefill_and_not_for_ever(limits: BatchLimits, decodes: int) -> None:
-    batcher: Scheduler[Work] = Scheduler(limits)
+    scheduler = Scheduler(limits)
     for number in range(20):
-        batcher.add(Work(f"prefill-{number}", 9, number))
+        scheduler.add(Work(f"prefill-{number}", 9, number))
     for number in range(decodes):
-        batcher.add(Work(f"decode-{number}", 1, number))
+        scheduler.add(Work(f"decode-{number}", 1, number))
     steps = -(-decodes // limits.decodes_max)
-    ran = [work.key for _ in range(steps) for work in batcher.next_batch(0.0)]
+    ran = [work.session for _ in range(steps) for work in scheduler.next_batch(0.0)]
     assert sum(key.startswith("decode") for key in ran) == decodes
 
 
 @given(limits, st.integers(2, 40))
 def test_a_large_prefill_is_not_overtaken_for_ever(limits: BatchLimits, tokens: int) -> None:
-    batcher: Scheduler[Work] = Scheduler(limits)
-    batcher.add(Work("first", 2, 0))
-    batcher.add(Work("large", tokens, 1))
+    scheduler = Scheduler(limits)
+    scheduler.add(Work("first", 2, 0))
+    scheduler.add(Work("large", tokens, 1))
     ran: list[str] = []
     for number in range(2):
-        batcher.add(Work(f"small-{number}", 2, number + 2))
-        ran += [work.key for work in batcher.next_batch(0.0)]
+        scheduler.add(Work(f"small-{number}", 2, number + 2))
+        ran += [work.session for work in scheduler.next_batch(0.0)]
     assert "large" in ran
 
 
 @given(arrivals, limits)
 def test_dropped_work_never_runs(drawn: list[tuple[str, int]], limits: BatchLimits) -> None:
-    batcher: Scheduler[Work] = Scheduler(limits)
+    scheduler = Scheduler(limits)
     for work in works(drawn):
-        batcher.add(work)
-    assert batcher.drop("a") == [work for work in works(drawn) if work.key == "a"]
-    assert batcher.drop("a") == []
-    while batch := batcher.next_batch(0.0):
-        assert all(work.key != "a" for work in batch)
+        scheduler.add(work)
+    scheduler.drop("a")
+    scheduler.drop("a")
+    assert len(scheduler) == sum(session != "a" for session, _ in drawn)
+    while batch := scheduler.next_batch(0.0):
+        assert all(work.session != "a" for work in batch)
 
 
 @given(limits, st.lists(st.integers(2, 16), max_size=12), st.integers(1, 12))
@@ -111,22 +112,22 @@ def test_a_decode_waits_for_bounded_work(
     limits: BatchLimits, prefills: list[int], decodes: int
 ) -> None:
     """Between two tokens of a session: one turn of all decodes, each with one share of prefill."""
-    batcher: Scheduler[Work] = Scheduler(limits)
+    scheduler = Scheduler(limits)
     for number, tokens in enumerate(prefills):
-        batcher.add(Work(f"prefill-{number}", tokens, number))
+        scheduler.add(Work(f"prefill-{number}", tokens, number))
     for number in range(decodes):
-        batcher.add(Work(f"decode-{number}", 1, 100 + number))
+        scheduler.add(Work(f"decode-{number}", 1, 100 + number))
     most = limits.decodes_max + max(limits.prefill_tokens_max, max(prefills, default=0))
     turns = -(-decodes // limits.decodes_max)
     waiting: dict[str, int] = {f"decode-{number}": 0 for number in range(decodes)}
     for turn in range(4 * turns):
-        batch = batcher.next_batch(0.0)
+        batch = scheduler.next_batch(0.0)
         assert sum(work.tokens for work in batch) <= most
         for work in batch:
             if work.tokens == 1:
-                assert turn - waiting[work.key] <= turns
-                waiting[work.key] = turn
-                batcher.add(work)  # its next token
+                assert turn - waiting[work.session] <= turns
+                waiting[work.session] = turn
+                scheduler.add(work)  # its next token
 
 
 @pytest.mark.parametrize("decode_ms", [1.0, 20.0, 400.0])
@@ -149,18 +150,18 @@ def test_any_measurement_gives_usable_limits(
 
 
 def test_background_work_rides_along_and_runs_alone_only_when_it_is_quiet() -> None:
-    batcher: Scheduler[Work] = Scheduler(BatchLimits())
+    scheduler = Scheduler(BatchLimits())
     for number in range(4):
-        batcher.add(Work("moves", 8, number, background=True))
-    batcher.add(Work("other", 8, 4, background=True))
-    batcher.add(Work("decodes", 1, 5))
-    assert [w.key for w in batcher.next_batch(1.0)] == ["decodes", "moves"]
-    assert batcher.next_batch(1.0 + BACKGROUND_QUIET_S / 2) == []
-    assert batcher.wait_s(1.0 + BACKGROUND_QUIET_S / 2) == pytest.approx(BACKGROUND_QUIET_S / 2)
+        scheduler.add(Work("moves", 8, number, background=True))
+    scheduler.add(Work("other", 8, 4, background=True))
+    scheduler.add(Work("decodes", 1, 5))
+    assert [w.session for w in scheduler.next_batch(1.0)] == ["decodes", "moves"]
+    assert scheduler.next_batch(1.0 + BACKGROUND_QUIET_S / 2) == []
+    assert scheduler.wait_s(1.0 + BACKGROUND_QUIET_S / 2) == pytest.approx(BACKGROUND_QUIET_S / 2)
     quiet_s = 1.0 + BACKGROUND_QUIET_S
-    assert [w.number for w in batcher.next_batch(quiet_s)] == [1]
-    assert [w.number for w in batcher.next_batch(quiet_s)] == [2]
-    batcher.add(Work("decodes", 1, 6))
-    assert [w.number for w in batcher.next_batch(quiet_s)] == [6, 3]
-    assert [w.key for w in batcher.next_batch(quiet_s + 1.0)] == ["other"]
-    assert batcher.wait_s(quiet_s) is None
+    assert [w.number for w in scheduler.next_batch(quiet_s)] == [1]
+    assert [w.number for w in scheduler.next_batch(quiet_s)] == [2]
+    scheduler.add(Work("decodes", 1, 6))
+    assert [w.number for w in scheduler.next_batch(quiet_s)] == [6, 3]
+    assert [w.session for w in scheduler.next_batch(quiet_s + 1.0)] == ["other"]
+    assert scheduler.wait_s(quiet_s) is None

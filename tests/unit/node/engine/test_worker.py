@@ -3,20 +3,17 @@
 import asyncio
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 
 from node.engine.scheduler import BatchLimits
+from node.engine.work_item import WorkItem, WorkResult
 from node.engine.worker import Worker
 
 
-@dataclass(frozen=True)
-class Work:
-    key: str
-    number: int
-    tokens: int = 1
-    background: bool = False
+def item(session: str, number: int, tokens: int = 1) -> WorkItem:
+    """Work that its ``number`` tells apart."""
+    return WorkItem(session=session, start=0, end=1, position=number, token_ids=(1,) * tokens)
 
 
 class Bench:
@@ -28,26 +25,22 @@ class Bench:
         if not gated:
             self.gate.set()
         self.threads: set[int] = set()
-        self.results: asyncio.Queue[tuple[Work, str]] = asyncio.Queue()
-        self.worker = Worker(self.step, self.take, self.failed, BatchLimits())
+        self.results: asyncio.Queue[WorkResult] = asyncio.Queue()
+        self.worker = Worker(self.step, self.take, BatchLimits())
 
-    def step(self, batch: Sequence[Work]) -> list[tuple[Work, str]]:
+    def step(self, batch: Sequence[WorkItem]) -> list[WorkResult]:
         self.entered.set()
         self.gate.wait()
-        if any(work.number < 0 for work in batch):
+        if any(work.position < 0 for work in batch):
             raise RuntimeError("no luck")
-        return [(work, "done") for work in batch]
+        return [WorkResult(item=work, token_id=7) for work in batch]
 
-    def take(self, results: Sequence[tuple[Work, str]]) -> None:
+    def take(self, results: Sequence[WorkResult]) -> None:
         self.threads.add(threading.get_ident())
         for result in results:
             self.results.put_nowait(result)
 
-    @staticmethod
-    def failed(work: Work, error: Exception) -> tuple[Work, str]:
-        return work, str(error)
-
-    async def next(self) -> tuple[Work, str]:
+    async def next(self) -> WorkResult:
         async with asyncio.timeout(60):
             return await self.results.get()
 
@@ -55,10 +48,11 @@ class Bench:
 def test_results_arrive_on_the_loop_in_the_order_of_submission() -> None:
     async def run() -> None:
         bench = Bench()
-        sent = [Work("a", n, tokens=1 + n % 3) for n in range(30)]
+        sent = [item("a", n, tokens=1 + n % 3) for n in range(30)]
         for work in sent:
             bench.worker.submit(work)
-        assert [await bench.next() for _ in sent] == [(work, "done") for work in sent]
+        got = [await bench.next() for _ in sent]
+        assert [(result.item, result.token_id) for result in got] == [(work, 7) for work in sent]
         assert bench.threads == {threading.get_ident()}
         assert bench.worker.times.steps == 30
         assert bench.worker.times.tokens == sum(work.tokens for work in sent)
@@ -70,16 +64,16 @@ def test_results_arrive_on_the_loop_in_the_order_of_submission() -> None:
 def test_calls_run_between_steps_in_the_workers_thread() -> None:
     async def run() -> None:
         bench = Bench(gated=True)
-        bench.worker.submit(Work("a", 1))
+        bench.worker.submit(item("a", 1))
         await asyncio.to_thread(bench.entered.wait)
         call = asyncio.create_task(bench.worker.call(threading.get_ident))
         await asyncio.sleep(0)
-        bench.worker.submit(Work("a", 2))
+        bench.worker.submit(item("a", 2))
         assert not call.done()
         bench.gate.set()
         async with asyncio.timeout(60):
             assert await call != threading.get_ident()
-        assert [(await bench.next())[0].number for _ in range(2)] == [1, 2]
+        assert [(await bench.next()).item.position for _ in range(2)] == [1, 2]
         with pytest.raises(ZeroDivisionError):
             await bench.worker.call(lambda: 1 // 0)
         assert await bench.worker.call(lambda: "alive") == "alive"
@@ -91,17 +85,19 @@ def test_calls_run_between_steps_in_the_workers_thread() -> None:
 def test_a_step_that_raises_fails_its_items_and_no_others() -> None:
     async def run() -> None:
         bench = Bench(gated=True)
-        bench.worker.submit(Work("a", 1))
+        bench.worker.submit(item("a", 1))
         await asyncio.to_thread(bench.entered.wait)
-        bench.worker.submit(Work("a", -1))
-        bench.worker.submit(Work("b", 2))
-        bench.worker.submit(Work("b", 3))
+        bench.worker.submit(item("a", -1))
+        bench.worker.submit(item("b", 2))
+        bench.worker.submit(item("b", 3))
         bench.gate.set()
-        got = {(await bench.next())[1] for _ in range(1)}
-        assert got == {"done"}
-        failed = dict([await bench.next() for _ in range(2)])
-        assert failed == {Work("a", -1): "no luck", Work("b", 2): "no luck"}
-        assert await bench.next() == (Work("b", 3), "done")
+        assert (await bench.next()).error is None
+        failed = [await bench.next() for _ in range(2)]
+        assert [(result.item, result.error) for result in failed] == [
+            (item("a", -1), "the engine's step failed: no luck"),
+            (item("b", 2), "the engine's step failed: no luck"),
+        ]
+        assert (await bench.next()) == WorkResult(item=item("b", 3), token_id=7)
         bench.worker.stop()
 
     asyncio.run(run())
@@ -110,18 +106,17 @@ def test_a_step_that_raises_fails_its_items_and_no_others() -> None:
 def test_dropped_work_is_forgotten() -> None:
     async def run() -> None:
         bench = Bench(gated=True)
-        bench.worker.submit(Work("a", 1))
+        bench.worker.submit(item("a", 1))
         await asyncio.to_thread(bench.entered.wait)
         for number in range(2, 5):
-            bench.worker.submit(Work("a", number))
-        bench.worker.submit(Work("b", 9))
+            bench.worker.submit(item("a", number))
+        bench.worker.submit(item("b", 9))
         bench.worker.drop("a")
         bench.worker.drop("unknown")
         bench.gate.set()
-        assert [(await bench.next())[0] for _ in range(2)] == [Work("a", 1), Work("b", 9)]
+        assert [(await bench.next()).item for _ in range(2)] == [item("a", 1), item("b", 9)]
         await bench.worker.call(lambda: None)
         assert bench.results.empty()
-        assert bench.worker._submitted_s == {}
         bench.worker.stop()
 
     asyncio.run(run())
@@ -130,7 +125,7 @@ def test_dropped_work_is_forgotten() -> None:
 def test_stop_joins_and_fails_what_is_called_after_it() -> None:
     async def run() -> None:
         bench = Bench(gated=True)
-        bench.worker.submit(Work("a", 1))
+        bench.worker.submit(item("a", 1))
         await asyncio.to_thread(bench.entered.wait)
         waiting = asyncio.create_task(bench.worker.call(lambda: None))
         await asyncio.sleep(0)

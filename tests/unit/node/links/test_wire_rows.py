@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.device.tensors import DTYPES
-from node.links.wire_rows import SCALE_BYTES, Rows, RowsError, quantized
+from node.links.wire_rows import (
+    SCALE_BYTES,
+    RowsError,
+    join_rows,
+    quantized,
+    split_int8_rows,
+    split_rows,
+)
 
 COUNTS = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 
@@ -16,28 +23,25 @@ def test_what_is_joined_splits_into_the_same(
     dtype: str, counts: list[int], hidden: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    rows = [
-        Rows(tensor=torch.randn(count, hidden, generator=generator).to(DTYPES[dtype]))
-        for count in counts
-    ]
-    body = Rows.join(rows)
+    rows = [torch.randn(count, hidden, generator=generator).to(DTYPES[dtype]) for count in counts]
+    body = join_rows(rows)
     for given_body in (body, bytes(body)):
-        back = Rows.split(given_body, dtype, hidden, counts)
-        assert [tuple(part.tensor.shape) for part in back] == [(n, hidden) for n in counts]
-        assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(rows, back, strict=True))
+        back = split_rows(given_body, dtype, hidden, counts)
+        assert [tuple(part.shape) for part in back] == [(n, hidden) for n in counts]
+        assert all(torch.equal(a, b) for a, b in zip(rows, back, strict=True))
 
 
 @given(COUNTS, st.integers(1, 9), st.integers(-8, 8).filter(bool))
 def test_a_wrong_length_is_refused(counts: list[int], hidden: int, more: int) -> None:
     body = bytes(max(0, sum(counts) * hidden * 4 + more))
     with pytest.raises(RowsError, match="announced"):
-        Rows.split(body, "float32", hidden, counts)
+        split_rows(body, "float32", hidden, counts)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", "", "object", "x" * 10_000])
 def test_an_unknown_dtype_is_refused(dtype: str) -> None:
     with pytest.raises(RowsError, match="may not travel") as caught:
-        Rows.split(b"\0" * 8, dtype, 2, [1])
+        split_rows(b"\0" * 8, dtype, 2, [1])
     assert len(str(caught.value)) < 100
 
 
@@ -47,31 +51,31 @@ def test_an_unknown_dtype_is_refused(dtype: str) -> None:
 def test_sizes_that_cannot_be_are_refused(hidden: int, counts: list[int]) -> None:
     body = bytes(max(0, sum(counts) * hidden * 4))
     with pytest.raises(RowsError) as caught:
-        Rows.split(body, "float32", hidden, counts)
+        split_rows(body, "float32", hidden, counts)
     assert len(str(caught.value)) < 200
 
 
 def test_huge_announcements_allocate_nothing() -> None:
     with pytest.raises(RowsError):
-        Rows.split(b"1234", "float32", 1 << 40, [1 << 40])
+        split_rows(b"1234", "float32", 1 << 40, [1 << 40])
 
 
 def test_rows_that_are_views_are_joined_in_their_order() -> None:
     whole = torch.arange(24.0).view(6, 4)
-    body = Rows.join([Rows(tensor=whole[4:6]), Rows(tensor=whole.t()[:2, :4])])
+    body = join_rows([whole[4:6], whole.t()[:2, :4]])
     expected = torch.cat([whole[4:6], whole.t()[:2, :4]])
-    assert torch.equal(Rows.split(body, "float32", 4, [4])[0].tensor, expected)
+    assert torch.equal(split_rows(body, "float32", 4, [4])[0], expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_int8_rows_come_back_within_half_a_step_of_their_scale(dtype: str) -> None:
     values = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).to(DTYPES[dtype])
     values[2] = 0
-    body = Rows.join([Rows(tensor=values)])
+    body = join_rows([values])
     packed = quantized(body, dtype, 64)
     assert len(packed) == 5 * (64 + SCALE_BYTES)
-    first, second = Rows.split_int8(packed, dtype, 64, [2, 3])
-    back = torch.cat([first.tensor, second.tensor])
+    first, second = split_int8_rows(packed, dtype, 64, [2, 3])
+    back = torch.cat([first, second])
     assert back.dtype == DTYPES[dtype]
     step = values.float().abs().amax(dim=1, keepdim=True) / 127
     slack = 2 * torch.finfo(DTYPES[dtype]).eps * values.float().abs()
@@ -80,11 +84,11 @@ def test_int8_rows_come_back_within_half_a_step_of_their_scale(dtype: str) -> No
 
 
 def test_int8_rows_of_a_wrong_length_or_scale_are_refused() -> None:
-    packed = quantized(Rows.join([Rows(tensor=torch.ones(2, 8))]), "float32", 8)
+    packed = quantized(join_rows([torch.ones(2, 8)]), "float32", 8)
     with pytest.raises(RowsError, match="23 bytes of activations where 24"):
-        Rows.split_int8(packed[:-1], "float32", 8, [2])
+        split_int8_rows(packed[:-1], "float32", 8, [2])
     with pytest.raises(RowsError, match="cannot be"):
-        Rows.split_int8(packed, "float32", 8, [2, 0])
+        split_int8_rows(packed, "float32", 8, [2, 0])
     nan = torch.tensor([float("nan")]).numpy().tobytes() + packed[4:]
     with pytest.raises(RowsError, match="no finite number"):
-        Rows.split_int8(nan, "float32", 8, [2])
+        split_int8_rows(nan, "float32", 8, [2])

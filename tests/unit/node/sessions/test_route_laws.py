@@ -10,13 +10,15 @@ KV that it really has.
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from client.session.token_log import AnswerLog, AnswerRequest
 from dht.messages.session import Sampling, SessionOpen
 from dht.messages.types import RouteStage
-from node.sessions.session import Chunk, StageEvent, StageSession, resume_at
+from node.engine.work_item import WorkItem
+from node.sessions.session import StageEvent, StageSession, resume_at
 from tests.choices import Choices, choices
 from tests.examples import examples
 
@@ -158,7 +160,7 @@ class Route:
             assert chunk.token_ids is not None
             self.run(0, chunk, chunk.token_ids)
 
-    def run(self, hop: int, chunk: Chunk, ids: tuple[int, ...]) -> None:
+    def run(self, hop: int, chunk: WorkItem, ids: tuple[int, ...]) -> None:
         """What the engine and the data flow do with a chunk."""
         stage = self.stages[hop]
         assert stage is not None
@@ -171,7 +173,7 @@ class Route:
             skip = max(0, session.send_position - chunk.position)
             if ids[skip:]:
                 self.send(hop, chunk.position + skip, ids[skip:])
-        elif chunk.sample and session.finish_reason is None:
+        elif chunk.sampling is not None and session.finish_reason is None:
             token_id = sample(stage.kv)
             position = session.add_sampled(token_id)
             self.take_token(session.open.attempt, position, token_id)
@@ -193,7 +195,7 @@ class Route:
             stage.session.add_inputs(frame.position, frame.ids)
             self.push()
             return
-        chunk = stage.session.take_rows(frame.position, len(frame.ids))
+        chunk = stage.session.take_rows(frame.position, torch.empty(len(frame.ids), 0))
         if chunk is not None:
             self.run(frame.to, chunk, frame.ids)
 

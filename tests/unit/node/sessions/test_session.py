@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,11 @@ from node.sessions.session import StageSession, StageState
 from node.stage.open_checks import StageView, refusal_of
 
 LAYERS = 8
+
+
+def rows(tokens: int) -> torch.Tensor:
+    """Hidden states that only their number matters of."""
+    return torch.empty(tokens, 0)
 
 
 def make_open(hop: int = 0, stages: int = 2, prompt: int = 5, new: int = 4) -> SessionOpen:
@@ -34,9 +40,8 @@ def make_open(hop: int = 0, stages: int = 2, prompt: int = 5, new: int = 4) -> S
     )
 
 
-def view(peer: str = "p0", start: int = 0, end: int = 4, serving: bool = True) -> StageView:
+def view(start: int = 0, end: int = 4, serving: bool = True) -> StageView:
     return StageView(
-        peer_id=peer,
         fingerprint="f",
         layers=LAYERS,
         context_tokens=64,
@@ -82,17 +87,17 @@ def test_chunks_cover_every_input_once_and_never_cross_the_prompts_end(
 
 def test_the_last_stage_samples_only_behind_the_prompt() -> None:
     session = active(make_open(hop=1, prompt=5))
-    assert session.take_rows(0, 3) is not None
-    chunk = session.take_rows(3, 2)
+    assert session.take_rows(0, rows(3)) is not None
+    chunk = session.take_rows(3, rows(2))
     assert chunk is not None
-    assert chunk.sample
-    assert session.take_rows(3, 2) is None, "repeated rows are dropped"
-    assert session.take_rows(6, 1) is None, "rows with a gap before them are dropped"
+    assert chunk.sampling is not None
+    assert session.take_rows(3, rows(2)) is None, "repeated rows are dropped"
+    assert session.take_rows(6, rows(1)) is None, "rows with a gap before them are dropped"
 
 
 def test_rows_that_cross_the_prompts_end_are_dropped() -> None:
     session = active(make_open(hop=1, prompt=5))
-    assert session.take_rows(0, 6) is None
+    assert session.take_rows(0, rows(6)) is None
     assert session.next_position == 0
 
 
@@ -118,19 +123,21 @@ def test_roles_on_a_route() -> None:
 
 
 @pytest.mark.parametrize(
-    ("open_", "against", "code"),
+    ("open_", "me", "against", "code"),
     [
-        (make_open(), view(), None),
-        (make_open(hop=1), view("p1", 4, 8), None),
-        (make_open(), view("p0", 0, 8), None),
-        (make_open(), view("other"), RefusalCode.BAD_REQUEST),
-        (make_open(), view(end=3), RefusalCode.NOT_HELD),
-        (make_open(), view(serving=False), RefusalCode.DRAINING),
-        (make_open(prompt=60, new=5), view(), RefusalCode.TOO_LONG),
+        (make_open(), "p0", view(), None),
+        (make_open(hop=1), "p1", view(4, 8), None),
+        (make_open(), "p0", view(0, 8), None),
+        (make_open(), "other", view(), RefusalCode.BAD_REQUEST),
+        (make_open(), "p0", view(end=3), RefusalCode.NOT_HELD),
+        (make_open(), "p0", view(serving=False), RefusalCode.DRAINING),
+        (make_open(prompt=60, new=5), "p0", view(), RefusalCode.TOO_LONG),
     ],
 )
-def test_refusals(open_: SessionOpen, against: StageView, code: RefusalCode | None) -> None:
-    refusal = refusal_of(open_, against)
+def test_refusals(
+    open_: SessionOpen, me: str, against: StageView, code: RefusalCode | None
+) -> None:
+    refusal = refusal_of(open_, me, against)
     assert (refusal[0] if refusal else None) == code
 
 
@@ -150,7 +157,7 @@ def test_a_malformed_route_is_refused(route: tuple[tuple[str, int, int], ...]) -
     from dataclasses import replace
 
     open_ = replace(make_open(), route=stages, addresses=((),) * len(stages))
-    refusal = refusal_of(open_, view())
+    refusal = refusal_of(open_, "p0", view())
     assert refusal is not None
     assert refusal[0] is RefusalCode.BAD_REQUEST
 
@@ -188,8 +195,8 @@ def test_each_prompt_token_that_is_wanted_is_scored_once(
     session = active(open_)
     scored = []
     for size in [*cuts, *[1] * prompt]:
-        rows = min(size, prompt - session.next_position)
-        chunk = session.take_rows(session.next_position, rows) if rows else None
+        count = min(size, prompt - session.next_position)
+        chunk = session.take_rows(session.next_position, rows(count)) if count else None
         if chunk is not None and chunk.targets is not None:
             assert chunk.targets.top == 2
             first = chunk.position + chunk.targets.first_row + 1
@@ -222,7 +229,7 @@ def test_a_history_that_does_not_fit_is_refused(
     changed: dict[str, Any], said: str, taken_over: bool
 ) -> None:
     large = replace(view(), context_tokens=1 << 17)
-    refusal = refusal_of(replace(make_open(), **changed), large, taken_over=taken_over)
+    refusal = refusal_of(replace(make_open(), **changed), "p0", large, taken_over=taken_over)
     assert refusal is not None
     assert refusal[0] is RefusalCode.BAD_REQUEST
     assert said in refusal[1]

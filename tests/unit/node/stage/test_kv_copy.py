@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.links.wire_rows import Rows
+from node.engine.work_item import WorkItem
 from node.sessions.replay_queue import CopiedRows
-from node.sessions.session import Chunk, StageSession, StageState
+from node.sessions.session import StageSession, StageState
 from node.stage.kv_copy import REST_ROWS, KvCopyOut
 from node.stage.migration_choice import Rebuild, Way
 from tests.unit.node.sessions.test_session import make_open
@@ -69,7 +69,7 @@ def test_what_was_never_sent_cannot_have_been_taken() -> None:
 
 def test_a_stage_that_gets_kv_takes_no_rows_and_runs_nothing() -> None:
     session = StageSession(open=make_open(hop=1), state=StageState.ACTIVE, importing=True)
-    assert session.take_rows(0, 3) is None
+    assert session.take_rows(0, torch.empty(3, 0)) is None
     first = StageSession(open=make_open(), state=StageState.ACTIVE, importing=True)
     assert first.add_inputs(0, (1, 2, 3))
     assert first.next_chunk(8) is None
@@ -115,19 +115,18 @@ def test_copied_rows_come_out_in_order_one_part_at_a_time(
 ) -> None:
     copied, at, out = CopiedRows(), 0, 0
     for size in sizes:
-        rows = Rows(tensor=torch.arange(at, at + size)[:, None])
-        chunk = Chunk(position=at, token_ids=None, tokens=size, sample=False)
-        copied.add(chunk, rows)
+        rows = torch.arange(at, at + size)[:, None]
+        copied.add(WorkItem(session="s", start=0, end=1, position=at, hidden=rows))
         at += size
     for step in itertools.chain(steps, itertools.repeat(7)):
         taken = copied.take(step)
         if taken is None:
             break
-        chunk, rows = taken
+        assert taken.hidden is not None
         assert copied.take(step) is None, "one part is in the engine"
-        assert chunk.position == out
-        assert 1 <= chunk.tokens <= step
-        assert rows.tensor.flatten().tolist() == list(range(out, out + chunk.tokens))
-        out += chunk.tokens
+        assert taken.position == out
+        assert 1 <= taken.tokens <= step
+        assert taken.hidden.flatten().tolist() == list(range(out, out + taken.tokens))
+        out += taken.tokens
         copied.running = False
     assert out == at

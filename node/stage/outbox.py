@@ -1,60 +1,23 @@
-"""What goes into an engine step and what comes out, with results coalesced by next peer."""
+"""Frames that follow from one engine step, coalesced by next peer."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from coordinator.links.scheduler import TrafficClass
 from dht.messages.session import ITEMS_MAX, ActivationItem, Activations, RingToken, RingTokens
-from node.links.wire_rows import Rows
-from node.sessions.session import Chunk, StageSession
+from node.engine.work_item import WorkResult
+from node.links.wire_rows import join_rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRequest:
-    """Rows of one session for the engine; exactly one of ``token_ids`` and ``rows`` is set."""
-
-    key: str
-    session: StageSession
-    chunk: Chunk
-    rows: Rows | None
-    since_s: float = 0.0
-    """When it was queued, on the event loop's clock."""
-
-    @property
-    def tokens(self) -> int:
-        """Rows of this request."""
-        return self.chunk.tokens
-
-    @property
-    def background(self) -> bool:
-        """Whether it is a replay for a planned move, which nobody waits for."""
-        return self.session.is_warming
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What a step made of a request: rows for the next stage, or a token, or an error."""
-
-    request: StepRequest
-    rows: Rows | None = None
-    token_id: int | None = None
-    score: bytes = b""
-    """Of the token, packed (:mod:`dht.messages.logprobs`), where the client wants it."""
-    prompt_scores: bytes = b""
-    """Of the request's ``chunk.targets``, packed."""
-    error: str | None = None
-
-
-def rows_bytes(results: Sequence[StepResult]) -> dict[int, memoryview]:
-    """The rows of each result as bytes, by its index; copied off the device in one go."""
-    with_rows = [(index, r.rows) for index, r in enumerate(results) if r.rows is not None]
-    if not with_rows:
+def rows_bytes(results: Sequence[WorkResult]) -> dict[int, memoryview]:
+    """Bytes of each result's rows, by its index; copied off the device in one go."""
+    hidden = {index: r.hidden for index, r in enumerate(results) if r.hidden is not None}
+    if not hidden:
         return {}
-    whole = Rows.join([rows for _, rows in with_rows])
-    row_bytes = len(whole) // sum(rows.tensor.shape[0] for _, rows in with_rows)
+    whole = join_rows(list(hidden.values()))
+    row_bytes = len(whole) // sum(rows.shape[0] for rows in hidden.values())
     parts, at = {}, 0
-    for index, rows in with_rows:
-        size = rows.tensor.shape[0] * row_bytes
+    for index, rows in hidden.items():
+        size = rows.shape[0] * row_bytes
         parts[index] = whole[at : at + size]
         at += size
     return parts

@@ -1,0 +1,68 @@
+"""What an engine checks an item of work against before it runs."""
+
+from dataclasses import dataclass
+
+import torch
+
+from node.device.tensors import is_finite
+from node.engine.work_item import WorkItem
+from node.kv.block_manager import Reservation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkBounds:
+    """What an engine that holds layers ``[start, end)`` can be asked."""
+
+    start: int
+    end: int
+    width: int
+    """Of hidden states."""
+    vocab: int
+    context_tokens: int
+    """The longest context that the model reads; behind it there are no positions."""
+
+
+def work_refusal(item: WorkItem, reservation: Reservation | None, bounds: WorkBounds) -> str | None:
+    """Why ``item`` cannot run, or None. Positions come in order; earlier ones may come again, when
+    a session goes on over a mended route, and then those behind them must, too."""
+    if reservation is None:
+        return "this session holds no KV here"
+    span = f"layers [{item.start}, {item.end})"
+    if not bounds.start <= item.start < item.end <= bounds.end:
+        return f"{span} asked, [{bounds.start}, {bounds.end}) held"
+    if reservation.layers is not None and reservation.layers != (item.start, item.end):
+        return f"{span} asked, the session runs layers {list(reservation.layers)}"
+    if item.tokens < 1:
+        return "an item without rows"
+    if item.position < 0 or item.position + item.tokens > reservation.tokens:
+        at = f"[{item.position}, {item.position + item.tokens})"
+        return f"positions {at} asked, {reservation.tokens} reserved"
+    if item.position + item.tokens > bounds.context_tokens:
+        return f"the model reads at most {bounds.context_tokens} tokens"
+    if item.position > reservation.written:
+        return f"position {item.position} asked, {reservation.written} comes next"
+    if (item.token_ids is None) == (item.hidden is None):
+        return "exactly one of token ids and hidden states is taken"
+    if item.token_ids is not None:
+        return _tokens_refusal(item.token_ids, item.start, bounds.vocab)
+    return None if item.hidden is None else _hidden_refusal(item.hidden, item, bounds.width)
+
+
+def _tokens_refusal(token_ids: tuple[int, ...], start: int, vocab: int) -> str | None:
+    if start != 0:
+        return "token ids are for the first layer"
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < vocab:
+            return f"token id {token_id} of a vocabulary of {vocab}"
+    return None
+
+
+def _hidden_refusal(hidden: torch.Tensor, item: WorkItem, width: int) -> str | None:
+    if hidden.shape[1:] != (width,):
+        shape = tuple(hidden.shape)
+        return f"hidden states of shape {shape}, ({item.tokens}, {width}) expected"
+    if not hidden.is_floating_point():
+        return f"hidden states of {hidden.dtype}, floating point expected"
+    if not is_finite(hidden):
+        return f"hidden states that are not finite came in for layers [{item.start}, {item.end})"
+    return None
