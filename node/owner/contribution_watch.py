@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dht.messages.types import NodeState
@@ -66,7 +67,7 @@ class ContributionWatch:
                     temperature_c=self._sensors[0],
                     power_w=self._sensors[1],
                 )
-                self._reporter.show(panel(shown), sentence(shown))
+                self._reporter.show(partial(panel, shown), partial(sentence, shown))
                 last, last_s = figures, now_s
                 if now_s - saved_s >= SAVE_S:
                     saved_s = now_s

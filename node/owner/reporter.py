@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
@@ -63,9 +63,9 @@ class Reporter:
         if not self._json_log:
             self._console.print(printable(text), markup=False)
 
-    def show(self, view: RenderableType, line: str) -> None:
-        """How it goes now: ``view`` stays at the end of a terminal, which it shares with phases;
-        elsewhere ``line`` is written now and then.
+    def show(self, view: Callable[[], RenderableType], line: Callable[[], str]) -> None:
+        """Show how it goes now: ``view`` at the end of a terminal, which it shares with phases;
+        elsewhere ``line`` is written every ``STATUS_EVERY_S``. Only what is shown is made.
         """
         if not self._json_log and self._console.is_terminal:
             if self._phases:
@@ -73,10 +73,10 @@ class Reporter:
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False, transient=True)
                 self._live.start()
-            self._live.update(view, refresh=True)
+            self._live.update(view(), refresh=True)
         elif time.monotonic() - self._told_s >= STATUS_EVERY_S:
             self._told_s = time.monotonic()
-            self.say(line)
+            self.say(line())
 
     def hide(self) -> None:
         """Take the live view away."""

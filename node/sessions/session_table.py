@@ -112,6 +112,7 @@ class SessionTable:
         self._hop_use: Counter[str] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._any = asyncio.Event()
         self.log = log
         self._on_idle = on_idle
 
@@ -204,6 +205,10 @@ class SessionTable:
         """Whether a session sends to ``peer_id``."""
         return self._hop_use[peer_id] > 0
 
+    async def wait_any(self) -> None:
+        """Wait until a session is here, one that has finished included."""
+        await self._any.wait()
+
     async def wait_idle(self, limit_s: float) -> bool:
         """Wait until no session holds KV here; False when ``limit_s`` passed before."""
         try:
@@ -218,6 +223,7 @@ class SessionTable:
         self._live[live.session.key] = self._holders[live.session.key] = live
         self._hop_use.update(live.hop_peers)
         self._idle.clear()
+        self._any.set()
 
     def take_over(self, live: Live, session: StageSession, upstream: FrameSender) -> None:
         """Put ``session``, the next attempt, in the place of the present one. KV and log stay."""
@@ -256,6 +262,8 @@ class SessionTable:
         if self._live.get(session.key) is not live:
             return
         del self._live[session.key]
+        if not self._live:
+            self._any.clear()
         kept = self._finished.get(session.open.client, {})
         if kept.pop(session.key, None) is not None and not kept:
             del self._finished[session.open.client]

@@ -127,6 +127,7 @@ class StageServer:
         loop = asyncio.get_running_loop()
         beat_s = loop.time()
         while True:
+            await self._table.wait_any()
             await asyncio.sleep(0.05 if self.flow.stalled else self._config.keepalive_s / 4)
             now_s = loop.time()
             self.flow.resume_stalled()

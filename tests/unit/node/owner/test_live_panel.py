@@ -71,15 +71,17 @@ def test_a_terminal_gets_the_view_and_a_file_a_line_now_and_then() -> None:
     out = io.StringIO()
     reporter = Reporter(json_log=False, out=out)
     for _ in range(3):
-        reporter.show(panel(FIGURES), sentence(FIGURES))
+        reporter.show(lambda: panel(FIGURES), lambda: sentence(FIGURES))
     assert out.getvalue() == "", "not a line every two seconds"
     screen = io.StringIO()
     reporter = Reporter(json_log=False, out=screen)
     reporter._console = Console(file=screen, force_terminal=True, width=90)
-    reporter.show(panel(FIGURES), "line")
+    reporter.show(lambda: panel(FIGURES), lambda: "line")
     with reporter.phase("Loading"):
-        reporter.show(panel(FIGURES), "line")  # a phase has the terminal: no second live display
-    reporter.show(panel(FIGURES), "line")
+        reporter.show(
+            lambda: panel(FIGURES), lambda: "line"
+        )  # a phase has the terminal: no second live display
+    reporter.show(lambda: panel(FIGURES), lambda: "line")
     reporter.hide()
     assert "Ctrl-C leaves" in screen.getvalue()
     assert "Loading" in screen.getvalue()
