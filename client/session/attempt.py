@@ -22,6 +22,7 @@ from client.session.events import (
 )
 from coordinator.failure.detector import Dead, PeerWatch, PingNow, WatchConfig
 from dht.errors import NetworkError, PeerError
+from dht.identity.grant import grant
 from dht.messages import codec
 from dht.messages.kv import KvCopy
 from dht.messages.logprobs import TokenScore, unpack_scores
@@ -223,7 +224,8 @@ class Attempt:
         except _StageLost as lost:
             self._refused(first, RefusalCode.UNREACHABLE, lost.reason, 0.0)
             return
-        await self._send(0, stream, self._open_message)
+        granted = grant(self._open_message, self._transport.sign, self._transport.now())
+        await self._send(0, stream, granted)
         try:
             async with asyncio.timeout(self._config.open_s):
                 reply = (await codec.read_frame(stream)).message

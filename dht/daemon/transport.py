@@ -112,6 +112,9 @@ class HivemindTransport:
         """Process id of the p2p daemon."""
         return self._daemon.pid if self._daemon is not None else 0
 
+    def sign(self, data: bytes) -> bytes:
+        return self._config.identity.sign(data)
+
     def now(self) -> float:
         from hivemind.utils import get_dht_time
 

@@ -90,6 +90,9 @@ class LightTransport:
         """Failed incoming streams by the type of their error."""
         return self._handlers.errors
 
+    def sign(self, data: bytes) -> bytes:
+        return self._config.identity.sign(data)
+
     def now(self) -> float:
         return time.time()
 

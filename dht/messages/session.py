@@ -151,6 +151,10 @@ class SessionOpen:
     """In a planned move of one stage: who serves it now, and can send a copy of its KV."""
     rows_logged: bool = True
     """In a planned move: the stage before the new one has logged all rows so far."""
+    expires_unix_s: Seconds = 0.0
+    """End of the grant, in Unix seconds."""
+    grant: Annotated[bytes, Meta(max_length=64)] = b""
+    """Signature of the client over this open (:mod:`dht.identity.grant`)."""
 
     @property
     def history_tokens(self) -> int:

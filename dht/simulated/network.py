@@ -313,6 +313,9 @@ class MemoryTransport:
         """Failed incoming streams by the type of their error."""
         return self.handlers.errors
 
+    def sign(self, data: bytes) -> bytes:
+        return self._identity.sign(data)
+
     def now(self) -> float:
         return self._network.now()
 

@@ -67,6 +67,10 @@ class Transport(Protocol):
         """Full multiaddresses (``…/p2p/<peer id>``) under which others reach this peer."""
         ...
 
+    def sign(self, data: bytes) -> bytes:
+        """The signature of ``data`` with this peer's key, 64 bytes."""
+        ...
+
     def now(self) -> float:
         """The network's time, in Unix seconds."""
         ...

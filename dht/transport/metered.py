@@ -79,6 +79,9 @@ class MeteredTransport:
     def addresses(self) -> tuple[str, ...]:
         return self._inner.addresses
 
+    def sign(self, data: bytes) -> bytes:
+        return self._inner.sign(data)
+
     def now(self) -> float:
         return self._inner.now()
 

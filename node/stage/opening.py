@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from dht.identity.grant import grant_refusal
 from dht.messages.session import (
     MigrationReady,
     Priority,
@@ -57,9 +58,10 @@ class Opening:
         flow: StagePipeline,
         counters: Counter[str],
         bandwidth_from: Callable[[str], float | None],
+        now: Callable[[], float],
     ) -> None:
         """``bandwidth_from`` is the measured bandwidth of the link from a peer to this one, in
-        bytes/s; None where it is not known."""
+        bytes/s, None where it is not known; ``now`` the network's time, in Unix seconds."""
         self._me = me
         self._engine = engine
         self._config = config
@@ -71,9 +73,14 @@ class Opening:
         self.demand = Demand()
         """What was refused last."""
         self._bandwidth_from = bandwidth_from
+        self._now = now
 
     def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
         """Take over or reserve, and pass the open on; or answer with a refusal."""
+        if (ungranted := grant_refusal(open_, self._now())) is not None:
+            self._counters["ungranted"] += 1
+            upstream.send(_refused(open_, self._me, RefusalCode.BAD_REQUEST, ungranted))
+            return
         before = self._table.get(open_.session)
         if open_.migrate_until is not None and before is not None:
             self._announce_move(before, open_, upstream)

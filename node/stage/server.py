@@ -77,6 +77,7 @@ class StageServer:
             self.flow,
             self.counters,
             bandwidth_from,
+            transport.now,
         )
         self.copies = KvMover(
             self._me,

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 
 from dht.errors import NetworkError
+from dht.identity.grant import grant
 from dht.messages import codec
 from dht.messages.kv import KvCopy, KvPages
 from dht.messages.session import (
@@ -17,6 +18,7 @@ from dht.messages.session import (
     FramePart,
     Ping,
     Prompt,
+    RefusalCode,
     RingToken,
     RingTokens,
     Sampling,
@@ -41,8 +43,13 @@ PROMPT = tuple(range(30))
 Attack = Callable[[PaperSwarm, MemoryTransport, SessionOpen], Awaitable[None]]
 
 
-def open_for(swarm: PaperSwarm, client: str, **changes: object) -> SessionOpen:
-    """A well-formed open over the swarm's peers in order."""
+def granted(open_: SessionOpen, client: MemoryTransport) -> SessionOpen:
+    """``open_`` as ``client`` signs it."""
+    return grant(open_, client.sign, client.now())
+
+
+def open_for(swarm: PaperSwarm, client: MemoryTransport, **changes: object) -> SessionOpen:
+    """A well-formed open over the swarm's peers in order, signed by its client."""
     route = tuple(
         RouteStage(peer_id=p.peer_id, start=p.engine.span[0], end=p.engine.span[1])
         for p in swarm.peers
@@ -50,7 +57,7 @@ def open_for(swarm: PaperSwarm, client: str, **changes: object) -> SessionOpen:
     open_ = SessionOpen(
         session="a" * 32,
         attempt=0,
-        client=client,
+        client=client.peer_id,
         fingerprint=SPEC.fingerprint,
         route=route,
         addresses=((),) * len(route),
@@ -59,7 +66,7 @@ def open_for(swarm: PaperSwarm, client: str, **changes: object) -> SessionOpen:
         max_new_tokens=50,
         sampling=Sampling(),
     )
-    return replace(open_, **changes)  # type: ignore[arg-type]
+    return granted(replace(open_, **changes), client)  # type: ignore[arg-type]
 
 
 async def ended(stream: Stream) -> None:
@@ -78,7 +85,9 @@ RAW = {
     "an envelope longer than its frame": struct.pack("<II", 20, 400) + b"x" * 400,
     "an empty envelope": struct.pack("<II", 4, 0),
     "an unknown version": struct.pack("<II", 4 + 8, 8) + bytes([0x93, 99, 0xA4]) + b"ping\x80",
-    "an unknown kind": struct.pack("<II", 4 + 7, 7) + bytes([0x93, 1, 0xA3]) + b"owl\x80",
+    "an unknown kind": struct.pack("<II", 4 + 7, 7)
+    + bytes([0x93, codec.WIRE_VERSION, 0xA3])
+    + b"owl\x80",
     "deep nesting": struct.pack("<II", 4 + 5000, 5000) + b"\x91" * 5000,
 }
 
@@ -184,7 +193,66 @@ async def foreign_kv(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpe
     assert not swarm.peers[-1].engine.kv_imported
 
 
+async def refused_over_a_hop(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> str:
+    """Why the last stage refuses ``open_``, which comes from the stage before it."""
+    target = swarm.peers[-1]
+    held = dict(target.engine.kv)
+    stream = await evil.open_stream(target.peer_id, HOP_PROTOCOL)
+    await codec.send_frame(stream, open_)
+    reply = (await codec.read_frame(stream)).message
+    assert isinstance(reply, SessionRefused)
+    assert reply.code is RefusalCode.BAD_REQUEST
+    assert target.engine.kv == held
+    return reply.reason
+
+
+def through(evil: MemoryTransport, open_: SessionOpen) -> SessionOpen:
+    """``open_`` with ``evil`` as its first stage, as that one would pass it on."""
+    first = replace(open_.route[0], peer_id=evil.peer_id)
+    return replace(open_, route=(first, *open_.route[1:]), hop=1)
+
+
+async def opens_in_a_clients_name(
+    swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen
+) -> None:
+    """A stage that no client asked fills the next one with sessions."""
+    for number in range(40):
+        forged = through(evil, replace(open_, session=f"{number:032d}"))
+        for signed in (replace(forged, grant=b""), forged, granted(forged, evil)):
+            assert "not signed by its client" in await refused_over_a_hop(swarm, evil, signed)
+    assert swarm.peers[-1].stage.counters["ungranted"] == 120
+
+
+async def takes_a_session_over(
+    swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen
+) -> None:
+    """A stage that was thrown off knows the grant, and wants the session's tokens, or its KV."""
+    later = through(evil, replace(open_, attempt=1 << 20))
+    for changed in (
+        later,
+        replace(later, prompt_tokens=open_.prompt_tokens + 5, answered=5),
+        replace(later, migrate_until=1, copy_from=swarm.peers[-1].peer_id),
+    ):
+        assert "not signed by its client" in await refused_over_a_hop(swarm, evil, changed)
+
+
+async def repeats_a_grant_that_expired(
+    swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen
+) -> None:
+    client = swarm.network.transport()
+    asked = replace(through(evil, open_), session="d" * 32, client=client.peer_id)
+    for at_unix_s, said in (
+        (client.now() - 1000, "expired 880 s ago"),
+        (client.now() + 1e6, "too long"),
+    ):
+        signed = replace(grant(asked, client.sign, at_unix_s), hop=1)
+        assert said in await refused_over_a_hop(swarm, evil, signed)
+
+
 ATTACKS: list[Attack] = [
+    opens_in_a_clients_name,
+    takes_a_session_over,
+    repeats_a_grant_that_expired,
     foreign_copy,
     foreign_kv,
     foreign_attach,
@@ -202,7 +270,7 @@ def test_a_strangers_frames_do_not_touch_a_session(attack: Attack) -> None:
     async def scenario() -> None:
         async with paper_swarm((0, 4), (4, 8)) as swarm:
             client = swarm.network.transport()
-            open_ = open_for(swarm, client.peer_id)
+            open_ = open_for(swarm, client)
             first = await client.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
             await codec.send_frame(first, open_)
             assert isinstance((await codec.read_frame(first)).message, SessionAccepted)
@@ -238,7 +306,7 @@ def test_absurd_opens_are_refused_and_hold_nothing(changes: dict[str, object]) -
     async def scenario() -> None:
         async with paper_swarm((0, 4), (4, 8)) as swarm:
             evil = swarm.network.transport()
-            open_ = open_for(swarm, evil.peer_id)
+            open_ = open_for(swarm, evil)
             one, two = open_.route
             match changes.get("model"):
                 case "loop":
@@ -247,6 +315,7 @@ def test_absurd_opens_are_refused_and_hold_nothing(changes: dict[str, object]) -
                     open_ = replace(open_, route=(one, replace(two, start=5, end=LAYERS)))
                 case _:
                     open_ = replace(open_, **changes)  # type: ignore[arg-type]
+            open_ = granted(open_, evil)
             stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
             await codec.send_frame(stream, open_)
             try:
@@ -266,7 +335,7 @@ def test_one_client_cannot_take_every_place() -> None:
             replies = []
             for number in range(80):
                 stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-                open_ = open_for(swarm, evil.peer_id, session=f"{number:032d}", max_new_tokens=1)
+                open_ = open_for(swarm, evil, session=f"{number:032d}", max_new_tokens=1)
                 await codec.send_frame(stream, open_)
                 replies.append((await codec.read_frame(stream)).message)
             accepted = sum(isinstance(reply, SessionAccepted) for reply in replies)
@@ -298,10 +367,11 @@ def test_an_open_does_not_tell_what_was_found_at_an_address(found: str) -> None:
         async with paper_swarm((0, 4)) as swarm:
             evil = swarm.network.transport()
             target = target_of(swarm, found)
-            open_ = open_for(swarm, evil.peer_id)
+            open_ = open_for(swarm, evil)
             route = (*open_.route, RouteStage(peer_id=target, start=4, end=LAYERS))
             stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-            await codec.send_frame(stream, replace(open_, route=route, addresses=((), ())))
+            open_ = granted(replace(open_, route=route, addresses=((), ())), evil)
+            await codec.send_frame(stream, open_)
             reply = (await codec.read_frame(stream)).message
             assert isinstance(reply, SessionRefused)
             assert (reply.peer_id, reply.reason) == (target, "cannot be reached")
@@ -315,7 +385,7 @@ def test_a_copy_does_not_tell_what_was_found_at_an_address(found: str) -> None:
         async with paper_swarm((0, LAYERS)) as swarm:
             evil = swarm.network.transport()
             target = target_of(swarm, found)
-            open_ = open_for(swarm, evil.peer_id)
+            open_ = open_for(swarm, evil)
             first = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
             await codec.send_frame(first, open_)
             assert isinstance((await codec.read_frame(first)).message, SessionAccepted)
@@ -333,7 +403,7 @@ async def attached(swarm: PaperSwarm, evil: MemoryTransport, protocol: str) -> S
     target = swarm.peers[0].peer_id
     stream = await evil.open_stream(target, protocol)
     if protocol == SESSION_PROTOCOL:
-        await codec.send_frame(stream, open_for(swarm, evil.peer_id))
+        await codec.send_frame(stream, open_for(swarm, evil))
     return stream
 
 

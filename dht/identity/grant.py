@@ -1,0 +1,39 @@
+"""A client's signature on an open: each stage checks it before it reserves anything.
+
+An open travels over stages that the client does not control. The signature covers what the client
+decides (route, addresses, lengths, sampling, history, a planned move's end and the KV's source) and
+leaves out what stages fill in: the hop's index and whether the rows are logged.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from dht.identity.peer_id import verify
+from dht.messages import codec
+from dht.messages.session import SessionOpen
+
+PREFIX = b"anabranch-grant-v1\0"
+GRANT_LIFE_S = 120.0
+"""Lifetime of a grant: an open is answered within seconds, and clocks differ."""
+
+
+def grant(open_: SessionOpen, sign: Callable[[bytes], bytes], now_unix_s: float) -> SessionOpen:
+    """``open_`` with an expiry and the signature of its client, whose key ``sign`` uses."""
+    open_ = replace(open_, expires_unix_s=now_unix_s + GRANT_LIFE_S)
+    return replace(open_, grant=sign(_signed_bytes(open_)))
+
+
+def grant_refusal(open_: SessionOpen, now_unix_s: float) -> str | None:
+    """Why the grant of ``open_`` does not count at ``now_unix_s``, or None."""
+    left_s = open_.expires_unix_s - now_unix_s
+    if left_s < 0:
+        return f"the client's grant expired {-left_s:.0f} s ago by this peer's clock"
+    if left_s > 2 * GRANT_LIFE_S:
+        return f"the client's grant lasts {left_s:.0f} s by this peer's clock, which is too long"
+    if not verify(open_.client, _signed_bytes(open_), open_.grant):
+        return "this open is not signed by its client"
+    return None
+
+
+def _signed_bytes(open_: SessionOpen) -> bytes:
+    return PREFIX + codec.encode(replace(open_, hop=0, rows_logged=True, grant=b""))
