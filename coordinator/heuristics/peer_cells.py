@@ -40,9 +40,10 @@ def cells(problem: Problem) -> tuple[Problem, ...]:
 
 
 def _near_first(problem: Problem) -> Iterator[PlannerNode]:
-    """The peers in order: region by region, each next to a near one; within one, unlike in turn.
+    """The peers in an order: near regions in sequence; within a region, unlike peers in turn.
 
-    So cells are alike, and a cell that a region's last peers cannot fill continues in a near one.
+    So cells are alike, and a cell that a region's last peers cannot fill continues in a near
+    region.
     """
     region_of = regions(problem, len(problem.nodes))
     by_region: dict[int, list[PlannerNode]] = {}

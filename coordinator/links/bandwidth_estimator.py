@@ -50,7 +50,7 @@ class _Sent:
     """Total bytes sent, this frame included."""
     sent_us: int
     first_sent_us: int
-    """When the frame left that was the newest delivered one as this frame left."""
+    """When the newest frame had left of those delivered before this one left."""
     delivered_bytes: int
     delivered_us: int
     limited: bool

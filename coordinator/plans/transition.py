@@ -96,7 +96,7 @@ def reason_to_plan(
 def elders(
     nodes: Mapping[str, NodeRecord], now_unix_s: float, cfg: TransitionConfig
 ) -> frozenset[str]:
-    """Peers that announce to have joined ``cfg.elder_s`` ago or earlier; none in a young swarm."""
+    """Peers that joined at least ``cfg.elder_s`` ago, as they announce; none in a young swarm."""
     return frozenset(
         peer_id
         for peer_id, record in nodes.items()
@@ -114,7 +114,7 @@ def replication(assignments: Sequence[Assignment], layers: int) -> int:
 
 
 def moved(old: Sequence[Assignment], new: Sequence[Assignment]) -> frozenset[str]:
-    """Peers that have a span in both placements and not the same."""
+    """Peers whose span in ``new`` differs from their span in ``old``."""
     before = {a.peer_id: (a.start, a.end) for a in old}
     return frozenset(
         a.peer_id for a in new if a.peer_id in before and before[a.peer_id] != (a.start, a.end)

@@ -36,7 +36,7 @@ def evens_out(giver_after: float, taker_after: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLoad:
-    """How full one stage peer is."""
+    """The load of one stage peer: layers, free and wanted KV, sessions, speed."""
 
     start: int
     end: int
@@ -156,7 +156,7 @@ class Balance:
     """Time until which a peer is not asked to take a session, by peer id."""
 
     def needs_relief(self, mine: PeerLoad) -> bool:
-        """Whether to look for moves: KV lacks, or enough sessions run here."""
+        """Whether to look for moves: KV is short, or at least ``sessions_least`` sessions run."""
         lacks = mine.freeness < 0 or mine.sessions >= self.config.sessions_least
         return lacks and mine.start < mine.end
 
@@ -193,7 +193,8 @@ class Balance:
         return tuple(self.under_way.values())
 
     def _settle(self, now_s: float, present: Collection[str]) -> None:
-        """Drop expired entries. Orders whose session is gone count as given; late ones bar."""
+        """Drop expired entries. An order whose session is gone counts as given; a late order bars
+        its taker."""
         config = self.config
         self.given = [(at_s, o) for at_s, o in self.given if now_s - at_s < config.lag_s]
         self.barred_s = {peer: at_s for peer, at_s in self.barred_s.items() if now_s < at_s}

@@ -39,9 +39,9 @@ class Wheel:
     """Interleaved weighted round-robin over names: smooth, deterministic, no randomness.
 
     In each turn every name earns its weight as credit; the name with the most credit is drawn and
-    pays the sum. With whole weights, each name is drawn exactly its weight's times in as many turns
-    as the weights sum to. A name that cannot be drawn earns nothing meanwhile, so that it does not
-    return with all its turns at once.
+    pays the sum. With whole weights, as many turns as the weights sum to draw each name exactly
+    weight times. A name that cannot be drawn earns nothing, so that it does not return with all its
+    turns at once.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:

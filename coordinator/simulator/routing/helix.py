@@ -21,7 +21,7 @@ FLOW_SHARE_MIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelixRules:
-    """Bounds on a peer's KV use, and on it the feeding of an offline run."""
+    """Bounds on the KV use at which sessions are admitted and an offline run feeds requests."""
 
     kv_high_water: float = 0.85
     output_ratio: float = 1.0
