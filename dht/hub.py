@@ -81,7 +81,7 @@ def is_offline() -> bool:
 
 
 def notes_directory() -> Path:
-    """The directory for listings and hashes of hub files: ``anabranch`` in ``HF_HOME``."""
+    """The directory for listings and notes on hub files: ``anabranch`` in ``HF_HOME``."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HOME) / "anabranch"

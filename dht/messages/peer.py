@@ -68,7 +68,7 @@ class Witness:
 class SignedRecord:
     """A DHT value: ``payload`` is the envelope of a record, signed by ``peer_id``'s key.
 
-    The signature covers ``key``, ``expires_unix_s`` and ``payload``; see :mod:`dht.records.signed`.
+    The signature covers all other fields; see :mod:`dht.records.signed`.
     """
 
     key: Annotated[str, Meta(max_length=512)]

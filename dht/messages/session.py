@@ -173,8 +173,8 @@ class SessionOpen:
 class SessionAccepted:
     """Travels back up the route from the last stage: every stage has reserved.
 
-    Each stage sets ``position`` to the first one of which it needs rows (the first stage: token
-    ids).
+    Each stage sets ``position`` to the first position for which it needs rows (the first stage:
+    token ids).
     """
 
     session: SessionId

@@ -33,7 +33,7 @@ VERSIONS_MAX = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkModel:
-    """One directed link."""
+    """The properties of one directed link."""
 
     delay_s: float = 0.0
     bandwidth_bytes_per_s: float | None = None
