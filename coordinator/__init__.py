@@ -1,1 +1,1 @@
-"""The brain: placement, plan checking, max flow, routes and election, as pure decisions."""
+"""Decisions on a swarm as pure functions, the shell that performs them, and a simulator."""

@@ -1,11 +1,11 @@
 """``python -m coordinator.plan CLUSTER.json [--model NAME]``: plan a cluster offline.
 
-With ``--initial-peers ADDR…`` instead of a file: the living swarm, as its peers announce it now;
-nothing is published. Prints which node gets which layers and what that serves; ``--json`` prints
-one object. The formats of cluster files are described in ``docs/cluster-format.md``.
+With ``--initial-peers ADDR…`` instead of a file it plans the living swarm, as its peers announce it
+now; nothing is published. It prints which node gets which layers and what the plan would serve;
+``--json`` prints one object. ``docs/cluster-format.md`` describes the formats of cluster files.
 
-Exit codes: 0 done; 2 the caller's mistake, a cluster that cannot hold the model among them; 3 the
-swarm cannot be reached; 130 interrupted.
+Exit codes: 0 done; 2 the caller's mistake, or a cluster that cannot hold the model; 3 the swarm
+cannot be reached; 130 interrupted.
 """
 
 import argparse
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 FILE_BYTES_MAX = 64 << 20
 BAR = 10
 BUSY = 0.5
-"""Links and peers that carry less of what they can are not worth a word."""
+"""Minimum share of its capacity at which a link or peer is reported."""
 ADVICE_MAX = 3
 ADVICE_SHARE = 0.5
-"""Of the time limit, for what one more peer would bring; people see it, ``--json`` does not."""
+"""Time for the advice on one more peer, as a share of the time limit; without ``--json`` only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerResult:
-    """A checked plan, with what it was made from."""
+    """A checked plan, and the problem, service and placement it was made from."""
 
     problem: Problem
     service: Service
@@ -68,7 +68,7 @@ def plan_offline(
     time_limit_s: float,
     seed: int,
 ) -> PlannerResult:
-    """The best plan that was found in time, checked. Raises NoPlacementError when there is none."""
+    """The best plan found in time, checked. Raises NoPlacementError when there is none."""
     shortage = why_uncoverable(problem)
     if shortage is not None:
         raise NoPlacementError(shortage)
@@ -96,7 +96,7 @@ def plan_offline(
 
 
 def fetched_bytes(answer: PlannerResult) -> int:
-    """Weights that peers would have to read for this plan, beside what they hold now."""
+    """Bytes of weights that peers would have to read for this plan, beyond what they hold now."""
     model = answer.problem.model
     held = {node.peer_id: node.current for node in answer.problem.nodes}
     total = 0
@@ -130,7 +130,7 @@ def _in_order(plan: Plan) -> list[Assignment]:
 
 
 def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
-    """The plan for people; ``advise_s`` seconds go into what one more peer would bring."""
+    """Print the plan for people; the advice on one more peer takes ``advise_s`` seconds."""
     from rich.console import Console
 
     console, plan = Console(highlight=False), answer.plan
@@ -168,7 +168,7 @@ def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
 def _print_most_flow(
     answer: PlannerResult, console: "Console", *, limit_s: float, seed: int
 ) -> None:
-    """What a plan for flow alone would carry, where that is more, and what it would serve."""
+    """Print what a plan for flow alone would carry and serve, if it carries more."""
     started_s = time.monotonic()
     effort = Effort(
         time_limit_s=limit_s,
@@ -185,7 +185,7 @@ def _print_most_flow(
 
 
 def _stages(answer: PlannerResult) -> "Table":
-    """Stages as text: the layers, a bar of what they carry, and who holds them."""
+    """The table of stages: layers, a bar and numbers of what they carry, and peers."""
     from rich.table import Table
 
     plan, model = answer.plan, answer.problem.model
@@ -299,7 +299,7 @@ def _others() -> list[str]:
 
 
 def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
-    """The file's cluster or the living one. Raises UserError, NetworkError."""
+    """The problem of the cluster file or the living swarm. Raises UserError, NetworkError."""
     if arguments.cluster is not None:
         problem = read_cluster(_read(arguments.cluster), arguments.model)
         return problem, read_service(arguments.cluster, problem)

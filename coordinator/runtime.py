@@ -1,7 +1,7 @@
-"""The coordinator's shell, running in every peer and acting in the elected one.
+"""Runs the coordinator in every peer; it acts in the elected one.
 
-It polls the DHT, steps the pure election, follows the newest plan, and when it leads builds the
-problem from what peers announced, has it solved in a process of its own, checks the answer and
+The shell polls the DHT, steps the pure election and follows the newest plan. While it leads, it
+builds the problem from peers' records, solves it in a process of its own, checks the answer and
 publishes it.
 """
 
@@ -49,11 +49,11 @@ from dht.transport.interface import Transport
 logger = logging.getLogger(__name__)
 
 ReportEvent = Callable[..., None]
-"""Called with an event's name and its fields."""
+"""A callback for an event's name and fields."""
 IDLE_MAX = 64
-"""Idle coordinators that are remembered."""
+"""Maximum idle coordinators that are remembered."""
 Solver = Callable[[SolveRequest, float], Awaitable[SolveAnswer]]
-"""Solves a request within so many seconds."""
+"""Solves a request within a limit in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,30 +62,31 @@ class CoordinatorConfig:
 
     poll_s: float = 1.0
     solve_s: float = 3.0
-    """For the solver; its process is ended a little later."""
+    """Time limit of the solver; its process is killed 20 s later."""
     publish_every_s: float = 60.0
     idle_s: float = 60.0
     idle_per_peer_s: float = 0.2
-    """A coordinator that plans for peers which are gone, or not at all, is not followed any more
-    after so long."""
+    """Time per peer added to ``idle_s``: after the sum, a coordinator that publishes no plan, or
+    one for peers that are gone, is distrusted."""
     headless_s: float = 180.0
-    """Nor is one that does not keep the plan's head alive: newcomers would not find the plan."""
+    """Maximum age of the plan's head before its coordinator counts as idle: newcomers could not
+    find the plan."""
     weigh_every_s: float = 10.0
-    """How often the running plan is held against the greedy placement."""
+    """Interval at which the running plan is compared with the greedy placement."""
     review: ReviewConfig = field(default_factory=ReviewConfig)
     watchers: int = 8
-    """Of the followers, so many ping the coordinator: those that would come next."""
+    """Number of followers that ping the coordinator: those next in the succession."""
     witnesses: int = 3
-    """So many of them are asked before a silent coordinator counts as dead."""
+    """Number of watchers that are asked before a silent coordinator counts as dead."""
     coordinators: frozenset[str] = frozenset()
-    """Who may lead; none: everybody."""
+    """Peers that may lead; empty: everybody."""
     election: ElectionConfig = field(default_factory=ElectionConfig)
     transition: TransitionConfig = field(default_factory=TransitionConfig)
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
 
 
 class Coordinator:
-    """Election, planning and plan following of one peer."""
+    """One peer's election, planning and following of plans."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class Coordinator:
         on_event: ReportEvent,
         solve: Solver | None = None,
     ) -> None:
-        """``solve`` defaults to :func:`solve_apart`, a process of its own."""
+        """``solve`` defaults to :func:`solve_apart`, which uses a process of its own."""
         self._transport = transport
         self._directory = directory
         self._plans = plans
@@ -132,20 +133,20 @@ class Coordinator:
         self._idle: dict[str, float] = {}
         self._weighed_s = -math.inf
         self._weighed: tuple[object, ...] = ()
-        """What the running plan was last held against, and for which peers' records."""
+        """The plan version, problem and known peers of the last comparison with the greedy one."""
         self._poor = False
         self._shortage = ""
-        """Why all layers cannot be placed, as a follower without a plan sees it."""
+        """Why the layers cannot all be placed, as a follower without a plan sees it."""
         self._solved: tuple[Problem, frozenset[str]] | None = None
-        """The last problem whose answer was seen, and who was not to be moved then."""
+        """The last solved problem, and the peers that had just moved then."""
         plans.witness = self._liveness.answers
 
     async def run(self) -> None:
-        """Poll until cancelled; a failed look at the DHT is logged and tried again."""
+        """Poll until cancelled; a failed read of the DHT is logged and tried again."""
         await self._plans.serve()
         try:
             async with asyncio.TaskGroup() as group:
-                # Apart: a plan whose holders do not answer must not hold up an election.
+                # Two tasks: a plan whose holders do not answer must not delay an election.
                 group.create_task(self._again(self._poll))
                 group.create_task(self._again(self._plans.refresh))
         finally:
@@ -169,7 +170,7 @@ class Coordinator:
 
     @property
     def why_no_plan(self) -> str:
-        """Why a follower has had no plan yet, in plain words; empty on who leads, who says so."""
+        """Why a follower has no plan yet, in plain words; "" for a leader, which reports it."""
         if self.leads:
             return ""
         if self._shortage:
@@ -184,7 +185,7 @@ class Coordinator:
 
     @property
     def leaderless_s(self) -> float:
-        """For how long no coordinator has been known, in seconds."""
+        """Seconds without a known coordinator."""
         return self._leadership.leaderless_s
 
     async def _poll(self) -> None:
@@ -230,10 +231,10 @@ class Coordinator:
 
     @property
     def _behind(self) -> bool:
-        """Whether some peer adopted a later plan than this coordinator's, and would miss it.
+        """Whether some peer adopted a later plan and would not adopt this coordinator's.
 
-        Of the same term, too: two may have led in it on two sides of a cut. Of a later one, this
-        peer has to be elected anew first.
+        The later plan may be of the same term: two peers may have led in it on two sides of a cut.
+        For a later term, this peer must first be elected again.
         """
         highest = self._leadership.highest
         return self._plans.version < highest and highest.term <= self._leadership.election.term
@@ -249,7 +250,7 @@ class Coordinator:
     async def _note_idleness(
         self, usable: dict[str, NodeRecord], links: dict[str, LinksRecord]
     ) -> None:
-        """Stop following a coordinator that does nothing though there is something to do."""
+        """Distrust a coordinator that publishes nothing although a plan is needed."""
         leader, now_s = self._leadership.election.leader, self._now()
         needed = await self._plan_needed(usable, links)
         if not needed:
@@ -268,7 +269,7 @@ class Coordinator:
     async def _plan_needed(
         self, usable: dict[str, NodeRecord], links: dict[str, LinksRecord]
     ) -> bool:
-        """Whether a coordinator should publish something."""
+        """Whether a coordinator should publish a plan or its head now."""
         plan, now_s = self._plans.newest, self._now()
         if plan is None or difference(plan, usable)[1]:
             return why_uncoverable(problem_of(self._model, usable, links)) is None
@@ -279,7 +280,7 @@ class Coordinator:
             unix_s = self._transport.now()
             known = long_known(usable, unix_s, self._config.review)
             weighed = (plan.version, problem_of(plan.model, usable, links), known.keys())
-            if weighed != self._weighed:  # weighing the same again would cost time for nothing
+            if weighed != self._weighed:  # the same input would give the same answer
                 self._poor = await asyncio.to_thread(
                     falls_short, plan, usable, links, unix_s, self._config.review
                 )
@@ -305,7 +306,7 @@ class Coordinator:
     def _note_change(self, usable: dict[str, NodeRecord]) -> None:
         if self._now() - self._planned_s >= self._config.transition.period_s:
             self._considered = frozenset()
-        self._considered &= usable.keys()  # who left and comes back has joined again
+        self._considered &= usable.keys()  # a peer that left and comes back has joined again
         joined, lost = map(frozenset, difference(self._plans.newest, usable))
         joined -= self._considered  # the last solve had no use for them
         if not joined and not lost:
@@ -356,11 +357,11 @@ class Coordinator:
         if choice is not None:
             plan, why = choice
             plan = await asyncio.to_thread(with_effects, plan, usable)
-            # Another version may have been seen while this was solved.
+            # A higher version may have been seen during the solve.
             await self._publish(replace(plan, version=self._next_version()), f"{reason}: {why}")
 
     def _resting(self, usable: dict[str, NodeRecord]) -> frozenset[str]:
-        """Who has just moved: what the best plan is held against changes once they may again."""
+        """Peers that have just moved: the choice of a plan changes once they may move again."""
         return moved_lately(usable, self._transport.now(), self._config.transition)
 
     def _next_version(self) -> PlanVersion:
@@ -388,13 +389,13 @@ class Coordinator:
         await self._publish_head(head)
 
     async def _publish_head(self, head: PlanHead) -> None:
-        """Until somebody took it, every look tries again: others cannot follow what they miss."""
+        """Publish the head; until some peer stores it, every poll tries again."""
         self._published_s = -math.inf
         if await self._directory.publish(head):
             self._published_s = self._now()
 
     async def _republish(self) -> None:
-        """Keep the head of the running plan alive, also after its author is gone."""
+        """Publish the head of the running plan again, also after its author is gone."""
         plan = self._plans.newest
         if plan is None:
             return
@@ -409,7 +410,7 @@ class Coordinator:
         await self._publish(taken_over, why)
 
     def _say(self, event: str, **fields: object) -> None:
-        """Report an event once until something else happens."""
+        """Report an event unless it equals the last one reported."""
         text = f"{event}{fields}"
         if text != self._said:
             self._said = text

@@ -1,8 +1,8 @@
-"""``python -m coordinator.simulate CLUSTER.json``: what a swarm would serve, on paper.
+"""``python -m coordinator.simulate CLUSTER.json``: simulate what a swarm would serve.
 
-Cluster files: :mod:`coordinator.problem.cluster_file`, with profiles as in
-:mod:`coordinator.simulator.swarm_file`. A placement file is what ``python -m coordinator.plan
---json`` prints, or any object with ``placement: {node: [start, end]}``.
+Cluster files are described in :mod:`coordinator.problem.cluster_file`, their profiles in
+:mod:`coordinator.simulator.swarm_file`. A placement file is the output of ``python -m
+coordinator.plan --json``, or any object with ``placement: {node: [start, end]}``.
 
 Exit codes: 0 done; 2 the caller's mistake; 3 the cluster cannot hold the model; 130 interrupted.
 """
@@ -174,7 +174,7 @@ def simulated_placement(
 
 
 def simulate(arguments: argparse.Namespace, progress: Callable[[float], None]) -> SimulationReport:
-    """Run what the arguments ask for."""
+    """Run the simulation that the arguments describe."""
     problem, profiles = read_swarm(arguments.cluster, arguments.model)
     trace: Sequence[Request] = typical()
     if arguments.trace is not None:
@@ -218,7 +218,7 @@ def report_json(report: SimulationReport) -> dict[str, object]:
 
 
 def short_duration(seconds: float) -> str:
-    """``2.1 s``, ``138 ms``, ``0.2 ms``, ``40 µs``."""
+    """A duration in words, for example ``2.1 s``, ``138 ms``, ``0.2 ms``, ``40 µs``."""
     for size_s, unit in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= size_s:
             value = seconds / size_s
@@ -227,12 +227,12 @@ def short_duration(seconds: float) -> str:
 
 
 def share(value: float) -> str:
-    """``57%``; a dash where nothing happened, which is not the same as very little."""
+    """A share in words, for example ``57%``; a dash for 0, ``<1%`` for very little."""
     return NOTHING if value <= 0 else "<1%" if value < 0.01 else f"{value:.0%}"
 
 
 def print_tables(report: SimulationReport) -> None:
-    """The report for people."""
+    """Print the report for people."""
     from rich.console import Console
     from rich.table import Table
 

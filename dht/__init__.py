@@ -1,1 +1,1 @@
-"""The shared language of an Anabranch swarm and the ways in which its peers reach each other."""
+"""The shared types, messages and records of a swarm, and the transports between its peers."""

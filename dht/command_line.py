@@ -1,8 +1,8 @@
-"""What all commands share: one plain line per mistake, exit codes, interrupts.
+"""Code that all commands share: options, errors in one plain line, exit codes, interrupts.
 
-Exit codes, the same for all commands (docs/ask.md): 0 done; 1 a fault of this software; 2 the
-caller's mistake, where the same command cannot work later; 3 the swarm or the hub cannot be reached
-or cannot serve this now, where it can; 130 interrupted.
+Exit codes are the same for all commands (docs/ask.md): 0 done; 1 a fault of this software; 2 the
+caller's mistake, with which the command cannot work later either; 3 the swarm or the hub cannot be
+reached or cannot serve this now, but may later; 130 interrupted.
 """
 
 import argparse
@@ -29,11 +29,11 @@ EXIT_USER = 2
 EXIT_SWARM = 3
 EXIT_INTERRUPTED = 130
 MODEL_HELP = "its directory, hub id org/name[@revision], or name in the swarm"
-"""What a consumer's ``--model`` takes."""
+"""Help text of a consumer's ``--model``."""
 
 
 class _HelpAll(argparse.Action):
-    """Prints every option and ends the program, as ``--help`` does with those of most people."""
+    """The action of ``--help-all``: print every option and exit."""
 
     def __init__(self, **named: Any) -> None:
         super().__init__(**named, nargs=0, default=argparse.SUPPRESS)
@@ -45,8 +45,10 @@ class _HelpAll(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one plain line, and whose ``--help`` fits a screen:
-    what few people need is left to ``--help-all``, as the last line of ``--help`` says."""
+    """An argument parser with errors in one plain line and a ``--help`` that fits a screen.
+
+    Rare options are shown by ``--help-all`` only, which the last line of ``--help`` names.
+    """
 
     def __init__(self, **named: Any) -> None:
         named.setdefault("formatter_class", partial(argparse.HelpFormatter, max_help_position=36))
@@ -56,19 +58,19 @@ class Parser(argparse.ArgumentParser):
             self._all = self.add_argument("--help-all", action=_HelpAll, help=argparse.SUPPRESS)
 
     def add_rare(self, *flags: str, help: str, **named: Any) -> None:
-        """As ``add_argument``, for what only ``--help-all`` shows."""
+        """``add_argument`` for an option that only ``--help-all`` shows."""
         self._rare[self.add_argument(*flags, **named, help=argparse.SUPPRESS)] = help
         self._all.help = "show every option and exit"
 
     def format_help(self) -> str:
-        """What most people need, and where the rest is."""
+        """The help with common options, and a hint to ``--help-all``."""
         text = super().format_help()
         if self._rare:
             text += f"\n--help-all shows {len(self._rare)} more options\n"
         return text
 
     def format_help_all(self) -> str:
-        """Every option."""
+        """The help with every option."""
         for action, text in self._rare.items():
             action.help = text
         try:
@@ -82,8 +84,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_swarm(parser: argparse.ArgumentParser, *, may_found: bool = False) -> None:
-    """How every command says which swarm: ``--initial-peers``, ``--network``, and by which means:
-    ``--transport``, a :class:`TransportKind` in ``arguments.transport``."""
+    """Add the options that name the swarm and the transport, the same in all commands.
+
+    They are ``--initial-peers``, ``--network`` and ``--transport`` (a :class:`TransportKind`).
+    """
     parser.add_argument(
         "--initial-peers",
         nargs="+",
@@ -145,7 +149,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """Text that others chose, without what steers a terminal: only line ends and tabs stay."""
+    """Text of others without control characters that steer a terminal, except line ends and
+    tabs."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -159,7 +164,7 @@ def on_interrupt(
     call: Callable[[], object],
     numbers: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM),
 ) -> Iterator[None]:
-    """While active, these signals call ``call`` in the running loop instead of raising."""
+    """Within the context, these signals call ``call`` in the running loop instead of raising."""
     loop = asyncio.get_running_loop()
     for number in numbers:
         try:
@@ -179,7 +184,7 @@ def on_interrupt(
 def loop_factory(
     kind: TransportKind = TransportKind.AUTO,
 ) -> Callable[[], asyncio.AbstractEventLoop]:
-    """The event loop that all commands run on: uvloop's beside the daemon, where there is one."""
+    """The event loop of all commands: uvloop's with the daemon transport, if installed."""
     if chosen_transport(kind) is TransportKind.LIGHT:
         return asyncio.new_event_loop
     try:
@@ -188,8 +193,8 @@ def loop_factory(
         return asyncio.new_event_loop
 
     class PreciseLoop(uvloop.Loop):  # type: ignore[misc]  # uvloop says no types
-        """uvloop's own clock counts whole milliseconds, as of its last look: round trips of
-        a local network would be 0."""
+        """uvloop with a precise clock: its own counts whole milliseconds since its last
+        iteration, so round trips of a local network would be 0."""
 
         def time(self) -> float:
             return time.monotonic()

@@ -1,4 +1,4 @@
-"""The one transport of this process, chosen by configuration and by what is installed."""
+"""Chooses the one transport of this process, by configuration and by what is installed."""
 
 import importlib.util
 import sys
@@ -8,11 +8,11 @@ from dht.transport.interface import Transport
 
 
 async def connect(config: TransportConfig) -> Transport:
-    """Take part in the network with ``config.kind`` of transport.
+    """Join the network with the transport of ``config.kind``.
 
-    Raises UserError for what the caller got wrong and NetworkError when nobody answers.
+    Raises UserError for the caller's mistakes and NetworkError when no peer answers.
     """
-    # Each of them is heavy, and they cannot be in one process: imported only when chosen.
+    # Imported only when chosen: each is heavy, and both cannot be in one process.
     if chosen_transport(config.kind) is TransportKind.LIGHT:
         from dht.light.transport import LightTransport
 
@@ -23,7 +23,7 @@ async def connect(config: TransportConfig) -> Transport:
 
 
 def chosen_transport(kind: TransportKind) -> TransportKind:
-    """What ``auto`` means on this machine. The daemon comes with hivemind, for Linux only."""
+    """``kind`` with ``auto`` resolved: the daemon where hivemind is installed, on Linux only."""
     if kind is not TransportKind.AUTO:
         return kind
     has_daemon = sys.platform == "linux" and importlib.util.find_spec("hivemind") is not None

@@ -1,4 +1,4 @@
-"""Errors, split by whose fault they are.
+"""Errors of all packages, split by whose fault they are.
 
 A message gives the value, the limit and what to do next; commands print it as one plain line.
 """
@@ -25,4 +25,4 @@ class SwarmError(AnabranchError):
 
 
 class MachineError(AnabranchError):
-    """This machine failed, such as its GPU: exit code 1. Starting again may help."""
+    """This machine failed, for example its GPU: exit code 1. Starting again may help."""

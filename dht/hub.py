@@ -1,8 +1,8 @@
-"""A model on a hub: which files it has, and the small ones of them fetched into the usual cache.
+"""Lists a model's files on a hub and fetches the small ones into the usual cache.
 
-``huggingface_hub`` does the talking, so that its conventions hold: ``HF_HOME``, ``HF_HUB_CACHE``,
-``HF_TOKEN``, ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``. What the hub said of a model is kept beside its
-cache, so that a peer or a client starts again without the hub.
+It uses ``huggingface_hub``, so that its conventions hold: ``HF_HOME``, ``HF_HUB_CACHE``,
+``HF_TOKEN``, ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``. The hub's listing of a model is kept beside the
+cache, so that a peer or a client can start again without the hub.
 """
 
 import logging
@@ -22,7 +22,7 @@ from dht.errors import NetworkError, UserError
 logger = logging.getLogger(__name__)
 
 TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-"""What a client needs of a model, as far as the model has it."""
+"""Files of a model that a client needs; a model may lack some."""
 TEXT_BYTES_MAX = 256 << 20
 FILES_MAX = 100_000
 
@@ -32,14 +32,14 @@ _HUB_ID = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9_][A-Za-z0-9_./-]*))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubId:
-    """A model on the hub: ``org/name``, with a branch, tag or commit where one is given."""
+    """The id of a model on the hub: ``org/name``, and a branch, tag or commit if given."""
 
     repo: str
     revision: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> "HubId | None":
-        """``org/name`` or ``org/name@revision``; None for what cannot be one."""
+        """The id in ``org/name`` or ``org/name@revision``; None for other text."""
         found = _HUB_ID.fullmatch(text)
         return None if found is None else cls(repo=found[1], revision=found[2])
 
@@ -48,7 +48,7 @@ class HubId:
 
 
 class HubUnreachableError(NetworkError):
-    """The hub does not answer, or not sensibly."""
+    """The hub does not answer, or its answer makes no sense."""
 
 
 def served_name(model: str) -> str:
@@ -62,11 +62,11 @@ class HubFile(msgspec.Struct, frozen=True, kw_only=True):
 
     size_bytes: Annotated[int, msgspec.Meta(ge=0)]
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
-    """Known of large files, which the hub keeps outside git."""
+    """Hash of a large file, which the hub keeps outside git; None for other files."""
 
 
 class HubListing(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's files at one commit. All of a process's fetches are of that commit."""
+    """A model's files at one commit. A process fetches all files at that commit."""
 
     repo: str
     commit: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40,64}$")]
@@ -81,7 +81,7 @@ def is_offline() -> bool:
 
 
 def notes_directory() -> Path:
-    """Where what is known of hub files is kept: ``anabranch`` in ``HF_HOME``."""
+    """The directory for listings and notes on hub files: ``anabranch`` in ``HF_HOME``."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HOME) / "anabranch"
@@ -98,10 +98,10 @@ def cached_snapshot(listing: HubListing) -> Path:
 
 
 def list_model(hub_id: HubId) -> HubListing:
-    """Which files the model has now; where the hub cannot be asked, what it said last.
+    """The model's files now, or the last known listing where the hub cannot be asked.
 
-    Raises UserError for a model that is not there or not open to this user, NetworkError where
-    the hub cannot be reached and never was.
+    Raises UserError for a model that does not exist or is not open to this user, NetworkError where
+    the hub cannot be reached and no listing is known.
     """
     kept = notes_directory() / "listings" / f"{str(hub_id).replace('/', '--')}.json"
     if is_offline():
@@ -159,9 +159,9 @@ def _kept_listing(kept: Path, hub_id: HubId) -> HubListing:
 
 
 def _cached_listing(hub_id: HubId) -> HubListing | None:
-    """What other tools left of the model in the usual cache; None where there is nothing.
+    """A listing of the model's files in the usual cache, from other tools; None: there are none.
 
-    A file that the hub keeps outside git is stored under its SHA-256.
+    The cache stores a file that the hub keeps outside git under its SHA-256.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -181,7 +181,7 @@ def _cached_listing(hub_id: HubId) -> HubListing | None:
 
 
 def write_note(path: Path, content: bytes) -> None:
-    """Keep ``content`` at ``path``, whole or not at all; a cache that cannot be written is told."""
+    """Write ``content`` to ``path``, whole or not at all; a failure is only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:64]}.")
@@ -197,7 +197,7 @@ def write_note(path: Path, content: bytes) -> None:
 
 
 def fetch_text_files(hub_id: HubId) -> Path:
-    """What a client needs: configuration and tokenizer. Returns their directory.
+    """Fetch the files that a client needs, configuration and tokenizer; returns their directory.
 
     Raises UserError and NetworkError as :func:`list_model`.
     """
@@ -209,7 +209,7 @@ def fetch_text_files(hub_id: HubId) -> Path:
 
 
 def fetch_file(listing: HubListing, name: str) -> Path:
-    """One small file of the model, from the cache or the hub."""
+    """Fetch one small file of the model, from the cache or the hub; returns its path."""
     at = cached_snapshot(listing) / name
     if at.is_file():
         return at
@@ -230,7 +230,7 @@ def fetch_file(listing: HubListing, name: str) -> Path:
 
 @contextmanager
 def hub_errors(model: str) -> Iterator[None]:
-    """Whatever goes wrong with the hub as one plain line: UserError or NetworkError."""
+    """Turn all errors of the hub into one plain line: UserError or NetworkError."""
     from huggingface_hub import constants, errors
 
     hub = constants.ENDPOINT

@@ -1,1 +1,1 @@
-"""Who leads."""
+"""The election of the coordinator: leases, and the shell that stores them."""

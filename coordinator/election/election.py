@@ -1,12 +1,12 @@
-"""Who coordinates: leases in a DHT that has no compare-and-swap.
+"""Elects the coordinator by leases in a DHT that has no compare-and-swap.
 
 Two leaders can exist for a while and must be harmless: plans carry versions, and a peer adopts only
-larger ones. The machine is pure: :func:`step` takes what was seen and the time, and returns the
-new state with effects to perform in order.
+larger ones. The state machine is pure: :func:`step` takes an observation and the time, and returns
+the new state with effects to perform in order.
 
-A lease lives for 30 s and is renewed every 10 s, which is cheap; that its holder is gone is seen
-much sooner, by pings: a lease counts for nothing once its holder answers neither this peer nor
-those it asks (:class:`ElectionView`, ``dead``) and has not been renewed since.
+A lease lives for 30 s and is renewed every 10 s, which is cheap. Pings detect a lost holder much
+sooner: a lease is void once its holder answers neither this peer nor the witnesses it asks
+(:class:`ElectionView`, ``dead``) and the lease has not been renewed since.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from dht.messages.types import NO_VERSION, LeaseRecord, PlanVersion
 
 TERM_MAX = 1 << 48
-"""What the wire allows; :mod:`coordinator.plans.versions` bounds terms far below."""
+"""Maximum term on the wire; :mod:`coordinator.plans.versions` bounds terms far below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,49 +25,49 @@ class ElectionConfig:
 
     renew_s: float = 10.0
     unrenewed_s: float = 12.5
-    """The lease of a holder that does not answer this peer's pings is void when not renewed for
-    so long, whatever others say.
+    """Time without renewal after which a lease is void if its holder does not answer this peer,
+    whatever others say.
 
-    One that is renewed counts, even if this peer in particular cannot reach its holder: otherwise
-    two peers that cannot reach each other would take the lead from one another for ever.
+    A renewed lease counts even if this peer cannot reach its holder: otherwise two peers that
+    cannot reach each other would take the lead from one another for ever.
     """
     fence_s: float = 20.0
-    """A leader that could not store its lease for so long stops acting: others may have elected."""
+    """Time without a stored lease after which a leader stops acting: another may be elected."""
     stagger_s: float = 5.0
-    """Candidates wait so long per rank, so that mostly one of them tries."""
+    """Time that a candidate waits per rank, so that mostly one of them tries."""
     catch_up_s: float = 20.0
-    """A leader moves its term past a higher one at most this often: claims may be made up."""
+    """Minimum time between two moves of a leader's term past a higher one: claims may be false."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Election:
-    """One peer's view. ``term`` is its own while it holds or seeks a lease."""
+    """One peer's state of the election. ``term`` is its own while it holds or seeks a lease."""
 
     peer_id: str
     term: int = 0
     seeking: bool = False
-    """Its lease was stored but not yet read back as the best."""
+    """Whether this peer's lease was stored but not yet read back as the best."""
     leading: bool = False
     stored_s: float = 0.0
     leaderless_since_s: float | None = None
     leader: str | None = None
     highest_term: int = 0
-    """Of all leases and versions that count now."""
+    """The highest term of all leases and versions that count now."""
     caught_up_s: float | None = None
-    """When it last moved its term past somebody's higher version."""
+    """When this peer last moved its term past another's higher version."""
     renewed: Mapping[str, tuple[LeaseRecord, float]] = field(default_factory=dict)
-    """The newest lease seen of each holder, and when it was first seen."""
+    """The newest lease seen of each holder, and when that lease was first seen."""
     silent_since_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionView:
-    """What the DHT showed: living leases, peers that may lead, and the highest plan version seen.
+    """An observation: living leases, peers that may lead, and the highest plan version seen.
 
     ``silent`` peers do not answer this peer's pings; the ``dead`` among them do not answer the
-    others that were asked either. ``elders`` are candidates that have been here for long; they try
-    first, the others after them. ``distrusted`` peers published plans that were refused, or lead
-    and do nothing: what they claim counts for nothing. Terms above ``term_max`` are made up.
+    witnesses either. ``elders`` are candidates that joined long ago; they try first. ``distrusted``
+    peers published plans that were refused, or lead and do nothing: their claims are ignored, as
+    are terms above ``term_max``.
     """
 
     leases: Mapping[str, LeaseRecord]
@@ -89,14 +89,14 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLease:
-    """Store a lease of ``term`` now, and report with :class:`Stored` when somebody took it."""
+    """Store a lease of ``term`` now; report :class:`Stored` when some peer accepted it."""
 
     term: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elected:
-    """Another coordinator than before is the one to follow; it may be this peer."""
+    """A new coordinator is to be followed; it may be this peer."""
 
     peer_id: str
     term: int
@@ -115,7 +115,7 @@ def rank(peer_id: str, term: int) -> int:
 def step(
     state: Election, event: Event, now_s: float, config: ElectionConfig
 ) -> tuple[Election, tuple[Effect, ...]]:
-    """The next state, and what to do."""
+    """The next state, and the effects to perform in order."""
     match event:
         case Stored(term=term):
             return _stored(state, term, now_s), ()
@@ -141,7 +141,7 @@ def _note_renewals(state: Election, observed: ElectionView, now_s: float) -> Ele
 def _void(
     state: Election, observed: ElectionView, now_s: float, config: ElectionConfig
 ) -> frozenset[str]:
-    """Holders that neither answer nor renew."""
+    """Holders whose leases are void: they neither answer nor renew."""
     return frozenset(
         peer_id
         for peer_id, (_, seen_s) in state.renewed.items()
@@ -154,7 +154,7 @@ def _void(
 
 
 def _credible(observed: ElectionView) -> dict[str, LeaseRecord]:
-    """Leases that may count: of candidates that are trusted, with terms that can be honest."""
+    """Leases that may count: those of trusted candidates, with terms that can be honest."""
     return {
         peer_id: lease
         for peer_id, lease in observed.leases.items()
@@ -165,13 +165,13 @@ def _credible(observed: ElectionView) -> dict[str, LeaseRecord]:
 
 
 def _best(observed: ElectionView, void: frozenset[str]) -> LeaseRecord | None:
-    """The lease to follow: the highest term, the smallest rank within it."""
+    """The lease to follow: the one of the highest term, within that of the smallest rank."""
     living = [lease for lease in observed.leases.values() if lease.peer_id not in void]
     return max(living, key=lambda ls: (ls.term, -rank(ls.peer_id, ls.term)), default=None)
 
 
 def succession(term: int, observed: ElectionView) -> list[str]:
-    """Who tries first, second, … to be elected in ``term``."""
+    """The candidates in the order in which they try to be elected in ``term``."""
     living = observed.candidates - observed.silent - observed.distrusted
     return sorted(living, key=lambda peer: (peer not in observed.elders, rank(peer, term)))
 
@@ -219,7 +219,7 @@ def _hold(
     if best is not None and best.peer_id == state.peer_id and best.term == state.term:
         state = replace(state, leading=True, seeking=False)
     if _must_catch_up(state, observed, now_s, config):
-        # Somebody planned in a later term: this peer's plans would never be adopted again.
+        # A plan of a later term exists: this peer's plans would never be adopted again.
         state = replace(
             state, term=observed.version.term + 1, leading=False, seeking=True, caught_up_s=now_s
         )
@@ -245,10 +245,10 @@ def _seek(
     *,
     followed: bool,
 ) -> Election:
-    """Nobody leads: try for a lease when this peer's turn has come.
+    """Without a leader, try for a lease when this peer's turn has come.
 
-    At once where it is ``followed``: by a lease of its own that it has given up, for one that is
-    void since. The others wait for nobody else.
+    A peer that is ``followed`` tries at once: others still follow its lease, which it gave up for
+    one that has become void since.
     """
     if state.peer_id not in observed.candidates:
         return replace(state, leaderless_since_s=None)
@@ -256,7 +256,7 @@ def _seek(
     state = replace(state, leaderless_since_s=since_s)
     term = state.highest_term + 1
     if term > observed.term_max:
-        return state  # somebody claimed the highest term of this second: wait for the next
+        return state  # the highest term of this second is taken: wait for the next second
     itself = replace(
         observed,
         silent=observed.silent - {state.peer_id},

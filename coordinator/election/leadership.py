@@ -1,4 +1,4 @@
-"""The election's shell: what a peer sees of it in the DHT, and what it does about it."""
+"""Runs the election: reads leases and records from the DHT, steps, and performs the effects."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from dht.transport.interface import Transport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadershipRules:
-    """Who may lead, and how many watch whoever does."""
+    """Who may lead (``coordinators``; empty: everybody), and how many peers watch the leader."""
 
     election: ElectionConfig
     transition: TransitionConfig
@@ -35,7 +35,7 @@ class LeadershipRules:
 
 
 class Leadership:
-    """Who leads, as this peer sees it; ``election`` is the state of the pure decision."""
+    """The election as this peer sees it; ``election`` is the state of the pure decision."""
 
     def __init__(
         self,
@@ -57,22 +57,22 @@ class Leadership:
         self._on_event = on_event
         self.election = Election(peer_id=transport.peer_id)
         self.highest = NO_VERSION
-        """The highest version that is believed of anybody."""
+        """The highest believable plan version of any peer."""
         self.successors: list[str] = []
-        """Who would come next, in turn."""
+        """The peers that would lead next, in turn."""
         self._dead: frozenset[str] = frozenset()
         self._leaderless_since_s: float | None = None
 
     @property
     def leaderless_s(self) -> float:
-        """For how long no coordinator has been known, in seconds."""
+        """Seconds without a known coordinator."""
         return 0.0 if self._leaderless_since_s is None else self._now() - self._leaderless_since_s
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
     async def look(self, nodes: dict[str, NodeRecord], leases: dict[str, LeaseRecord]) -> None:
-        """Step the election by what is in the DHT now. Raises NetworkError."""
+        """Step the election by the DHT's present records. Raises NetworkError."""
         clock_s, unix_s = self._now(), self._transport.now()
         distrusted = self._plans.trust.distrusted(clock_s) - {self._transport.peer_id}
         versions = [
@@ -86,7 +86,7 @@ class Leadership:
             peer_id
             for peer_id, record in nodes.items()
             if record.state is not NodeState.DRAINING
-            # Others would have to reach the DHT through the same few peers as it does.
+            # A light peer reaches the DHT only through a few full peers.
             and not record.light
             and record.reach is not Reach.NONE
             and record.model.serves_with(self._model)
@@ -132,7 +132,7 @@ class Leadership:
     async def _with_witnesses(
         self, observed: ElectionView, nodes: dict[str, NodeRecord]
     ) -> ElectionView:
-        """Ask others whether the silent coordinator answers them."""
+        """Ask witnesses about the silent coordinator; it is dead if they confirm its silence."""
         leader = self.election.leader
         if leader is None:
             return observed

@@ -1,1 +1,1 @@
-"""What a placement can carry, what it would serve, and whether it is legal."""
+"""Evaluation of a placement: what it can carry, what it would serve, and whether it is legal."""

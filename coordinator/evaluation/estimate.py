@@ -1,12 +1,13 @@
-"""What a plan would serve, in milliseconds of arithmetic: tokens/s and the time of a token.
+"""Estimates what a plan would serve, tokens/s and the time of a token, in milliseconds.
 
-Max flow says what every peer could carry at the batch that its T_j assumes. A closed swarm reaches
-that batch only if KV room admits enough requests and the ring is short enough. So: find the largest
-rate X at which the requests in flight, X × (time of a token + time of a prompt / tokens of an
-answer), still fit the KV room of every peer. The time of a token sums, along the plan's flow, a
-step's wait and work at each peer, with the batch that X brings there, and each link's wait and
-transfer, with prompts between the tokens. The method is mean-value analysis of a closed network
-(Reiser and Lavenberg, 1980) with batch service; T_l(batch) comes from measured profiles.
+Max flow is what every peer could carry at the batch that its T_j assumes. A closed swarm reaches
+that batch only if KV room admits enough requests and the ring is short enough. So the estimate is
+the largest rate X at which the requests in flight, X × (time of a token + time of a prompt / tokens
+of an answer), still fit the KV room of every peer. The time of a token is a sum along the plan's
+flow: the wait and work of a step at each peer, with the batch that X brings there, and the wait and
+transfer on each link, with prompts between the tokens. The method is mean-value analysis of a
+closed network (Reiser and Lavenberg, 1980) with batch service; T_l(batch) comes from measured
+profiles.
 """
 
 import math
@@ -19,7 +20,7 @@ from coordinator.problem.service import PeerSpeed, Service, Workload
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
 ROUNDS = 12
-"""Fixed-point rounds for a peer's step, and steps of the bisection on X."""
+"""Maximum fixed-point rounds for a peer's step; the bisection on X has at most twice as many."""
 PRECISION = 1e-3
 
 
@@ -28,20 +29,21 @@ class Estimate:
     """What a plan would serve under a load."""
 
     tokens_per_s: float
-    """Decoded tokens."""
+    """Throughput in decoded tokens."""
     token_time_s: float
-    """From one token of a session to its next."""
+    """Time from one token of a session to its next."""
     prompt_time_s: float
-    """From the prompt's start to the first token."""
+    """Time from the prompt's start to the first token."""
     requests: float
-    """Sessions in flight."""
+    """Number of sessions in flight."""
     bottleneck: str = ""
-    """The peer whose KV room ends the growth, or the peer or link that is always busy."""
+    """The limit: the peer whose KV room is full, the peer or link that is always busy, or
+    ``requests``."""
 
 
 @dataclass(slots=True)
 class _Visit:
-    """A peer on the flow: how often a token comes by, and how many layers it runs there."""
+    """A peer on the flow: a token's mean visits, and the mean layers that it runs there."""
 
     machine: PeerSpeed
     room: float
@@ -50,12 +52,12 @@ class _Visit:
     layers: float = 0.0
     inbound: list[tuple[str, float, float]] = field(default_factory=list)
     prompt_s: float = 0.0
-    """A step with a prompt of mean length and nothing else."""
+    """Time of a step with one prompt of mean length and nothing else."""
     alone_s: float = 0.0
-    """A step with one decode."""
+    """Time of a step with one decode."""
 
     def settle(self, load: Workload) -> None:
-        """Work out what does not depend on the rate, once ``share`` and ``layers`` are known."""
+        """Compute the times that do not depend on the rate; needs ``share`` and ``layers``."""
         machine = self.machine
         self.layers /= max(self.share, 1e-12)
         run = self.layers * self.stretch
@@ -65,19 +67,19 @@ class _Visit:
 
 @dataclass(frozen=True, slots=True)
 class _Wire:
-    """A link on the flow, with what does not depend on the rate. Times in seconds."""
+    """A link on the flow, with the times that do not depend on the rate, in seconds."""
 
     flow: float
     bandwidth_bytes_per_s: float
     delay_s: float
     each_s: float
-    """For a token."""
+    """Transfer time of a token."""
     long_s: float
-    """For a prompt of mean length."""
+    """Transfer time of a prompt of mean length."""
     slow_s: float
-    """For the prompt that a token is behind: the long ones are met more often."""
+    """Mean transfer time of the prompt ahead of a token: a token meets long ones more often."""
     extra_s: float
-    """At both ends, for each token."""
+    """Overhead per token at both ends."""
 
 
 NOTHING = Estimate(tokens_per_s=0.0, token_time_s=0.0, prompt_time_s=0.0, requests=0.0)
@@ -90,7 +92,10 @@ def serves(
     service: Service,
     tokens_per_s: float,
 ) -> bool:
-    """Whether a flow in one part would serve that rate: a look at one point, not a search."""
+    """Whether the flow would serve ``tokens_per_s``: one evaluation, not a search.
+
+    True without a check where the flow has several parts.
+    """
     parts = separate_parts(flow_shares(edges))
     held = {a.peer_id: a for a in assignments}
     return len(parts) != 1 or _Network(problem, held, parts[0], service).at(tokens_per_s).fits
@@ -102,9 +107,9 @@ def estimate(
     edges: Sequence[FlowEdge],
     service: Service,
 ) -> Estimate:
-    """The estimate for a placement whose flow is drawn along ``edges``.
+    """The estimate for a placement whose routes are drawn along ``edges``.
 
-    Parts of the flow that share no peer fill independently of each other and add up.
+    Parts of the flow that share no peer are estimated separately and added.
     """
     held = {a.peer_id: a for a in assignments}
     found = [
@@ -126,7 +131,7 @@ def estimate(
 def _estimate_part(
     problem: Problem, held: Mapping[str, Assignment], part: Shares, service: Service
 ) -> Estimate:
-    """The largest rate at which what is in flight fits, by bisection."""
+    """The largest rate at which the requests in flight fit, by bisection."""
     network = _Network(problem, held, part, service)
     low, high = 0.0, network.ceiling()
     best: _State | None = None
@@ -159,7 +164,7 @@ class _State:
 
 
 class _Network:
-    """The drawn part of a plan's flow, with shares of a token's passes."""
+    """The part of a plan's flow that routes are drawn from, as a network of queues."""
 
     def __init__(
         self,
@@ -230,7 +235,7 @@ class _Network:
         )
 
     def _closing(self, rtts: Mapping[tuple[str, str], float], hub: Mapping[str, float]) -> float:
-        """Seconds from the last stage back to the first, averaged over both."""
+        """Mean seconds from the last stage back to the first, over all pairs of both."""
         default_s = self._problem.default_rtt_s
         firsts = self._kept.get(SOURCE, {})
         total = 0.0
@@ -244,7 +249,7 @@ class _Network:
         return total
 
     def ceiling(self) -> float:
-        """A rate beyond which some peer could not keep up, whatever the batch."""
+        """A rate above which some peer could not keep up at any batch."""
         return min(
             1.0
             / (
@@ -257,7 +262,7 @@ class _Network:
         )
 
     def at(self, rate: float) -> _State:
-        """Times at ``rate`` decoded tokens/s, and whether KV room holds what is then in flight."""
+        """Times at ``rate`` decoded tokens/s, and whether KV room holds the requests in flight."""
         load = self._workload
         prompts = rate / load.output_tokens
         hops: dict[tuple[str, str], tuple[float, float]] = {}
@@ -269,7 +274,7 @@ class _Network:
             for tail, part, flow in visit.inbound:
                 if tail == SOURCE:
                     continue
-                # Both the token and the prompt before it take this link with chance ``part``.
+                # The prompt ahead of a token takes the token's link with probability ``part``.
                 hop = self._hop((tail, name), rate, part * behind[tail])
                 if hop is None:
                     return _State(fits=False, limit=f"{tail} to {name}")
@@ -296,10 +301,11 @@ class _Network:
     def _hop(
         self, pair: tuple[str, str], rate: float, carried: float
     ) -> tuple[tuple[float, float], float] | None:
-        """Seconds of (a token, a prompt) on a link that carries one message at a time.
+        """Seconds of (a token, a prompt) on a link, and the share of tokens that leave it behind a
+        prompt.
 
-        And the share of tokens that arrive behind a prompt, of which ``carried`` came so. None
-        where the link cannot carry the rate.
+        The link carries one message at a time. ``carried`` is the share of tokens that come to the
+        link behind a prompt. None where the link cannot carry the rate.
         """
         link, load = self.links[pair], self._workload
         if link.bandwidth_bytes_per_s <= 0:
@@ -321,7 +327,8 @@ class _Network:
         steps: Mapping[str, tuple[float, float]],
         hops: Mapping[tuple[str, str], tuple[float, float]],
     ) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
-        """Mean seconds of (token, prompt) from the source to a peer's end, and on to the sink."""
+        """Mean seconds of (token, prompt) from the source to the end of each peer's step, and from
+        there to the sink."""
         up: dict[str, tuple[float, float]] = {SOURCE: (0.0, 0.0)}
         ends = [0.0, 0.0]
         for name in self.order:
@@ -355,12 +362,12 @@ class _Network:
     ) -> tuple[tuple[float, float], float] | None:
         """Seconds of (a token, a prompt) at a peer; the share of tokens that leave behind a prompt.
 
-        A peer runs whatever waits as one batch, then looks again; between steps it idles only while
-        nothing arrives. A step with a prompt in it is long, and a token that is caught behind one
-        stays behind it at every next peer that both come to: ``carried`` is the share of tokens
-        that arrive so. None where the peer cannot keep up.
+        A peer runs all that waits as one batch, then looks again; it idles only while nothing
+        waits. A step with a prompt is long, and a token caught behind a prompt stays behind it at
+        every later peer that both visit: ``carried`` is the share of tokens that arrive behind one.
+        None where the peer cannot keep up.
         """
-        # The search spends most of its time here: comparisons rather than calls of min and max.
+        # The search spends most of its time here, hence comparisons instead of min() and max().
         layers, decode_s = visit.layers * visit.stretch, visit.machine.decode.at
         overhead_s, answer_tokens = visit.machine.step_overhead_s, self._workload.output_tokens
         prompt_s, plain = visit.prompt_s, visit.alone_s

@@ -1,4 +1,4 @@
-"""The part of a plan's flow that routes are drawn from, as shares, and its separate parts. Pure."""
+"""Computes the part of a plan's flow that routes use, as shares, and its separate parts. Pure."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge
 
 EDGE_SHARE_MIN = 0.05
-"""Edges that carry less of a peer's flow are not drawn (as routes do)."""
+"""Minimum share of a peer's outflow for an edge to be kept."""
 
 Shares = dict[str, dict[str, float]]
-"""For every peer with flow, and the source: the share of it that goes to each next one."""
+"""For the source and every peer with flow: the share of its outflow to each next peer."""
 
 
 def flow_shares(edges: Sequence[FlowEdge]) -> Shares:
-    """Shares of every peer's outflow, without the edges that are not drawn."""
+    """Shares of every peer's outflow, without edges below ``EDGE_SHARE_MIN``."""
     flows: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for edge in edges:
         flows[edge.tail][edge.head] = edge.tokens_per_s
@@ -58,7 +58,7 @@ def separate_parts(kept: Shares) -> list[Shares]:
 def topological(
     kept: Mapping[str, Mapping[str, float]], held: Mapping[str, Assignment]
 ) -> list[str]:
-    """Peers reached from the source, each after all that send to it (ends only grow)."""
+    """Peers reached from the source, each after all peers that send to it (ends only grow)."""
     reached: set[str] = set()
     frontier = [SOURCE]
     while frontier:

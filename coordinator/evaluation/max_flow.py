@@ -1,8 +1,9 @@
-"""A placement as a flow network, and the most tokens/s that it can serve.
+"""Computes the maximum flow of a placement: the most tokens/s that it can carry.
 
-Helix (ASPLOS'25) §4.2-4.3: each peer is an edge of capacity T_i(j) between two vertices; source to
-the holders of layer 0, holders of the last layer to sink, and i to j when j can go on where i
-ends: ``s_j <= e_i < e_j`` (j then runs only ``[e_i, e_j)``, partial inference).
+The network is that of Helix (ASPLOS'25) §4.2-4.3: each peer is an edge of capacity T_i(j) between
+two vertices; there are edges from the source to the holders of layer 0, from the holders of the
+last layer to the sink, and from i to j when j can go on where i ends: ``s_j <= e_i < e_j`` (j then
+runs only ``[e_i, e_j)``, partial inference).
 """
 
 import math
@@ -13,7 +14,7 @@ from itertools import pairwise
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Link, Problem
 
 SCALE = 1e12
-"""Flow solvers take whole numbers: capacities are scaled so that their sum is about this."""
+"""Sum to which capacities are scaled, since flow solvers take whole numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Capacities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSolution:
-    """A maximum flow; only edges that carry something."""
+    """A flow; ``edges`` are only those that carry some of it."""
 
     flow_tokens_per_s: float
     edges: tuple[FlowEdge, ...]
@@ -39,8 +40,8 @@ def follows(before: Assignment, after: Assignment) -> bool:
 
 _Measured = tuple[tuple[Link, ...], dict[tuple[str, str], float], dict[tuple[str, str], float]]
 _last_measured: _Measured = ((), {}, {})
-"""The links asked for last, compared by identity, with the least bandwidth and the last round trip
-of every pair."""
+"""A cache of the last links, compared by identity: the minimum bandwidth and the last round trip of
+every pair."""
 
 
 def _measured(links: tuple[Link, ...]) -> _Measured:
@@ -57,7 +58,7 @@ def _measured(links: tuple[Link, ...]) -> _Measured:
 
 
 def bandwidth_bytes_per_s(problem: Problem) -> Callable[[str, str], float]:
-    """A function from a directed pair of peers to their link's bandwidth; the least measured."""
+    """A function from a directed pair of peers to the minimum measured bandwidth of their link."""
     measured = _measured(problem.links)[1]
     default = problem.default_bandwidth_bytes_per_s
     return lambda source, target: measured.get((source, target), default)
@@ -69,7 +70,7 @@ def round_trips_s(problem: Problem) -> Mapping[tuple[str, str], float]:
 
 
 def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacities:
-    """The network of a placement. Peers without layers are left out."""
+    """The capacities of a placement's network. Peers without layers are left out."""
     nodes = {node.peer_id: node for node in problem.nodes}
     bandwidth = bandwidth_bytes_per_s(problem)
     held = [a for a in assignments if a.start < a.end]
@@ -83,7 +84,7 @@ def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacitie
             edges[SOURCE, a.peer_id] = client
         if a.end == problem.model.layers:
             edges[a.peer_id, SINK] = client
-    # Thousands of peers share some dozens of spans: compare spans, not peers.
+    # Thousands of peers share a few dozen spans: compare spans, not peers.
     activation_bytes = max(1, problem.model.activation_bytes)
     for before in by_span.values():
         for after in by_span.values():
@@ -97,7 +98,7 @@ def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacitie
 
 
 def solve_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSolution:
-    """Maximum flow by OR-Tools' push-relabel solver."""
+    """A maximum flow, by OR-Tools' push-relabel solver."""
     from ortools.graph.python import max_flow
 
     limits = capacities(problem, assignments)
@@ -128,18 +129,19 @@ def solve_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSolut
 
 
 BALANCE_UNITS = 1e6
-"""Whole units that a balanced flow is counted in."""
+"""Whole units of a balanced flow."""
 BALANCE_PIECES = (0.1, 0.2, 0.3, 0.45, 0.65, 1.0)
-"""Shares of an edge's room at which more flow on it becomes dearer."""
+"""Shares of an edge's capacity at which the cost of more flow rises."""
 COST_MAX = 1000
 
 
 def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSolution:
-    """The maximum flow that spreads widest: no peer and no link carries what another could share.
+    """A maximum flow balanced over peers and links.
 
-    Of all maximum flows, one with (nearly) the least sum of squares over room, as a min-cost flow
-    with each edge in pieces of rising cost. A link's room is at most what its ends can carry, so
-    fast links are balanced too. Spread flow leaves short queues, and few tokens behind one prompt.
+    Among all maximum flows, it has (nearly) the least sum of flow² / capacity, by a min-cost flow
+    with each edge in pieces of rising cost. A link's capacity counts at most as what its ends can
+    carry, so fast links are balanced too. Balanced flow keeps queues short, and few tokens wait
+    behind one prompt.
     """
     from ortools.graph.python import min_cost_flow
 
@@ -178,7 +180,7 @@ def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSo
     solver.set_node_supply(number[SINK, "in"], -units)
     if solver.solve_max_flow_with_min_cost() != solver.OPTIMAL:
         return solve_flow(problem, assignments)
-    # Whole units overshoot a capacity by less than one of them: shrink all by as much.
+    # Whole units may overshoot a capacity by less than one unit: shrink all flow to fit.
     sent = sum(solver.flow(a) for tail, _, arcs in drawn if tail == SOURCE for a in arcs)
     flows = {(tail, head): float(sum(solver.flow(a) for a in arcs)) for tail, head, arcs in drawn}
     through: dict[str, float] = {}
@@ -208,7 +210,7 @@ def _vertices(limits: Capacities) -> Iterator[tuple[str, str]]:
 
 BOUND_STEPS = 60
 BOUND_SLACK = 1e-9
-"""Relative, for sums of floats: bounds may be too large by so much."""
+"""Relative error for sums of floats, by which bounds may be too large."""
 
 
 def upper_bound(problem: Problem) -> float:
@@ -216,8 +218,8 @@ def upper_bound(problem: Problem) -> float:
 
     Every layer must carry F; a peer that holds j layers carries at most min(T_i(j), F) through
     each of them. Without the min it is Helix's bound (§4.5), Σ_i max_j(j × T_i(j)) / L, which also
-    counts what a fast peer could do for a layer that needs no more than F. The clients' links
-    bound the flow, too.
+    counts a fast peer's speed above F, though no layer needs more than F. The clients' links bound
+    the flow, too.
     """
     layers = problem.model.layers
     profiles = [node.tokens_per_s[:layers] for node in problem.nodes]
@@ -238,7 +240,7 @@ def upper_bound(problem: Problem) -> float:
     low, high = 0.0, min(most(math.inf) / layers, entrances)
     if reached(high):
         return high
-    # min(T, F) / F falls with F, so what is reached is reached for every smaller F.
+    # min(T, F) / F falls with F, so every flow below a reached one is reached too.
     for _ in range(BOUND_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if reached(middle) else (low, middle)
@@ -246,7 +248,7 @@ def upper_bound(problem: Problem) -> float:
 
 
 def ring_latency_s(problem: Problem, peers: Sequence[str]) -> float:
-    """Time that one token spends on links in a closed ring over ``peers``, in seconds."""
+    """Seconds that one token spends on links in a closed ring over ``peers``."""
     return _ring_s(round_trips_s(problem), problem.default_rtt_s, peers)
 
 
@@ -260,9 +262,10 @@ def _ring_s(
 
 
 def paths(edges: Iterable[FlowEdge]) -> tuple[tuple[tuple[str, ...], float], ...]:
-    """A flow taken apart into routes: peers from source to sink, and the tokens/s they carry.
+    """The routes of a flow: peers from source to sink, and the tokens/s that each route carries.
 
-    There are at most as many as edges. The widest edge is followed first.
+    There are at most as many routes as edges. At each peer, the edge of most flow is followed
+    first.
     """
     rest: dict[str, dict[str, float]] = {}
     for edge in edges:
@@ -286,7 +289,7 @@ def paths(edges: Iterable[FlowEdge]) -> tuple[tuple[tuple[str, ...], float], ...
 
 
 def flow_parts(edges: Iterable[FlowEdge]) -> tuple[frozenset[str], ...]:
-    """Peers that flow joins: sets without an edge between them, in the order of their names."""
+    """The sets of peers that flow joins, without an edge between sets, in order of their names."""
     found: list[frozenset[str]] = []
     for edge in edges:
         ends = frozenset({edge.tail, edge.head} - {SOURCE, SINK})
@@ -297,7 +300,7 @@ def flow_parts(edges: Iterable[FlowEdge]) -> tuple[frozenset[str], ...]:
 
 
 def mean_latency_s(problem: Problem, solution: FlowSolution) -> float:
-    """What a token's turn of the ring costs on links, averaged over the flow, in seconds."""
+    """Mean seconds that a token spends on links per ring, averaged over the flow."""
     rtts = round_trips_s(problem)
     routes = paths(solution.edges)
     total = sum(carried for _, carried in routes)

@@ -1,7 +1,7 @@
-"""Plans checked independently of whoever made them.
+"""Checks plans independently of the planner that made them.
 
-:func:`check_shape` is what every peer and client runs before adopting a plan; :func:`check_plan`
-also holds it against the problem: memory, capacities, and the objective recomputed by another
+Every peer and client runs :func:`check_shape` before it adopts a plan. :func:`check_plan` also
+checks the plan against the problem: memory, capacities, and the objective, recomputed by another
 algorithm than the planner's.
 """
 
@@ -13,11 +13,12 @@ from coordinator.evaluation.max_flow import capacities, solve_flow
 from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem, fits
 
 TOLERANCE = 1e-6
-"""Relative, for sums of flows that went through rounded whole numbers."""
+"""Relative error allowed in sums of flows, which solvers round to whole units."""
 SIMPLE_EDGES_MAX = 2000
-"""Up to so many edges, maximum flows are recomputed by another algorithm than the planner's."""
+"""Maximum edges for recomputing max flow by another algorithm than the planner's."""
 FLOW_USED_MIN = 0.6
-"""A plan may leave so much of its placement's maximum flow unused: short routes serve more."""
+"""Minimum flow of a plan, as a share of its placement's maximum flow. It may be below 1, because
+short routes serve more."""
 
 
 def uncovered(assignments: Sequence[Assignment], layers: int) -> tuple[tuple[int, int], ...]:
@@ -38,7 +39,7 @@ def uncovered(assignments: Sequence[Assignment], layers: int) -> tuple[tuple[int
 
 
 def check_shape(plan: Plan) -> list[str]:
-    """What is wrong with a plan taken by itself; empty when nothing is."""
+    """The errors of a plan by itself; empty when there are none."""
     layers = plan.model.layers
     wrong = [
         f"the {name} is said to be {number}"
@@ -67,7 +68,7 @@ def check_shape(plan: Plan) -> list[str]:
 
 
 def _check_edges(plan: Plan) -> list[str]:
-    """Edges join peers of the plan in a legal order, and flow is conserved."""
+    """The errors of the edges: they must join peers in a legal order and conserve flow."""
     wrong: list[str] = []
     held = {a.peer_id: a for a in plan.assignments}
     inflow: defaultdict[str, float] = defaultdict(float)
@@ -105,7 +106,7 @@ def _check_edges(plan: Plan) -> list[str]:
 
 
 def check_plan(plan: Plan, problem: Problem) -> list[str]:
-    """What is wrong with a plan for this problem; empty when nothing is."""
+    """The errors of a plan for this problem; empty when there are none."""
     wrong = check_shape(plan)
     if plan.model != problem.model:
         wrong.append("it is for another model")

@@ -1,1 +1,1 @@
-"""Who is alive: pings, and the failure detector."""
+"""Detection of dead peers: pings, and the failure detector."""

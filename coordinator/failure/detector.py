@@ -1,9 +1,9 @@
-"""When a peer counts as dead: killed, stopped, black-holed, or merely far too slow.
+"""Detects dead peers: killed, stopped, black-holed, or far too slow.
 
-Through libp2p a killed peer shows in a fraction of a second, a black-holed one after 39 s and a
-stopped process never, so nothing here relies on a connection breaking. A peer is dead when nothing
-was heard of it although it was pinged, or when it says itself that its engine has not finished a
-step, for longer than ``max(2 s, 5 × p95 of its step)``, and never longer than 5 s.
+With libp2p the loss of a killed peer shows in a fraction of a second, that of a black-holed one
+after 39 s, and that of a stopped process never, so the detector relies on no broken connection. A
+peer is dead when it is silent despite pings, or reports its engine in one step, for longer than
+``max(2 s, 5 × p95 of its step)``, at most 5 s.
 
 Pure: the time is an argument. The shells ask :attr:`PeerWatch.wake_at_s` when to call
 :meth:`PeerWatch.tick` next.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 SAMPLES_MAX = 64
 SAMPLES_LEAST = 8
-"""With fewer samples nothing is known of a peer's pace, and it gets the longest deadline."""
+"""Minimum samples for a percentile; with fewer, a peer gets the longest deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,24 +26,24 @@ class WatchConfig:
     least_s: float = 2.0
     most_s: float = 5.0
     factor: float = 5.0
-    """A step that takes so many times the 95th percentile is not slow but stuck."""
+    """Multiple of the 95th percentile at which a step counts as stuck, not slow."""
     late_s: float = 0.3
-    """A tick that comes so much too late says that this process was stalled, not the peer."""
+    """Delay of a tick above which this process, not the peer, was stalled."""
 
 
 class StepTimes:
-    """The last durations of something, and their 95th percentile (nearest rank)."""
+    """The last durations of a step or round trip, and their 95th percentile (nearest rank)."""
 
     def __init__(self) -> None:
         self._samples_s: deque[float] = deque(maxlen=SAMPLES_MAX)
 
     def add(self, duration_s: float) -> None:
-        """Take one more duration; the oldest of 64 is forgotten."""
+        """Add a duration; the oldest of 64 is dropped."""
         self._samples_s.append(max(0.0, duration_s))
 
     @property
     def p95_s(self) -> float | None:
-        """None while fewer than 8 are known."""
+        """The 95th percentile; None while fewer than 8 durations are known."""
         if len(self._samples_s) < SAMPLES_LEAST:
             return None
         ordered = sorted(self._samples_s)
@@ -51,7 +51,7 @@ class StepTimes:
 
 
 def deadline_s(p95_s: float | None, config: WatchConfig) -> float:
-    """How long a step may take before its peer is given up; None: nothing is known of its pace."""
+    """Time limit of a step before its peer is given up; ``p95_s`` None: the pace is unknown."""
     if p95_s is None or not math.isfinite(p95_s):
         return config.most_s
     return min(config.most_s, max(config.least_s, config.factor * p95_s))
@@ -59,24 +59,24 @@ def deadline_s(p95_s: float | None, config: WatchConfig) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class EnginePace:
-    """How one's own engine gets on, as it is told to those who wait for it.
+    """The pace of this peer's engine, which pongs report to the peers that wait for it.
 
-    Items of work are counted by session, since a session that ends takes its queued items along.
+    Items of work are counted by session, since the end of a session drops its queued items.
     """
 
     steps: StepTimes = field(default_factory=StepTimes)
     _outstanding: dict[str, int] = field(default_factory=dict)
     _since_s: float = 0.0
-    """When the engine last had nothing to do, or last finished a step."""
+    """When the engine was last idle or finished a step."""
 
     def submitted(self, session: str, now_s: float) -> None:
-        """One item of work was queued."""
+        """Count one queued item of work."""
         if not self._outstanding:
             self._since_s = now_s
         self._outstanding[session] = self._outstanding.get(session, 0) + 1
 
     def finished(self, sessions: list[str], now_s: float) -> float:
-        """One step ended with an item of each of these sessions; returns how long it took."""
+        """Count a finished step with an item of each of ``sessions``; returns its duration."""
         took_s = max(0.0, now_s - self._since_s)
         self.steps.add(took_s)
         self._since_s = now_s
@@ -87,17 +87,17 @@ class EnginePace:
         return took_s
 
     def dropped(self, session: str) -> None:
-        """The session ended; what it had queued is not run."""
+        """Forget a session that ended; its queued items are not run."""
         self._outstanding.pop(session, None)
 
     def stalled_s(self, now_s: float) -> float:
-        """How long the engine has worked on its present step; 0 when it has nothing to do."""
+        """Seconds since the engine began its present step; 0 when it is idle."""
         return max(0.0, now_s - self._since_s) if self._outstanding else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dead:
-    """The watched peer is given up, for this reason."""
+    """The watched peer is given up for ``reason``."""
 
     reason: str
 
@@ -113,21 +113,20 @@ class PingNow:
 class PeerWatch:
     """Watches one peer over one stream.
 
-    A tick that comes late shifts every deadline by as much: a process that was stopped itself
-    blames nobody.
+    A late tick shifts every deadline by its delay: a process that was stopped itself blames nobody.
     """
 
     config: WatchConfig
     heard_s: float
-    """When something was last heard of the peer; begin with the present time."""
+    """When the peer was last heard; the present time at the beginning."""
     wake_at_s: float = 0.0
-    """When :meth:`tick` wants to be called next; calling it earlier is harmless."""
+    """When to call :meth:`tick` next; an earlier call is harmless."""
     _nonce: int = 0
     _sent_s: dict[int, float] = field(default_factory=dict)
     _round_trips: StepTimes = field(default_factory=StepTimes)
     _ping_at_s: float = 0.0
     _stalled_since_s: float | None = None
-    """When the peer's engine began its present step, in this process's time."""
+    """When the peer's engine began its present step, by this process's clock."""
     _step_p95_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -135,18 +134,18 @@ class PeerWatch:
 
     @property
     def limit_s(self) -> float:
-        """The present deadline: by the slower of the peer's steps and its answers to pings."""
+        """The present deadline, by the slower of the peer's steps and its ping round trips."""
         known = [p for p in (self._step_p95_s, self._round_trips.p95_s) if p is not None]
         return deadline_s(max(known) if known else None, self.config)
 
     def heard(self, now_s: float) -> None:
-        """Any frame came from the peer."""
+        """Record a frame from the peer."""
         self.heard_s = max(self.heard_s, now_s)
 
     def answered(
         self, nonce: int, stalled_s: float, step_p95_s: float | None, now_s: float
     ) -> None:
-        """A pong: how long the peer's engine has been at its present step, and its usual pace."""
+        """Record a pong: the time that the peer's engine spent in its present step, and its p95."""
         self.heard(now_s)
         sent_s = self._sent_s.pop(nonce, None)
         if sent_s is None:
@@ -156,14 +155,14 @@ class PeerWatch:
         self._stalled_since_s = now_s - stalled_s if stalled_s > 0 else None
 
     def unused(self, now_s: float) -> None:
-        """Nobody waits for the peer now: silence counts from the next use on."""
+        """Record that nobody waits for the peer now: silence counts from the next use on."""
         self.heard_s = now_s
         self._stalled_since_s = None
         self._sent_s.clear()
         self._ping_at_s = self.wake_at_s = now_s + self.config.ping_every_s
 
     def tick(self, now_s: float) -> Dead | PingNow | None:
-        """What to do now. Sets :attr:`wake_at_s`."""
+        """The next action, None: nothing to do. Sets :attr:`wake_at_s`."""
         late_s = now_s - self.wake_at_s
         if late_s > self.config.late_s:
             self._shift(late_s, now_s)
@@ -186,7 +185,7 @@ class PeerWatch:
 
     def _dead(self, now_s: float) -> Dead | None:
         limit_s = self.limit_s
-        # Compared as wake_at_s is computed: a difference may round to just below the limit.
+        # The same sum as in wake_at_s: a difference could round to just below the limit.
         if now_s >= self.heard_s + limit_s:
             return Dead(reason=f"silent for {now_s - self.heard_s:.1f} s")
         if self._stalled_since_s is not None and now_s >= self._stalled_since_s + limit_s:

@@ -1,4 +1,4 @@
-"""Which peers answer: pings on the plan protocol, independent of what their records still say."""
+"""Pings peers on the plan protocol to learn which answer, whatever their records still say."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -18,15 +18,15 @@ class LivenessConfig:
     every_s: float = 1.5
     answer_s: float = 3.0
     again_s: float = 0.5
-    """A ping that was refused at once, as by a process that is gone, is repeated so soon."""
+    """Pause before a ping is repeated that was refused at once, as when the process is gone."""
     failures: int = 3
-    """So many pings in a row without an answer make a peer silent."""
+    """Pings in a row without an answer after which a peer is silent."""
     witness_s: float = 2.0
-    """Longest wait for what others say of a silent peer."""
+    """Maximum wait for witnesses' answers on a silent peer."""
 
 
 class Liveness:
-    """Pings the watched peers. A silent one counts as such until it answers again."""
+    """Pings the watched peers. A silent peer stays silent until it answers again."""
 
     def __init__(self, transport: Transport, config: LivenessConfig) -> None:
         self._transport = transport
@@ -37,12 +37,12 @@ class Liveness:
 
     @property
     def silent(self) -> frozenset[str]:
-        """Peers that did not answer lately. They stay watched until they do."""
+        """Peers that did not answer lately. They stay watched until they answer."""
         limit = self._config.failures
         return frozenset(peer for peer, count in self._failures.items() if count >= limit)
 
     def watch(self, peers: Mapping[str, tuple[str, ...]], known: Collection[str]) -> None:
-        """Watch exactly these peers (by their addresses), and the silent ones among ``known``."""
+        """Watch exactly ``peers`` (addresses by peer id) and the silent peers among ``known``."""
         self._addresses.update(peers)
         keep = set(peers) | (self.silent & set(known))
         for peer_id in [p for p in self._tasks if p not in keep]:
@@ -54,7 +54,8 @@ class Liveness:
                 self._tasks[peer_id] = asyncio.create_task(self._ping(peer_id))
 
     def answers(self, peer_id: str) -> bool | None:
-        """Whether a watched peer answers; None when it is not watched, or has only just failed."""
+        """Whether a watched peer answers; None: it is not watched, or failed fewer times than
+        ``failures``."""
         count = self._failures.get(peer_id)
         if count is None or peer_id not in self._tasks:
             return None
@@ -63,10 +64,9 @@ class Liveness:
     async def confirm_silent(
         self, peer_id: str, witnesses: Mapping[str, tuple[str, ...]]
     ) -> bool | None:
-        """Whether ``witnesses`` (with addresses) say too that a silent peer does not answer.
+        """Whether ``witnesses`` (addresses by peer id) confirm that a silent peer does not answer.
 
-        One that gets answers decides; None when nobody can say. Without witnesses this peer's own
-        word stands.
+        False if any witness gets answers; None if no witness can tell; True without witnesses.
         """
         if not witnesses:
             return True
@@ -88,7 +88,7 @@ class Liveness:
         return reply.answers if isinstance(reply, Witness) and reply.peer_id == peer_id else None
 
     async def close(self) -> None:
-        """Stop all pings; who is watched again is pinged again."""
+        """Stop all pings; :meth:`watch` starts them again."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
         for task in tasks:
@@ -116,7 +116,7 @@ class Liveness:
 
 
 class _Line:
-    """A stream to a watched peer: opening one costs several times as much as a ping."""
+    """A stream to a watched peer, kept open: opening one costs several times as much as a ping."""
 
     def __init__(self, transport: Transport, peer_id: str) -> None:
         self._transport = transport
@@ -125,7 +125,7 @@ class _Line:
         self._requests = 0
 
     async def ping(self, addresses: tuple[str, ...]) -> None:
-        """As :func:`ask_ping`; a stream that the other side has ended is opened again first."""
+        """:func:`ask_ping` on the open stream; a stream that the peer closed is opened again."""
         if self._requests >= REQUESTS_MAX:
             await self.close()
         if self._stream is not None:
@@ -144,16 +144,16 @@ class _Line:
         _check_pong(await _answer(stream, Ping(nonce=1)))
 
     async def close(self) -> None:
-        """End the stream, where there is one."""
+        """Close the stream if there is one."""
         stream, self._stream, self._requests = self._stream, None, 0
         if stream is not None:
             await stream.close()
 
 
 async def ask_ping(transport: Transport, peer_id: str, addresses: tuple[str, ...]) -> None:
-    """Return when ``peer_id`` answered a ping; the caller sets the time limit.
+    """Ping ``peer_id`` and wait for the answer; the caller sets the time limit.
 
-    Raises NetworkError when it cannot be reached and PeerError when it answers something else.
+    Raises NetworkError when the peer cannot be reached, PeerError when it answers something else.
     """
     _check_pong(await _ask(transport, peer_id, addresses, Ping(nonce=1)))
 

@@ -1,7 +1,7 @@
-"""Placements improved by one peer at a time, for more peers than the exact program can take.
+"""Improves placements one peer at a time, for more peers than the exact program can take.
 
-The flow is the score. A bottleneck of the flow is a set of peers that carry all they can; moving
-an idle peer beside one of them, or a boundary between two, is what raises it.
+The score is the max flow. A bottleneck is a set of peers that carry all they can; the flow rises by
+moving an idle peer beside one of them, or a boundary between two.
 """
 
 import random
@@ -13,7 +13,7 @@ from coordinator.heuristics.heuristics import span_max
 from dht.messages.types import Assignment, PlannerNode, Problem, fits
 
 BUSY = 0.999
-"""A peer that carries so much of its capacity is a bottleneck."""
+"""Minimum share of its capacity that a bottleneck carries."""
 
 
 def improve(
@@ -23,10 +23,10 @@ def improve(
     seed: int,
     go_on: Callable[[int], bool],
 ) -> tuple[Assignment, ...]:
-    """The best placement that was found while ``go_on(moves tried)`` held.
+    """The best placement found while ``go_on(moves tried)`` was true.
 
-    Never one with less flow than ``placed``. The same seed and the same number of moves give the
-    same placement.
+    Its flow is at least that of ``placed``. The same seed and number of moves give the same
+    placement.
     """
     rng = random.Random(seed)  # noqa: S311 - a search, not a secret
     best = {a.peer_id: a for a in placed}
@@ -40,7 +40,7 @@ def improve(
         for moved in _moves(problem, nodes, candidate, solution, rng, names):
             candidate[moved.peer_id] = moved
         found = solve_flow(problem, tuple(candidate.values()))
-        # Moves that change nothing are taken too: plateaus are wide.
+        # Moves that keep the flow are taken too: plateaus are wide.
         if found.flow_tokens_per_s >= solution.flow_tokens_per_s:
             best, solution = candidate, found
     return tuple(best.values())
@@ -54,7 +54,7 @@ def _moves(
     rng: random.Random,
     names: Sequence[str],
 ) -> list[Assignment]:
-    """One or two peers with other layers; empty when the dice fell on something impossible."""
+    """New spans for the peers of one random move; empty if the drawn move is impossible."""
     node = nodes[rng.choice(names)]
     bottleneck = rng.choice(_bottlenecks(nodes, placed, solution) or names)
     beside = placed.get(bottleneck)
@@ -91,7 +91,7 @@ def _span(node: PlannerNode, start: int, count: int) -> Assignment:
 def _beside(
     problem: Problem, node: PlannerNode, other: Assignment, rng: random.Random
 ) -> list[Assignment]:
-    """``node`` takes the layers of a bottleneck, or as many of them as it can hold."""
+    """A span of ``node`` on the layers of a bottleneck, or on as many of them as it can hold."""
     start = other.start if rng.random() < 0.5 else rng.randrange(other.start, other.end)
     count = min(span_max(problem, node, start), other.end - start)
     return [_span(node, start, count)] if count > 0 else []
@@ -104,7 +104,7 @@ def _shift_boundary(
     mine: Assignment,
     rng: random.Random,
 ) -> list[Assignment]:
-    """Move a boundary by a few layers, for every peer whose layers begin or end there."""
+    """New spans that move a boundary by a few layers, for every peer that begins or ends there."""
     at = rng.choice((mine.start, mine.end))
     to = at + rng.choice((-2, -1, 1, 2))
     if at in {0, problem.model.layers} or not 0 < to < problem.model.layers:

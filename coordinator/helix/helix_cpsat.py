@@ -1,4 +1,4 @@
-"""The exact placement: Helix's program (§4.3-4.5) in CP-SAT, for a dozen peers.
+"""Finds the exact placement of a dozen peers: Helix's program (§4.3-4.5) in CP-SAT.
 
 One Boolean per (peer, start, count) that fits; flows are whole numbers; an edge carries flow only
 where its ends' layers follow each other.
@@ -11,19 +11,19 @@ from coordinator.evaluation.max_flow import bandwidth_bytes_per_s, solve_flow, u
 from dht.messages.types import SINK, SOURCE, Assignment, Problem, fits
 
 UNITS_MAX = 10_000_000
-"""The largest total flow in whole units: fine enough to compare, small enough to search."""
+"""Maximum total flow in whole units: fine enough to compare, small enough to search."""
 WITHIN = 0.98
-"""Flow that may be given up for shorter routes and less movement."""
+"""Minimum share of the best flow that is kept for shorter routes and fewer moves."""
 WORKERS = 2
 
 
 def solve_by_cpsat(
     problem: Problem, *, time_limit_s: float, seed: int, hint: Sequence[Assignment]
 ) -> tuple[Assignment, ...] | None:
-    """The placement with the most flow that was found in time, then with the fewest stages.
+    """The placement with the most flow found in time; then the fewest stages, then moved layers.
 
-    Among those, the one that moves the fewest layers. None when none was found. ``hint`` is where
-    the search starts. Repeatable where the search ends before its time does.
+    None when none was found. The search starts from ``hint``. The result is repeatable where the
+    search ends before its time limit.
     """
     program = _Program(problem, seed)
     program.hint(hint)
@@ -61,7 +61,7 @@ class _Program:
         return UNITS_MAX / max(total, 1e-9)
 
     def _define_spans(self) -> None:
-        """Each peer has at most one span; start, end and T_i(j) follow from which it is."""
+        """Give each peer at most one span, which determines its start, end and T_i(j)."""
         model = self._model
         self._start, self._end, self._rate, self._used = {}, {}, {}, {}
         for node in self._problem.nodes:
@@ -123,7 +123,7 @@ class _Program:
         return flow, is_open
 
     def hint(self, assignments: Sequence[Assignment]) -> None:
-        """Start from these spans."""
+        """Start the search from ``assignments``."""
         spans = {(a.peer_id, a.start, a.end - a.start) for a in assignments}
         for key, var in self._choices.items():
             self._model.add_hint(var, key in spans)
@@ -138,14 +138,14 @@ class _Program:
             self._model.add_hint(is_open, edge in carried)
 
     def maximise_flow(self, limit_s: float) -> bool:
-        """Whether a placement with flow was found."""
+        """Maximise the flow; returns whether a placement with flow was found."""
         self._model.maximize(self._total)
         return self._run(limit_s)
 
     def prefer_short(self, limit_s: float) -> None:
-        """Within 2% of the flow found: the fewest peers at work, then the fewest layers moved.
+        """Within 2% of the flow found, minimise the peers used, then the layers moved.
 
-        Every token passes every layer once, so fewer peers at work are fewer and wider stages.
+        Every token passes every layer once, so fewer peers mean fewer and longer stages.
         """
         self._model.add(self._total >= int(self._found * WITHIN))
         held = {n.peer_id: n.current for n in self._problem.nodes if n.current is not None}
@@ -180,7 +180,7 @@ class _Program:
 
 
 def fetched(held: Assignment | None, start: int, end: int) -> int:
-    """How many of ``[start, end)`` the peer does not hold yet."""
+    """The number of layers of ``[start, end)`` that the peer does not hold yet."""
     if held is None:
         return end - start
     return end - start - max(0, min(end, held.end) - max(start, held.start))

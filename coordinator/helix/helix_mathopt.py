@@ -1,6 +1,6 @@
-"""Helix's mixed-integer program as the paper writes it (§4.3-4.4), by MathOpt's open solvers.
+"""Solves Helix's mixed-integer program as the paper writes it (§4.3-4.4), with open solvers.
 
-It is here to be compared with: on two dozen peers these solvers find little in minutes.
+It is for comparison only: on two dozen peers these solvers, run by MathOpt, find little in minutes.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ SOLVERS = ("highs", "scip")
 def solve_by_mathopt(
     problem: Problem, *, solver: str, time_limit_s: float
 ) -> tuple[Assignment, ...] | None:
-    """The placement with the most flow found in time by ``highs`` or ``scip``; None without one.
+    """The placement with the most flow found in time by ``highs`` or ``scip``; None: none found.
 
-    Per peer an integer start and a binary per count of layers; per pair of peers a flow and three
-    binaries that say whether the second can go on where the first ends. Weights at the model's ends
-    are taken to be on every peer (Helix has none).
+    The program has per peer an integer start and a binary per number of layers, and per pair of
+    peers a flow and three binaries for whether the second can go on where the first ends. Every
+    peer is assumed to hold the weights of the model's ends (Helix has none).
     """
     from ortools.math_opt.python import mathopt
 
@@ -99,7 +99,7 @@ class _Program:
         model.maximize(self._sum(out[SOURCE]))
 
     def spans(self, result: Any) -> tuple[Assignment, ...]:
-        """What was found, as spans."""
+        """The spans of a result."""
         found: Sequence[tuple[str, int, int]] = [
             (
                 name,

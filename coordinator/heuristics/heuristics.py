@@ -1,6 +1,6 @@
-"""Placements found at once: the start and the yardstick of the exact search.
+"""Finds placements without a search: the start and the baseline of the exact search.
 
-Each function takes a problem and returns assignments or None. They are deterministic.
+Each planner takes a problem, returns assignments or None, and is deterministic.
 """
 
 from collections.abc import Sequence
@@ -11,28 +11,28 @@ from coordinator.evaluation.plan_check import uncovered
 from dht.messages.types import Assignment, PlannerNode, Problem, fits
 
 PAIRS_PEERS_MAX = 6
-"""Up to so many peers, the chain tries every pair of peers for its two ends."""
+"""Maximum peers for which :func:`chain` tries every pair of peers as its two ends."""
 EVEN_OUT_MAX = 64
-"""Longer chains are left as they are."""
+"""Maximum number of stages of a chain that is evened out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanLimits:
-    """The most layers that one peer can hold, by where they lie."""
+    """The most layers that one peer can hold, by their place in the model."""
 
     peer_id: str
     first: int
-    """From layer 0 on, without the last one: the embedding takes room."""
+    """Maximum layers from layer 0 on, without the last one: the embedding takes room."""
     middle: int
-    """Without the first and the last layer."""
+    """Maximum layers without the first and the last one."""
     last: int
-    """Up to the last layer, without the first: the head takes room."""
+    """Maximum layers up to the last one, without the first: the LM head takes room."""
     whole: bool
-    """All layers."""
+    """Whether the peer can hold all layers."""
 
 
 def span_limits(problem: Problem, node: PlannerNode) -> SpanLimits:
-    """What ``node`` can hold at most."""
+    """The most layers that ``node`` can hold at each place."""
     model = node.own_model or problem.model
     embed, head = model.embed_bytes, model.head_bytes
     return SpanLimits(
@@ -65,7 +65,7 @@ def span_max(problem: Problem, node: PlannerNode, start: int) -> int:
 
 
 def spans_max(problem: Problem, node: PlannerNode) -> list[int]:
-    """:func:`span_max` for every layer."""
+    """:func:`span_max` for every start layer."""
     model = node.own_model or problem.model
     room, to_end = (_layers_max(problem, node, extra) for extra in (0, model.head_bytes))
     return [
@@ -79,22 +79,22 @@ def spans_max(problem: Problem, node: PlannerNode) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Whether the peers can hold every layer at all. Exact.
+    """Whether the peers can hold every layer. Exact.
 
-    A covering needs one peer at each end; all others lie anywhere between. So the most layers that
-    can be held are those of the best two ends with everybody else's in the middle.
+    A placement that covers all layers needs one peer at each end; all others lie between. So the
+    most layers that can be held are those of the best two ends plus everybody else's in the middle.
     """
 
     layers: int
     """The most layers held at once, at most the model's."""
     first: str | None
-    """Who takes layer 0 then; None when nobody can."""
+    """The peer that then takes layer 0; None: nobody can."""
     last: str | None
-    """Who takes the last layer then; None when nobody (else) can."""
+    """The peer that then takes the last layer; None: nobody (else) can."""
 
 
 def coverage(problem: Problem) -> Coverage:
-    """How many layers the peers can hold at most, and who takes the ends."""
+    """The most layers that the peers can hold, and the peers at both ends."""
     layers = problem.model.layers
     reaches = [span_limits(problem, node) for node in problem.nodes]
     whole = next((r.peer_id for r in reaches if r.whole), None)
@@ -123,7 +123,7 @@ def _two_best(gains: dict[str, int]) -> dict[str, int]:
 
 
 def chain(problem: Problem) -> tuple[Assignment, ...] | None:
-    """One chain over as few peers as memory allows, evened out; found whenever one exists."""
+    """One chain over as few peers as memory allows, evened out; None only if there is no chain."""
     covered = coverage(problem)
     if covered.layers < problem.model.layers or covered.first is None or covered.last is None:
         return None
@@ -139,7 +139,7 @@ def chain(problem: Problem) -> tuple[Assignment, ...] | None:
 
 
 def _chain_between(problem: Problem, first: str, last: str) -> tuple[Assignment, ...] | None:
-    """A chain from ``first`` to ``last``, the widest peers between them."""
+    """A chain from ``first`` to ``last``, with the peers that hold the most layers between them."""
     layers = problem.model.layers
     reaches = {node.peer_id: span_limits(problem, node) for node in problem.nodes}
     at, ahead = reaches[first].first, reaches[last].last
@@ -159,7 +159,7 @@ def _chain_between(problem: Problem, first: str, last: str) -> tuple[Assignment,
 
 
 def chains(problem: Problem) -> tuple[Assignment, ...] | None:
-    """Chain after chain, each over the peers that the ones before left; the rest are spares."""
+    """Chains one after the other, each over peers that earlier ones left; the rest are spares."""
     placed: list[Assignment] = []
     left = problem
     while spans := chain(left):
@@ -175,7 +175,7 @@ def _rates(nodes: dict[str, PlannerNode], spans: Sequence[Assignment]) -> tuple[
 
 
 def even_out(problem: Problem, spans: Sequence[Assignment]) -> tuple[Assignment, ...]:
-    """Move boundaries of a chain while that relieves its slowest peer."""
+    """Move a chain's boundaries by single layers while that speeds up its slowest peers."""
     nodes = {node.peer_id: node for node in problem.nodes}
     chained = list(spans)
     improved = len(chained) <= EVEN_OUT_MAX
@@ -198,10 +198,10 @@ def even_out(problem: Problem, spans: Sequence[Assignment]) -> tuple[Assignment,
 
 
 def equal_stages(problem: Problem) -> tuple[Assignment, ...] | None:
-    """Swarm's rule: equal stages; each peer in turn joins the one that is served the least.
+    """SWARM's rule: equal stages; each peer in turn joins the stage with the least tokens/s.
 
-    SWARM parallelism (Ryabinin et al., 2023). Of all numbers of stages, the one whose least served
-    stage is served the most.
+    SWARM parallelism (Ryabinin et al., 2023). The number of stages is the one whose least served
+    stage has the most tokens/s.
     """
     best: tuple[float, tuple[Assignment, ...]] | None = None
     longest = max((span_max(problem, node, 1) for node in problem.nodes), default=0)
@@ -218,7 +218,7 @@ def equal_stages(problem: Problem) -> tuple[Assignment, ...] | None:
 def _join_stages(problem: Problem, cuts: Sequence[int]) -> tuple[float, tuple[Assignment, ...]]:
     served = [0.0] * (len(cuts) - 1)
     placed: list[Assignment] = []
-    # Those with the fewest choices first, so that the narrow do not find their stage taken.
+    # Peers with the least memory first: they fit the fewest stages.
     for node in sorted(problem.nodes, key=lambda n: (n.memory_bytes, n.peer_id)):
         able = [
             index
@@ -235,10 +235,10 @@ def _join_stages(problem: Problem, cuts: Sequence[int]) -> tuple[float, tuple[As
 
 
 def greedy(problem: Problem) -> tuple[Assignment, ...] | None:
-    """Petals' rule: each peer in turn takes the span whose layers are served the least.
+    """Petals' rule: each peer in turn takes the span whose layers have the least tokens/s.
 
-    Petals (Borzunov et al., 2023), §3.3, with memory at the model's ends respected. What peers hold
-    now does not matter.
+    Petals (Borzunov et al., 2023), §3.3, within the memory that the model's ends leave. Layers that
+    peers hold now are ignored.
     """
     nodes = tuple(replace(node, current=None) for node in problem.nodes)
     placed = fill(replace(problem, nodes=nodes), ())
@@ -246,9 +246,9 @@ def greedy(problem: Problem) -> tuple[Assignment, ...] | None:
 
 
 def fill(problem: Problem, placed: Sequence[Assignment]) -> tuple[Assignment, ...]:
-    """Give every peer without layers the span that is served the least: spare replicas.
+    """Give every peer that is not in ``placed`` the least served span: spare replicas.
 
-    Where what it holds now is as badly served as any other span, it keeps that.
+    A peer keeps the span that it holds now where no other span is served less.
     """
     layers = problem.model.layers
     nodes = {node.peer_id: node for node in problem.nodes}
@@ -300,7 +300,7 @@ def _worst_served(
 
 
 def replicas(problem: Problem) -> tuple[Assignment, ...] | None:
-    """Every peer that can holds the whole model; the others as :func:`greedy` says."""
+    """Whole replicas: every peer that can hold the model does; the others as in :func:`fill`."""
     layers = problem.model.layers
     whole = [
         Assignment(peer_id=node.peer_id, start=0, end=layers)
@@ -311,7 +311,8 @@ def replicas(problem: Problem) -> tuple[Assignment, ...] | None:
 
 
 def keep_layers(problem: Problem) -> tuple[Assignment, ...] | None:
-    """What the peers hold now, with layers for those that have none; None if layers are lost."""
+    """The layers that peers hold now, and spans for peers without layers; None if layers are
+    lost."""
     held = [
         replace(node.current, peer_id=node.peer_id)
         for node in problem.nodes
@@ -323,7 +324,7 @@ def keep_layers(problem: Problem) -> tuple[Assignment, ...] | None:
 
 
 def separate_pipelines(problem: Problem) -> tuple[Assignment, ...] | None:
-    """Pipelines of one sort of peer each; sorts that cannot hold the model stay idle."""
+    """Pipelines over one sort of peer each; sorts that cannot hold the model stay idle."""
     sorts: dict[tuple[float, ...], list[PlannerNode]] = {}
     for node in problem.nodes:
         sorts.setdefault(node.tokens_per_s, []).append(node)

@@ -1,8 +1,8 @@
-"""Hundreds and thousands of peers: cells of near ones, each planned by itself (Helix §4.5).
+"""Divides hundreds or thousands of peers into cells that are planned separately (Helix §4.5).
 
-A token is best served by peers near each other, so peers are taken region by region, nearest
-first, until a cell can hold the model comfortably. Each cell becomes a placement of its own with
-flow that stays inside; what the cells serve adds up.
+A token is best served by peers near each other, so a cell takes peers region by region, nearest
+first, until it can hold the model with room to spare. Each cell becomes a placement of its own,
+whose flow stays inside; the cells' throughputs add up.
 """
 
 import math
@@ -14,13 +14,13 @@ from coordinator.heuristics.peer_classes import regions
 from dht.messages.types import Link, PlannerNode, Problem
 
 CELL_PEERS = 24
-"""Peers of a cell, unless they cannot hold the model: about what one program solves in seconds."""
+"""Minimum peers of a full cell: about as many as one program solves in seconds."""
 CELL_SLACK = 1.5
-"""A cell of so many times the layers of the model leaves room for width."""
+"""Minimum layers that a cell's peers can hold, as a multiple of the model's: room for width."""
 
 
 def cells(problem: Problem) -> tuple[Problem, ...]:
-    """The problem cut into cells that can each hold the model; one cell where it cannot be cut."""
+    """The problem divided into cells that can each hold the model; one cell if it cannot be."""
     found: list[list[PlannerNode]] = []
     current: list[PlannerNode] = []
     for node in _near_first(problem):
@@ -31,7 +31,7 @@ def cells(problem: Problem) -> tuple[Problem, ...]:
     if current and _covers(problem, current) and len(current) >= CELL_PEERS // 2:
         found.append(current)
     elif current and found:
-        # Too few for a cell: one each to the cells there are.
+        # Too few for a cell: spread over the cells there are.
         for index, node in enumerate(current):
             found[index % len(found)].append(node)
     elif current:
@@ -40,9 +40,10 @@ def cells(problem: Problem) -> tuple[Problem, ...]:
 
 
 def _near_first(problem: Problem) -> Iterator[PlannerNode]:
-    """Region by region, each next to one near it; within one, unlike peers in turn.
+    """The peers in an order: near regions in sequence; within a region, unlike peers in turn.
 
-    So cells are alike, and one that a region's rest cannot fill goes on in the neighbourhood.
+    So cells are alike, and a cell that a region's last peers cannot fill continues in a near
+    region.
     """
     region_of = regions(problem, len(problem.nodes))
     by_region: dict[int, list[PlannerNode]] = {}
@@ -58,7 +59,7 @@ def _near_first(problem: Problem) -> Iterator[PlannerNode]:
 
 
 def _neighbours(problem: Problem, region_of: Mapping[str, int]) -> list[int]:
-    """All regions from the largest on, always to the one with the shortest measured round trip."""
+    """All regions, from the largest on, each followed by the nearest one left (by round trip)."""
     shortest: dict[int, dict[int, float]] = {}
     for link in problem.links:
         a, b = region_of.get(link.source), region_of.get(link.target)
@@ -90,7 +91,7 @@ def _roomy(problem: Problem, nodes: Sequence[PlannerNode]) -> bool:
 
 
 def _parts(problem: Problem, found: Sequence[Sequence[PlannerNode]]) -> tuple[Problem, ...]:
-    """A problem for each of these sets of peers, with the links inside it."""
+    """A problem for each set of peers, with the links inside it."""
     cell_of = {node.peer_id: index for index, nodes in enumerate(found) for node in nodes}
     links: list[list[Link]] = [[] for _ in found]
     for link in problem.links:
@@ -104,7 +105,7 @@ def _parts(problem: Problem, found: Sequence[Sequence[PlannerNode]]) -> tuple[Pr
 
 
 def share_of_time(spent: Callable[[], float] | None, left: int) -> Callable[[], float] | None:
-    """The clock of the next of ``left`` cells: its even part of the time that is left, 0 to 1."""
+    """The clock of the next of ``left`` cells, 0 to 1 over its equal share of the time left."""
     if spent is None:
         return None
     begin = spent()

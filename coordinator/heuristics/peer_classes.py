@@ -1,6 +1,6 @@
-"""Peers that a planner need not tell apart: kinds by what they serve, regions by where they are.
+"""Groups peers that a planner need not tell apart, by speed, memory and region.
 
-A program over kinds has as many variables as there are sorts of peers, not as many as peers.
+A program over peer classes needs variables per class, not per peer.
 """
 
 import math
@@ -11,40 +11,40 @@ from coordinator.heuristics.heuristics import SpanLimits, span_limits
 from dht.messages.types import PlannerNode, Problem
 
 REGION_RTT_S = 0.015
-"""Peers within so short a round trip are neighbours: one city, one provider, one building."""
+"""Maximum round trip between neighbours of a region: one city, one provider, one building."""
 REGIONS_MAX = 5
-"""More regions than that are planned as one; the flow then says what their links carry."""
+"""Maximum regions; more are planned as one region, and only max flow then counts their links."""
 ALIKE = 1.08
-"""Peers whose T_j all lie within one such step are of one kind, taken as its slowest."""
+"""Ratio of one step of speed: peers in the same steps form one class, as fast as its slowest."""
 KINDS_MAX = 10
-"""Steps are widened until there are no more kinds than that."""
+"""Maximum classes; steps are widened until there are no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerClass:
-    """Peers of one region that hold the same numbers of layers and are about as fast."""
+    """Peers of one region that can hold the same numbers of layers at about the same speed."""
 
     region: int
     peer_ids: tuple[str, ...]
     first_max: int
-    """The most layers at the model's beginning, without the last one."""
+    """Maximum layers at the model's beginning, without the last one."""
     middle_max: int
     last_max: int
-    """The most layers at the model's end, without the first one."""
+    """Maximum layers at the model's end, without the first one."""
     tokens_per_s: tuple[float, ...]
-    """T_j that every one of them reaches, at index j - 1."""
+    """T_j that every peer of the class reaches, at index j - 1."""
 
     def rate(self, layers: int) -> float:
-        """Tokens/s of one peer that holds so many layers; 0 where its profile ends."""
+        """Tokens/s of one peer that holds ``layers`` layers; 0 beyond its profile."""
         return self.tokens_per_s[layers - 1] if 0 < layers <= len(self.tokens_per_s) else 0.0
 
 
 def regions(problem: Problem, regions_max: int = REGIONS_MAX) -> dict[str, int]:
-    """The region of every peer: peers joined by links of short round trips, largest region first.
+    """The region of every peer; links of short round trips join peers. Region 0 is the largest.
 
     Peers without a measured link count as near to all when the default round trip is short, else
-    as far from all. With more regions than ``regions_max``, by default as many as a program can
-    order, all peers are region 0.
+    as far from all. With more than ``regions_max`` regions, by default as many as a program can
+    order, all peers are in region 0.
     """
     parent = {node.peer_id: node.peer_id for node in problem.nodes}
 
@@ -68,7 +68,7 @@ def regions(problem: Problem, regions_max: int = REGIONS_MAX) -> dict[str, int]:
 
 
 def peer_classes(problem: Problem, region_of: dict[str, int]) -> tuple[PeerClass, ...]:
-    """Kinds of all peers that can hold a layer, in an order that names do not change."""
+    """The classes of all peers that can hold a layer, in an order independent of peers' names."""
     step = 1.0
     while True:
         grouped = _grouped(problem, region_of, step)
@@ -88,7 +88,7 @@ def _grouped(problem: Problem, region_of: dict[str, int], step: float) -> tuple[
         if longest == 0 or not any(node.tokens_per_s[:longest]):
             continue
         steps = tuple(_step(rate, step) for rate in node.tokens_per_s[:longest])
-        # Alike in rate: compared at the two ends of the profile only once steps are taken.
+        # With steps, speeds are compared only at the two ends of the profile.
         shape = steps if step == 1.0 else (steps[0], steps[-1])
         key = (region_of[node.peer_id], room.first, room.middle, room.last, shape)
         members[key].append((node, room))

@@ -1,4 +1,4 @@
-"""A placement that covers every layer again after losses, moving as few peers as it can. Pure."""
+"""Repairs a placement after losses, moving as few peers as possible. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,15 +10,16 @@ from coordinator.heuristics.heuristics import fill
 from dht.messages.types import Assignment, Problem, fits
 
 TRIES_MAX = 500
-"""Sets of peers to move that are tried, the small ones first."""
+"""Maximum sets of peers to move that are tried per size; small sets come first."""
 MOVED_MAX = 3
 
 
 def repair(problem: Problem) -> tuple[Assignment, ...] | None:
-    """What the peers hold now, but for the fewest peers that must move so that nothing is missing.
+    """The placement that covers every layer and moves the fewest peers from what they hold now.
 
-    Peers without layers are given some. Of the ways that move equally few, the one with the most
-    flow. None where nobody holds anything, or more than ``MOVED_MAX`` would have to move.
+    Peers without layers are given some. Among placements that move equally few, the one with the
+    most flow is chosen. None where nobody holds layers, or more than ``MOVED_MAX`` would have to
+    move.
     """
     held = {
         node.peer_id: replace(node.current, peer_id=node.peer_id)
@@ -42,7 +43,7 @@ def repair(problem: Problem) -> tuple[Assignment, ...] | None:
 def _without(
     problem: Problem, held: dict[str, Assignment], moved: Iterable[str]
 ) -> tuple[Assignment, ...]:
-    """What the others hold, with the ``moved`` peers where they are needed the most."""
+    """The spans of the peers that stay, with the ``moved`` peers at the least served layers."""
     gone = frozenset(moved)
     nodes = tuple(replace(n, current=None) if n.peer_id in gone else n for n in problem.nodes)
     staying = [a for peer_id, a in held.items() if peer_id not in gone]

@@ -1,4 +1,4 @@
-"""What a peer takes upon itself when nobody plans: the layers that are served the worst. Pure."""
+"""Chooses the layers that a peer takes when there is no plan: the least served ones. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,13 +9,12 @@ from dht.messages.types import Assignment, NodeRecord, NodeState, Reach, fits
 
 
 def span_to_take(mine: NodeRecord, nodes: Mapping[str, NodeRecord]) -> Assignment | None:
-    """The layers for the peer of record ``mine``, which holds none, or None when none fit it or
-    others cannot reach it.
+    """The span for the peer of record ``mine``, which holds no layers.
 
-    ``nodes`` are the living records. Petals' rule for a joiner: the span whose layers are served
-    by the least tokens/s, as long as memory allows (Petals, Borzunov et al., 2023, §3.3). Peers
-    that wait beside this one each work out what all of them would take, in the same order, so that
-    two do not take the same span.
+    None when no span fits it or others cannot reach it. ``nodes`` are the living records. The rule
+    is Petals' for a joiner: the span whose layers are served by the least tokens/s, within memory
+    (Petals, Borzunov et al., 2023, §3.3). All waiting peers compute the spans of all of them in the
+    same order, so that no two take the same span.
     """
     model = mine.model
     if mine.reach is Reach.NONE:

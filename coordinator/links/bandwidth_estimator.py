@@ -1,41 +1,41 @@
-"""What a link carries, estimated from acknowledged delivery alone: no added traffic.
+"""Estimates a link's bandwidth and round trip from acknowledgements, without probe traffic.
 
-Bandwidth is the greatest delivery rate of about ten round trips, the base round trip the least of
-ten seconds (the model of BBR: Cardwell et al., ACM Queue 2016). A sample that was taken while the
-sender had nothing more to send says only that the link carries at least so much: it may raise the
-estimate and never lowers it.
+The method is BBR's (Cardwell et al., ACM Queue 2016): bandwidth is the maximum delivery rate of
+about ten round trips, and the base round trip is the minimum of ten seconds. A rate sample taken
+while the sender had nothing more to send is only a lower bound: it may raise the estimate and never
+lowers it.
 
-Where the reader looks away now and then (a busy machine, Wi-Fi), acknowledgements come in bunches,
-and a window of bandwidth × base round trip would leave the link idle in between: the rate falls,
-the window with it, and so on. What came in a bunch beyond the estimated rate is therefore allowed
-in flight on top (BBR's ``extra_acked``: Cardwell et al., IETF 105, 2019). Pure: time is an
-argument, in microseconds.
+A reader that pauses now and then (a busy machine, Wi-Fi) acknowledges in bunches. A window of
+bandwidth × base round trip would leave the link idle between bunches, so the measured rate would
+fall, and the window with it, again and again. The window therefore adds the bytes that a bunch
+acknowledged beyond the estimated rate (BBR's ``extra_acked``: Cardwell et al., IETF 105, 2019).
+Pure: time is an argument, in microseconds.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
 ROUNDS = 10
-"""A delivery rate counts for so many base round trips in which the link was the limit…"""
+"""Lifetime of a rate sample, in base round trips during which the link was the limit."""
 RATE_LIFE_US_MIN = 100_000
-"""…and for so long at least, because a busy machine's shortest round trips are noise."""
+"""Minimum lifetime of a rate sample: a busy machine's shortest round trips are noise."""
 BASE_RTT_LIFE_US = 10_000_000
-"""The least round trip counts for so long; then it is measured anew over an emptied link."""
+"""Lifetime of the base round trip; then it is measured again over an emptied link."""
 STARTUP_GROWTH = 1.25
-"""While a round still raises the rate by so much, the link's limit was not reached yet."""
+"""Rate ratio between rounds at or above which the start-up goes on."""
 STARTUP_ROUNDS = 3
-"""So many rounds without that growth end the start-up."""
+"""Consecutive rounds below ``STARTUP_GROWTH`` that end the start-up."""
 BUNCH_ROUNDS = 10
-"""A bunch of acknowledgements counts for so many round trips of data…"""
+"""Lifetime of a bunch of acknowledgements, in round trips of data."""
 BUNCH_US_MAX = 100_000
-"""…for what the link carries in so long at most…"""
+"""Maximum allowance for a bunch, as time at the estimated bandwidth."""
 BUNCH_BYTES_MAX = 2 << 20
-"""…and for so much, which bounds what waits at a reader on a fast link."""
+"""Maximum allowance for a bunch in bytes: bounds what waits at the reader of a fast link."""
 RTT_INITIAL_US = 100_000
 KNOWN_US = 300_000
-"""Of saturation, after which the estimate is worth telling others."""
+"""Minimum time with the link as the limit before the estimate is published."""
 SAMPLES_MAX = 4096
-"""Frames in flight that are remembered; more than any window here lets out."""
+"""Maximum number of frames in flight that are tracked; more than any window here allows."""
 
 
 class CreditError(ValueError):
@@ -44,21 +44,21 @@ class CreditError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sent:
-    """A frame in flight and what was known when it left."""
+    """A frame in flight, and the estimator's state when it left."""
 
     end_bytes: int
-    """Bytes sent up to and with this frame."""
+    """Total bytes sent, this frame included."""
     sent_us: int
     first_sent_us: int
-    """When the frame left whose delivery opened this one's interval."""
+    """When the newest frame had left of those delivered before this one left."""
     delivered_bytes: int
     delivered_us: int
     limited: bool
-    """Nothing more waited behind it: the sender, not the link, was the limit."""
+    """Whether the sender was the limit: nothing waited to be sent behind this frame."""
 
 
 class DeliveryEstimator:
-    """One direction of one link. Feed it every frame that leaves and every acknowledgement."""
+    """One direction of one link, told of every frame that leaves and every acknowledgement."""
 
     def __init__(self) -> None:
         self._flight: deque[_Sent] = deque()
@@ -81,47 +81,47 @@ class DeliveryEstimator:
         self.sent_bytes = 0
         self.delivered_bytes = 0
         self.rtt_us = 0
-        """The latest round trip, the reader's waiting included; 0 before the first."""
+        """The latest round trip, including the time data waited at the reader; 0: none yet."""
 
     @property
     def in_flight_bytes(self) -> int:
-        """Sent and not acknowledged."""
+        """Bytes sent and not yet acknowledged."""
         return self.sent_bytes - self.delivered_bytes
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """The estimate; 0 before the first acknowledgement."""
+        """The estimated bandwidth; 0 before the first acknowledgement."""
         return self._rates[0][1] if self._rates else 0.0
 
     @property
     def base_rtt_us(self) -> int:
-        """The least round trip of the last ten seconds; an assumed one before the first."""
+        """The minimum round trip of the last ten seconds; ``RTT_INITIAL_US`` before the first."""
         return RTT_INITIAL_US if self._base_us is None else self._base_us
 
     @property
     def bunch_bytes(self) -> int:
-        """How far acknowledgements lately ran ahead of the rate: to be allowed in flight, too."""
+        """Bytes by which recent acknowledgements ran ahead of the rate: added to the window."""
         most = self.bandwidth_bytes_per_s * BUNCH_US_MAX / 1e6
         return int(min(self._bunches[0][1], most, BUNCH_BYTES_MAX)) if self._bunches else 0
 
     @property
     def known(self) -> bool:
-        """Whether the link was the limit for long enough to say what it carries."""
+        """Whether the link was the limit for long enough to trust the estimate."""
         return not self.starting and self._busy_us >= KNOWN_US
 
     @property
     def probing(self) -> bool:
-        """Whether little may be in flight now, so that the round trip can be seen without our own
-        queue: two round trips every ten seconds, and when the start-up ends."""
+        """Whether the window must be small now, to measure the round trip without our own queue:
+        two round trips every ten seconds, and when the start-up ends."""
         return self._probe_bytes is not None
 
     @property
     def starting(self) -> bool:
-        """Whether the link's limit was not reached yet."""
+        """Whether the rate still grows: the link's limit was not reached yet."""
         return self._flat_rounds < STARTUP_ROUNDS
 
     def sent(self, size_bytes: int, now_us: int, *, limited: bool) -> None:
-        """A frame of ``size_bytes`` left; ``limited``: nothing more waits to be sent."""
+        """Record a frame of ``size_bytes`` that left; ``limited``: nothing waits behind it."""
         if not self._flight:
             self._first_sent_us = self._delivered_us = now_us
         self.sent_bytes += size_bytes
@@ -138,7 +138,10 @@ class DeliveryEstimator:
             )
 
     def acknowledged(self, total_bytes: int, now_us: int) -> None:
-        """The other side has read ``total_bytes`` since the stream began. Raises CreditError."""
+        """Record that the other side has read ``total_bytes`` since the stream began.
+
+        Raises CreditError where that exceeds the bytes sent or falls below an earlier total.
+        """
         if total_bytes > self.sent_bytes:
             raise CreditError(f"{total_bytes} bytes acknowledged, {self.sent_bytes} were sent")
         if total_bytes < self.delivered_bytes:
@@ -156,8 +159,9 @@ class DeliveryEstimator:
         self._take_rtt(max(1, now_us - newest.sent_us), now_us)
         if newest.delivered_bytes >= self._round_ends_bytes:
             self._next_round()
-        # Acknowledgements that arrive bunched would show a rate that no link had: the longer of
-        # the times in which the bytes left and arrived counts.
+        # Bunched acknowledgements would show a rate above the link's, so the rate is taken over the
+        # longer of two intervals: that in which the bytes left and that in which they were
+        # acknowledged.
         took_us = max(now_us - newest.delivered_us, newest.sent_us - newest.first_sent_us, 1)
         rate = (total_bytes - newest.delivered_bytes) / took_us * 1e6
         if not newest.limited:
@@ -176,7 +180,7 @@ class DeliveryEstimator:
             self._probe_best_us = min(rtt_us, self._probe_best_us or rtt_us)
         if self.delivered_bytes < self._probe_bytes:
             return
-        if not self._probe_emptied:  # what was queued is gone: what leaves from now on tells
+        if not self._probe_emptied:  # the queue is empty: frames sent from now on are measured
             self._probe_emptied = True
             self._probe_bytes = self.sent_bytes + 1
         elif self._probe_best_us is not None:
@@ -190,13 +194,13 @@ class DeliveryEstimator:
 
     def _take_bunch(self, acked_bytes: int, now_us: int) -> None:
         due = self.bandwidth_bytes_per_s * (now_us - self._bunch_since_us) / 1e6
-        if self._bunch_bytes <= due:  # what runs ahead is counted from when nothing did
+        if self._bunch_bytes <= due:  # nothing runs ahead of the rate: a new bunch begins
             self._bunch_since_us, self._bunch_bytes, due = now_us, 0, 0.0
         self._bunch_bytes += acked_bytes
         ahead = self._bunch_bytes - due
         while self._bunches and self._bunches[-1][1] <= ahead:
             self._bunches.pop()
-        if not self._bunches or self._bunches[-1][0] < self._rounds:  # one a round: bounded
+        if not self._bunches or self._bunches[-1][0] < self._rounds:  # one per round: bounded
             self._bunches.append((self._rounds, ahead))
         while self._rounds - self._bunches[0][0] > BUNCH_ROUNDS:
             self._bunches.popleft()
@@ -212,7 +216,7 @@ class DeliveryEstimator:
             self._rates.popleft()
 
     def _next_round(self) -> None:
-        """A round trip's worth of data was delivered."""
+        """Count a round: one round trip's data was delivered."""
         self._round_ends_bytes = self.sent_bytes
         self._rounds += 1
         if not self.starting:

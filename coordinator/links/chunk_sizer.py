@@ -1,11 +1,11 @@
-"""How many rows of a prompt the first stage runs at once.
+"""Prefill chunk size: how many rows of a prompt the first stage runs in one step.
 
-Small chunks let the next stage start early and decodes in between; large ones pay a step's fixed
-cost less often. For S stages that each take t(c) = b + a·c for c rows, and links that take l(c), a
-prompt of n rows is through after about (S − 1)·(t + l) + ⌈n/c⌉·max(t, l): the fill of the pipeline,
-then its slowest part per chunk (Sarathi-Serve, OSDI'24, §4.3, over links as in MoLink §3.2). The
-candidate with the least is taken. b and a are learned from the steps themselves, so chunks shrink
-as attention over a growing context makes rows dearer.
+Small chunks let the next stage start early and decodes run in between; large ones pay a step's
+fixed cost less often. With S stages whose step takes t(c) = b + a·c seconds for c rows, and links
+that take l(c), a prompt of n rows takes about (S − 1)·(t + l) + ⌈n/c⌉·max(t, l): the fill of the
+pipeline, then its slowest part per chunk (Sarathi-Serve, OSDI'24, §4.3, over links as in MoLink
+§3.2). The candidate with the least time is chosen. b and a are learned from measured steps, so
+chunks shrink as attention over a growing context makes rows slower.
 
 Pure: durations in seconds are arguments.
 """
@@ -15,27 +15,27 @@ from dataclasses import dataclass
 CANDIDATES = (16, 32, 64, 128, 256, 512)
 CHUNK_TOKENS_UNMEASURED = 64
 BESIDE_SHARE = 0.05
-"""By how much of a step's time rows that nobody waits for may lengthen it."""
+"""Share of a decode step's time by which rows that nobody waits for may lengthen it."""
 BESIDE_TOKENS_LEAST = 4
-"""However slow rows are: a stage that leaves does not wait for ever."""
+"""Minimum rows beside decodes, however slow they are: a stage that leaves must not wait forever."""
 BESIDE_TOKENS_MOST = 64
 NEWEST_WEIGHT = 0.25
 DECODE_WAITS_S_MAX = 0.1
-"""While other sessions decode, a chunk that the measurements say takes longer is not chosen."""
+"""Maximum expected time of a chunk's step while other sessions decode, in seconds."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ChunkSizer:
-    """Learns step times and chooses. One per stage."""
+    """Learns step times and chooses chunk sizes. One per stage."""
 
     fixed_s: float | None = None
-    """What the smallest step takes (b)."""
+    """Time of the smallest step (b); None: not measured yet."""
     row_s: float | None = None
-    """What a row of prefill adds (a)."""
+    """Time that a row of prefill adds (a); None: not measured yet."""
 
     def ran(self, rows: int, took_s: float, *, decodes_only: bool) -> None:
-        """A step of ``rows`` rows in all took so long; one without prefill says what it costs
-        at least."""
+        """Learn from a step of ``rows`` rows that took ``took_s``; a step without prefill sets the
+        fixed time."""
         if rows < 1 or not 0 <= took_s < 3600:
             return
         if decodes_only:
@@ -45,13 +45,13 @@ class ChunkSizer:
         self.row_s = _moved(self.row_s, (took_s - fixed_s) / rows)
 
     def step_s(self, rows: int) -> float | None:
-        """How long a step of so many rows would take; None: nothing is known yet."""
+        """Expected time of a step of ``rows`` rows; None: nothing is measured yet."""
         if self.row_s is None:
             return None
         return (self.fixed_s or 0.0) + self.row_s * rows
 
     def beside(self) -> int:
-        """Rows that ride along with decodes without slowing them by more than a little."""
+        """Rows to add to a decode step without lengthening it by more than ``BESIDE_SHARE``."""
         if self.row_s is None or self.fixed_s is None:
             return BESIDE_TOKENS_LEAST
         room_s = BESIDE_SHARE * self.fixed_s
@@ -62,9 +62,9 @@ class ChunkSizer:
     def choose(
         self, left_tokens: int, stages: int, *, link_row_s: float | None, others_decode: bool
     ) -> int:
-        """Rows of the next chunk of a prompt of which ``left_tokens`` are left.
+        """Rows of the next chunk of a prompt with ``left_tokens`` left to run.
 
-        ``link_row_s`` is what one row takes on the link to the next stage; while it is not known
+        ``link_row_s`` is the time of one row on the link to the next stage; while it is unknown
         (None), no chunk is larger than ``CHUNK_TOKENS_UNMEASURED``.
         """
         if left_tokens <= CANDIDATES[0]:
@@ -90,7 +90,7 @@ class ChunkSizer:
         return best
 
     def _takes_s(self, rows: int, link_row_s: float | None) -> tuple[float, float]:
-        """A chunk's time in a stage and on a link."""
+        """Time of a chunk in a stage and on a link, in seconds."""
         return self.step_s(rows) or 0.0, (link_row_s or 0.0) * rows
 
 

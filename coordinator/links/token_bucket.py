@@ -1,7 +1,8 @@
-"""What an owner lends of the connection: a rate that is kept on average, and bytes per month.
+"""The owner's limits on the connection: an average rate, and bytes per month.
 
-A decode step is small and late bytes cost every token, so decodes may run into a bounded debt that
-prefill and bulk then wait for; nothing is exempt, so the rate holds whatever the traffic is.
+A decode frame is small, and delay on it costs every token, so decodes may run ahead of the rate by
+a bounded debt, which prefill and bulk then wait off. All bytes are booked, so the average rate
+holds whatever the traffic is.
 
 Pure: time is an argument, in microseconds or Unix seconds; sizes are bytes.
 """
@@ -11,18 +12,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 BURST_S = 0.05
-"""What was not used of the last so many seconds may leave at once."""
+"""Burst, in seconds at the rate: unused rate of this much time may be sent at once."""
 DEBT_S = 0.1
-"""How far ahead of the rate decodes may run."""
+"""Maximum debt of decodes, in seconds at the rate."""
 BURST_BYTES_MIN = 16 << 10
-"""A whole frame fits at the slowest rate."""
+"""Minimum burst and debt: one whole frame fits at the slowest rate."""
 
 
 class Allowance:
-    """A virtual schedule (GCRA) that everything is booked on, and only the unhurried wait for.
+    """A virtual schedule (GCRA) on which all bytes are booked.
 
-    It is one time, at which all that was booked has had its turn at the rate; that somebody asks
-    changes nothing, so whoever waits as told is let through, whatever floats round.
+    Its state is one time: when all booked bytes have passed at the rate. Asking does not change
+    it, so a sender that waits as told is let through, despite rounding of floats.
     ``rate_bytes_per_s`` may be infinite: then nothing ever waits.
     """
 
@@ -41,23 +42,26 @@ class Allowance:
         return self.rate_bytes_per_s < math.inf
 
     def spend(self, size_bytes: int, now_us: int) -> None:
-        """Book bytes that leave or arrive now, whether or not they should have waited."""
+        """Book bytes that leave or arrive now, even if they should have waited."""
         if self.limited:
             begun_us = max(self._paid_at_us, now_us - self._burst_us)
             self._paid_at_us = begun_us + size_bytes / self.rate_bytes_per_s * 1e6
 
     def wait_us(self, now_us: int, *, urgent: bool = False) -> int:
-        """Microseconds until the next bytes may leave; 0: now, and once so much time is over."""
+        """Microseconds until the next bytes may leave; 0: now.
+
+        ``urgent`` bytes (decodes) may use the debt.
+        """
         free_at_us = self._paid_at_us - (self._debt_us if urgent else 0.0)
         return 0 if free_at_us <= now_us else math.ceil(free_at_us) - now_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonthlyUse:
-    """Bytes both ways in one calendar month (UTC)."""
+    """Bytes sent and received in one calendar month (UTC)."""
 
     month: str
-    """Such as ``2026-11``."""
+    """The month, for example ``2026-11``."""
     used_bytes: int = 0
 
     @classmethod
@@ -73,6 +77,6 @@ class MonthlyUse:
 
     @property
     def next_month(self) -> str:
-        """The day on which the count starts again, such as ``2026-12-01``."""
+        """The day on which the count restarts, for example ``2026-12-01``."""
         year, month = (int(part) for part in self.month.split("-"))
         return f"{year + month // 12}-{month % 12 + 1:02d}-01"

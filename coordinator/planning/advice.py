@@ -1,4 +1,4 @@
-"""What holds a plan back, in words, and what one more peer would bring."""
+"""Advice on a plan: its fullest peer and link, and what one more peer would gain."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,20 +11,20 @@ from dht.identity.peer_id import short_name
 from dht.messages.types import SINK, SOURCE, PlannerNode, Problem
 
 KINDS_MAX = 6
-"""Kinds of peers that one more is tried of."""
+"""Maximum number of peer kinds of which one more is tried."""
 GAIN_MIN = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """The peer or link that carries most of what it can."""
+    """A peer or link, and the share of its capacity that is used."""
 
     text: str
     share: float
 
 
 def busiest(problem: Problem, placement: Placement) -> tuple[Use, ...]:
-    """The fullest link and the fullest peer of the plan's flow."""
+    """The fullest link and the fullest peer of the placement's flow."""
     limits = capacities(problem, placement.assignments)
     through: dict[str, float] = {}
     links: list[Use] = []
@@ -52,10 +52,10 @@ def one_more(
     seed: int,
     spent: Callable[[], float],
 ) -> tuple[tuple[str, float], ...]:
-    """Gains, as shares, by one more peer like the named one, the largest first.
+    """Gains, as shares, from one more peer like the named one; largest first.
 
-    Each is found by planning again from the plan with that peer beside the others; the plan alone
-    gets as much work, so that only the peer counts.
+    Each gain is found by planning again from the placement with that peer added. The placement
+    without it gets as much work, so that the gain is the peer's alone.
     """
     twins: dict[tuple[float, ...], PlannerNode] = {}
     for node in problem.nodes:
@@ -77,7 +77,7 @@ def one_more(
 
 
 def _with_twin(problem: Problem, service: Service, twin: PlannerNode) -> tuple[Problem, Service]:
-    """The problem with one more peer, near to whom ``twin`` is near to."""
+    """The problem and service with one more peer, a copy of ``twin`` with the same links."""
     name = f"{twin.peer_id[:58]}+1"
     links = [replace(k, source=name) for k in problem.links if k.source == twin.peer_id]
     links += [replace(k, target=name) for k in problem.links if k.target == twin.peer_id]
@@ -108,9 +108,9 @@ def placed_again(
     seed: int,
     spent: Callable[[], float],
 ) -> Placement:
-    """A placement improved by moves from where it is; peers beside it may join.
+    """The placement improved by local moves, which idle peers may join.
 
-    Where it is no set of chains, it is planned anew.
+    A placement that is not a set of chains is planned from scratch.
     """
     chains = as_chains(placement.assignments, placement.edges or (), problem.model.layers)
     if not chains:

@@ -1,4 +1,4 @@
-"""The placement: which peer holds which layers, the best that was found in time."""
+"""Finds the best placement that all planners reach in the time allowed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,57 +32,57 @@ from dht.messages.types import (
 )
 
 EXACT_PEERS_MAX = 12
-"""The exact program is tried up to so many peers; beyond, the heuristics' best is improved."""
+"""Maximum peers for the exact program; with more, the heuristics' best is improved."""
 EXACT_SPANS_MAX = 40_000
-"""…and up to so many possible spans, which take a second or two to write down."""
+"""Maximum possible spans for the exact program; writing that many takes a second or two."""
 VALUE_WITHIN = 0.98
-"""Placements with so much of the best throughput count as equals."""
+"""Share of the best throughput from which placements count as equal."""
 LATENCY_WITHIN = 1.1
-"""Among them, those with a ring at most so much slower than the fastest count as equals."""
+"""Ratio to the fastest ring's time up to which equal placements still count as equal."""
 CELLS_ABOVE = 64
-"""More peers than that are planned in cells."""
+"""Number of peers above which they are planned in cells."""
 WHOLE_PEERS_MAX = 400
-"""Up to so many, cells are held against heuristics over all peers; beyond, their flow alone takes
+"""Maximum peers for comparing cells with heuristics over all peers; beyond, max flow alone takes
 many seconds."""
 WHOLE_SHARE = 0.12
-"""Share of the time that is kept for that."""
+"""Share of the time kept for that comparison."""
 SEARCH_SHARE = 0.93
-"""Share of the time for the search; then spares are placed and the best is written down."""
+"""Share of the time for the search; then spares are placed and the best plan is written."""
 WORK_SHARE = 0.04
-"""Of the time, what one program may take (in CP-SAT's deterministic seconds)."""
+"""Maximum share of the time for one program, in CP-SAT's deterministic seconds."""
 FIRST = ("keep", "greedy")
-"""Heuristics that are asked however late it is: peers refuse what serves much less than the greedy
-placement (:mod:`coordinator.plans.review`), so a planner without time must know at least that."""
+"""Heuristics that run however late it is: peers refuse a plan that serves much less than the greedy
+placement (:mod:`coordinator.plans.review`), so even a planner without time must try that one."""
 KEPT = 12
-"""How many chains are held against the heuristics, for rings and movement."""
+"""Number of the search's best chains that are compared with the heuristics' placements."""
 
 
 class NoPlacementError(SwarmError):
-    """The peers here cannot hold every layer; the message says how much is missing."""
+    """The peers cannot hold every layer; the message says how much memory is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Layers for peers, and who thought of it."""
+    """An assignment of layers to peers, its scores, and the planner that found it."""
 
     assignments: tuple[Assignment, ...]
     flow_tokens_per_s: float
     planner: str
     edges: tuple[FlowEdge, ...] | None = None
-    """Where the flow goes; None: any maximum flow."""
+    """The flow of each edge; None: any maximum flow."""
     estimate_tokens_per_s: float | None = None
-    """What it would serve (:mod:`coordinator.evaluation.estimate`); None where that was not
-    asked."""
+    """Estimated throughput (:mod:`coordinator.evaluation.estimate`); None: not estimated."""
     latency_s: float = 0.0
-    """A token's turn of the ring: estimated, or the time on links alone where it was not."""
+    """Time of one token around the ring: estimated, or the time on links alone without an
+    estimate."""
     moved_layers: int = 0
-    """Layers that peers would have to fetch."""
+    """Number of layers that peers would have to fetch."""
     lone_layers: int = 0
-    """Layers with a single holder, whose loss would stop the swarm."""
+    """Number of layers with a single holder, whose loss would stop the swarm."""
 
     @property
     def value(self) -> float:
-        """Throughput in tokens/s: estimated, or the flow where nothing was estimated."""
+        """Throughput in tokens/s: estimated, or the flow without an estimate."""
         return worth_tokens_per_s(self.estimate_tokens_per_s, self.flow_tokens_per_s)
 
 
@@ -107,12 +107,13 @@ def best_placement(
 ) -> Placement:
     """The best placement of all heuristics, chains of stage patterns and the search from there.
 
-    Judged by the estimate under ``service``; without it, by max flow. For few peers the exact
-    program is tried too. ``spent()`` says what share of the time allowed is gone, and the work
-    ends at 1; without it, after a fixed amount. Never worse than the best heuristic but for the 2%
-    of throughput that are worth a shorter ring. Peers that the flow does not need become spare
-    replicas of what is served the least. The order in which peers and links are listed does not
-    matter. Raises NoPlacementError when the layers cannot be covered.
+    Placements are judged by the estimate under ``service``; without it, by max flow, and then the
+    exact program is tried too for few peers. ``spent()`` returns the share of the time that is
+    gone, and the work ends at 1; without it, the work ends after a fixed amount. The result is
+    never worse than the best heuristic, except for the 2% of throughput that a shorter ring is
+    worth. Peers that the flow does not need become spare replicas of the least served layers. The
+    order of peers and links does not matter. Raises NoPlacementError when the layers cannot be
+    covered.
     """
     shortage = why_uncoverable(problem)
     if shortage is not None:
@@ -132,7 +133,7 @@ def _best(
     spent: Callable[[], float] | None,
     service: Service | None,
 ) -> Placement:
-    """As :func:`best_placement`, for a problem that can be covered, its peers in order."""
+    """:func:`best_placement` for a problem that can be covered, with its peers in order."""
     parts = peer_cells.cells(problem) if len(problem.nodes) > CELLS_ABOVE else ()
     if len(parts) > 1:
         alone = len(problem.nodes) > WHOLE_PEERS_MAX
@@ -154,7 +155,7 @@ def _best(
 def _heuristics(
     problem: Problem, service: Service | None, spent: Callable[[], float] | None
 ) -> list[Placement]:
-    """What the heuristics find: all of them, or the first ones where the time is over."""
+    """The placements of all heuristics, or only of those in ``FIRST`` where the time is over."""
     found: list[Placement] = []
     for name in sorted(HEURISTICS, key=lambda name: name not in FIRST):
         if found and name not in FIRST and spent is not None and spent() >= 1:
@@ -163,7 +164,7 @@ def _heuristics(
         if assignments is None or uncovered(assignments, problem.model.layers):
             continue
         found.append(score(problem, assignments, name, service=service))
-        if name == "greedy" and service is not None:  # and as reviewers let it flow
+        if name == "greedy" and service is not None:  # also with the flow that reviewers assume
             edges = solve_flow(problem, assignments).edges
             found.append(score(problem, assignments, name, service=service, edges=edges))
     return found
@@ -172,7 +173,7 @@ def _heuristics(
 def _best_with_spares(
     problem: Problem, found: Sequence[Placement], service: Service | None
 ) -> Placement:
-    """The best placement after its spares are placed; the next one where they cost it flow."""
+    """The best placement with spares placed; the next best where spares cost the best one flow."""
     left, spared = list(found), []
     while left:
         best = choose(left)
@@ -191,7 +192,7 @@ def _by_cells(
     spent: Callable[[], float] | None,
     service: Service | None,
 ) -> Placement:
-    """Cells planned one after the other; flow stays inside each."""
+    """The placement of cells planned one after the other; flow stays inside each cell."""
     found = [
         _best(
             part,
@@ -229,7 +230,7 @@ def _by_flow(
     seed: int,
     spent: Callable[[], float] | None,
 ) -> list[Placement]:
-    """More flow: by the exact program for few peers, else by moves from what has the most."""
+    """Placements of more flow: by the exact program for few peers, else by moves from the best."""
     if len(problem.nodes) <= EXACT_PEERS_MAX and _spans_max(problem) <= EXACT_SPANS_MAX:
         left_s = SEARCH_SHARE * time_limit_s * max(0.1, 1 - spent() if spent else 1.0)
         exact = helix_cpsat.solve_by_cpsat(
@@ -247,10 +248,10 @@ def _by_flow(
 
 
 def with_spares(problem: Problem, placement: Placement, service: Service | None) -> Placement:
-    """The placement with spare replicas on all other peers that can hold something.
+    """The placement with spare replicas on all other peers that can hold a layer.
 
-    They carry flow where that serves more, or where the flow would else leave so much of the
-    placement unused that the checker takes it for a mistake; else they stand by.
+    Spares carry flow where that serves more, or where the flow would otherwise use less than
+    ``FLOW_USED_MIN`` of the placement's maximum, which the checker refuses; else they stand by.
     """
     filled = heuristics.fill(problem, placement.assignments)
     used = score(problem, filled, placement.planner, service=service)
@@ -269,7 +270,7 @@ def _searched(
     seed: int,
     spent: Callable[[], float] | None,
 ) -> list[Placement]:
-    """The best chains that were found; planner ``patterns``."""
+    """The best chains that the search finds; their planner is ``patterns``."""
     layers = problem.model.layers
     seeds = [as_chains(p.assignments, p.edges or (), layers) for p in heuristics_]
     made = search(
@@ -305,7 +306,7 @@ def score(
     service: Service | None = None,
     edges: Sequence[FlowEdge] | None = None,
 ) -> Placement:
-    """A placement with what it is judged by. Without ``edges``, it has a maximum flow."""
+    """A placement with its scores. Without ``edges``, its flow is a maximum flow."""
     if edges is None:
         solution = (balanced_flow if service else solve_flow)(problem, assignments)
     else:
@@ -334,9 +335,9 @@ def score(
 def choose(found: Sequence[Placement]) -> Placement:
     """The best placement by these objectives, in this order.
 
-    Throughput; within 2% of it, the fewest layers that hang on a single peer, since volunteers
-    leave and a layer without a second holder then stops the swarm; the shortest ring; within 10%
-    of that, the fewest layers to fetch.
+    The most throughput; within 2% of it, the fewest layers with a single holder, since volunteers
+    leave and the loss of such a layer stops the swarm; then the shortest ring; within 10% of that,
+    the fewest layers to fetch.
     """
     most = max(placement.value for placement in found)
     near = [p for p in found if p.value >= VALUE_WITHIN * most]
@@ -348,7 +349,7 @@ def choose(found: Sequence[Placement]) -> Placement:
 
 
 def why_uncoverable(problem: Problem) -> str | None:
-    """Why no placement can cover all layers, in plain words; None when one can. Exact, quick."""
+    """The reason why no placement can cover all layers; None: one can. Exact and quick."""
     model = problem.model
     covered = heuristics.coverage(problem)
     if covered.layers >= model.layers:
@@ -376,7 +377,10 @@ def make_plan(
     solve_s: float,
     now_unix_s: float,
 ) -> Plan:
-    """The plan of a placement, with its max flow. Spans that do not fit raise ValueError."""
+    """The plan of a placement; without edges it gets a maximum flow.
+
+    Raises ValueError for a span that does not fit its peer.
+    """
     nodes = {node.peer_id: node for node in problem.nodes}
     for a in placement.assignments:
         if not fits(problem.model, nodes[a.peer_id], a.start, a.end):

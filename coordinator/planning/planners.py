@@ -1,4 +1,4 @@
-"""All planners behind one signature, so that they can be compared on the same problems."""
+"""Puts all planners behind one signature, so that they can be compared on the same problems."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ Planner = Callable[[Problem, Service | None, "Effort"], Placement | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much a planner may do."""
+    """The work that a planner may do."""
 
     time_limit_s: float
     seed: int = 0
     spent: Callable[[], float] | None = None
-    """Share of the time that is gone, where a clock ends the work."""
+    """Returns the share of the time that is gone; None: a fixed amount of work."""
 
 
 def _ours(problem: Problem, service: Service | None, effort: Effort) -> Placement | None:
@@ -38,7 +38,7 @@ def _ours(problem: Problem, service: Service | None, effort: Effort) -> Placemen
 
 
 def _by_flow(problem: Problem, service: Service | None, effort: Effort) -> Placement | None:
-    """Ours with max flow as the goal, as Helix has it."""
+    """Our planner with max flow as its objective, as in Helix."""
     found = _ours(problem, None, effort)
     return _scored(problem, found.assignments if found else None, "patterns-flow", service)
 
@@ -71,7 +71,7 @@ def _mathopt(name: str) -> Planner:
 def _scored(
     problem: Problem, spans: Sequence[Assignment] | None, name: str, service: Service | None
 ) -> Placement | None:
-    """As it was thought of: with a maximum flow, not a spread one."""
+    """The placement of ``spans`` with a plain maximum flow, as these planners define it."""
     if spans is None or uncovered(spans, problem.model.layers):
         return None
     edges = solve_flow(problem, spans).edges
@@ -88,4 +88,4 @@ PLANNERS: dict[str, Planner] = {
     "helix-milp-highs": _mathopt("highs"),
     "helix-milp-scip": _mathopt("scip"),
 }
-"""``patterns`` is ours, and what a swarm uses; the others are there to be compared with."""
+"""Planners by name. ``patterns`` is ours, which swarms use; the others are for comparison."""

@@ -1,7 +1,7 @@
-"""``python -m coordinator.planning.solve``: one solve in a process of its own.
+"""``python -m coordinator.planning.solve``: runs one solve in a process of its own.
 
 Reads a :class:`SolveRequest` from stdin and writes a :class:`SolveAnswer` to stdout, both msgpack.
-A coordinator runs it so that neither a long solve nor the solver's memory or crashes touch
+A coordinator starts it so that neither a long solve nor the solver's memory or crashes affect
 serving.
 """
 
@@ -28,7 +28,7 @@ from dht.messages.types import Assignment, Plan, PlanVersion, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveRequest:
-    """What to solve, and what to write on the plan."""
+    """A problem to solve, and the version, coordinator and time to write into the plan."""
 
     problem: Problem
     version: PlanVersion
@@ -40,10 +40,10 @@ class SolveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveAnswer:
-    """The best plan by what it would serve (:mod:`coordinator.evaluation.estimate`), and the one
-    that moves as few as it can (None: too many), both checked.
+    """The plans that a solve found, both checked.
 
-    ``error`` says why there is no plan at all.
+    ``best`` would serve the most (:mod:`coordinator.evaluation.estimate`); ``kept`` moves the
+    fewest peers (None: it would move too many); ``error`` says why there is no plan at all.
     """
 
     best: Plan | None = None
@@ -54,7 +54,7 @@ class SolveAnswer:
 def solve_request(request: SolveRequest, spent: Callable[[], float] | None = None) -> SolveAnswer:
     """Solve one request.
 
-    ``spent()`` says what share of the work allowed is done; by default, of the time, by the clock.
+    ``spent()`` returns the share of the allowed work that is done; by default, of the time limit.
     """
     spent = spent or _by_clock(request.time_limit_s)
     service = announced_service(request.problem)
@@ -80,7 +80,7 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
 
 
 def _kept(problem: Problem, spans: Sequence[Assignment]) -> Placement:
-    """The placement that moves few. Who joined stands by where its part would cost flow."""
+    """The placement that moves the fewest peers; joined peers stand by where they cost flow."""
     service = announced_service(problem)
     holders = {node.peer_id for node in problem.nodes if node.current is not None}
     held = [a for a in spans if a.peer_id in holders]
@@ -95,9 +95,9 @@ def _by_clock(limit_s: float) -> Callable[[], float]:
 
 
 def _checked(plan: Plan, problem: Problem) -> Plan | None:
-    """The plan if the checker finds nothing wrong with it. What is wrong is written to stderr.
+    """The plan if the checker finds no error in it, else None; errors are written to stderr.
 
-    Here rather than in the coordinator: checking a plan for thousands of peers takes seconds.
+    Plans are checked here because that takes seconds for thousands of peers.
     """
     wrong = check_plan(plan, problem)
     for reason in wrong:
@@ -117,7 +117,7 @@ def _plan(request: SolveRequest, placement: Placement, solve_s: float) -> Plan:
 
 
 def main() -> int:
-    """One request in, one answer out."""
+    """Solve one request from stdin and write the answer to stdout."""
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SolveRequest)
     sys.stdout.buffer.write(msgspec.msgpack.encode(solve_request(request)))
     return 0

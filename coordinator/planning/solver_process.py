@@ -1,4 +1,4 @@
-"""One solve in a process of its own, ended when it takes too long."""
+"""Starts one solve in a process of its own and kills it when it takes too long."""
 
 import asyncio
 import logging
@@ -12,7 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 async def solve_apart(request: SolveRequest, limit_s: float) -> SolveAnswer:
-    """Solve in a process of its own, which is ended when it takes too long or we are cancelled."""
+    """Solve in a process of its own, killed after ``limit_s`` seconds or when cancelled.
+
+    Where the solver fails, the answer's ``error`` says why.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""The living swarm as a planner's input, read from its records by somebody who only looks."""
+"""Reads a living swarm's records as a planner's input, for an observer that takes no part."""
 
 from collections import Counter
 
@@ -16,10 +16,10 @@ from dht.transport.config import TransportConfig
 async def read_living(
     initial_peers: tuple[str, ...], name: str, network: str
 ) -> tuple[Problem, Service]:
-    """What peers of the model of this name announce now. Stores nothing and serves nobody.
+    """The problem and service of the model ``name``, as its peers announce them now.
 
-    Raises UserError for malformed addresses and where
-    nobody announces the model, NetworkError when no peer answers.
+    Stores nothing and serves nobody. Raises UserError for malformed addresses and where no peer
+    announces the model, NetworkError when no peer answers.
     """
     transport = await connect(
         TransportConfig(identity=Identity.generate(), initial_peers=initial_peers, client_mode=True)
@@ -31,9 +31,9 @@ async def read_living(
 
 
 async def problem_now(directory: Directory) -> tuple[Problem, Service]:
-    """The problem of placing the model on the peers that announce it, the most usual weights.
+    """The problem of placing the model on the peers that announce it, with its commonest weights.
 
-    Raises UserError where nobody does.
+    Raises UserError where no peer announces the model.
     """
     nodes, links = await directory.nodes(), await directory.links()
     if not nodes:

@@ -1,10 +1,10 @@
-"""What a peer makes of a plan that somebody published, by the records that it sees itself. Pure.
+"""Reviews a published plan against the records that this peer sees. Pure.
 
-:func:`coordinator.evaluation.plan_check.check_shape` finds what is wrong with a plan by itself.
-Here it is held against the world: peers that exist, memory and speed that they announced, and a
-yardstick that costs little, Petals' greedy placement; both by what they would serve, as
-coordinators choose. Records differ between peers and moments, hence the slack. A plan is advice:
-refusing one costs efficiency at most.
+:func:`coordinator.evaluation.plan_check.check_shape` checks a plan by itself. This module compares
+it with the swarm: the peers that exist, the memory and speed that they announced, and a cheap
+baseline, Petals' greedy placement. Plan and baseline are compared by what they would serve, as
+coordinators compare placements. Records differ between peers and moments, hence the slack. A plan
+is advice: refusing one costs efficiency at most.
 """
 
 from collections import defaultdict
@@ -35,19 +35,19 @@ from dht.messages.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewConfig:
-    """Slack for what peers see differently."""
+    """Slack for differences between the records that peers see."""
 
     rate_slack: float = 1.1
-    """Peers may carry so much more than they announced, times."""
+    """Maximum flow through a peer, as a multiple of the speed that it announced."""
     link_slack: float = 4.0
-    """Links are measured anew all the time."""
+    """Maximum flow over a link, as a multiple of its measured bandwidth, which changes often."""
     greedy_share_min: float = 0.8
-    """A plan must serve so much of what the greedy placement would. Coordinators find at least as
-    much, but leave peers where they are for a gain below 10%, and have seen other records."""
+    """Minimum that a plan must serve, as a share of the greedy placement. Coordinators find at
+    least the greedy one, but move nobody for a gain below 10%, and saw other records."""
     running_share_min: float = 0.5
-    """The running plan may fall so far back: who has just moved is left alone for a while."""
+    """The same minimum for the running plan: peers that just moved stay for a while."""
     known_for_s: float = 30.0
-    """Peers that joined less long ago may be missing in a plan."""
+    """Time since joining after which a plan must count a peer."""
 
 
 class Opinion(StrEnum):
@@ -55,10 +55,10 @@ class Opinion(StrEnum):
 
     FINE = "fine"
     UNSURE = "unsure"
-    """It counts on peers that are not known here, or not yet."""
+    """The plan counts on peers that are not known here, or not yet."""
     IMPOSSIBLE = "impossible"
     WORSE = "worse"
-    """…than the greedy placement."""
+    """The plan serves too little beside the greedy placement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +82,10 @@ def review(
     now_unix_s: float,
     config: ReviewConfig,
 ) -> Verdict:
-    """What to think of ``plan``, whose shape is right.
+    """The verdict on ``plan``, whose shape was checked before.
 
-    ``nodes`` and ``links`` are the records seen; ``running`` is the plan that is followed now;
-    ``gone`` are peers that do not answer though they have records.
+    ``nodes`` and ``links`` are the records seen; ``running`` is the plan followed now; ``gone`` are
+    peers that have records but do not answer.
     """
     usable = usable_nodes(nodes, plan.model, gone)
     problem = problem_of(plan.model, usable, links)
@@ -113,7 +113,7 @@ def review(
         served = _serves(plan, problem)
     if served < share * yardstick:
         return Verdict(
-            # What goes over peers that are not seen here counts for nothing: they may be there.
+            # Flow over peers that are not seen here was not counted, yet they may exist.
             opinion=Opinion.WORSE if len(known) == len(plan.assignments) else Opinion.UNSURE,
             reason=f"it serves {served:.1f} tokens/s, {what} {yardstick:.1f}",
         )
@@ -135,7 +135,7 @@ def falls_short(
 def long_known(
     usable: Mapping[str, NodeRecord], now_unix_s: float, config: ReviewConfig
 ) -> dict[str, NodeRecord]:
-    """Those of ``usable`` that a plan should not have missed."""
+    """The peers of ``usable`` that joined long enough ago that a plan should count them."""
     return {
         peer_id: record
         for peer_id, record in usable.items()
@@ -150,7 +150,7 @@ def _greedy_serves(
     now_unix_s: float,
     config: ReviewConfig,
 ) -> float:
-    """What the greedy placement serves on peers that have been here for a while, in tokens/s."""
+    """Tokens/s that the greedy placement serves on peers known for ``config.known_for_s``."""
     known = long_known(usable, now_unix_s, config)
     if not known:
         return 0.0
@@ -163,7 +163,7 @@ def _greedy_serves(
 
 
 def _serves(plan: Plan, problem: Problem) -> float:
-    """What the part of the plan serves that the peers of ``problem`` carry, in tokens/s."""
+    """Tokens/s that the plan serves over the peers of ``problem`` alone."""
     known = frozenset(node.peer_id for node in problem.nodes)
     edges = known_part(plan.edges, plan.assignments, known)
     held = [a for a in plan.assignments if a.peer_id in known]
@@ -173,12 +173,15 @@ def _serves(plan: Plan, problem: Problem) -> float:
 def known_part(
     edges: Sequence[FlowEdge], assignments: Sequence[Assignment], known: frozenset[str]
 ) -> tuple[FlowEdge, ...]:
-    """The flow that passes ``known`` peers only, by the shares in which peers mix it; linear."""
+    """The flow that passes ``known`` peers only, by the shares of each peer's in- and outflow.
+
+    Linear in the edges.
+    """
     order = {a.peer_id: a.end for a in assignments}
     ends = {SOURCE: 1.0, SINK: 1.0}
 
     def clean(forward: bool) -> dict[str, float]:
-        """The share of what a peer takes (or gives) that known ones alone brought (or take)."""
+        """For each peer, the share of its inflow (backward: outflow) over known peers only."""
         sums: defaultdict[str, float] = defaultdict(float)
         parts: defaultdict[str, float] = defaultdict(float)
         share = dict(ends)
@@ -207,7 +210,7 @@ def _impossible(reason: str) -> Verdict:
 
 
 def _misordered(plan: Plan) -> str:
-    """What is wrong with the waves; "" when nothing is."""
+    """The error in the plan's waves; "": none."""
     peers = [peer_id for wave in plan.waves for peer_id in wave]
     if len(set(peers)) != len(peers):
         return "a peer moves in two waves"
@@ -222,7 +225,10 @@ def _overloaded(
     links: Mapping[str, LinksRecord],
     config: ReviewConfig,
 ) -> str:
-    """Whose announced speed or measured link carries more than it can; linear in the edges."""
+    """The first peer or link whose flow exceeds what was announced or measured; "": none.
+
+    Linear in the edges.
+    """
     through: defaultdict[str, float] = defaultdict(float)
     for edge in plan.edges:
         through[edge.head] += edge.tokens_per_s
@@ -248,7 +254,7 @@ def _overloaded(
 
 
 def _as_it_is(plan: Plan, usable: Mapping[str, NodeRecord], running: Plan | None) -> bool:
-    """Whether the plan leaves everybody where the running one, or they themselves, say they are."""
+    """Whether the plan moves nobody: from the running plan's layers, or from those announced."""
     held = running.assignments if running is not None else ()
     staying = {a for a in held if a.peer_id in usable}
     if staying and staying <= set(plan.assignments):
@@ -262,7 +268,7 @@ def _as_it_is(plan: Plan, usable: Mapping[str, NodeRecord], running: Plan | None
 
 
 def _supported(plan: Plan, known: frozenset[str]) -> float:
-    """What of the plan's flow surely goes over known peers only, in tokens/s."""
+    """Lower bound on the plan's flow that passes known peers only, in tokens/s."""
     unknown = sum(
         edge.tokens_per_s for edge in plan.edges if edge.head not in known | {SOURCE, SINK}
     )

@@ -1,4 +1,4 @@
-"""Reviews plans with what this peer can see: records, and pings where a record may be stale."""
+"""Reviews plans by the records that this peer sees, and by pings where a record may be stale."""
 
 import asyncio
 import random
@@ -12,12 +12,12 @@ from dht.records.directory import Directory
 from dht.transport.interface import Transport
 
 PINGED_MAX = 16
-"""Peers that one review pings: those that a plan leaves out may be dead."""
+"""Maximum peers that one review pings: peers that a plan leaves out may be dead."""
 PING_S = 3.0
 
 
 class Reviewer:
-    """Callable by a :class:`coordinator.plans.store.PlanStore` before it adopts a plan."""
+    """The review that a :class:`coordinator.plans.store.PlanStore` asks before it adopts a plan."""
 
     def __init__(self, transport: Transport, directory: Directory, config: ReviewConfig) -> None:
         self._transport = transport
@@ -26,7 +26,7 @@ class Reviewer:
         self._rng = random.Random(transport.peer_id)  # noqa: S311  (whom to ping first)
 
     async def __call__(self, plan: Plan, running: Plan | None) -> Verdict:
-        """What this peer thinks of ``plan``. Raises NetworkError when no records can be read."""
+        """This peer's verdict on ``plan``. Raises NetworkError when no records can be read."""
         nodes, links = await asyncio.gather(self._directory.nodes(), self._directory.links())
         gone: frozenset[str] = frozenset()
         while True:
@@ -47,7 +47,7 @@ class Reviewer:
                 return verdict
 
     async def _gone(self, peers: list[NodeRecord]) -> frozenset[str]:
-        """Those of ``peers`` that do not answer; a sample of them where there are many."""
+        """Those of ``peers`` that do not answer a ping; a random sample where there are many."""
         sample = self._rng.sample(peers, min(PINGED_MAX, len(peers)))
         answers = await asyncio.gather(*(self._answers(record) for record in sample))
         return frozenset(

@@ -1,4 +1,4 @@
-"""Plan bodies by hash: fetched from any peer that has them, checked, kept, served on."""
+"""Stores plan bodies by hash: fetches them from peers, checks, keeps and serves them."""
 
 import asyncio
 import hashlib
@@ -23,33 +23,33 @@ logger = logging.getLogger(__name__)
 BODIES_MAX = 8
 FETCH_S = 5.0
 HOLDERS_MAX = 4
-"""Peers that are asked for one body in one look."""
+"""Maximum adopters that one refresh asks for a body."""
 RETRY_S = 2.0
 RETRY_MAX_S = 30.0
-"""A body that nobody had is asked for again after a pause, which doubles up to this."""
+"""Maximum pause before a body that nobody had is asked for again; it doubles from ``RETRY_S``."""
 HEADS_MAX = 8
-"""Heads that one look follows up: anybody can publish one that leads nowhere."""
+"""Maximum heads that one refresh follows: anybody can publish a head without a body."""
 LOOKS_MAX = 3
 WANTING_S: dict[Opinion, float] = {
     Opinion.IMPOSSIBLE: 5.0,
     Opinion.WORSE: 5.0,
     Opinion.UNSURE: 30.0,
 }
-"""An author's plan is refused for good when it was found wanting so often and for so long, or the
-ones that came in its place were: records may lag."""
+"""Minimum time, by opinion, for which an author's plans must be found wanting, in ``LOOKS_MAX``
+reviews or more, before one is refused for good: records may lag."""
 REFUSED_MAX = 256
 
 
 Review = Callable[[Plan, Plan | None], Awaitable[Verdict]]
-"""Judges a plan, given the one that runs."""
+"""Judges a plan, given the running one."""
 
 
 class PlanStore:
     """The newest plan this peer has seen and checked. Any peer may ask it for bodies.
 
     ``review`` judges plans of a right shape before they are adopted; without it, as in clients,
-    every such plan is. ``model`` is the one that plans must be for, where it is known here.
-    ``coordinators`` are the only ones whose plans count; none: everybody's.
+    they are adopted without a review. ``model`` is the model that plans must be for, where it is
+    known here. ``coordinators`` are the only peers whose plans count; empty: everybody's count.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class PlanStore:
         self._wanting: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self.trust = Trust()
         self.leader: str | None = None
-        """Whose head is followed up first."""
+        """The peer whose head is followed first."""
         self.witness: Callable[[str], bool | None] = lambda peer_id: None
-        """Answers others' question whether a peer answers this one."""
+        """Whether a peer answers this one, for other peers that ask; None: unknown."""
         self._bodies: OrderedDict[str, bytes] = OrderedDict()
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._retry: dict[str, tuple[float, float]] = {}
@@ -79,16 +79,16 @@ class PlanStore:
         self.newest: Plan | None = None
         self.head: PlanHead | None = None
         self.head_seen_s = 0.0
-        """When a head of the newest plan was last seen, by the loop's clock."""
+        """When a head of the newest plan was last seen, by the event loop's clock."""
         self.counters: Counter[str] = Counter()
 
     @property
     def version(self) -> PlanVersion:
-        """Version of the newest plan; the zero version before there is one."""
+        """The version of the newest plan; ``NO_VERSION`` before there is a plan."""
         return self.newest.version if self.newest is not None else NO_VERSION
 
     async def serve(self) -> None:
-        """Answer others' requests for bodies, and their pings."""
+        """Answer other peers' requests for bodies, their pings and witness requests."""
         await self._transport.serve(PLAN_PROTOCOL, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
@@ -107,7 +107,7 @@ class PlanStore:
                     raise codec.MalformedError("this stream takes plan requests and pings")
 
     async def add(self, plan: Plan) -> PlanHead:
-        """Keep this peer's own plan as the newest; returns its head to publish."""
+        """Keep this peer's own plan as the newest; returns the head to publish."""
         body = codec.encode(plan)
         head = PlanHead(
             peer_id=self._transport.peer_id,
@@ -120,7 +120,7 @@ class PlanStore:
         return head
 
     async def refresh(self) -> None:
-        """Look for a newer plan and fetch it. A plan that fails its checks is never asked again.
+        """Look for a newer plan and fetch it. A refused plan is never asked for again.
 
         Raises NetworkError when the DHT cannot be read.
         """
@@ -155,7 +155,7 @@ class PlanStore:
             self._retry[head.sha256] = (loop.time() + pause_s, min(RETRY_MAX_S, 2 * pause_s))
 
     async def _by_promise(self, heads: list[PlanHead]) -> list[PlanHead]:
-        """The leader's head first, then those that most peers adopted, then the newest."""
+        """The heads in order: the leader's, then those that most peers adopted, then the newest."""
         if len(heads) <= 1:
             return heads
         records = (await self._directory.nodes()).values()
@@ -167,7 +167,7 @@ class PlanStore:
         )
 
     async def _adopters(self, head: PlanHead) -> list[str]:
-        """Other peers that say they adopted this plan: its author may be gone."""
+        """Other peers that announce that they adopted this plan: its author may be gone."""
         nodes = await self._directory.nodes()
         having = [
             peer_id
@@ -269,7 +269,7 @@ class PlanStore:
             self._changed.notify_all()
 
     async def wait_newer(self, version: PlanVersion) -> Plan:
-        """The newest plan, once it is newer than ``version``."""
+        """Wait for a plan newer than ``version`` and return it."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.version > version)
             if self.newest is None:

@@ -1,4 +1,4 @@
-"""When to plan again, and whether a new plan is worth the moves. Pure."""
+"""Decides when to plan again and whether a new plan is worth its moves. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,25 +12,25 @@ class TransitionConfig:
     """Times in seconds."""
 
     settle_s: float = 0.9
-    """Joins are gathered for so long before a plan is made for them."""
+    """Time without a further join before a plan is made for those that joined."""
     settle_max_s: float = 5.0
-    """…but a plan is not put off longer than this by joins that keep coming."""
+    """Maximum time for which further joins postpone a plan."""
     period_s: float = 60.0
     retry_s: float = 5.0
-    """After a solve that led to no plan, the next one waits so long."""
+    """Pause after a solve that led to no plan."""
     elder_s: float = 300.0
-    """Peers that have been here for so long coordinate before others do."""
+    """Time since joining after which a peer coordinates before younger ones."""
     gain_min: float = 1.1
-    """A plan that moves peers must serve so much more, or bring back layers that are lost."""
+    """Minimum ratio of a moving plan's throughput to the kept one's, unless layers were lost."""
     move_every_s: float = 300.0
-    """A peer is moved once in this time, unless layers have no holder."""
+    """Minimum time between two moves of a peer, unless layers have no holder."""
     loss_max: float = 0.98
-    """What a plan may cost, as a share of what is served, when it brings back lost replicas."""
+    """Minimum throughput of a plan that brings back lost replicas, as a share of the kept one's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What differs from when the running plan was made, since when, and when it changed last."""
+    """Differences from the running plan: since when there are any, and when they last changed."""
 
     joined: frozenset[str]
     lost: frozenset[str]
@@ -39,7 +39,7 @@ class Change:
 
 
 def difference(plan: Plan | None, usable: Mapping[str, NodeRecord]) -> tuple[set[str], set[str]]:
-    """``(joined, lost)``: peers that the plan does not know, and holders that are gone."""
+    """``(joined, lost)``: peers that the plan does not name, and its peers that are gone."""
     planned = {a.peer_id for a in plan.assignments} if plan is not None else set()
     return set(usable) - planned, planned - set(usable)
 
@@ -47,8 +47,11 @@ def difference(plan: Plan | None, usable: Mapping[str, NodeRecord]) -> tuple[set
 def usable_nodes(
     nodes: Mapping[str, NodeRecord], model: ModelSpec, silent: frozenset[str]
 ) -> dict[str, NodeRecord]:
-    """Peers that a plan may count on: same model, not leaving, answering, with room, and not
-    such that others found out of reach (where nobody tried yet, they may be)."""
+    """The peers that a plan may count on.
+
+    They serve the same model, are not draining, answer, have room for a layer, and were not found
+    unreachable by others (a peer that nobody tried yet counts).
+    """
     return {
         peer_id: record
         for peer_id, record in nodes.items()
@@ -61,7 +64,7 @@ def usable_nodes(
 
 
 def left_out(nodes: Mapping[str, NodeRecord], model: ModelSpec) -> str:
-    """How many peers a plan passes over since others cannot reach them; empty for none."""
+    """A phrase on the number of peers that a plan leaves out as unreachable; "": none."""
     count = sum(
         record.reach is Reach.NONE and record.model.serves_with(model) for record in nodes.values()
     )
@@ -73,9 +76,9 @@ def left_out(nodes: Mapping[str, NodeRecord], model: ModelSpec) -> str:
 def reason_to_plan(
     plan: Plan | None, change: Change | None, planned_s: float, now_s: float, cfg: TransitionConfig
 ) -> str | None:
-    """Why to solve now, or None.
+    """The reason to solve now; None: there is none.
 
-    ``planned_s`` is when the last solve ended. A lost holder is never waited for; joins settle
+    ``planned_s`` is when the last solve ended. A lost holder is replaced at once; joins must settle
     first, so that ten peers that start together get one plan.
     """
     if change is not None and change.lost:
@@ -93,7 +96,7 @@ def reason_to_plan(
 def elders(
     nodes: Mapping[str, NodeRecord], now_unix_s: float, cfg: TransitionConfig
 ) -> frozenset[str]:
-    """Peers that say they have been here for long; none in a young swarm."""
+    """Peers that joined at least ``cfg.elder_s`` ago, as they announce; none in a young swarm."""
     return frozenset(
         peer_id
         for peer_id, record in nodes.items()
@@ -102,7 +105,7 @@ def elders(
 
 
 def replication(assignments: Sequence[Assignment], layers: int) -> int:
-    """Holders of the layer that has the fewest."""
+    """Number of holders of the layer that has the fewest."""
     holders = [0] * layers
     for a in assignments:
         for layer in range(a.start, a.end):
@@ -111,7 +114,7 @@ def replication(assignments: Sequence[Assignment], layers: int) -> int:
 
 
 def moved(old: Sequence[Assignment], new: Sequence[Assignment]) -> frozenset[str]:
-    """Peers that ``new`` takes away from layers that ``old`` gives them."""
+    """Peers whose span in ``new`` differs from their span in ``old``."""
     before = {a.peer_id: (a.start, a.end) for a in old}
     return frozenset(
         a.peer_id for a in new if a.peer_id in before and before[a.peer_id] != (a.start, a.end)
@@ -121,7 +124,8 @@ def moved(old: Sequence[Assignment], new: Sequence[Assignment]) -> frozenset[str
 def moved_lately(
     usable: Mapping[str, NodeRecord], now_unix_s: float, cfg: TransitionConfig
 ) -> frozenset[str]:
-    """Peers whose last move is less than ``move_every_s`` ago, whichever way clocks differ."""
+    """Peers whose last move is less than ``cfg.move_every_s`` from now, whichever way clocks
+    differ."""
     return frozenset(
         peer_id
         for peer_id, record in usable.items()
@@ -132,7 +136,7 @@ def moved_lately(
 def fetch_bytes(
     model: ModelSpec, serving: Sequence[Assignment], new: Sequence[Assignment]
 ) -> dict[str, int]:
-    """Weights that each peer reads anew to go from what it serves to ``new``, in bytes."""
+    """Bytes of weights that each peer must read to go from what it serves to ``new``."""
     before = {a.peer_id: a for a in serving}
     needed: dict[str, int] = {}
     for a in new:
@@ -148,7 +152,7 @@ def fetch_bytes(
 
 
 def with_effects(plan: Plan, usable: Mapping[str, NodeRecord]) -> Plan:
-    """``plan`` with the waves of its moves and the bytes that following it costs."""
+    """``plan`` with the waves of its moves and the bytes of weights that peers must read."""
     serving = [
         Assignment(peer_id=peer_id, start=record.start, end=record.end)
         for peer_id, record in sorted(usable.items())
@@ -177,13 +181,13 @@ def choose_plan(
     cfg: TransitionConfig,
     now_unix_s: float,
 ) -> tuple[Plan, str] | None:
-    """The plan to run next and why, or None to stay with ``old``.
+    """The plan to run next and the reason; None: stay with ``old``.
 
-    ``kept`` is the plan that moves nobody who holds layers, or as few as it takes where layers are
-    lost, None where that is no way. Plans are compared by what they would serve. The best plan is
-    worth its moves for 10% more, or when replicas were lost that it brings back, unless it moves
-    somebody who has just moved (where the other moves nobody); otherwise who stays is not moved,
-    also when somebody else left (or one death makes all survivors fetch their weights anew).
+    ``kept`` is the plan that moves no holder of layers, or the fewest where layers are lost; None
+    where there is no such plan. Plans are compared by what they would serve. ``best`` is worth its
+    moves if it serves 10% more, or brings back lost replicas, and, where ``kept`` moves nobody, if
+    it moves no peer that has just moved. Otherwise ``kept`` is chosen, also when a peer left: one
+    death must not make all survivors fetch their weights again.
     """
     plan, gain = _chosen(old, best, kept, usable, cfg, now_unix_s)
     if old is None:
@@ -210,7 +214,7 @@ def _chosen(
     cfg: TransitionConfig,
     now_unix_s: float,
 ) -> tuple[Plan, str]:
-    """The plan that is worth its moves, and what it gains ("" when nobody moves)."""
+    """The plan that is worth its moves, and its gain in words ("": nobody moves)."""
     if kept is None:
         before = old.value_tokens_per_s if old is not None else 0.0
         return best, _times(best, before)
@@ -218,7 +222,7 @@ def _chosen(
     movers = moved(held, best.assignments)
     if (
         movers & moved_lately(usable, now_unix_s, cfg)
-        and not moved(held, kept.assignments)  # else others would take it for a poor choice
+        and not moved(held, kept.assignments)  # otherwise reviewers would find it too poor
     ):
         return kept, ""
     layers = best.model.layers

@@ -1,7 +1,7 @@
-"""Whose plans and leases count for something. Pure: time is an argument.
+"""Decides whose plans and leases count here. Pure: time is an argument.
 
 A peer that publishes plans which this one refuses, or that leads and does nothing, is distrusted
-for a while. Trust is each peer's own; nobody can talk it out of trusting somebody else.
+for ``DISTRUST_S``. Trust is each peer's own: no other peer can influence it.
 """
 
 from dataclasses import dataclass, field
@@ -9,19 +9,20 @@ from typing import Any
 
 DISTRUST_S = 600.0
 STRIKES = 2
-"""So many refused plans within ``DISTRUST_S``: what one peer sees may lag once."""
+"""Refused plans within ``DISTRUST_S`` that cost a peer its trust; one may be due to records that
+lag."""
 PEERS_MAX = 1024
 
 
 @dataclass(slots=True)
 class Trust:
-    """What this peer remembers of those who coordinate."""
+    """This peer's trust in those that coordinate."""
 
     _strikes: dict[str, tuple[int, float]] = field(default_factory=dict)
     _until_s: dict[str, float] = field(default_factory=dict)
 
     def strike(self, peer_id: str, now_s: float, *, times: int = 1) -> None:
-        """A plan of ``peer_id`` was refused."""
+        """Count a refused plan of ``peer_id``, as ``times`` strikes."""
         count, since_s = self._strikes.pop(peer_id, (0, now_s))
         if now_s - since_s > DISTRUST_S:
             count = 0
@@ -33,13 +34,13 @@ class Trust:
         _bound(self._strikes)
 
     def distrust(self, peer_id: str, now_s: float) -> None:
-        """Let nothing that ``peer_id`` claims count for a while."""
+        """Ignore the plans and leases of ``peer_id`` for ``DISTRUST_S``."""
         self._until_s.pop(peer_id, None)
         self._until_s[peer_id] = now_s + DISTRUST_S
         _bound(self._until_s)
 
     def distrusted(self, now_s: float) -> frozenset[str]:
-        """Who counts for nothing now."""
+        """The peers that are distrusted now."""
         self._until_s = {p: until_s for p, until_s in self._until_s.items() if until_s > now_s}
         return frozenset(self._until_s)
 

@@ -1,7 +1,7 @@
-"""Whether it is a peer's turn to give up its layers for others. Pure; every peer asks for itself.
+"""Decides whether it is this peer's turn to give up its layers for others. Pure.
 
-The plan's waves order the moves, and each peer still looks with its own eyes before it gives up
-layers: a coordinator that is wrong or hostile can make nobody drop a layer's last holder quickly.
+The plan's waves order the moves, and each peer still checks the records itself before it gives up
+layers: a coordinator that is wrong or hostile cannot make a layer's last holder drop it quickly.
 """
 
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ from dht.messages.types import Assignment, NodeRecord, NodeState, Plan
 
 
 class WaitFor(StrEnum):
-    """What a peer that is to move waits for, each for a bounded time only."""
+    """What a peer that is to move waits for, each for a bounded time."""
 
     EARLIER_WAVES = "earlier waves"
-    """Peers of earlier waves that do not serve their new layers yet."""
+    """Peers of earlier waves do not serve their new layers yet."""
     REST = "rest"
-    """It has moved lately, and no layer is without a holder."""
+    """The peer has moved lately, and no layer is without a holder."""
     HOLDER = "holder"
-    """Layers that only it serves."""
+    """Only this peer serves some layers that it is to give up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnConfig:
-    """How long a peer waits at most for each, in seconds."""
+    """Maximum time that a peer waits for each, in seconds."""
 
     earlier_waves_s: float = 300.0
     rest_s: float = 300.0
@@ -43,7 +43,7 @@ class TurnConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnWait:
-    """Why a peer does not move yet."""
+    """A reason why a peer does not move yet."""
 
     what: WaitFor
     text: str
@@ -56,12 +56,11 @@ def why_wait(
     now_unix_s: float,
     config: TurnConfig,
 ) -> tuple[TurnWait, ...]:
-    """What the peer of record ``mine`` has to wait for before it follows ``plan``; () when nothing.
+    """What the peer of record ``mine`` must wait for before it follows ``plan``; (): nothing.
 
-    ``nodes`` are the records; those of peers that the plan leaves out count for nothing, since they
-    may be dead. While some layer has no holder at all nobody waits: the model cannot be served
-    anyway, and all load at the same time. Peers of earlier waves that have no record any more are
-    not waited for.
+    ``nodes`` are the records; peers that the plan leaves out do not count as holders, since they
+    may be dead. While some layer has no holder nobody waits: the model cannot be served anyway, and
+    all peers load at the same time. Peers of earlier waves without a record are not waited for.
     """
     target = plan.assignment_of(mine.peer_id)
     if target is None or mine.state is not NodeState.SERVING:

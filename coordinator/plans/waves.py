@@ -1,4 +1,4 @@
-"""The order in which peers move to a new placement, so that no layer loses its last holder.
+"""Orders peers' moves to a new placement in waves, so that no layer loses its last holder.
 
 Make before break: a wave begins when all moves of the waves before it are done; within a wave,
 moves begin and end in any order. A peer that can hold both ranges serves its old one until the
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dht.messages.types import Assignment, ModelSpec, stage_bytes
 
 LOOKS_MAX = 100_000
-"""How often the search for a safe order looks at a move; then the least harmful one is taken."""
+"""Maximum moves that the search for a safe order looks at; then the least harmful move is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Wave:
 
     peers: tuple[str, ...]
     breaks: tuple[int, ...] = ()
-    """Layers that may have no holder meanwhile; only where no order was found that avoids it."""
+    """Layers that may have no holder during the wave; only where no safe order was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class _Move:
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """Layers on which nobody may count while this peer moves, of those that it serves."""
+        """Layers served before the move that may lack this holder while it moves."""
         return tuple(ly for ly in self.old if not (self.keeps and ly in self.new))
 
 
@@ -41,10 +41,10 @@ def waves(
 ) -> tuple[Wave, ...]:
     """Waves that lead from what is served (``old``) to the placement ``new``.
 
-    Peers that ``new`` does not name go on as they are. ``keeping`` are those that can hold the old
-    and the new range at once (:func:`keepers`). A layer that has a holder keeps one throughout
-    whenever an order of moves exists that allows it: the search is exact within ``LOOKS_MAX``
-    looks, which only a dozen moves and more that all need each other's layers use up.
+    Peers that ``new`` does not name stay as they are. ``keeping`` are the peers that can hold the
+    old and the new range at once (:func:`keepers`). A layer with a holder keeps one throughout
+    whenever some order of moves allows it: the search is exact within ``LOOKS_MAX`` looks, which
+    only a dozen or more moves that all need each other's layers use up.
     """
     before = {a.peer_id: range(a.start, a.end) for a in old if a.start < a.end}
     moves = {
@@ -78,7 +78,7 @@ def keepers(
     old: Sequence[Assignment],
     new: Sequence[Assignment],
 ) -> frozenset[str]:
-    """Peers whose memory holds their old and new layers at once, each with its least KV room."""
+    """Peers whose memory holds their old and new layers at once, each with its minimum KV room."""
     then = {a.peer_id: a for a in new}
     found = set()
     for a in old:
@@ -101,13 +101,13 @@ class _Budget:
     looks: int
 
     def spend(self, looks: int) -> bool:
-        """Whether so many looks are left; they are not afterwards."""
+        """Spend ``looks``; returns whether they were left."""
         self.looks -= looks
         return self.looks >= 0
 
 
 class _Cover:
-    """How many holders each layer has."""
+    """The number of holders of each layer."""
 
     def __init__(self, spans: Iterable[range]) -> None:
         self.counts: dict[int, int] = {}
@@ -130,9 +130,9 @@ class _Cover:
 def _safe_order(
     standing: _Cover, moves: Mapping[str, _Move], budget: _Budget
 ) -> tuple[Wave, ...] | None:
-    """Waves that move everybody and break nothing, or None. Depth first, without recursion."""
+    """Waves that move all peers and break no layer, or None. Depth first, without recursion."""
     seen: set[frozenset[str]] = set()
-    # Per step taken: what stands then, who is left, and the tries that are still open there.
+    # Per step taken: the holders that stay, the peers left to move, the moves not tried yet.
     path: list[tuple[_Cover, frozenset[str], list[tuple[str, ...]]]] = []
     taken: list[tuple[str, ...]] = []
     cover, left = standing, frozenset(moves)
@@ -160,9 +160,9 @@ def _safe_order(
 def _tries(
     cover: _Cover, moves: Mapping[str, _Move], left: frozenset[str]
 ) -> list[tuple[str, ...]]:
-    """What may come next; the last of the list first."""
-    # Moves of which all layers stay with peers that do not move any more can never be in the way
-    # of others: all of them at once, and nothing else need be tried.
+    """Sets of peers that may move next; the last one is to be tried first."""
+    # A move whose layers all have holders that no longer move can never hinder another: make all
+    # of these at once, and try nothing else.
     free = tuple(p for p in sorted(left) if all(cover[layer] > 0 for layer in moves[p].gone))
     if free:
         return [free]
@@ -195,7 +195,7 @@ def _merged(
     new: Sequence[Assignment],
     keeping: Collection[str],
 ) -> tuple[Wave, ...]:
-    """Neighbouring waves as one where that breaks nothing: fewer waits."""
+    """Neighbouring waves merged where that breaks no layer: fewer waits."""
     then = {a.peer_id: range(a.start, a.end) for a in new}
     held = dict(before)
     merged: list[Wave] = []

@@ -1,6 +1,6 @@
-"""Cluster files: a planner's problem as JSON, for planning offline.
+"""Reads cluster files: a planner's problem as JSON, for planning offline.
 
-Our own format (sizes in bytes, rates in tokens/s, ``links`` directed)::
+The project's own format (sizes in bytes, rates in tokens/s, ``links`` directed)::
 
     {"schema": "anabranch-cluster/1",
      "models": {"tiny": {"layers": 8, "layer_bytes": 1000, "embed_bytes": 500, "head_bytes": 500,
@@ -11,8 +11,8 @@ Our own format (sizes in bytes, rates in tokens/s, ``links`` directed)::
      "default_bandwidth_bytes_per_s": 12500000, "default_rtt_s": 0.05}
 
 A link is source, target, bytes/s, round trip in seconds. ``tokens_per_s[model][j - 1]`` is T_j.
-The schema ``helix-cluster/1`` is read too: Helix's own clusters, where the length of T_j says what
-a GPU can hold and links carry one-way latencies.
+The schema ``helix-cluster/1`` is read too: Helix's own clusters, where the length of T_j is the
+number of layers that a GPU can hold, and links have one-way latencies.
 """
 
 import math
@@ -103,9 +103,9 @@ class _HelixCluster:
 
 
 def read_cluster(data: bytes, model: str | None) -> Problem:
-    """The problem of placing ``model`` (None: the only one) on a cluster file's nodes.
+    """The problem of placing ``model`` (None: the file's only model) on a cluster file's nodes.
 
-    Raises UserError, in one line, for anything that is not a cluster file or not in it.
+    Raises UserError, in one line, for malformed files and unknown models.
     """
     try:
         schema = msgspec.json.decode(data, type=dict[str, Any]).get("schema")

@@ -1,4 +1,4 @@
-"""The planners' input, from what peers announced. Pure."""
+"""Builds the planners' input from peers' records. Pure."""
 
 from collections.abc import Mapping
 
@@ -21,9 +21,10 @@ def problem_of(
     links: Mapping[str, LinksRecord],
     plan: Plan | None = None,
 ) -> Problem:
-    """The problem of placing ``model`` on the ``usable`` peers; links only between them.
+    """The problem of placing ``model`` on the ``usable`` peers, with the links between them.
 
-    What a peer holds is what ``plan`` gave it, or else what it serves: it may be loading still.
+    A peer's current span is what ``plan`` gives it, which it may still be loading, or else what it
+    serves.
     """
     given = {a.peer_id: a for a in plan.assignments} if plan is not None else {}
     nodes = tuple(

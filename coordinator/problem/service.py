@@ -1,4 +1,4 @@
-"""What peers can do and what is asked of them: the input of the estimate beside a problem."""
+"""The estimate's input beside a problem: the speed of the peers' machines, and the workload."""
 
 import math
 from bisect import bisect_right
@@ -11,11 +11,11 @@ from dht.messages.types import LayerTimes, PlannerNode, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What clients ask for, and how much KV room the scheduler fills.
+    """The length of clients' requests, and the share of KV room that the scheduler fills.
 
     The defaults are the conversations of Azure's 2023 trace and the offline constants of Helix's
-    simulator: a request reserves (input + ``reserve_tokens``) in every layer, and new ones start
-    while the fullest peer's room is used up to ``kv_high_water``.
+    simulator: a request reserves (input + ``reserve_tokens``) in every layer, and new requests
+    start while at most ``kv_high_water`` of the fullest peer's room is used.
     """
 
     input_tokens: float = 763.0
@@ -24,11 +24,11 @@ class Workload:
     reserve_tokens: float = 240.0
     kv_high_water: float = 0.8
     requests_max: float = math.inf
-    """Requests in flight at most, where the load is less than what KV room admits."""
+    """Maximum requests in flight, where the load is below what KV room admits."""
 
 
 def workload_within(context_tokens: int, workload: Workload | None = None) -> Workload:
-    """The workload, scaled down to what fits a model's context where that is short."""
+    """The workload, scaled down to fit a model's context where that is short."""
     load = workload or Workload()
     longest = load.input_tokens + max(load.output_tokens, load.reserve_tokens)
     scale = min(1.0, context_tokens / longest)
@@ -43,13 +43,13 @@ def workload_within(context_tokens: int, workload: Workload | None = None) -> Wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Seconds that a layer takes for so many tokens, piecewise linear through measured points."""
+    """A layer's time in seconds by tokens, piecewise linear through measured points."""
 
     tokens: tuple[float, ...]
     seconds: tuple[float, ...]
 
     def at(self, tokens: float) -> float:
-        """Seconds for ``tokens`` (extended along the last piece)."""
+        """Seconds for ``tokens``, extrapolated along the last piece."""
         xs, ys = self.tokens, self.seconds
         if len(xs) == 1:
             return ys[0]
@@ -61,58 +61,58 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSpeed:
-    """What the estimate knows of a peer beyond its T_j."""
+    """A peer's times and KV room, which the estimate needs beyond its T_j."""
 
     decode: Curve
-    """Per layer, by tokens in the batch."""
+    """Decode time per layer, by tokens in the batch."""
     prompt: Curve
-    """Per layer, by prompt tokens in the batch."""
+    """Prefill time per layer, by prompt tokens in the batch."""
     kv_layer_tokens: tuple[float, ...]
-    """KV room, in tokens × layers, when j layers are held, at index j - 1."""
+    """KV room in tokens × layers while j layers are held, at index j - 1."""
     prompts_per_step: int = 1
     step_overhead_s: float = 0.0
     stretch: tuple[float, ...] = ()
-    """How many times a layer's time is longer when j layers are held, at index j - 1; else 1."""
+    """Factor on a layer's time while j layers are held, at index j - 1; empty: 1."""
     overhead_s_per_byte: float = 0.0
-    """Per byte of activations that come in or go out, beside the link's own time."""
+    """Time per byte of activations received or sent, on top of the link's own time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What the estimate needs beyond a problem: the peers' machines and the load."""
+    """The estimate's input beyond a problem: the peers' machines and the workload."""
 
     machines: Mapping[str, PeerSpeed]
     workload: Workload = field(default_factory=Workload)
     hub_delay_s: Mapping[str, float] = field(default_factory=dict)
-    """One way between a peer and the host that every token passes on its way from the last stage
-    to the first, as in Helix. Where a peer is not named, its ring closes directly."""
+    """One-way delay between a peer and the host that every token passes on its way from the last
+    stage to the first, as in Helix. The ring of a peer that is not named closes directly."""
 
     def kv_tokens(self, peer_id: str, layers: int) -> float:
-        """Tokens that a peer has KV room for while it holds so many layers."""
+        """KV capacity of a peer in tokens while it holds ``layers`` layers."""
         rooms = self.machines[peer_id].kv_layer_tokens
         return rooms[min(layers, len(rooms)) - 1] / layers if rooms and layers > 0 else 0.0
 
 
 DECODES_MEASURED = 16.0
-"""Batch at which peers usually reach their T_j."""
+"""Assumed batch at which a peer's T_j was measured, in tokens."""
 DECODE_FIXED = 0.5
-"""Share of such a step that one token alone would take: weights are read once per batch."""
+"""Assumed fixed share of a step at that batch: weights are read once per batch."""
 PROMPT_TOKEN = 0.25
-"""A prompt's token costs so much of a decoded one: a prompt reads the weights once."""
+"""Assumed ratio of a prompt token's time to a decoded token's: a prompt reads the weights once."""
 UNLIMITED_LAYER_TOKENS = 1e15
 STRETCH_MAX = 1e6
 SLOW_MAX = 1000.0
-"""A row alone takes so many times as long as one of the fullest batch, at most: whoever announces
-great rates and endless times would draw layers by the one and stop all plans by the other."""
+"""Maximum ratio of an announced time per row to that of the fullest batch: a peer that announces
+high rates with endless times would get layers by the rates and stop all plans by the times."""
 
 
 def service_from_rates(problem: Problem, workload: Workload | None = None) -> Service:
-    """What can be said of peers by T_j, memory and what they announce of their layers' times.
+    """The service derived from peers' T_j, memory and announced layer times.
 
     A layer's time for a token is 1 / max_j(j × T_j); where a peer announces no times, the shape
-    over batches is typical of GPUs (constants above). No announced time makes a peer faster than
-    its T_j, which are what is checked and capped. KV room is what memory leaves beside the weights,
-    at the larger end of the model; without a size of KV entries it is taken as unlimited.
+    over batches is typical of GPUs (constants above). Announced times cannot make a peer faster
+    than its T_j, which are checked and capped. KV room is the memory left beside the weights, with
+    the larger of the model's two ends; without a size of KV entries it counts as unlimited.
     """
     return Service(
         machines={node.peer_id: _machine_from_rates(problem, node) for node in problem.nodes},
@@ -121,7 +121,7 @@ def service_from_rates(problem: Problem, workload: Workload | None = None) -> Se
 
 
 def announced_service(problem: Problem) -> Service:
-    """The same for a living swarm, whose requests are no longer than the model's context."""
+    """:func:`service_from_rates` for a living swarm: requests fit the model's context."""
     return service_from_rates(problem, workload_within(problem.model.context_tokens))
 
 
@@ -155,9 +155,9 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> PeerSpeed:
 
 
 def _announced(times: LayerTimes, row_least_s: float, row_most_s: float) -> Curve | None:
-    """Announced times as a curve, each row within these bounds; None where there is none.
+    """The curve of announced times, with the time per row within the bounds; None: no times.
 
-    Beyond what was measured a layer takes in proportion to its rows.
+    Beyond the last measured point, time is proportional to rows.
     """
     rows = [count for count, _ in times]
     if not times or any(a >= b for a, b in pairwise(rows)):

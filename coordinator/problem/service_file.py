@@ -1,4 +1,4 @@
-"""What cluster files say of machines: layer times by batch and KV room (see cluster-format.md)."""
+"""Reads machines from cluster files: layer times by batch, KV room (see cluster-format.md)."""
 
 import json
 from functools import partial
@@ -16,7 +16,8 @@ from dht.messages.types import LAYERS_MAX, Problem, Rate, Seconds
 
 FILE_BYTES_MAX = 64 << 20
 COPY_S_PER_BYTE = 0.5 * (1 / 4e9 + 1 / 5e9)
-"""Helix's simulator joins and moves arriving activations at these rates; half at each end."""
+"""Copy time per byte: Helix's simulator joins and moves arriving activations at these rates. Half
+of it counts at each end."""
 
 Points = Annotated[tuple[tuple[Rate, Seconds], ...], Meta(min_length=2, max_length=4096)]
 
@@ -41,12 +42,11 @@ class _Helix(msgspec.Struct, frozen=True):
 
 
 def read_service(path: Path, problem: Problem) -> Service:
-    """The machines of a cluster file that :func:`coordinator.problem.cluster_file.read_cluster` has
-    read.
+    """The service of the cluster file at ``path``, whose ``problem`` was read before.
 
-    ``helix-cluster/1`` keeps layer times beside it, in ``../profiles/<model>_<gpu>_prompt.json``
-    and ``…_decode.json``; without them, and for other files, T_j says what can be said. Raises
-    UserError.
+    Layer times of ``helix-cluster/1`` are in ``../profiles/<model>_<gpu>_prompt.json`` and
+    ``…_decode.json``. Without these files, and for other schemas, the service is derived from T_j.
+    Raises UserError for malformed files.
     """
     data = path.read_bytes()
     if json.loads(data).get("schema") != HELIX_SCHEMA:

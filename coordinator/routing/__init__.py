@@ -1,1 +1,1 @@
-"""Which peers run one session, and when it should move."""
+"""The choice of the peers that run a session, and of the sessions that should move."""

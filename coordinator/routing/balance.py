@@ -1,13 +1,15 @@
-"""Which session should move from a stage peer to a freer holder of the same layers. Pure.
+"""Decides which session moves from a stage peer to a freer holder of the same layers. Pure.
 
-Virtual usage and freeness are Llumnix's (OSDI'24, §4.4). A peer's usage is the KV that it promised,
-and beside that what it *wants* free: headroom while it serves a session of high priority, and what
-a session needs that it just refused. Freeness is what is left, per session of the batch. The least
-free gives to the freest, the second least to the second freest, while that evens them out.
+Virtual usage and freeness are Llumnix's (OSDI'24, §4.4). A peer's usage is the KV that it promised
+plus the KV that it *wants* free: headroom while it serves a session of high priority, and the need
+of a session that it just refused. Freeness is the remaining KV per session of the batch. The least
+free peer gives to the freest, the second least free to the second freest, while that evens them
+out.
 
-Every peer decides for itself, from its own state and from what others announced a while ago. So
-that nothing swings, a move needs a gap of a factor two and may not turn the gap around; what was
-given lately counts at the receiver whatever its record says; and a session that moved lately stays.
+Every peer decides for itself, from its own state and from records that may be old. Three rules
+prevent oscillation: a move needs a gap of a factor two and may not reverse it; a session given
+lately counts at its receiver even if the receiver's record does not show it yet; and a session that
+moved lately stays.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,50 +21,51 @@ from dht.messages.types import LinksRecord, NodeRecord, NodeState, RouteStage
 
 
 def freeness(room_tokens: float, sessions: int) -> float:
-    """Room per session, in tokens; what lacks is not divided, so less of it is always freer.
+    """Freeness: room per session, in tokens; negative room is not divided by the sessions.
 
-    Llumnix §4.4.2: ``(M - ΣV) / B``, for how many steps the batch can go on.
+    So the peer that lacks less KV is always the freer one. Llumnix §4.4.2: ``(M - ΣV) / B``, the
+    number of steps for which the batch can go on.
     """
     return room_tokens / max(1, sessions) if room_tokens > 0 else room_tokens
 
 
 def evens_out(giver_after: float, taker_after: float) -> bool:
-    """Whether a move shrinks the imbalance: the taker stays at least as free as the giver gets."""
+    """Whether a move evens two peers out: after it, the taker is at least as free as the giver."""
     return taker_after >= giver_after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLoad:
-    """How full one stage peer is."""
+    """The load of one stage peer: layers, free and wanted KV, sessions, speed."""
 
     start: int
     end: int
-    """Layers served: ``[start, end)``."""
+    """End of the layers served, ``[start, end)``."""
     free_tokens: int
-    """KV that is promised to nobody."""
+    """KV promised to nobody, in tokens."""
     wanted_tokens: int = 0
-    """KV that it would like to have free: headroom, and the demand of who was refused."""
+    """KV that the peer wants free, in tokens: headroom, and the demand of refused sessions."""
     sessions: int = 0
     speed: float = 1.0
-    """Beside the one who compares: as free and half as fast counts as half as free."""
+    """Speed relative to the peer that compares: half as fast counts as half as free."""
 
     @property
     def freeness(self) -> float:
-        """See :func:`freeness`; -inf for one without layers."""
+        """See :func:`freeness`; -inf for a peer without layers."""
         if self.start >= self.end:
             return float("-inf")
         value = freeness(self.free_tokens - self.wanted_tokens, self.sessions)
         return value * self.speed if value > 0 else value
 
     def with_more(self, sessions: int, tokens: int) -> "PeerLoad":
-        """With so many sessions that need so much KV in all beside the present ones."""
+        """The load with ``sessions`` more sessions, which need ``tokens`` of KV in all."""
         return replace(
             self, sessions=max(0, self.sessions + sessions), free_tokens=self.free_tokens - tokens
         )
 
 
 def load_of(record: NodeRecord, *, beside: NodeRecord | None = None) -> PeerLoad:
-    """The load that a peer announced; with ``beside``, its speed next to that one's."""
+    """The load that a peer announced; ``speed`` is relative to ``beside`` where that is given."""
     serving = record.state is NodeState.SERVING
     return PeerLoad(
         start=record.start if serving else 0,
@@ -75,7 +78,7 @@ def load_of(record: NodeRecord, *, beside: NodeRecord | None = None) -> PeerLoad
 
 
 def _speed(record: NodeRecord, beside: NodeRecord) -> float:
-    """Tokens/s of one peer over another's, with as many layers; 1 where either is unknown."""
+    """Ratio of two peers' tokens/s at the same number of layers; 1 where either is unknown."""
     layers = min(beside.end - beside.start, len(record.tokens_per_s), len(beside.tokens_per_s))
     if layers < 1:
         return 1.0
@@ -85,23 +88,23 @@ def _speed(record: NodeRecord, beside: NodeRecord) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movable:
-    """A session that decodes at the peer that decides."""
+    """A session that decodes at the deciding peer."""
 
     session: str
     start: int
     end: int
-    """The layers that it runs there."""
+    """End of the layers that the session runs here, ``[start, end)``."""
     route: frozenset[str]
-    """Peers of its route."""
+    """All peers of the session's route."""
     neighbours: frozenset[str]
-    """Those that its rows or tokens come from and go to, the client aside."""
+    """Peers that its rows or tokens come from and go to; without the client."""
     kv_tokens: int
-    """Promised to it."""
+    """KV promised to the session, in tokens."""
     ran_tokens: int
     moved_s: float
-    """For how long it has been there, where it moved there; inf where it began there."""
+    """Seconds since the session moved here; inf if it began here."""
     urgent: bool = False
-    """Of high priority: it stays, and others make room for it."""
+    """Whether the session has high priority: it stays, and others make room for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,39 +122,41 @@ class BalanceConfig:
     """When to ask, and how often. Times in seconds."""
 
     sessions_least: int = 4
-    """With fewer, a peer keeps them unless room lacks: a move costs bytes and gains nobody much."""
+    """Minimum number of sessions to move one away while KV suffices: with fewer, a move costs bytes
+    and gains little."""
     gap: float = 2.0
-    """The freest must be so many times freer before a move begins."""
+    """Minimum ratio of the taker's freeness to the giver's."""
     moves_max: int = 2
-    """Under way from one peer at a time; to each other peer one at a time."""
+    """Maximum moves under way from one peer; to each taker at most one."""
     left_tokens_least: int = 32
-    """A session that is nearly at its end is left where it is."""
+    """Minimum tokens left of a session's grant for it to move: one near its end stays."""
     stays_s: float = 30.0
-    """A session that moved here stays for so long at least."""
+    """Minimum time that a session stays after it moved here."""
     limit_s: float = 25.0
-    """A move that has not happened by then is given up, a little after its owner did."""
+    """Time limit of a move; a little longer than the session's owner allows."""
     bar_s: float = 30.0
-    """Its taker is then not asked for so long."""
+    """Time for which a taker is not asked after a move to it missed its limit."""
     slower_s: float = HOP_S
-    """A session is not moved where its tokens would be so much longer on their way."""
+    """Maximum time that a move may add to a token's way."""
     lag_s: float = 20.0
-    """What was given counts at the receiver for so long, beside what its record says."""
+    """Time for which a session given away counts at its receiver on top of the receiver's
+    record."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Balance:
-    """What one peer decides over time. At most one move per pair and session is under way."""
+    """One peer's moves over time. At most one move per pair and session is under way."""
 
     me: str
     config: BalanceConfig = field(default_factory=BalanceConfig)
     under_way: dict[str, MoveOrder] = field(default_factory=dict)
-    """By who takes."""
+    """Moves under way, by the taker's peer id."""
     given: list[tuple[float, MoveOrder]] = field(default_factory=list)
     barred_s: dict[str, float] = field(default_factory=dict)
-    """Until when a peer is not asked to take anything."""
+    """Time until which a peer is not asked to take a session, by peer id."""
 
     def needs_relief(self, mine: PeerLoad) -> bool:
-        """Whether it is worth looking at others at all."""
+        """Whether to look for moves: KV is short, or at least ``sessions_least`` sessions run."""
         lacks = mine.freeness < 0 or mine.sessions >= self.config.sessions_least
         return lacks and mine.start < mine.end
 
@@ -164,10 +169,11 @@ class Balance:
         present: Collection[str],
         rtt_s: Mapping[frozenset[str], float] | None = None,
     ) -> tuple[MoveOrder, ...]:
-        """The moves to ask for now, those under way included.
+        """The moves to ask for now, including those under way.
 
-        ``here`` are sessions that could move, ``present`` all that hold KV here: an order ends when
-        its session is gone, or at its time limit. ``rtt_s`` is what is known of links.
+        ``here`` are the sessions that could move, ``present`` all sessions that hold KV here: an
+        order ends when its session is gone, or at its time limit. ``rtt_s`` are the known round
+        trips between pairs of peers, in seconds.
         """
         self._settle(now_s, present)
         loads = dict(others)
@@ -187,7 +193,8 @@ class Balance:
         return tuple(self.under_way.values())
 
     def _settle(self, now_s: float, present: Collection[str]) -> None:
-        """Forget what is over."""
+        """Drop expired entries. An order whose session is gone counts as given; a late order bars
+        its taker."""
         config = self.config
         self.given = [(at_s, o) for at_s, o in self.given if now_s - at_s < config.lag_s]
         self.barred_s = {peer: at_s for peer, at_s in self.barred_s.items() if now_s < at_s}
@@ -207,7 +214,7 @@ class Balance:
         here: Collection[Movable],
         rtt_s: Mapping[frozenset[str], float],
     ) -> MoveOrder | None:
-        """The first session, cheapest first, whose move to its partner evens the two out."""
+        """An order for the cheapest session whose move to its partner evens the two peers out."""
         if not self.needs_relief(mine):
             return None
         asked = {order.session for order in self.under_way.values()}
@@ -233,8 +240,11 @@ class Balance:
         return None
 
     def _order(self, each: Movable) -> tuple[int, int]:
-        """The short ones first; among those about as long, others than another stage of the same
-        route would take, as only one of a session's stages moves at a time."""
+        """Sort key: shortest session first; equal lengths in an order that differs by peer.
+
+        Stages of one route thus choose different sessions: only one stage of a session moves at a
+        time.
+        """
         return each.ran_tokens.bit_length(), crc32(f"{self.me} {each.session}".encode())
 
     def _may_go(self, each: Movable) -> bool:
@@ -247,10 +257,10 @@ class Balance:
 def partner_of(
     me: str, mine: PeerLoad, others: Mapping[str, PeerLoad], layers: tuple[int, int], gap: float
 ) -> str | None:
-    """Who should take from ``me`` among the holders of ``layers``; None: nobody.
+    """The peer that should take from ``me`` among the holders of ``layers``; None: nobody.
 
-    The least free gives to the freest, the next to the next (Llumnix §4.4.3): peers that see the
-    same records choose different partners without asking each other.
+    The least free peer gives to the freest, the second least free to the second freest (Llumnix
+    §4.4.3): peers that see the same records choose different partners without asking each other.
     """
     start, end = layers
     holders = {p: each for p, each in others.items() if each.start <= start < end <= each.end}
@@ -264,7 +274,7 @@ def partner_of(
 
 
 def round_trips(records: Mapping[str, LinksRecord]) -> dict[frozenset[str], float]:
-    """Round trips by pair of peers, in seconds, as one of the two says; the longer of both."""
+    """Round trips by pair of peers, in seconds; the longer where both peers report one."""
     known: dict[frozenset[str], float] = {}
     for author, record in records.items():
         for link in record.links:
@@ -277,7 +287,7 @@ def round_trips(records: Mapping[str, LinksRecord]) -> dict[frozenset[str], floa
 def detour_s(
     me: str, to: str, neighbours: Collection[str], rtt_s: Mapping[frozenset[str], float]
 ) -> float:
-    """How much longer a token's way is over ``to`` than over ``me``; 0 for what nobody measured."""
+    """Seconds that a token's way is longer over ``to`` than over ``me``; unmeasured links: 0."""
     total_s = 0.0
     for peer in neighbours:
         theirs, mine = rtt_s.get(frozenset((to, peer))), rtt_s.get(frozenset((me, peer)))

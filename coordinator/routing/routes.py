@@ -1,8 +1,8 @@
-"""Routes: which peers run which layers of one session.
+"""Chooses the route of a session: which peers run which layers.
 
-Interleaved weighted round-robin (IWRR) per vertex over the plan's flow (Helix §5.1); where the
-plan is missing or does not match what peers really serve, the shortest way over the node records.
-Layers that two neighbours both hold are run once, by the earlier one.
+With a plan: interleaved weighted round-robin (IWRR) per vertex over the plan's flow (Helix §5.1).
+Where the plan is missing or differs from what peers really serve: the quickest route over the node
+records. Layers that two neighbours both hold are run once, by the earlier one.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -20,27 +20,28 @@ from dht.messages.types import (
 )
 
 HOP_S = 0.02
-"""What one more stage costs a token, where nothing is known about the link."""
+"""Assumed time that one more stage costs a token, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoRoute:
-    """Why there is no route; ``missing`` are half-open ranges of layers that nobody holds."""
+    """Why there is no route; ``missing`` are the half-open ranges of layers that nobody holds."""
 
     reason: str
     missing: tuple[tuple[int, int], ...] = ()
     loading: tuple[Assignment, ...] = ()
-    """What peers announce to be loading, while layers are missing."""
+    """Layers that peers announce to be loading, where layers are missing."""
     retry_after_s: float = 0.0
-    """Where peers are full: when the first of them expects to have room; 0: nobody knows."""
+    """Where peers are full: seconds until the first of them expects room; 0: unknown."""
 
 
 class Wheel:
     """Interleaved weighted round-robin over names: smooth, deterministic, no randomness.
 
-    Each turn every name earns its weight; the richest is drawn and pays the sum. After as many
-    turns as whole weights sum up to, each name was drawn exactly by its weight. A name that is
-    passed over earns nothing meanwhile, so that it does not come back with all its turns at once.
+    In each turn every name earns its weight as credit; the name with the most credit is drawn and
+    pays the sum. With whole weights, as many turns as the weights sum to draw each name exactly
+    weight times. A name that cannot be drawn earns nothing, so that it does not return with all its
+    turns at once.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -48,13 +49,13 @@ class Wheel:
         self._credit = dict.fromkeys(self._weights, 0.0)
 
     def order(self) -> list[str]:
-        """All names, the one whose turn it is first."""
+        """All names, next turn first."""
         return sorted(
             self._weights, key=lambda name: (-self._credit[name] - self._weights[name], name)
         )
 
     def draw(self, name: str, among: Collection[str]) -> None:
-        """Take ``name``'s turn; only those it was drawn ``among`` earn one."""
+        """Take ``name``'s turn; only the names in ``among`` earn credit."""
         earned = {other: self._weights[other] for other in among}
         for other, weight in earned.items():
             self._credit[other] += weight
@@ -62,7 +63,7 @@ class Wheel:
 
 
 class Router:
-    """Draws routes over one plan. Keeps its wheels' positions between draws."""
+    """Draws routes over one plan. The credits of its wheels persist between draws."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -75,9 +76,8 @@ class Router:
     def next_route(self, usable: Mapping[str, NodeRecord]) -> tuple[RouteStage, ...] | NoRoute:
         """The next session's route over peers in ``usable`` that hold what the plan gave them.
 
-        A peer that is masked is passed over for the next in turn; a dead end is backed out of,
-        and no peer is tried twice.
-        Only the vertices of the route that is returned take a turn.
+        A peer that is not usable is skipped for the next in turn; the search backtracks from dead
+        ends and tries no peer twice. Only vertices of the returned route take a turn.
         """
         layers = self.plan.model.layers
         dead: set[str] = set()
@@ -87,7 +87,7 @@ class Router:
             stage = next(choices[-1], None)
             if stage is None or len(stages) == STAGES_MAX:
                 choices.pop()
-                if stages:  # nothing follows it: back to its neighbours
+                if stages:  # nothing can follow the last stage: try its neighbours
                     dead.add(stages.pop().peer_id)
                 continue
             stages.append(stage)
@@ -100,7 +100,7 @@ class Router:
     def _choices(
         self, vertex: str, layer: int, usable: Mapping[str, NodeRecord], dead: set[str]
     ) -> Iterator[RouteStage]:
-        """Stages that can go on from ``layer``, those whose turn it is first."""
+        """Stages that can go on from ``layer``, next turn first."""
         wheel = self._wheels.get(vertex)
         for name in wheel.order() if wheel is not None else ():
             record, end = usable.get(name), self._ends.get(name, 0)
@@ -132,7 +132,7 @@ def missing_layers(nodes: Mapping[str, NodeRecord], layers: int) -> tuple[tuple[
 
 
 def being_loaded(nodes: Mapping[str, NodeRecord], model: ModelSpec) -> tuple[Assignment, ...]:
-    """What peers of ``nodes`` announce to be loading of ``model``."""
+    """Layers of ``model`` that peers of ``nodes`` announce to be loading."""
     return tuple(
         Assignment(peer_id=peer_id, start=record.start, end=record.end)
         for peer_id, record in nodes.items()
@@ -143,11 +143,10 @@ def being_loaded(nodes: Mapping[str, NodeRecord], model: ModelSpec) -> tuple[Ass
 def route_from_records(
     usable: Mapping[str, NodeRecord], layers: int
 ) -> tuple[RouteStage, ...] | NoRoute:
-    """The route with the least expected time per token, over what peers say they serve.
+    """The route with the least expected time per token, over what peers announce to serve.
 
-    A stage's time is one over its T_j at the layers it would run, and a hop's on top, so fewer and
-    faster stages win.
-    Peers may be entered in the middle of their range and always run to its end.
+    A stage's time is 1 / T_j at the layers that it would run, plus ``HOP_S``, so fewer and faster
+    stages win. A route may enter a peer in the middle of its range and runs it to the range's end.
     """
     gaps = missing_layers(usable, layers)
     if gaps:
@@ -163,7 +162,7 @@ def route_from_records(
 def _quickest(
     usable: Mapping[str, NodeRecord], first: int, last: int
 ) -> tuple[RouteStage, ...] | None:
-    """The quickest stages that together run layers ``[first, last)``, each peer once."""
+    """The quickest stages that together run layers ``[first, last)``, each peer at most once."""
     best: dict[int, tuple[float, tuple[RouteStage, ...]]] = {first: (0.0, ())}
     for layer in range(first, last):
         if layer not in best:
@@ -188,11 +187,11 @@ def replacement(
 ) -> tuple[RouteStage, ...] | NoRoute:
     """``route`` with its ``lost`` peers' stages replaced; the other stages stay as they are.
 
-    Each run of lost stages is covered by one or several peers of ``usable`` that are not on the
-    route already. Where that fails, the neighbours of the gap are given up too, the later one
-    first (its KV is rebuilt from the earlier one's log), then the earlier one, until nothing of
-    the old route is left. ``usable`` need not hold the survivors: they serve the session already.
-    It should leave out lost peers for as long as they are not trusted again.
+    Each run of lost stages is covered by one or more peers of ``usable`` that are not on the route
+    already. Where that fails, the gap's neighbours are replaced too, the later one first (its KV is
+    rebuilt from the earlier one's log), then the earlier one, until nothing of the old route is
+    left. ``usable`` need not contain the surviving peers: they serve the session already. It should
+    leave out lost peers until they are trusted again.
     """
     kept = [stage.peer_id not in lost for stage in route]
     while True:
@@ -215,7 +214,7 @@ def replacement(
 def _mend(
     route: tuple[RouteStage, ...], kept: list[bool], pool: Mapping[str, NodeRecord]
 ) -> tuple[RouteStage, ...] | list[int]:
-    """The route with its gaps covered, or ``[first, end)`` of the gap that nobody covers."""
+    """The route with its gaps covered, or ``[first, end)`` of the first gap that nobody covers."""
     taken = {stage.peer_id for stage, keep in zip(route, kept, strict=True) if keep}
     mended: list[RouteStage] = []
     at = 0

@@ -1,11 +1,11 @@
-"""Chains cut from peers in a row: flow against depth, exactly, without a solver, in milliseconds.
+"""Finds chains by a dynamic program over peers in a fixed order, in milliseconds, without a solver.
 
-Peers stand in an order, region after region; a stage is a run of neighbours in it. For a wanted
-flow F, the most layers that the peers from i to j can hold side by side while their T_l add up to F
-is a table, and the fewest stages that reach all layers are found by dynamic programming over it.
-The ladder of F from the bound down gives deep narrow chains and short wide ones. The program in
-:mod:`coordinator.search.stage_patterns` finds better ones where kinds mix well, but takes seconds;
-this is the start, the same on every machine and at whatever load.
+Peers are ordered region by region, and a stage is a run of neighbours in that order. For a target
+flow F, a table holds the most layers that the peers i to j can hold side by side while their T_l
+add up to F; a dynamic program over the table finds the fewest stages that reach all layers. A
+ladder of F, from the bound down, gives deep narrow chains and short wide ones. The program in
+:mod:`coordinator.search.stage_patterns` finds better chains where kinds mix well, but takes
+seconds; this one gives the start, the same on every machine at any load.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,36 +23,36 @@ from dht.messages.types import Assignment, PlannerNode, Problem
 T = TypeVar("T")
 
 FLOWS = tuple(0.85**step for step in range(18))
-"""The ladder of flows, as shares of the bound."""
+"""The ladder of target flows, as shares of the bound."""
 FLOWS_FIRST = FLOWS[1::4]
-"""The same for a first look."""
+"""A coarser ladder for the first pass."""
 ALONE_MAX = 3
-"""Single chains that are handed on."""
+"""Maximum single chains yielded per pass."""
 ORDERED_REGIONS_MAX = 3
-"""Up to so many regions are tried in every order; more, only in one."""
+"""Maximum regions that are tried in every order; more are tried in one order only."""
 SETS_MAX = 24
 COMBINATIONS_MAX = 2_000
 COMBINED_MAX = 6
-"""Combinations of chains over disjoint sets of peers that are worth a look."""
+"""Maximum combinations of chains over disjoint sets of peers, yielded per pass."""
 HOLDERS = 2
-"""Peers of every stage in chains where each layer is to have a second holder."""
+"""Minimum peers per stage in the chains that give each layer a second holder."""
 NONE = -(10**6)
 
 Chain = tuple[Assignment, ...]
 Chains = tuple[Chain, ...]
 Judge = Callable[[Chains, float], float]
-"""What chains are worth, or anything below the second argument once it is sure to be less."""
+"""The worth of chains, or any value below the second argument once the worth is surely below it."""
 _Table = Any
-"""A numpy array of whole numbers; at [i, j] is something of the peers from i to j - 1."""
+"""A numpy integer array; the entry [i, j] is about the peers from i to j - 1."""
 
 
 def chains_by_dp(
     problem: Problem, *, judge: Judge, go_on: Callable[[int], bool]
 ) -> Iterator[Chains]:
-    """Chains over all peers, and over disjoint sets of them side by side.
+    """Chains over all peers, and chains side by side over disjoint sets of them.
 
-    Sets are devices of one sort, regions, and pairs of those. Ends when ``go_on(chains judged)``
-    says so.
+    Sets are devices of one sort, regions, and pairs of those. The search ends when
+    ``go_on(chains judged)`` is false.
     """
     best: dict[frozenset[str], tuple[float, Chain]] = {}
     judged = 0
@@ -80,7 +80,7 @@ def chains_by_dp(
 
 
 def disjoint(values: dict[frozenset[T], float], count: int) -> Iterator[tuple[frozenset[T], ...]]:
-    """Disjoint sets that together are worth the most, best first; ``count`` combinations."""
+    """The ``count`` combinations of disjoint sets with the largest sum of values, best first."""
     ordered = sorted(values, key=lambda chosen: (-values[chosen], sorted(map(str, chosen))))
     found: list[tuple[float, tuple[frozenset[T], ...]]] = []
 
@@ -98,7 +98,7 @@ def disjoint(values: dict[frozenset[T], float], count: int) -> Iterator[tuple[fr
 
 
 def _sets(problem: Problem) -> list[frozenset[str]]:
-    """All peers; sorts of devices, regions, pairs of them; and what these leave."""
+    """Sets of peers: all; sorts of devices, regions and their pairs; complements of those."""
     region_of = regions(problem)
     sorts: dict[object, set[str]] = {}
     for node in problem.nodes:
@@ -116,7 +116,7 @@ def _sets(problem: Problem) -> list[frozenset[str]]:
 def _ladder(
     problem: Problem, nodes: Sequence[PlannerNode], steps: Sequence[float]
 ) -> Iterator[Chain]:
-    """Chains over these peers in several orders, from the most flow to the fewest stages."""
+    """Chains over ``nodes`` in several orders, from the most flow to the fewest stages."""
     bound = upper_bound(replace(problem, nodes=tuple(nodes), links=()))
     for order in _orders(problem, nodes):
         row = Row(problem, order)
@@ -128,7 +128,8 @@ def _ladder(
 
 
 def _orders(problem: Problem, nodes: Sequence[PlannerNode]) -> Iterator[tuple[PlannerNode, ...]]:
-    """Region after region; within one, the large first, and large and small in turn."""
+    """Orders of the peers, region by region; within one: largest first, and large and small in
+    turn."""
     region_of = regions(problem)
     present = sorted({region_of[node.peer_id] for node in nodes})
     several = len(present) <= ORDERED_REGIONS_MAX
@@ -149,7 +150,7 @@ def _orders(problem: Problem, nodes: Sequence[PlannerNode]) -> Iterator[tuple[Pl
 
 
 class Row:
-    """Peers in an order, with what does not depend on the flow."""
+    """Peers in an order, with the tables that do not depend on the flow."""
 
     def __init__(self, problem: Problem, order: Sequence[PlannerNode]) -> None:
         self._layers = problem.model.layers
@@ -169,9 +170,9 @@ class Row:
         self._whole = _least([self._layers * r.whole for r in reaches])
 
     def chain(self, flow: float, peers_min: int = 1) -> Chain | None:
-        """The fewest stages that hold all layers at ``flow`` tokens/s; None where none do.
+        """The chain of fewest stages that holds all layers at ``flow`` tokens/s; None: none does.
 
-        Stages follow each other without a gap; peers after the last one are left over.
+        Stages follow each other without a gap; peers after the last stage stay unused.
         """
         if not self._order:
             return None
@@ -202,7 +203,7 @@ class Row:
         return None
 
     def _longest(self, flow: float, caps: _Table, peers_min: int) -> _Table:
-        """The most layers that such peers hold side by side at ``flow``; ``NONE`` where none."""
+        """The most layers that peers i to j - 1 hold side by side at ``flow``; ``NONE``: none."""
         found = np.full(caps.shape, NONE)
         ends = np.arange(caps.shape[0])
         wide = ends[None, :] - ends[:, None] >= peers_min
@@ -213,7 +214,7 @@ class Row:
         return found
 
     def _placed(self, stages: Sequence[tuple[int, int, int]]) -> Chain:
-        """Spans of the stages; layers too many are taken from whoever is slowest with them."""
+        """The spans of the stages; surplus layers are taken from the slowest stage, one by one."""
         lengths = [length for _, _, length in stages]
 
         def rate(at: int) -> float:
@@ -235,7 +236,7 @@ class Row:
 
 
 def _least(caps: Sequence[int]) -> _Table:
-    """The least of ``caps[i:j]``; 0 where that is empty."""
+    """The table of ``min(caps[i:j])``; 0 where the slice is empty."""
     table = np.zeros((len(caps) + 1, len(caps) + 1), dtype=int)
     for i in range(len(caps)):
         table[i, i + 1 :] = np.minimum.accumulate(np.array(caps[i:]))

@@ -1,7 +1,7 @@
-"""The search for chains: cut from peers in a row, by the stage-pattern program, then by moves.
+"""Searches for chains: first by the dynamic program, then by stage patterns, then by local moves.
 
-What is cut from rows is there within a second whatever the machine does, so that a busy one still
-has something good to improve; the program and the moves use the time there is.
+The dynamic program gives chains within a second at any load, so that a busy machine too has good
+chains to improve; the stage-pattern program and the moves use the time that is left.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,40 +18,40 @@ from coordinator.search.pattern_search import Chains, search_patterns
 from dht.messages.types import SOURCE, Assignment, FlowEdge, Problem
 
 MOVES_MAX = 2_000
-"""Moves that the improvement tries where no clock ends it."""
+"""Maximum moves of one improvement without a clock."""
 STALE_MIN = 800
 STALE_PER_PEER = 60
-"""Moves in a row without gain, at least and per peer, after which no more are expected to help."""
+"""Moves in a row without gain that end an improvement, per peer; ``STALE_MIN`` is the minimum."""
 CANDIDATES_MAX = 300
-"""Chains that are made where no clock ends it."""
+"""Maximum chains that are made without a clock."""
 REFINED = 3
-"""How many of the best are improved move by move."""
+"""Number of the best candidates that are improved by moves."""
 TIMES_MIN = 3
-"""Chains judged, or programs solved where there is nothing else, however late it is."""
+"""Minimum chains judged, or programs solved where there are no chains, however late it is."""
 ROWS_SHARE = 0.25
-"""Share of the time for chains cut from rows; usually they need a fraction of it."""
+"""Share of the time for the dynamic program, which usually needs a fraction of it."""
 FRONTIER_SHARE = 0.4
 """Share of the time for making all chains; the rest is for improving them."""
 DOUBT = 1.06
-"""How much more than chains as made, refined ones must serve: the estimate errs by as much."""
+"""Minimum ratio of refined chains' throughput to the best unrefined one's: the estimate's error."""
 REMEMBERED_MAX = 20_000
-"""Chains whose worth is remembered."""
+"""Maximum chains whose worth is cached."""
 GAIN_MIN = 1.0005
-"""A move must bring so much."""
+"""Minimum ratio by which a move must raise the throughput."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Chains and the tokens/s that they serve: by the estimate, or by flow without a service."""
+    """Chains and their tokens/s: by the estimate, or by flow without a service."""
 
     value: float
     chains: Chains
 
 
 class Judge:
-    """What chains serve in tokens/s: by the estimate, or by flow where there is no service.
+    """Judges chains by their tokens/s: by the estimate, or by flow without a service.
 
-    Chains share no peer, so each is judged by itself and remembered: a move changes one or two.
+    Chains share no peer, so each is judged by itself and cached: a move changes one or two.
     """
 
     def __init__(self, problem: Problem, service: Service | None) -> None:
@@ -60,7 +60,7 @@ class Judge:
         self._known: dict[Chain, float] = {}
 
     def __call__(self, chains: Chains, least: float = 0.0) -> float:
-        """Their tokens/s; 0 once it is sure that they serve less than ``least``."""
+        """The chains' tokens/s; 0 once they surely serve less than ``least``."""
         known = sum(self._known.get(chain, 0.0) for chain in chains)
         new = [chain for chain in chains if chain not in self._known]
         if len(self._known) >= REMEMBERED_MAX:
@@ -88,11 +88,11 @@ def search(
     spent: Callable[[], float] | None,
     work_max: float = WORK_MAX,
 ) -> list[Found]:
-    """Chains for the problem, the best first; some of ``seeds`` may be among them.
+    """Chains for the problem, best first; some of ``seeds`` may be among them.
 
-    ``spent()`` says what share of the time is gone; without it the work is a fixed amount; one
-    program takes ``work_max`` of CP-SAT's deterministic seconds at most. Without
-    a service only the program is asked, for the chain with the most flow.
+    ``spent()`` returns the share of the time that is gone; without it, the work is a fixed amount.
+    One program takes at most ``work_max`` of CP-SAT's deterministic seconds. Without a service,
+    only the stage-pattern program runs, for the chain with the most flow.
     """
     judge = Judge(problem, service)
     made: dict[Chains, float] = {chains: judge(chains) for chains in seeds if chains}
@@ -114,7 +114,7 @@ def search(
     for turn, found in enumerate(best[:REFINED], start=1):
         share = FRONTIER_SHARE + (1 - FRONTIER_SHARE) * turn / REFINED
         refined.append(improved(problem, found.chains, judge, seed=seed, share=share, spent=spent))
-    # A search finds the estimate's errors too: what it gains must be more than those.
+    # The search also exploits the estimate's errors: its gain must exceed them.
     surely = [found for found in refined if found.value >= DOUBT * best[0].value]
     return sorted(surely, key=lambda found: -found.value) or best
 
@@ -128,7 +128,7 @@ def improved(
     share: float,
     spent: Callable[[], float] | None,
 ) -> Found:
-    """Chains improved by moves until ``share`` of the time is gone, or moves stop helping."""
+    """Chains improved by moves, until ``share`` of the time is gone or moves stop helping."""
     better, value = local_moves.improve_by_moves(
         problem,
         chains,
@@ -141,7 +141,7 @@ def improved(
 
 
 def chain_flows(problem: Problem, chains: Chains, service: Service | None) -> tuple[FlowEdge, ...]:
-    """The flow of chains that keep to themselves: spread widely where it is judged by service."""
+    """The flow of chains, each within its peers: a balanced one where a service judges it."""
     solve = solve_flow if service is None else balanced_flow
     return tuple(edge for chain in chains for edge in solve(problem, chain).edges)
 
@@ -149,16 +149,19 @@ def chain_flows(problem: Problem, chains: Chains, service: Service | None) -> tu
 def until(
     spent: Callable[[], float] | None, share: float, times_max: int, times_min: int = TIMES_MIN
 ) -> Callable[[int], bool]:
-    """Whether to go on after so many times: by the clock, or by count where there is none."""
+    """A function that says whether to go on after a number of tries.
+
+    By the clock, at least ``times_min`` tries; without a clock, ``times_max`` tries.
+    """
     if spent is None:
         return lambda times: times < times_max
     return lambda times: times < times_min or spent() < share
 
 
 def as_chains(assignments: Sequence[Assignment], edges: Sequence[FlowEdge], layers: int) -> Chains:
-    """The chains of a placement whose spans follow each other, without peers that have no flow.
+    """The chains of a placement, without peers that have no flow.
 
-    Nothing where spans overlap in part.
+    Empty where the spans of a part of the flow do not follow each other.
     """
     flowing = {edge.head for edge in edges}
     used = [a for a in assignments if a.peer_id in flowing]

@@ -1,8 +1,8 @@
-"""Chains improved by small moves, judged by the estimate: the last step of the planner.
+"""Improves chains by small random moves, judged by the estimate: the last step of the planner.
 
-The program sees kinds and median links; this sees every peer and link as it is. Moves: a boundary
-of two stages by a layer, a peer to another stage, two peers for each other, a stage split in two or
-joined with the next, an idle peer beside others.
+The stage-pattern program sees kinds and median links; this step sees every peer and link as it is.
+Moves: give a layer to another stage, move a peer to another stage, swap two peers, swap two stages,
+split a stage in two, join it with the next, add an idle peer to a stage.
 """
 
 import random
@@ -13,9 +13,9 @@ from coordinator.search.pattern_search import Chains
 from dht.messages.types import Assignment, PlannerNode, Problem, fits
 
 KICKS = 2
-"""Moves made at once when single ones stop helping."""
+"""Maximum moves made at once when single moves stop helping."""
 PATIENCE = 120
-"""Moves in a row without gain before moves are made in pairs."""
+"""Moves in a row without gain before up to ``KICKS`` are made at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class ChainStage:
 
 
 Layout = tuple[tuple[ChainStage, ...], ...]
-"""Stages of every chain; peers in none are idle."""
+"""Stages of every chain; peers in no stage are idle."""
 
 
 def improve_by_moves(
@@ -39,10 +39,10 @@ def improve_by_moves(
     go_on: Callable[[int], bool],
     stale_max: int | None = None,
 ) -> tuple[Chains, float]:
-    """The best chains found while ``go_on(moves tried)`` held, and what they are worth.
+    """The best chains found while ``go_on(moves tried)`` was true, and their worth.
 
-    It also ends after ``stale_max`` moves in a row without gain.
-    ``judge(chains, least)`` is their worth, or anything below ``least`` once it is sure to be less.
+    The search also ends after ``stale_max`` moves in a row without gain. ``judge(chains, least)``
+    returns the worth of chains, or any value below ``least`` once the worth is surely below it.
     """
     rng = random.Random(seed)  # noqa: S311 - a search, not a secret
     nodes = {node.peer_id: node for node in problem.nodes}
@@ -65,7 +65,7 @@ def improve_by_moves(
 
 
 def layout_of(chains: Chains) -> Layout:
-    """Chains as stages. Spans of a chain are equal or follow each other without overlap."""
+    """The chains as stages; a chain's spans must be equal or follow each other without overlap."""
     found = []
     for chain in chains:
         ranges = sorted({(a.start, a.end) for a in chain})
@@ -103,7 +103,7 @@ def _fits(problem: Problem, nodes: dict[str, PlannerNode], layout: Layout) -> bo
 
 
 def _moved(layout: Layout, names: Sequence[str], rng: random.Random) -> Layout | None:
-    """The layout after one random move; None when the dice fell on something impossible."""
+    """The layout after one random move; None if the drawn move is impossible."""
     which = rng.randrange(len(layout))
     chain = layout[which]
     dice = rng.random()
@@ -121,7 +121,7 @@ def _moved(layout: Layout, names: Sequence[str], rng: random.Random) -> Layout |
 
 
 def _shift(chain: tuple[ChainStage, ...], rng: random.Random) -> tuple[ChainStage, ...] | None:
-    """One stage gives a layer to another, not always its neighbour."""
+    """One stage gives a layer to another stage, not only to its neighbour."""
     giver, taker = rng.sample(range(len(chain)), 2)
     if chain[giver].layers < 2:
         return None
@@ -161,7 +161,7 @@ def _reorder(chain: tuple[ChainStage, ...], rng: random.Random) -> tuple[ChainSt
 
 
 def _move_peer(layout: Layout, names: Sequence[str], rng: random.Random) -> Layout | None:
-    """A peer goes to another stage, or changes places with one there."""
+    """A random peer goes to another stage, or swaps places with a peer there."""
     peer = rng.choice(names)
     which = rng.randrange(len(layout))
     at = rng.randrange(len(layout[which]))

@@ -1,9 +1,9 @@
-"""The program over stage patterns (CP-SAT): the chain of the most flow within limits.
+"""Finds the chain with the most flow within limits, by a CP-SAT program over stage patterns.
 
-Which patterns to use, so that their layers add up to the model's and no kind runs out, is a small
-program without a variable per peer, without big-M and without symmetry; bisection on the flow finds
-the widest chain. Over several regions a chain enters and leaves each once, through stages wide
-enough for the slow links between.
+The program chooses patterns whose layers add up to the model's, without using more peers of a kind
+than there are. It has no variable per peer, no big-M and no symmetry; bisection on the flow finds
+the widest chain. A chain over several regions enters and leaves each once, through stages wide
+enough for the slow links between regions.
 """
 
 import math
@@ -15,19 +15,19 @@ from typing import Any
 from coordinator.search.stage_patterns import StagePattern, Terrain
 
 WORK_MAX = 0.5
-"""Deterministic seconds for one program: the same on every machine."""
+"""Maximum work of one program, in CP-SAT's deterministic seconds: the same on every machine."""
 BISECTIONS_MAX = 14
 FLOW_WITHIN = 4e-3
-"""Where bisection ends, as a share of the flow."""
+"""Precision at which bisection ends, as a share of the flow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a chain must keep to besides the peers there are."""
+    """Limits on a chain besides the available peers."""
 
     stages_max: int
     kv_tokens_min: float = 0.0
-    """KV room of every stage, in tokens."""
+    """Minimum KV room of every stage, in tokens."""
 
 
 def widest_chain(
@@ -39,9 +39,9 @@ def widest_chain(
     go_on: Callable[[], bool] = lambda: True,
     work_max: float = WORK_MAX,
 ) -> tuple[StagePattern, ...] | None:
-    """The chain of stages with the most flow that was found; None where there is none.
+    """The chain of stages with the most flow that was found; None: no chain was found.
 
-    Once ``go_on()`` says no, the best so far is the answer, if there is one.
+    Once ``go_on()`` is false, the best chain so far is returned, if there is one.
     """
     layers = terrain.problem.model.layers
     high = sum(
@@ -64,7 +64,7 @@ def widest_chain(
 
 
 def chain_flow(terrain: Terrain, chain: Sequence[StagePattern]) -> float:
-    """Tokens/s of a chain's narrowest stage, by its kinds' rates."""
+    """Tokens/s of a chain's slowest stage, by the rates of its kinds."""
     return min(
         sum(count * terrain.kinds[kind].rate(stage.layers) for kind, count in stage.counts)
         for stage in chain
@@ -75,9 +75,10 @@ class _Program:
     """One feasibility program: how often each pattern is used, and in which role.
 
     A region that the chain visits has a *head*, the stage that receives from another region or
-    holds the model's first layer, and a *tail*, the stage that sends on or holds the last one; one
-    stage may be both. Between them only the number of stages of each pattern matters. In a single
-    region whose peers hold as much at the model's ends as between them, there are no other roles.
+    holds the model's first layer, and a *tail*, the stage that sends on or holds the last layer;
+    one stage may be both. Between them only the number of stages of each pattern matters. In a
+    single region whose peers hold as many layers at the model's ends as between them, all stages
+    have the middle role.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class _Program:
             self._define_order()
 
     def _exceeds(self, pattern: StagePattern, *, first: bool = False, last: bool = False) -> bool:
-        """Whether the weights at an end of the model, or between, leave no room for the stage."""
+        """Whether some peer of the stage lacks room for it at that end of the model, or between."""
         kinds = (self._terrain.kinds[kind] for kind, _ in pattern.counts)
         return any(
             pattern.layers > (k.first_max if first else k.last_max if last else k.middle_max)
@@ -140,7 +141,7 @@ class _Program:
         model.add(sum(uses.values()) <= limits.stages_max)
 
     def _define_order(self) -> None:
-        """Regions follow each other in one path; heads and tails stand at its joints."""
+        """Require that the regions form one path, with heads and tails at its joints."""
         model, regions = self._model, self._terrain.regions
         self._begin = {r: model.new_bool_var("") for r in regions}
         self._finish = {r: model.new_bool_var("") for r in regions}
@@ -167,7 +168,7 @@ class _Program:
             self._widen(pair, crossed)
 
     def _respect_ends(self, index: int, region: int, several: Any) -> None:
-        """The weights at the model's ends leave a head or a tail room for fewer layers."""
+        """Forbid heads and tails at the model's ends that lack room for the weights there."""
         model = self._model
         pattern = self._patterns[index]
         begins, finishes = self._begin[region], self._finish[region]
@@ -187,7 +188,7 @@ class _Program:
             model.add_bool_or(finishes.Not(), both.Not())
 
     def _widen(self, pair: tuple[int, int], crossed: Any) -> None:
-        """Where the chain crosses, there are links enough between the two stages for its flow."""
+        """Require enough links for the flow between two stages where the chain changes region."""
         model = self._model
         each = self._terrain.crossing_tokens_per_s[pair]
         if each >= self._flow:
@@ -212,7 +213,7 @@ class _Program:
         model.add(links >= math.ceil(self._flow / each)).only_enforce_if(crossed)
 
     def solve(self, seed: int, work_max: float) -> tuple[StagePattern, ...] | None:
-        """The chain's stages in order, or None when none was found within the work allowed."""
+        """The chain's stages in order; None: none was found within ``work_max``."""
         solver = self._cp.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = seed % (1 << 31)

@@ -1,8 +1,8 @@
-"""Candidates from the stage-pattern program: chains of many depths, alone and side by side.
+"""Makes candidates with the stage-pattern program: chains of many depths, alone and side by side.
 
-Neither the widest chain nor the shortest serves most: depth costs time, width needs peers. So
-chains of every depth are made, then combinations of chains over disjoint kinds of peers, then
-chains with more KV room; whoever asked judges them.
+Neither the widest chain nor the shortest serves most: depth costs time, width needs peers. So the
+search makes chains of every depth, then combinations of chains over disjoint kinds of peers, then
+chains with more KV room; the caller judges them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,26 +16,26 @@ from coordinator.search.stage_patterns import StagePattern, Terrain, place_chain
 from dht.messages.types import Assignment, Problem
 
 DEPTH_STEPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20, 24, 30, 40, 60)
-"""Stages beyond the fewest possible that chains are allowed."""
+"""Bounds on a chain's depth, as stages beyond the fewest possible."""
 COARSE_STEPS = (0, 1, 3, 6)
-"""The same for a first look."""
+"""Bounds on depth for the first pass."""
 KV_STEPS = (1.15, 1.35, 1.6, 2.0)
-"""How much more KV room the narrowest stage of a chain is asked for."""
+"""Minimum KV room of every stage, as multiples of the room of a chain's narrowest stage."""
 SUBSETS_MAX = 40
-"""Sets of kinds that get chains of their own."""
+"""Maximum sets of kinds that get chains of their own."""
 COPIES_MAX = 3
-"""Like chains side by side, each over its share of every kind."""
+"""Maximum copies of a chain side by side, each over its share of every kind."""
 REFINED = 3
-"""How many of the best chains are asked for more KV room."""
+"""Number of the best chains for which more KV room is tried."""
 COMBINED_MAX = 4
-"""Combinations of chains over disjoint kinds that are worth a look."""
+"""Maximum combinations of chains over disjoint kinds."""
 UNLIMITED_TOKENS = 1e15
 
 Chain = tuple[StagePattern, ...]
 Chains = tuple[tuple[Assignment, ...], ...]
-"""Spans of each chain; flow stays within a chain."""
+"""The spans of each chain; flow stays within a chain."""
 Judge = Callable[[Chains], float]
-"""What a candidate is worth; more is better."""
+"""The worth of a candidate; larger is better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,10 @@ def search_patterns(
     go_on: Callable[[int], bool],
     work_max: float = WORK_MAX,
 ) -> Iterator[Chains]:
-    """Placements made of chains; they end when ``go_on(programs solved)`` says so.
+    """Placements made of chains, until ``go_on(programs solved)`` is false.
 
-    ``room_for(peer, layers)`` is KV room in tokens; without it, only the chain with the most flow
-    is made. ``work_max`` bounds one program, in CP-SAT's deterministic seconds.
+    ``room_for(peer, layers)`` is the KV room in tokens; without it, only the chain with the most
+    flow is made. ``work_max`` bounds one program, in CP-SAT's deterministic seconds.
     """
     search = _Search(problem, room_for, judge, seed, go_on, work_max)
     if search.terrain.kinds:
@@ -96,14 +96,14 @@ class _Search:
         per_set: dict[frozenset[int], _Found] = {}
         everything = frozenset(range(len(all_counts)))
         if self._has_room:
-            # Replicas by sort of device are quickly found, and hard to beat for small models.
+            # Chains over one sort of device are found quickly and hard to beat for small models.
             self._best_of(self._alike(), all_counts, COARSE_STEPS, per_set)
             for parts in disjoint(_values(per_set), COMBINED_MAX):
                 yield self._spans([per_set[part].chain for part in parts])
         for one in self._depths(all_counts, DEPTH_STEPS if self._has_room else DEPTH_STEPS[-1:]):
             found.append(one)
             yield self._spans([one.chain])
-        if not self._has_room:  # flow alone is asked for: more depth is more flow
+        if not self._has_room:  # the objective is flow alone: more depth is more flow
             return
         if found:
             per_set[everything] = max(found, key=lambda f: f.value)
@@ -199,14 +199,14 @@ class _Search:
             yield self._spans([*chains, rest] if rest else chains)
 
     def _alike(self) -> list[frozenset[int]]:
-        """Kinds of the same device in whatever region."""
+        """Sets of kinds that are the same sort of device in any region."""
         sorts: dict[tuple[float, ...], set[int]] = {}
         for i, kind in enumerate(self.terrain.kinds):
             sorts.setdefault(kind.tokens_per_s, set()).add(i)
         return [frozenset(members) for members in sorts.values()]
 
     def _sets(self) -> list[frozenset[int]]:
-        """Sets of kinds worth a chain: regions, few kinds, and what these leave."""
+        """Sets of kinds that get a chain: regions, one or two sorts, kinds, and complements."""
         every = frozenset(range(len(self.terrain.kinds)))
         sets = [
             frozenset(i for i in every if self.terrain.kinds[i].region == region)

@@ -1,8 +1,8 @@
-"""The stage-pattern program: placements for dozens of unlike peers in a second (CP-SAT).
+"""Enumerates stage patterns, from which a CP-SAT program places dozens of unlike peers in a second.
 
-A *stage* is a set of peers that hold the same layers, a *pattern* is a stage's number of layers
-with a count of peers per kind whose summed T_l reaches a target flow F. Which of them make a chain
-is for :mod:`coordinator.search.pattern_cpsat` to find.
+A *stage* is a set of peers that hold the same layers; a *pattern* is a stage's number of layers
+with a count of peers per kind whose summed T_l reaches a target flow F.
+:mod:`coordinator.search.pattern_cpsat` finds the patterns that make a chain.
 """
 
 import math
@@ -16,19 +16,19 @@ from coordinator.heuristics.peer_classes import PeerClass
 from dht.messages.types import Assignment, Problem
 
 PATTERNS_MAX = 600
-"""Patterns per number of layers and region that a program takes, the least wasteful ones."""
+"""Maximum patterns in a program per number of layers and region; the least wasteful are kept."""
 WIDTH_MAX = 4
-"""Peers that a stage at a border is widened to, beyond what its own flow needs."""
+"""Maximum number of peers to which a stage at a region's border is widened."""
 REMEMBERED_MAX = 256
-"""Sets of patterns kept for the next program."""
+"""Maximum cached sets of patterns."""
 
 RoomFor = Callable[[PeerClass, int], float]
-"""A peer's KV room in tokens when it holds so many layers."""
+"""KV room of a peer of a class, in tokens, at a number of layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePattern:
-    """A pattern: so many layers held by so many peers of each kind, all in one region."""
+    """A stage's number of layers and its number of peers of each kind, all in one region."""
 
     layers: int
     counts: tuple[tuple[int, int], ...]
@@ -37,12 +37,12 @@ class StagePattern:
 
     @property
     def peers(self) -> int:
-        """How many peers stand side by side."""
+        """The number of peers side by side."""
         return sum(count for _, count in self.counts)
 
 
 class Terrain:
-    """A problem seen as kinds of peers in regions: everything that does not depend on F."""
+    """A problem as kinds of peers in regions: everything that does not depend on F."""
 
     def __init__(self, problem: Problem, kinds: Sequence[PeerClass], room_for: RoomFor) -> None:
         self.problem = problem
@@ -53,7 +53,7 @@ class Terrain:
         self._known: dict[tuple[tuple[int, ...], float, float], tuple[StagePattern, ...]] = {}
 
     def _crossings(self) -> dict[tuple[int, int], float]:
-        """Tokens/s that a usual link between two regions carries (the median of the pairs)."""
+        """Tokens/s of the median link between two regions, for each pair of regions."""
         bandwidth = bandwidth_bytes_per_s(self.problem)
         members: defaultdict[int, list[str]] = defaultdict(list)
         for kind in self.kinds:
@@ -66,7 +66,7 @@ class Terrain:
         return found
 
     def width(self, region: int, flow: float) -> int:
-        """Peers side by side that a stage at the region's border may need for ``flow``."""
+        """Maximum peers side by side that a stage at the region's border may need for ``flow``."""
         widest = 1
         for pair, each in self.crossing_tokens_per_s.items():
             if region in pair and 0 < each < flow:
@@ -76,7 +76,7 @@ class Terrain:
     def patterns(
         self, available: Sequence[int], flow: float, kv_tokens_min: float
     ) -> tuple[StagePattern, ...]:
-        """As :func:`patterns`; bisections for several depths ask for the same ones."""
+        """:func:`patterns`, cached: bisections for several depths ask for the same ones."""
         key = (tuple(available), flow, kv_tokens_min)
         if key not in self._known:
             if len(self._known) >= REMEMBERED_MAX:
@@ -85,16 +85,16 @@ class Terrain:
         return self._known[key]
 
     def counts(self) -> list[int]:
-        """Peers of each kind."""
+        """The number of peers of each kind."""
         return [len(kind.peer_ids) for kind in self.kinds]
 
 
 def patterns(
     terrain: Terrain, available: Sequence[int], flow: float, kv_tokens_min: float
 ) -> Iterator[StagePattern]:
-    """The stages that reach ``flow`` and the KV room, and would not without any one peer.
+    """The minimal stages that reach ``flow`` and the KV room: none can spare a peer.
 
-    In regions whose links to others are slow, also wider ones, for stages at the border.
+    In regions whose links to others are slow, also wider stages, for the region's border.
     """
     layers = terrain.problem.model.layers
     for region in terrain.regions:
@@ -117,14 +117,14 @@ def patterns(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sums:
-    """What the peers of a stage have or must have together."""
+    """Sums over the peers of a stage: what they have, or must have."""
 
     flow: float
     room: float
     peers: int
 
     def plus(self, count: int, each: tuple[float, float]) -> "_Sums":
-        """With ``count`` more peers of this rate and room."""
+        """The sums with ``count`` more peers of rate and room ``each``."""
         return _Sums(
             flow=self.flow + count * each[0],
             room=self.room + count * each[1],
@@ -132,18 +132,18 @@ class _Sums:
         )
 
     def reach(self, wanted: "_Sums") -> bool:
-        """Whether all of it is there."""
+        """Whether every sum is at least the wanted one."""
         return self.flow >= wanted.flow and self.room >= wanted.room and self.peers >= wanted.peers
 
 
 def _covers(
     able: Sequence[tuple[float, float, int]], available: Sequence[int], wanted: _Sums
 ) -> list[tuple[tuple[int, int], ...]]:
-    """Minimal multisets of kinds that reach what is wanted, the least wasteful first."""
+    """Minimal multisets of kinds that reach the ``wanted`` sums, the least wasteful first."""
     found: list[tuple[float, tuple[tuple[int, int], ...]]] = []
     each = {kind: (rate, room) for rate, room, kind in able}
     nothing = _Sums(flow=0.0, room=0.0, peers=0)
-    # What the kinds from here on could still add: branches that cannot reach the sums end at once.
+    # The sums that the remaining kinds could add: a branch that cannot reach the goal ends at once.
     left = [nothing]
     for _, _, kind in reversed(able):
         left.append(left[-1].plus(available[kind], each[kind]))
@@ -175,7 +175,7 @@ def _covers(
 def place_chains(
     terrain: Terrain, chains: Sequence[Sequence[StagePattern]]
 ) -> tuple[Assignment, ...]:
-    """Peers for the stages of chains, peers of a kind in the order of their names."""
+    """The spans of chains: each stage takes peers of its kinds in the order of their names."""
     left = [list(kind.peer_ids) for kind in terrain.kinds]
     placed = []
     for chain in chains:
@@ -191,7 +191,7 @@ def place_chains(
 
 
 def used(terrain: Terrain, chain: Sequence[StagePattern]) -> list[int]:
-    """How many peers of each kind a chain takes."""
+    """The number of peers of each kind that a chain takes."""
     taken = [0] * len(terrain.kinds)
     for stage in chain:
         for kind, count in stage.counts:

@@ -1,8 +1,8 @@
-"""A swarm on paper: event-driven, deterministic by seed (see
-:mod:`coordinator.simulator.core.event_loop`).
+"""Simulates a swarm, event-driven and deterministic by seed
+(:mod:`coordinator.simulator.core.event_loop`).
 
-:func:`offline` says what a placement would serve under full load, :func:`online` how it would
-serve requests that come at their own times.
+:func:`offline` simulates a placement under full load, :func:`online` under requests with arrival
+times.
 """
 
 from coordinator.simulator.core.profiles import PeerProfile, Profiles, StepLimits, from_rates

@@ -1,4 +1,4 @@
-"""The planner's view of simulated peers: what the estimate needs, out of profiles."""
+"""Derives the planner's view of simulated peers, the estimate's input, from their profiles."""
 
 from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
 from coordinator.simulator.core.profiles import PeerProfile, Points, Profiles
@@ -8,9 +8,9 @@ from dht.messages.types import SINK, SOURCE, Problem
 def service_of(
     problem: Problem, profiles: Profiles, workload: Workload | None = None, *, hub: bool = True
 ) -> Service:
-    """Profiles as the planner's estimate takes them.
+    """The service of ``profiles``, for the planner's estimate.
 
-    ``hub``: tokens pass the clients' host on their way from the last stage to the first.
+    ``hub``: whether tokens pass the clients' host on their way from the last stage to the first.
     """
     state = max(1, problem.model.activation_bytes)
     delays = {

@@ -1,4 +1,4 @@
-"""Pictures of a simulated run. Needs matplotlib (``pip install 'anabranch[plot]'``)."""
+"""Draws plots of a simulated run. Needs matplotlib (``pip install 'anabranch[plot]'``)."""
 
 import importlib.util
 from pathlib import Path
@@ -17,7 +17,7 @@ def need_matplotlib() -> None:
 
 
 def draw_plots(report: SimulationReport, directory: Path) -> None:
-    """Write tokens over time, use of peers, waits on links, latencies and the flow as PNG files."""
+    """Write PNG files of tokens over time, peers' use, waits on links, latencies and the flow."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -58,7 +58,7 @@ def draw_plots(report: SimulationReport, directory: Path) -> None:
 
 
 def _flow(pyplot: Any, report: SimulationReport, path: Path) -> None:
-    """Peers as bars over the layers they hold, joined where tokens went from one to another."""
+    """Draw peers as bars over their layers, joined where tokens went from one to another."""
     names = sorted(report.peers, key=lambda name: (report.peers[name].start, name))
     row = {name: index for index, name in enumerate(names)}
     figure, axes = pyplot.subplots(figsize=(10, 1.5 + 0.25 * len(names)))

@@ -1,8 +1,8 @@
-"""Profiles out of cluster files, beside the planner's problem (see
+"""Reads simulation profiles from cluster files, beside the planner's problem (see
 :mod:`coordinator.problem.cluster_file`).
 
-``anabranch-cluster/1`` may carry them inline: a node names one of ``profiles``, each with tables
-per model::
+``anabranch-cluster/1`` may carry profiles inline: a node names one of ``profiles``, each with
+tables per model::
 
     {"nodes": [{"id": "a", "profile": "rtx4090", ...}],
      "profiles": {"rtx4090": {"tiny": {
@@ -39,7 +39,7 @@ FILE_BYTES_MAX = 64 << 20
 POINTS_MAX = 4096
 CONCAT_BYTES_PER_S = 4e9
 TRANSFER_BYTES_PER_S = 5e9
-"""Helix's simulator: each arrived token's activation is joined, then moved to the GPU."""
+"""Rates of Helix's simulator: each arrived token's activation is joined, then moved to the GPU."""
 SINGLE_DECODE_FACTOR = 2.0
 
 Table = Annotated[tuple[tuple[Count, Seconds], ...], Meta(min_length=2, max_length=POINTS_MAX)]
@@ -105,7 +105,8 @@ class _Own:
 
 
 def read_swarm(path: Path, model: str | None) -> tuple[Problem, Profiles]:
-    """A cluster file's problem and profiles; raises UserError, in one line, for what is wrong."""
+    """A cluster file's problem and profiles; raises UserError, in one line, for a malformed
+    file."""
     data = read_file(path)
     problem = read_cluster(data, model)
     name = problem.model.name

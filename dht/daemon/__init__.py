@@ -1,1 +1,1 @@
-"""Adapter: hivemind's p2pd and its Kademlia."""
+"""The transport adapter over hivemind's p2pd daemon and its Kademlia DHT."""

@@ -1,4 +1,4 @@
-"""Talking to the libp2p daemon: streams, single requests, addresses.
+"""Talks to the libp2p daemon: streams, single requests, addresses.
 
 hivemind's bindings are imported where they are used, see :mod:`dht.daemon.transport`.
 """
@@ -13,15 +13,15 @@ from dht.identity.multiaddr import by_peer
 from dht.messages.types import ADDRESSES_MAX
 
 _CLOSE_LIMIT_S = 1.0
-"""How long closing a stream waits for what was written to leave."""
+"""Maximum time that closing a stream waits for its written bytes to leave."""
 _FLUSH_LIMIT_S = 60.0
 _READ_BYTES = 256 << 10
 _P2P_CODE = b"\xa5\x03"
-"""Multiaddress protocol 421 as a varint."""
+"""Multiaddress protocol 421 (p2p) as a varint."""
 
 
 class LibP2PStream:
-    """A stream through the daemon. Every way in which it can fail is a NetworkError."""
+    """A stream through the daemon. All its failures are NetworkErrors."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class LibP2PStream:
 
     def write(self, data: bytes) -> None:
         if not self._writer.transport.is_closing():
-            with suppress(OSError, RuntimeError):  # shows at the next drain
+            with suppress(OSError, RuntimeError):  # the next drain raises the error
                 self._writer.write(data)
 
     async def drain(self) -> None:
@@ -71,7 +71,7 @@ class LibP2PStream:
             async with asyncio.timeout(_CLOSE_LIMIT_S):
                 await self._writer.wait_closed()
         except TimeoutError:
-            # The other side reads slowly: go on in the background, but not for ever.
+            # The other side reads slowly: flush in the background, for a limited time.
             loop = asyncio.get_running_loop()
             loop.call_later(_FLUSH_LIMIT_S, self._writer.transport.abort)
         except (OSError, RuntimeError):
@@ -81,10 +81,10 @@ class LibP2PStream:
 async def ask(
     control_path: Path, request: Any, failure: str
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """One request on a connection of its own, which the answer may turn into a stream.
+    """Send one request on a connection of its own, which the answer may turn into a stream.
 
     Raises NetworkError that begins with ``failure``. hivemind's own client leaks the connections
-    of requests that fail or are given up.
+    of requests that fail or are cancelled.
     """
     from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
     from hivemind.proto import p2pd_pb2
@@ -107,7 +107,7 @@ async def ask(
 
 
 async def asking_daemon(work: Any) -> Any:
-    """Await ``work`` of hivemind's; its errors and the daemon's become NetworkError."""
+    """Await hivemind's ``work``; its errors and the daemon's become NetworkError."""
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 
     try:
@@ -121,7 +121,7 @@ async def asking_daemon(work: Any) -> Any:
 
 
 def raw_id(peer_id: str) -> bytes:
-    """The bytes of a peer id; NetworkError for text that is none."""
+    """The bytes of a peer id; raises NetworkError for text that is not one."""
     from hivemind.p2p import PeerID
 
     try:
@@ -132,12 +132,12 @@ def raw_id(peer_id: str) -> bytes:
 
 
 def parse_peers(addresses: tuple[str, ...]) -> dict[str, tuple[bytes, ...]]:
-    """Where to dial each peer, from full multiaddresses; UserError for those that are none."""
+    """The addresses to dial, by peer, of full multiaddresses; raises UserError for others."""
     return by_peer(addresses, _parse)
 
 
 def parse_known(addresses: tuple[str, ...]) -> list[bytes]:
-    """Addresses that another peer told of; those that do not parse are skipped."""
+    """Addresses to dial that another peer told; those that do not parse are skipped."""
     dialed = []
     for address in addresses[:ADDRESSES_MAX]:
         with suppress(ValueError):
@@ -148,12 +148,12 @@ def parse_known(addresses: tuple[str, ...]) -> list[bytes]:
 def _parse(address: str) -> tuple[str, bytes]:
     """The peer id at the end of a multiaddress, and the rest in libp2p's binary form.
 
-    hivemind encodes peer ids as CIDs, which its own daemon refuses; so they are encoded here.
+    hivemind encodes peer ids as CIDs, which its own daemon refuses, so this encodes them itself.
     """
     from hivemind.p2p import PeerID
     from hivemind.utils.multiaddr import Multiaddr
 
-    Multiaddr(address)  # says what is wrong with it
+    Multiaddr(address)  # raises an error that says what is wrong
     head, found, peer_id = address.rstrip("/").rpartition("/p2p/")
     if not found or not head or "/" in peer_id:
         raise ValueError("it lacks the peer id at its end, /p2p/12D3KooW…")

@@ -1,8 +1,8 @@
-"""hivemind's Kademlia node with our rules for records. Imports hivemind: import it lazily.
+"""Runs hivemind's Kademlia node under our rules for records. Imports hivemind: import it lazily.
 
-Stock nodes refuse a whole dictionary for one bad entry, so that one record which has just expired
-would hide all the others; here each entry stands for itself. Stock nodes also trust the expiry
-that a replica states for a whole dictionary, with which one peer can end a search early.
+Stock nodes refuse a whole dictionary for one bad entry, so a record that has just expired would
+hide all others; here each entry is judged alone. Stock nodes also trust the expiry that a replica
+states for a whole dictionary, by which one peer can end a search early.
 """
 
 import logging
@@ -33,34 +33,35 @@ BUCKET_PEERS = 20
 DEPTH_MODULO = 5
 RPC_LIMIT_S = 3.0
 STORES_PER_S = 64.0
-"""How many values one peer may store here per second in the long run."""
+"""Values that one peer may store here per second, on average."""
 STORES_BURST = 1024.0
-"""How many at once: what a neighbour hands over to a newcomer."""
+"""Values that one peer may store at once: as many as a neighbour hands over to a newcomer."""
 BULK_PER_S, BULK_BURST = 512.0, 4096.0
-"""How many values all peers together may store here in requests of more than ``OWN_STORES_MAX``:
-each costs a signature to check, and identities cost nothing."""
+"""Values that all peers together may store here, per second and at once, in requests of more than
+``OWN_STORES_MAX``: each costs the check of a signature, and identities cost nothing."""
 OWN_STORES_MAX = 4
-"""An honest peer stores its own records alone or a few at a time."""
+"""Maximum values in the request of a peer that stores its own records."""
 FIND_KEYS_MAX = 16
-"""Keys of one request; our nodes ask for four at most."""
+"""Maximum keys in one find request; our nodes ask for four at most."""
 FIND_BYTES_MAX = 3 << 20
-"""Values of one answer: hivemind's daemon takes messages of 4 MiB, and keeps what is too long."""
+"""Maximum bytes of values in one answer: hivemind's daemon takes messages of 4 MiB, and does not
+deliver longer ones."""
 FINDS_PER_S, FINDS_BURST = 1 << 20, 16 << 20
-"""Bytes that are found for one peer: per second in the long run, and at once."""
+"""Bytes found for one peer, per second on average and at once."""
 ALL_FINDS_PER_S, ALL_FINDS_BURST = 16 << 20, 64 << 20
-"""Bytes that are found for all peers together: identities cost nothing."""
+"""Bytes found for all peers together, per second and at once: identities cost nothing."""
 ASKED_KEY_BYTES = 1024
-"""What a key costs that nobody stores: its neighbours are sent."""
+"""Bytes charged for each key besides its values: the answer also names its neighbours."""
 NODE_ID_PREFIX = b"anabranch-dht-node-v1\0"
 
 _log = logging.getLogger(__name__)
 _accepted: ContextVar[list[bool] | None] = ContextVar("accepted", default=None)
 _bringer: ContextVar[str] = ContextVar("bringer", default="")
-"""Who brings the records that are being validated; "": this peer itself."""
+"""The peer that brings the records being validated; "": this peer itself."""
 
 
 class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
-    """Takes signed records of their authors only; ``rejected`` counts the reasons."""
+    """Accepts records signed by their authors only; ``rejected`` counts refusals by error type."""
 
     def __init__(self, guard: RecordGuard, rejected: Counter[str]) -> None:
         self.guard = guard
@@ -96,7 +97,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
 
 
 def node_id_of(peer_id: Any) -> Any:
-    """The place of a peer in the DHT. It follows from its key: nobody chooses his neighbours."""
+    """A peer's place in the DHT, which follows from its key: peers cannot choose neighbours."""
     return DHTID.generate(source=NODE_ID_PREFIX + peer_id.to_bytes())
 
 
@@ -108,7 +109,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         self.refused_stores = 0
         self.refused_finds = 0
         self.misplaced = 0
-        """Peers that claimed another place in the DHT than their key gives them."""
+        """Number of claims to another place in the DHT than the peer's key gives."""
         self._storers = Rates(per_s=STORES_PER_S, burst=STORES_BURST)
         self._bulk = Rates(per_s=BULK_PER_S, burst=BULK_BURST)
         self._finders = Rates(per_s=FINDS_PER_S, burst=FINDS_BURST)
@@ -125,7 +126,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     ) -> dht_pb2.StoreResponse:
         """Store values for another peer, within its rate."""
         count = len(request.keys)
-        # Our nodes cache nothing at others, so who asks for it wants memory that is not accounted.
+        # Our nodes cache nothing at others: a request for it asks for memory without accounting.
         if any(request.in_cache) or not self._within_rates(context.remote_id, count):
             self.refused_stores += 1
             return dht_pb2.StoreResponse(store_ok=[False] * count, peer=self.node_info)
@@ -140,7 +141,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     ) -> dht_pb2.FindResponse:
         """Values and neighbours for a few different keys, within the peer's rate in bytes.
 
-        What would make the answer too long is left out, as if it were not stored here.
+        Values that would make the answer too long are left out, as if they were not stored here.
         """
         keys = list(request.keys)
         answer = dht_pb2.FindResponse(results=[], peer=self.node_info)
@@ -172,7 +173,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         return answer
 
     def _stored_bytes(self, key: bytes) -> int:
-        """How long the value is that is stored here for a key, about."""
+        """The approximate size of the value stored here for a key, in bytes."""
         found = self.storage.get(DHTID.from_bytes(key))
         if found is None:
             return 0
@@ -183,7 +184,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     async def update_routing_table(
         self, node_id: Any, peer_id: Any, responded: bool = True
     ) -> None:
-        """Take up a peer only at the place that its key gives it."""
+        """Add a peer to the routing table, only at the place that its key gives it."""
         if node_id is not None and node_id != node_id_of(peer_id):
             self.misplaced += 1
             return
@@ -213,7 +214,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         }
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
-        """Drop the entries that break the rules; whether any are left."""
+        """Drop the entries that break the rules; returns whether any are left."""
         if not isinstance(dictionary, DictionaryDHTValue) or len(dictionary.data) > PEERS_MAX:
             return False
         for subkey, (value, expires_s) in list(dictionary.data.items()):
@@ -232,7 +233,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         return len(dictionary.data) > 0
 
     def evict(self, key: str, author: str) -> None:
-        """Drop a record that gave way to others."""
+        """Drop a record that the guard evicted."""
         found = self.storage.data.get(DHTID.generate(source=key))
         if found is not None and isinstance(found.value, DictionaryDHTValue):
             del found.value[author]
@@ -245,16 +246,16 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
 
 
 def _restated(found: Any) -> Any:
-    """The value found at one peer, with the expiry that its entries prove."""
+    """A value found at one peer, with the expiry of its latest entry instead of the stated one."""
     if found is None or not isinstance(found.value, DictionaryDHTValue):
         return None
     return type(found)(found.value, found.value.latest_expiration_time)
 
 
 async def create_node(p2p: Any, guard: RecordGuard, rejected: Counter[str]) -> Any:
-    """A DHT node on ``p2p`` that knows nobody yet; ``guard`` judges and knows what it finds."""
+    """A DHT node on ``p2p`` that knows no peer yet; ``guard`` checks and keeps its records."""
     validator = RecordValidator(guard, rejected)
-    # Made in client mode so that the stock protocol registers no handlers; ours then takes over.
+    # In client mode the stock protocol registers no handlers; ours replaces it below.
     node = await DHTNode.create(
         p2p,
         node_id=node_id_of(p2p.peer_id),
@@ -262,7 +263,7 @@ async def create_node(p2p: Any, guard: RecordGuard, rejected: Counter[str]) -> A
         bucket_size=BUCKET_PEERS,
         depth_modulo=DEPTH_MODULO,
         wait_timeout=RPC_LIMIT_S,
-        # Copies outside the replicas would only go stale: records live for seconds.
+        # No copies outside the replicas, where they would only go stale: records live for seconds.
         cache_locally=False,
         cache_nearest=0,
         cache_on_store=False,
@@ -287,10 +288,10 @@ async def create_node(p2p: Any, guard: RecordGuard, rejected: Counter[str]) -> A
 
 
 async def greet(node: Any, peer_id: str) -> None:
-    """Take up a peer in the routing table, and have it take up this node, which it calls back.
+    """Exchange places in the routing tables with a peer, which calls this node back.
 
-    How long that may take, the caller says: the peer may be a busy one. Raises NetworkError for a
-    peer without a DHT node.
+    The caller sets the time limit: the peer may be busy. Raises NetworkError for a peer without a
+    DHT node.
     """
     peer = PeerID.from_base58(peer_id)
     protocol = node.protocol
@@ -306,15 +307,15 @@ async def greet(node: Any, peer_id: str) -> None:
         # A peer behind a firewall can still serve.
         _log.warning("peer %s cannot call this peer back: is a firewall in between?", peer_id)
     elif abs(skew_s) > MAX_DHT_TIME_DISCREPANCY_SECONDS:
-        # Records carry some tolerance for clocks.
+        # Only a warning: records' expiries have slack for clocks.
         _log.warning("the clock of peer %s differs by %.1f s from this one", peer_id, skew_s)
     await protocol.update_routing_table(node_id_of(peer), peer)
 
 
 async def store(node: Any, record: SignedRecord, data: bytes) -> bool:
-    """Store ``record``, whose value is ``data``; True as soon as any replica has it.
+    """Store ``record``, whose value is ``data``; returns whether any replica has it.
 
-    It counts as brought by its author. hivemind reports the answer of whoever answered last, which
+    The record counts as brought by its author. hivemind itself reports only the last answer, which
     one refusing peer can spoil.
     """
     accepted: list[bool] = []
@@ -325,7 +326,7 @@ async def store(node: Any, record: SignedRecord, data: bytes) -> bool:
             data,
             expiration_time=record.expires_unix_s,
             subkey=record.peer_id,
-            # The replicas' neighbourhood alone: each more that is asked costs everybody a request.
+            # No wider than the replicas: each further peer costs one more request.
             beam_size=REPLICAS,
         )
     finally:

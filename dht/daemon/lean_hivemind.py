@@ -1,9 +1,9 @@
-"""hivemind without the parts that train models.
+"""Imports hivemind without the parts that train models.
 
 ``import hivemind`` runs its package file, which imports its optimisers, mixture-of-experts and
-averaging, and with them SciPy: some 45 MiB and most of a second in every peer, for nothing that is
-used here. Its DHT and libp2p modules do not need that file. Both are measured by
-``bench/footprint.py``.
+averaging, and with them SciPy. None of these are used here, and they take about 45 MiB and most of
+a second in every peer (measured by ``bench/footprint.py``). hivemind's DHT and libp2p modules do
+not need the package file.
 """
 
 import importlib.util

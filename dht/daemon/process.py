@@ -1,7 +1,7 @@
-"""The libp2p daemon ``p2pd`` as a child process that cannot outlive this one.
+"""Runs the libp2p daemon ``p2pd`` as a child process that cannot outlive this one.
 
 On Linux the kernel kills the daemon when this process ends, however it ends. Elsewhere the daemon
-ends by itself if nothing ever attaches to it; it is terminated in every orderly end.
+ends by itself if nothing ever attaches to it, and every orderly end terminates it.
 """
 
 import asyncio
@@ -23,33 +23,34 @@ from dht.identity.peer_id import Identity
 
 _PR_SET_PDEATHSIG = 1
 _UNIX_PATH_CHARS_MAX = 104
-"""The shortest limit of common systems for the path of a unix socket."""
+"""Maximum length of a unix socket's path: the shortest limit of common systems."""
 _SOCKET_CHARS = len("/p2pclient-0123456789a.sock")
 _DIRECTORY_PREFIX = "anabranch-p2p-"
 _OWNER_FILE = "owner"
 _LAST_LINES = 20
 _RELAY_BUFFER_BYTES = 32 << 10
-"""For each direction of a call that is passed on; by default 16 MiB."""
+"""Buffer for each direction of a relayed call; libp2p's default is 16 MiB."""
 _RELAY_CALLS = 64
-"""Through one relay to one peer at a time; by default 16."""
+"""Maximum calls through one relay to one peer at a time; libp2p's default is 16."""
 _STOP_LIMIT_S = 2.0
 _ATTACH_LIMIT_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonConfig:
-    """What the daemon needs to know. Addresses are multiaddresses; TCP only."""
+    """The daemon's options. Addresses are TCP multiaddresses."""
 
     binary: Path
     identity: Identity
     host_addresses: tuple[str, ...]
-    """Where it listens; none: it reaches out only."""
+    """Addresses to listen on; empty: only dial."""
     announce_addresses: tuple[str, ...] = ()
     nat_traversal: bool = False
-    """Port mapping, AutoNAT, and calls through relays."""
+    """Whether to use port mapping, AutoNAT and calls through relays."""
     relays: bool = False
-    """Pass calls on for peers that reserved a slot, 30 min and 4 GiB each way per call, where NAT
-    is traversed. Whatever its flags say, this daemon always does so for 2 min and 128 KiB."""
+    """Whether to relay calls to peers that reserved a slot, for up to 30 min and 4 GiB each way per
+    call; only with NAT traversal. Whatever its flags, the daemon always relays up to 2 min and 128
+    KiB."""
 
     @property
     def passes_calls_on(self) -> bool:
@@ -57,14 +58,14 @@ class DaemonConfig:
 
 
 class P2pDaemon:
-    """One running daemon, its private socket directory and the last lines it wrote."""
+    """One running daemon, its private socket directory and its last lines of output."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        """Mode 700; for the sockets of the daemon and of whoever attaches to it."""
+        """Directory of mode 700 for the sockets of the daemon and of the clients attached to it."""
         self.control_path = directory / "p2pd.sock"
         self.ended = asyncio.Event()
-        """Set when the daemon is gone, whoever ended it."""
+        """Set when the daemon has ended, for any reason."""
         self._ready = asyncio.Event()
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._process: asyncio.subprocess.Process | None = None
@@ -74,8 +75,8 @@ class P2pDaemon:
     async def start(cls, config: DaemonConfig) -> "P2pDaemon":
         """Start a daemon and wait until it takes requests.
 
-        Raises UserError for a port that is taken or an address that cannot be listened on, and
-        NetworkError when the daemon does not start. The caller sets the time limit.
+        Raises UserError for a taken port or an address that cannot be listened on, NetworkError
+        when the daemon does not start. The caller sets the time limit.
         """
         for address in config.host_addresses:
             _check_free(address)
@@ -89,11 +90,11 @@ class P2pDaemon:
 
     @property
     def pid(self) -> int:
-        """Process id of the daemon, 0 before it runs."""
+        """Process id of the daemon; 0 before it runs."""
         return self._process.pid if self._process is not None else 0
 
     def last_words(self) -> str:
-        """How the daemon ended, if it has, and the last line it wrote."""
+        """The daemon's exit code, if it has ended, and its last line of output."""
         last = f"last line: {self._lines[-1]}" if self._lines else "it wrote nothing"
         code = self._process.returncode if self._process is not None else None
         return last if code is None else f"exit code {code}, {last}"
@@ -132,7 +133,7 @@ class P2pDaemon:
                 stderr=asyncio.subprocess.STDOUT,
                 env=_environment(config),
                 preexec_fn=_die_with_parent(),
-                # Ctrl-C is for us: the daemon must outlive it until we have said goodbye.
+                # Ctrl-C must reach only this process: it needs the daemon until it has left.
                 start_new_session=True,
             )
         except OSError as error:
@@ -151,7 +152,7 @@ class P2pDaemon:
         if not self._ready.is_set():
             raise self._start_error(config)
         if config.identity.path is None:
-            identity_path.unlink()  # read by now; no key stays behind in a temporary directory
+            identity_path.unlink()  # already read; no key must remain in a temporary directory
 
     def _start_error(self, config: DaemonConfig) -> AnabranchError:
         words = " ".join(self._lines)
@@ -161,7 +162,7 @@ class P2pDaemon:
         return NetworkError(f"the p2p daemon did not start: {self.last_words()}")
 
     async def _read_lines(self) -> None:
-        """Keep the daemon's output flowing, or it would block on a full pipe."""
+        """Read the daemon's output, which would block on a full pipe otherwise."""
         assert self._process is not None  # noqa: S101  (set before this task starts)
         assert self._process.stdout is not None  # noqa: S101
         rest = b""
@@ -190,8 +191,8 @@ def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]
         f"-natPortMap={int(nat and listens)}",
         f"-autonat={int(nat and listens)}",
         f"-relay={nat}",
-        # Its own search for relays found one and took no slot there in 35 s, also where it was told
-        # which and that it is private: dht.transport.relay_reservation reserves slots instead.
+        # The daemon's own search for relays found one but reserved no slot in 35 s, even when told
+        # the relay and that it is private: dht.transport.relay_reservation reserves slots instead.
         "-autoRelay=0",
         f"-idleTimeout={_ATTACH_LIMIT_S}s",
     ]
@@ -200,7 +201,7 @@ def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]
     else:
         arguments.append("-noListenAddrs=1")
     if config.passes_calls_on:
-        # The limits that the daemon's --help names hold only where it takes itself for public.
+        # The limits in the daemon's --help hold only while it considers itself public.
         arguments += ["-relayService=1", "-forceReachabilityPublic=1"]
         arguments.append(f"-relayBufferSize={_RELAY_BUFFER_BYTES}")
         arguments.append(f"-relayMaxCircuits={_RELAY_CALLS}")
@@ -210,21 +211,21 @@ def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]
 
 
 def _environment(config: DaemonConfig) -> dict[str, str]:
-    """What the daemon's Go runtime reads.
+    """The daemon's environment, which limits a relay's Go runtime to one processor.
 
-    At its start it sets up two relays, one with libp2p's own limits and, in the background, one
-    with ours, and the later one counts. With one processor the background waits, unless the machine
-    is so busy that the foreground is held up within a call of the kernel's; with more it mostly
-    does not. Only a reservation shows which one counts, and that takes a second libp2p host: a
-    daemon more at every start, for what few starts need. So who reserves a slot reads the limits
-    and passes over a relay of the first kind.
+    At its start the daemon sets up two relay services, one with libp2p's own limits and, in the
+    background, one with ours; the one set up last is in force. With one processor the background is
+    last, unless the machine is so busy that the foreground is held up in a system call; with more
+    processors it mostly is not. Only a reservation by a second libp2p host shows which one is in
+    force: one more daemon at every start, for a rare case. So peers that reserve a slot read the
+    limits and skip a relay with libp2p's own.
     """
     one = {"GOMAXPROCS": "1"} if config.passes_calls_on else {}
     return {"GOLOG_LOG_LEVEL": "error", **os.environ, **one}
 
 
 def _socket_directory() -> Path:
-    """A private directory whose path leaves room for the name of a unix socket."""
+    """Create a private directory with a path short enough for a unix socket in it."""
     directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX))
     if len(str(directory)) + _SOCKET_CHARS >= _UNIX_PATH_CHARS_MAX:
         directory.rmdir()
@@ -235,9 +236,9 @@ def _socket_directory() -> Path:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the directories of processes that were killed and could not do it themselves."""
+    """Remove the directories that killed processes left behind."""
     for directory in parent.glob(f"{_DIRECTORY_PREFIX}*"):
-        with suppress(OSError, ValueError):  # another user's, or being swept by someone else
+        with suppress(OSError, ValueError):  # another user's, or removed by another process
             owner = int((directory / _OWNER_FILE).read_text())
             if directory.stat().st_uid == os.getuid() and not _is_running(owner):
                 shutil.rmtree(directory, ignore_errors=True)
@@ -254,10 +255,10 @@ def _is_running(pid: int) -> bool:
 
 
 def _check_free(address: str) -> None:
-    """Raise UserError when another program listens there.
+    """Raise UserError when another program listens at ``address``.
 
-    The daemon sets SO_REUSEPORT, so that two daemons of one user would share a port in silence
-    and each get some of the connections.
+    The daemon sets SO_REUSEPORT, so two daemons of one user would silently share a port and each
+    get some of the connections.
     """
     parts = address.strip("/").split("/")
     if len(parts) < 4 or parts[0] not in {"ip4", "ip6"} or parts[2] != "tcp":
@@ -278,16 +279,16 @@ def _check_free(address: str) -> None:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What the child does before it becomes the daemon: ask the kernel to be killed with us."""
+    """The child's call before exec, which asks the kernel to kill the child with this process."""
     if sys.platform != "linux":
         return None
-    # Prepared here: between fork and exec no library may be loaded and little may be called.
+    # Loaded here: between fork and exec no library may be loaded and little may be called.
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the parent ended before the request was made
+        if os.getppid() != parent:  # the parent ended before the request
             os._exit(1)
 
     return ask

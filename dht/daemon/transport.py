@@ -1,6 +1,6 @@
-"""The transport over libp2p: hivemind's daemon for streams, its Kademlia node for records.
+"""The transport over hivemind: its libp2p daemon for streams, its Kademlia node for records.
 
-Everything runs on the caller's event loop; the only other process is the daemon, see
+All code runs on the caller's event loop; the only other process is the daemon, see
 :mod:`dht.daemon.process`. hivemind takes seconds to import and is imported where it is used.
 """
 
@@ -28,7 +28,7 @@ from dht.transport.interface import RECORDS_PROTOCOL, Stream, StreamHandler
 from dht.transport.streams import StreamHandlers
 
 OPEN_LIMIT_S = 10.0
-"""Longest time that opening a stream may take."""
+"""Time limit for opening a stream."""
 REJOIN_PERIOD_S = 20.0
 ADDRESSES_PERIOD_S = 15.0
 _log = logging.getLogger(__name__)
@@ -54,10 +54,10 @@ class HivemindTransport:
 
     @classmethod
     async def create(cls, config: TransportConfig) -> "HivemindTransport":
-        """Start the daemon, join the network through ``config.initial_peers``.
+        """Start the daemon and join the network through ``config.initial_peers``.
 
-        Raises UserError for malformed addresses or a port that is taken, NetworkError when nobody
-        answers, within ``config.connect_timeout_s`` (15 s at most).
+        Raises UserError for malformed addresses or a taken port, NetworkError when no peer answers
+        within ``config.connect_timeout_s`` (15 s at most).
         """
         _quiet_hivemind()
         self = cls(config)
@@ -99,12 +99,12 @@ class HivemindTransport:
 
     @property
     def stream_errors(self) -> Counter[str]:
-        """Failed incoming streams by the type of their error."""
+        """Number of failed incoming streams, by the type of the error."""
         return self._handlers.errors
 
     @property
     def rejected_records(self) -> Counter[str]:
-        """DHT records refused since the start, by the type of the error."""
+        """Number of DHT records refused since the start, by the type of the error."""
         return self._rejected
 
     @property
@@ -125,7 +125,7 @@ class HivemindTransport:
         self._check_alive()
         known = protocol in self._handlers.by_protocol
         self._handlers.by_protocol[protocol] = handler
-        if known:  # such as by a part of the peer that was started again
+        if known:  # for example after a restart of a part of the peer
             return
 
         async def on_stream(
@@ -146,10 +146,11 @@ class HivemindTransport:
     async def open_stream(
         self, peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()
     ) -> Stream:
-        """As the interface says, within 10 s.
+        """Open a stream as the interface describes, within 10 s.
 
-        A stream on a protocol that the peer is known to speak opens without a round trip; a peer
-        that froze since then shows by its silence, so the first answer needs a time limit.
+        A stream on a protocol that the peer is known to speak opens without a round trip. A peer
+        that has frozen since then is only noticed by its silence, so the first answer needs a time
+        limit.
         """
         self._check_alive()
         if peer_id == self.peer_id:
@@ -171,12 +172,12 @@ class HivemindTransport:
         self._check_alive()
         return await self._access.get(key, latest=latest)
 
-    # What it does in the DHT as a full peer (dht.records.access)
+    # A full peer's operations in the DHT (dht.records.access)
 
     async def search(self, key: str) -> None:
         self._check_alive()
-        # What is found goes through the validator's guard, which then holds the newest of each
-        # author: later than any single replica, and never older than what was read before.
+        # Found records go through the validator's guard, which then holds each author's newest one
+        # of all replicas, and never an older one than was read before.
         await asking_daemon(self._node.get(key, latest=True))
 
     async def put(self, record: SignedRecord, data: bytes) -> bool:
@@ -209,7 +210,7 @@ class HivemindTransport:
             tasks += control._handler_tasks.values()
             for task in tasks:
                 task.cancel()
-            # Calls that wait for an answer would wait for their time-out.
+            # Pending calls would otherwise wait for their time-outs.
             for call in list(control._pending_calls.values()):
                 if not call.done():
                     call.set_exception(ConnectionAbortedError("this peer has left the network"))
@@ -239,7 +240,7 @@ class HivemindTransport:
             )
         )
         self._control_path = self._daemon.control_path
-        # hivemind puts its sockets under a fixed prefix in /tmp; ours go to the private directory.
+        # hivemind puts its sockets under a fixed prefix in /tmp; this uses the private directory.
         prefix = {"_UNIX_SOCKET_PREFIX": f"/unix{self._daemon.directory}/"}
         attached = type("PrivateP2P", (P2P,), prefix)
         self._p2p = await asking_daemon(
@@ -271,7 +272,7 @@ class HivemindTransport:
         self._addresses = ranked([str(each) for each in visible]) or self._addresses
 
     async def _keep_addresses(self) -> None:
-        """Addresses come and go: the router maps a port, the machine gets another network."""
+        """Read this peer's addresses again and again: port mappings and networks change."""
         while True:
             await asyncio.sleep(ADDRESSES_PERIOD_S)
             try:
@@ -281,7 +282,7 @@ class HivemindTransport:
                 _log.debug("cannot read this peer's addresses: %s", error)
 
     async def _join(self, peers: dict[str, tuple[bytes, ...]]) -> None:
-        """Reach at least one of ``peers``; a full peer learns of their neighbours, too."""
+        """Reach at least one of ``peers``; a full peer also learns of their neighbours."""
         others = [item for item in peers.items() if item[0] != self.peer_id]
         if not others:
             return
@@ -302,7 +303,10 @@ class HivemindTransport:
                 await self._node.find_nearest_nodes([self._node.node_id])
 
     async def _greet(self, peer_id: str, dialed: Sequence[bytes]) -> None:
-        """Raises NetworkError for a peer that is away, too busy to answer, or no full peer."""
+        """Connect to a peer and join its routing table.
+
+        Raises NetworkError for a peer that is away, too busy to answer, or not a full peer.
+        """
         from dht.daemon import kademlia
 
         try:
@@ -315,7 +319,7 @@ class HivemindTransport:
             ) from None
 
     async def _keep_joined(self, peers: dict[str, tuple[bytes, ...]]) -> None:
-        """Greet again the initial peers that were lost, so that a swarm cut in two heals."""
+        """Greet lost initial peers again, so that a swarm cut in two rejoins."""
         from hivemind.p2p import PeerID
 
         while True:
@@ -335,7 +339,7 @@ class HivemindTransport:
             try:
                 await self._connect(peer_id, parse_known(addresses))
             except NetworkError as error:
-                failure = error  # the daemon may know another way, through its own routing
+                failure = error  # the daemon may know another address by its own routing
         try:
             stream = await self._open_known(peer_id, protocol)
         except NetworkError as error:
@@ -379,12 +383,12 @@ class HivemindTransport:
 
 
 def _named(address: str) -> str:
-    """The peer id at the end of an address that was parsed before."""
+    """The peer id at the end of an address that was checked before."""
     return address.rstrip("/").rpartition("/p2p/")[2]
 
 
 def _quiet_hivemind() -> None:
-    """Keep hivemind's log away from users, who get our errors; ANABRANCH_DEBUG shows it."""
+    """Hide hivemind's log from users, who get our errors; ANABRANCH_DEBUG shows it."""
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     lean_hivemind.prepare_hivemind()
     import hivemind.utils.logging as hivemind_logging

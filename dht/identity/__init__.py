@@ -1,1 +1,1 @@
-"""Who a peer is, and where it is dialled."""
+"""Peer identities, and the addresses at which peers are dialled."""

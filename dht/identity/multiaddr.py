@@ -1,4 +1,4 @@
-"""Multiaddresses as text: which peer, and where it is dialled. Pure, for every transport."""
+"""Parses multiaddresses as text into a peer and an address to dial. Pure, for every transport."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,8 +15,8 @@ _LOOKS_LIKE = "it looks like /ip4/1.2.3.4/tcp/31337/p2p/12D3KooW…"
 
 
 def unanswered(initial_peers: Sequence[str], reasons: Sequence[str]) -> NetworkError:
-    """That none of the addresses that the caller gave answers, in the words of every command."""
-    # libp2p's daemon says the same three times before it says why.
+    """The error for initial peers of which none answers, with the same text in all commands."""
+    # libp2p's daemon repeats its message three times before the reason.
     why = [reason.rpartition("all dials failed")[2].strip(" *\n") or reason for reason in reasons]
     where = ", ".join(initial_peers)
     return NetworkError(
@@ -28,7 +28,7 @@ def unanswered(initial_peers: Sequence[str], reasons: Sequence[str]) -> NetworkE
 def split(address: str) -> tuple[str, str]:
     """The peer id at the end of a full multiaddress and the TCP address before it.
 
-    Raises ValueError for text that is none, and for addresses through a relay.
+    Raises ValueError for other text, and for addresses through a relay.
     """
     head, found, peer_id = address.rstrip("/").rpartition("/p2p/")
     if not found or not head:
@@ -39,7 +39,7 @@ def split(address: str) -> tuple[str, str]:
 
 
 def checked_tcp(address: str) -> str:
-    """``/ip4/HOST/tcp/PORT`` and its like, as it is; ValueError for anything else."""
+    """Return an address like ``/ip4/HOST/tcp/PORT`` unchanged; raises ValueError for any other."""
     parts = address.split("/")
     if len(parts) != 5 or parts[0] or parts[1] not in _HOSTS or parts[3] != "tcp":
         raise ValueError("only /ip4, /ip6 and /dns with /tcp can be dialled directly")
@@ -53,7 +53,7 @@ def checked_tcp(address: str) -> str:
 def by_peer(
     addresses: tuple[str, ...], parse: Callable[[str], tuple[str, Where]]
 ) -> dict[str, tuple[Where, ...]]:
-    """Where to dial each peer, as ``parse`` reads one address; UserError where it cannot."""
+    """Addresses to dial by peer id, each parsed by ``parse``; raises UserError where it fails."""
     peers: dict[str, tuple[Where, ...]] = {}
     for address in addresses:
         try:
@@ -67,12 +67,12 @@ def by_peer(
 
 
 def split_all(addresses: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Where to dial each peer over TCP; raises UserError for an address that is none."""
+    """TCP addresses to dial by peer id; raises UserError for a malformed address."""
     return by_peer(addresses, split)
 
 
 def dialled_of(peer_id: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Where to dial ``peer_id``, of what another peer told; the rest is skipped."""
+    """Addresses to dial ``peer_id`` among those that another peer told; others are skipped."""
     found = []
     for address in addresses[:ADDRESSES_MAX]:
         try:
@@ -85,9 +85,10 @@ def dialled_of(peer_id: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def circuits_of(peer_id: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Where to dial ``peer_id`` through relays, of what another peer told; the rest is skipped.
+    """Addresses of ``peer_id`` through relays among those that another peer told.
 
-    Each is the relay's full address and ``/p2p-circuit``: :func:`split_circuit` takes it apart.
+    Others are skipped. Each is the relay's full address and ``/p2p-circuit``, which
+    :func:`split_circuit` splits.
     """
     found = []
     for address in addresses[:ADDRESSES_MAX]:
@@ -99,12 +100,13 @@ def circuits_of(peer_id: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def split_circuit(address: str) -> tuple[str, str] | None:
-    """The relay's peer id and TCP address; None for an address that is dialled directly."""
+    """The relay's peer id and TCP address; None for an address to dial directly."""
     return split(address.removesuffix(CIRCUIT)) if address.endswith(CIRCUIT) else None
 
 
 def ranked(addresses: list[str]) -> tuple[str, ...]:
-    """Addresses that other machines can use first, loopback last, TCP only."""
+    """The TCP addresses, ``ADDRESSES_MAX`` at most: those for other machines first, loopback
+    last."""
     tcp = [address for address in addresses if "/tcp/" in address]
     return tuple(sorted(tcp, key=is_loopback)[:ADDRESSES_MAX])
 

@@ -1,9 +1,9 @@
-"""Who a peer is: an Ed25519 key pair whose public half is the peer id itself.
+"""Peer identities: Ed25519 key pairs whose public half is in the peer id.
 
-The file is libp2p's protobuf ``PrivateKey``, so that any libp2p implementation takes it as it is.
-A peer id is the base58 text of the identity multihash of the protobuf public key
+The identity file is libp2p's protobuf ``PrivateKey``, which any libp2p implementation can read. A
+peer id is the base58 text of the identity multihash of the protobuf public key
 (https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md), ``12D3KooW…``, so a signature
-is checked with nothing but the id of the peer that made it.
+can be checked with the signer's peer id alone.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from dht.errors import PeerError, UserError
 fcntl: Any
 try:
     fcntl = importlib.import_module("fcntl")
-except ImportError:  # Windows has none: there two processes may share a file unnoticed
+except ImportError:  # missing on Windows, where two processes may share a file unnoticed
     fcntl = None
 
 KEY_BYTES = 32
@@ -36,7 +36,7 @@ _PUBLIC_HEAD = bytes([0x00, KEY_BYTES + 4, 0x08, 0x01, 0x12, KEY_BYTES])
 
 
 class Identity:
-    """A peer's key pair. Holds the lock of its file, if it has one, until :meth:`release`."""
+    """A peer's key pair. It holds the lock of its file, if any, until :meth:`release`."""
 
     def __init__(self, seed: bytes, *, path: Path | None = None, lock: IO[bytes] | None = None):
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
@@ -44,7 +44,7 @@ class Identity:
         self._public = self._key.public_key().public_bytes_raw()
         self._lock = lock
         self.path = path
-        """Where the key is kept; None for one that lives in memory only."""
+        """File of the key; None: the key is in memory only."""
         self.peer_id: str = base58.b58encode(_PUBLIC_HEAD + self._public).decode()
 
     def __repr__(self) -> str:
@@ -52,14 +52,14 @@ class Identity:
 
     @classmethod
     def generate(cls) -> "Identity":
-        """A new identity in memory, for clients and tests."""
+        """Create an identity in memory, for clients and tests."""
         return cls(os.urandom(KEY_BYTES))
 
     @classmethod
     def load_or_create(cls, path: str | os.PathLike[str]) -> "Identity":
-        """The identity kept in ``path``, made at the first call and locked for this process.
+        """The identity in the file ``path``, created if missing and locked for this process.
 
-        Raises UserError, saying what to do, when the file cannot be read or written, is not an
+        Raises UserError, which says what to do, when the file cannot be read or written, is not an
         identity, can be read by other users, or is in use by another process.
         """
         file = Path(path).expanduser()
@@ -83,7 +83,7 @@ class Identity:
         return self._key.sign(data)
 
     def seed(self) -> bytes:
-        """The secret half, 32 bytes."""
+        """The private key, 32 bytes."""
         return self._seed
 
     def libp2p_bytes(self) -> bytes:
@@ -91,14 +91,14 @@ class Identity:
         return _PRIVATE_HEAD + self._seed + self._public
 
     def release(self) -> None:
-        """Let other processes use the identity file. Calling it twice is harmless."""
+        """Unlock the identity file for other processes. May be called twice."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
 
 def public_key_of(peer_id: str) -> Ed25519PublicKey:
-    """The public key that ``peer_id`` carries; raises PeerError when it carries none."""
+    """The public key in ``peer_id``; raises PeerError when there is none."""
     key = _public_key(peer_id[: _PEER_ID_CHARS_MAX + 1])
     if key is None:
         raise PeerError(f"peer id {peer_id[:_PEER_ID_CHARS_MAX]!r} carries no Ed25519 key")
@@ -111,7 +111,7 @@ def is_peer_id(text: str) -> bool:
 
 
 def short_name(peer_id: str) -> str:
-    """A peer for people: the last 8 characters of its id; other names, of planned peers, whole."""
+    """A peer's name for people: the last 8 characters of its id; names that are not ids, whole."""
     return peer_id[-8:] if is_peer_id(peer_id) else peer_id
 
 
@@ -135,7 +135,7 @@ def _public_key(peer_id: str) -> Ed25519PublicKey | None:
         raw = base58.b58decode(peer_id)
     except ValueError:
         return None
-    # The text must be the only one of its bytes, so that one key is never two peers.
+    # Only the canonical text of the bytes is accepted, so that one key is never two peers.
     if raw[:6] != _PUBLIC_HEAD or len(raw) != 6 + KEY_BYTES:
         return None
     if base58.b58encode(raw).decode() != peer_id:
@@ -183,7 +183,8 @@ def _read(file: Path) -> bytes:
 
 
 def _create(file: Path) -> bytes:
-    """Write a new key under another name first, so that a crash never leaves half a file."""
+    """Create the identity file; it is written under another name first, so that a crash never
+    leaves half a file."""
     identity = Identity.generate()
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 600
     try:

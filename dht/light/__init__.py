@@ -1,1 +1,1 @@
-"""Adapter: py-libp2p alone."""
+"""The transport adapter over py-libp2p alone."""

@@ -1,8 +1,8 @@
-"""py-libp2p's host in a thread of its own, for peers without hivemind's daemon.
+"""Runs py-libp2p's host in a thread of its own, for peers without hivemind's daemon.
 
-py-libp2p runs on trio, everything else here on asyncio. Two loops in two threads share nothing but
-:class:`dht.light.stream.BridgedStream` and calls that are handed over; neither loop waits for the
-other. Importing this needs py-libp2p, which cannot be in one process with hivemind.
+py-libp2p runs on trio, everything else here on asyncio. The two loops in two threads share only
+:class:`dht.light.stream.BridgedStream` and calls handed over; neither loop blocks on the other.
+Importing this module needs py-libp2p, which cannot be in one process with hivemind.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 STOP_LIMIT_S = 3.0
 STAGGER_S = 0.25
-"""Between the beginnings of dials to one peer's addresses (RFC 8305 §5)."""
+"""Delay between the starts of dials to one peer's addresses (RFC 8305 §5)."""
 DIAL_LIMIT_S = 5.0
 DIRECTLY_EVERY_S = 300.0
-"""Between tries to dial directly who is connected through relays only."""
+"""Minimum time between direct dials of a peer that is connected only through relays."""
 CONNECTIONS_MAX = 1024
 NEGOTIATE_S = 5
 _log = logging.getLogger(__name__)
@@ -49,14 +49,14 @@ class LightHost:
     def __init__(self, identity: Identity, on_stream: Callable[[str, BridgedStream], None]) -> None:
         self._identity = identity
         self._on_stream = on_stream
-        """Called in asyncio with protocol and stream; the stream is closed if it raises."""
+        """Callback in asyncio for incoming streams, with protocol and stream."""
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[tuple[str, ...]] = self._loop.create_future()
         self._thread: threading.Thread | None = None
         self.ended = asyncio.Event()
-        """Set when the host is gone, whoever ended it."""
+        """Set when the host has ended, for any reason."""
         self.last_words = "it was never started"
-        # trio's
+        # Used in trio's thread only
         self._token: trio.lowlevel.TrioToken
         self._nursery: trio.Nursery
         self._stop: trio.Event
@@ -66,7 +66,7 @@ class LightHost:
         self._tried_directly_s: dict[str, float] = {}
 
     async def start(self, listen: tuple[str, ...], *, limit_s: float) -> tuple[str, ...]:
-        """Start and listen; the addresses listened on, without peer ids.
+        """Start and listen; returns the addresses listened on, without peer ids.
 
         Raises UserError when one of ``listen`` cannot be listened on, NetworkError after
         ``limit_s``.
@@ -82,10 +82,10 @@ class LightHost:
             raise NetworkError(f"libp2p did not start within {limit_s:.0f} s") from None
 
     async def stop(self) -> None:
-        """Leave the network. May be called twice, and when it never started."""
+        """Leave the network. May be called twice, or without a start."""
         if self._thread is None:
             return
-        with suppress(AttributeError, trio.RunFinishedError):  # it may not have come so far
+        with suppress(AttributeError, trio.RunFinishedError):  # trio may not have started yet
             self._token.run_sync_soon(self._stop.set)
         await asyncio.to_thread(self._thread.join, STOP_LIMIT_S)
         if not self._ready.done():
@@ -103,8 +103,10 @@ class LightHost:
         await self._call(add)
 
     async def open(self, peer_id: str, protocol: str, dialled: tuple[str, ...]) -> BridgedStream:
-        """A stream to a peer, over the connection there is or over a new one to ``dialled``:
-        TCP addresses, and those of :func:`dht.identity.multiaddr.circuits_of`."""
+        """Open a stream to a peer, over the present connection or a new one to ``dialled``.
+
+        ``dialled`` are TCP addresses and those of :func:`dht.identity.multiaddr.circuits_of`.
+        """
 
         async def work() -> BridgedStream:
             fresh = await self._connect(peer_id, dialled)
@@ -113,7 +115,7 @@ class LightHost:
             except Exception:
                 if fresh or not dialled:
                     raise
-                # The connection may be one that the other side has forgotten.
+                # The other side may have dropped the connection unnoticed.
                 await self._host.disconnect(ID.from_base58(peer_id))
                 await self._connect(peer_id, dialled)
                 return await self._open_known(peer_id, protocol)
@@ -123,14 +125,17 @@ class LightHost:
     async def _call(
         self, work: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None = None
     ) -> T:
-        """Run ``work`` in trio. It goes on when the caller gives up (half a write would garble a
-        connection), and its result goes to ``discard``. Errors become NetworkError."""
+        """Run ``work`` in trio; its errors become NetworkError.
+
+        ``work`` goes on when the caller is cancelled, since half a write would garble a connection;
+        its result then goes to ``discard``.
+        """
         answer: asyncio.Future[T] = self._loop.create_future()
 
         async def run() -> None:
             try:
                 result = await work()
-            except Exception as error:  # noqa: BLE001  (py-libp2p has no one root of errors)
+            except Exception as error:  # noqa: BLE001  (py-libp2p's errors have no common base)
                 self._in_asyncio(partial(_fail, answer, _words(error)))
             else:
                 self._in_asyncio(partial(_settle, answer, result, discard))
@@ -156,7 +161,7 @@ class LightHost:
         words = "it was asked to stop"
         try:
             trio.run(self._main, listen)
-        except BaseException as error:  # noqa: BLE001  (the end of a thread: recorded)
+        except BaseException as error:  # noqa: BLE001  (recorded as the reason of the end)
             words = _words(error)
             _log.debug("libp2p ended", exc_info=error)
             self._in_asyncio(lambda: self._not_started(words, listen))
@@ -183,7 +188,7 @@ class LightHost:
             connection_config=ConnectionConfig(
                 max_connections=CONNECTIONS_MAX,
                 high_watermark=CONNECTIONS_MAX,
-                # It would dial whoever it has heard of.
+                # Otherwise py-libp2p would dial any peer that it has heard of.
                 min_connections=0,
                 low_watermark=0,
                 inbound_upgrade_timeout=DIAL_LIMIT_S,
@@ -223,7 +228,7 @@ class LightHost:
         return any(not connection.is_closed for connection in found)
 
     async def _connect(self, peer_id: str, dialled: tuple[str, ...]) -> bool:
-        """Make sure of a connection; whether it is a new one."""
+        """Ensure a connection to a peer; returns whether it is a new one."""
         lock = self._dialling.setdefault(peer_id, trio.Lock())
         while len(self._dialling) > PEERS_MAX:
             del self._dialling[next(iter(self._dialling))]
@@ -237,8 +242,10 @@ class LightHost:
             return True
 
     def _go_direct(self, peer_id: str, dialled: tuple[str, ...]) -> None:
-        """Dial in the background who is connected through relays only, as who called is: streams
-        that either side opens afterwards take no detour."""
+        """Dial a peer in the background that is connected only through relays.
+
+        Streams that either side opens afterwards take the direct connection.
+        """
         direct = tuple(address for address in dialled if split_circuit(address) is None)
         found = self._host.get_network().get_connections(ID.from_base58(peer_id))
         if not direct or any(c.get_connection_type() is not ConnectionType.RELAYED for c in found):
@@ -251,13 +258,13 @@ class LightHost:
             del self._tried_directly_s[next(iter(self._tried_directly_s))]
 
         async def dial() -> None:
-            with suppress(NetworkError):  # the relayed connection goes on, or has ended meanwhile
+            with suppress(NetworkError):  # the relayed connection stays
                 await self._dial(ID.from_base58(peer_id), direct)
 
         self._nursery.start_soon(dial)
 
     async def _dial(self, peer: Any, dialled: tuple[str, ...]) -> None:
-        """Dial the addresses one after the other, the next when one fails or takes long."""
+        """Dial addresses one after the other, the next when one fails or takes ``STAGGER_S``."""
         errors: list[str] = []
         network = self._host.get_network()
 
@@ -298,7 +305,7 @@ def _settle(answer: "asyncio.Future[T]", result: T, discard: Callable[[T], None]
 
 
 def _words(error: BaseException) -> str:
-    """The innermost cause, in one line."""
+    """The message of the innermost cause, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     cause = error
@@ -308,7 +315,7 @@ def _words(error: BaseException) -> str:
 
 
 def quiet() -> None:
-    """Keep py-libp2p's log away from users, who get our errors; ANABRANCH_DEBUG shows it."""
+    """Hide py-libp2p's log from users, who get our errors; ANABRANCH_DEBUG shows it."""
     level = logging.DEBUG if os.environ.get("ANABRANCH_DEBUG") else logging.CRITICAL
     for name in ("libp2p", "async_service", "multiaddr"):
         logging.getLogger(name).setLevel(level)

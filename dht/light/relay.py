@@ -1,9 +1,9 @@
-"""Calls through relays for light peers: those that come in, and those that they make.
+"""Takes and makes calls through relays, for light peers.
 
-py-libp2p reads and writes the messages of circuit relay v2, and secures and multiplexes what the
-relay passes on, as go-libp2p expects it. Its own listener takes the relay's IP address for the
-caller's, takes any number of calls, and loses a call whose other side takes nothing for 5 s; so
-what stands between its messages and its upgrade is here. The relay sees ciphertext.
+py-libp2p reads and writes the messages of circuit relay v2, and secures and multiplexes the relayed
+connection as go-libp2p expects it. Its own listener takes the relay's IP address for the caller's,
+accepts any number of calls, and loses a call whose other side reads nothing for 5 s; so the steps
+between its messages and its upgrade of the connection are here. The relay sees ciphertext.
 """
 
 import logging
@@ -23,15 +23,15 @@ from dht.errors import NetworkError
 from dht.light.stream import WINDOW_LOOKS_S
 
 CALLS_MAX = 256
-"""Calls that come in through relays and are open at once, or on their way to be."""
+"""Maximum incoming calls through relays that are open or being opened."""
 MESSAGE_LIMIT_S = 5.0
 STALL_LIMIT_S = 30.0
-"""A call that takes nothing for so long is over."""
+"""Time for which the other side reads nothing after which a call is ended."""
 _log = logging.getLogger(__name__)
 
 
 class CircuitConnection(RawConnection):  # type: ignore[misc]  # py-libp2p is not seen
-    """A stream at a relay, as the connection that goes on behind it."""
+    """A stream to a relay, used as the raw connection to the peer behind it."""
 
     def __init__(self, stream: Any, *, initiator: bool, relay_id: ID) -> None:
         at = Multiaddr(f"/p2p/{relay_id}/p2p-circuit")
@@ -40,7 +40,7 @@ class CircuitConnection(RawConnection):  # type: ignore[misc]  # py-libp2p is no
 
     async def write(self, data: bytes) -> None:
         view, muxed = memoryview(data), self._net.muxed_stream
-        # Half a write, given up, would garble the call for all of its streams.
+        # A cancelled half of a write would garble the call for all its streams.
         with trio.CancelScope(shield=True):
             while view:
                 await self._wait_for_window()
@@ -49,9 +49,9 @@ class CircuitConnection(RawConnection):  # type: ignore[misc]  # py-libp2p is no
                 view = view[size_bytes:]
 
     async def _wait_for_window(self) -> None:
-        """py-libp2p gives up after 5 s; who is called may take longer.
+        """Wait until the send window opens, where py-libp2p would give up after 5 s.
 
-        What is over raises at the write that follows.
+        For a connection that has ended, the next write raises the error.
         """
         muxed, look_s = self._net.muxed_stream, WINDOW_LOOKS_S[0]
         until_s = trio.current_time() + STALL_LIMIT_S
@@ -63,20 +63,20 @@ class CircuitConnection(RawConnection):  # type: ignore[misc]  # py-libp2p is no
             look_s = min(2 * look_s, WINDOW_LOOKS_S[1])
 
     def get_remote_address(self) -> None:
-        """Not known: the relay's is not the caller's."""
+        """None: the address is unknown, since the relay's is not the caller's."""
         return
 
 
 class Circuits:
-    """Takes calls through relays, and makes them. Trio's, as everything of py-libp2p."""
+    """Takes calls through relays, and makes them. Runs in trio, as all of py-libp2p."""
 
     def __init__(self, host: Any) -> None:
         self._host = host
         self._open = 0
 
     def listen(self) -> None:
-        """Take calls from now on; relays pass them on once a slot is reserved
-        (dht.transport.relay_reservation)."""
+        """Take calls from now on; a relay passes them on once a slot is reserved
+        (:mod:`dht.transport.relay_reservation`)."""
         self._host.set_stream_handler(STOP_PROTOCOL_ID, self._take)
 
     async def dial(self, relay_id: ID, peer_id: ID) -> None:
@@ -98,9 +98,9 @@ class Circuits:
             raise
 
     async def _take(self, stream: Any) -> None:
-        """Take one call, and stay until it is over. Never raises but when cancelled."""
+        """Take one call, and return when it is over. Raises nothing but a cancellation."""
         relay_id = stream.muxed_conn.peer_id
-        # A stream without a remote address is itself one of a relayed connection.
+        # A stream without a remote address belongs to a relayed connection itself.
         if self._open >= CALLS_MAX or stream.get_remote_address() is None:
             await _end(stream)
             return
@@ -111,7 +111,7 @@ class Circuits:
                 if message.type != StopMessage.CONNECT:
                     raise NetworkError(f"a relay asks for {message.type}")
                 await write_delimited_msg(stream, StopMessage(type=StopMessage.STATUS, status=OK))
-            # Who calls is what it proves to be, whatever the relay said.
+            # The upgrade proves the caller's peer id, whatever the relay said.
             raw = CircuitConnection(stream, initiator=False, relay_id=relay_id)
             where = raw.get_transport_addresses()[0]
             muxed = await self._host.upgrade_inbound_connection(raw, where)
@@ -124,6 +124,6 @@ class Circuits:
 
 
 async def _end(stream: Any) -> None:
-    """End a stream whatever state it is in; an error here would end all streams of the relay."""
+    """Reset a stream in any state; an error here would end all streams of the relay."""
     with trio.move_on_after(MESSAGE_LIMIT_S, shield=True), suppress(Exception):
         await stream.reset()

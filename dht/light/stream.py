@@ -1,8 +1,8 @@
-"""A libp2p stream between two event loops: trio carries its bytes, asyncio reads and writes them.
+"""Bridges a libp2p stream between two event loops: trio carries its bytes, asyncio uses it.
 
-Each side works on what is its own (the deques are safe between threads, every counter has one
-writer) and wakes the other only when it waits, so that a busy stream costs few hand-overs. What
-lies between the two is bounded in both directions.
+Each side writes only its own state (deques are thread-safe, every counter has one writer) and wakes
+the other side only when that waits, so a busy stream costs few hand-overs. The bytes between the
+two sides are bounded in both directions.
 """
 
 import asyncio
@@ -18,22 +18,21 @@ from dht.transport.streams import Pipe
 
 READ_BYTES = 256 << 10
 UNREAD_BYTES_MAX = 1 << 20
-"""Received and not read yet: beyond it trio leaves bytes to the sender's window."""
+"""Bytes received and not read above which trio stops reading, so the sender's window closes."""
 UNSENT_BYTES_MAX = 256 << 10
-"""Written and not sent yet: beyond it a drain waits."""
+"""Bytes written and not sent above which a drain waits."""
 CHUNK_BYTES = 128 << 10
 CLOSE_LIMIT_S = 1.0
-"""How long closing a stream waits for what was written to leave."""
+"""Maximum time that closing a stream waits for its written bytes to leave."""
 FLUSH_LIMIT_S = 60.0
 GOODBYE_LIMIT_S = 10.0
-"""How long a closed stream waits for the other side to close it too, before it is reset."""
+"""Time for which a closed stream waits for the other side to close it, before it is reset."""
 WINDOW_LOOKS_S = (0.001, 0.05)
-"""Between looks at a window that is used up: at first, and at most."""
+"""Pause between two looks at a closed send window: at first, and at most."""
 
 
 class BridgedStream:
-    """A :class:`dht.transport.interface.Stream` over a stream of py-libp2p, whose side is
-    :meth:`carry`."""
+    """A :class:`dht.transport.interface.Stream` over a py-libp2p stream, run by :meth:`carry`."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class BridgedStream:
         self._net = net_stream
         self._loop = loop
         self._token = token
-        # asyncio's
+        # Written by asyncio
         self._incoming = Pipe()
         self._closed = False
         self._written_bytes = 0
@@ -57,20 +56,20 @@ class BridgedStream:
         self._wanted_bytes = 0
         self._sent = asyncio.Event()
         self._draining = False
-        # trio's
+        # Written by trio
         self._sent_bytes = 0
         self._received_bytes = 0
         self._more_to_send = trio.Event()
         self._more_room = trio.Event()
-        # between them
+        # Shared
         self._outgoing: deque[bytes] = deque()
         self._arrived: deque[bytes] = deque()
         self._told = False
-        """A look at what arrived is under way to asyncio."""
+        """Whether a call of :meth:`_take_arrived` is under way to asyncio."""
         self._idle = False
-        """trio waits for bytes to send."""
+        """Whether trio waits for bytes to send."""
         self._paused = False
-        """trio waits for room to receive."""
+        """Whether trio waits for room to receive."""
         self._broken: str | None = None
         self._ended: str | None = None
 
@@ -128,7 +127,7 @@ class BridgedStream:
                         await self._sent.wait()
 
     def abandon(self) -> None:
-        """Close without waiting: nobody wants this stream any more."""
+        """Close a stream that nobody uses, without waiting."""
         self._closed = True
         self._in_trio(self._close_now)
 
@@ -153,12 +152,12 @@ class BridgedStream:
     # trio's side
 
     async def carry(self) -> None:
-        """Move bytes both ways until the stream has ended; never raises but when cancelled."""
+        """Move bytes both ways until the stream has ended; raises nothing but a cancellation."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._receive)
                 if await self._send():
-                    # Everything has left. A reset now could overtake it at the other side.
+                    # All bytes have left, but a reset now could overtake them at the other side.
                     await self._net.close_write()
                     with trio.move_on_after(GOODBYE_LIMIT_S):
                         while self._ended is None and self._broken is None:
@@ -197,7 +196,7 @@ class BridgedStream:
         while self._unread_bytes > max(UNREAD_BYTES_MAX, self._wanted_bytes) and not self._closed:
             self._more_room = trio.Event()
             self._paused = True
-            # Looked at again, now that the reader knows that somebody waits.
+            # Check again, now that the reader can see that trio waits.
             if self._unread_bytes > max(UNREAD_BYTES_MAX, self._wanted_bytes) and not self._closed:
                 await self._more_room.wait()
             self._paused = False
@@ -207,7 +206,7 @@ class BridgedStream:
         return self._received_bytes - self._read_bytes
 
     async def _send(self) -> bool:
-        """Send what is written until the stream is closed; False when it broke before."""
+        """Send written bytes until the stream is closed; returns False when it broke before."""
         give_up_s: float | None = None
         while self._broken is None:
             if self._outgoing:
@@ -223,7 +222,7 @@ class BridgedStream:
     async def _wait_for_more(self) -> None:
         self._more_to_send = trio.Event()
         self._idle = True
-        # Looked at again, now that the writer knows that somebody waits.
+        # Check again, now that the writer can see that trio waits.
         if not self._outgoing and (not self._closed or self._ended is None):
             await self._more_to_send.wait()
         self._idle = False
@@ -244,8 +243,8 @@ class BridgedStream:
         while view:
             if self._broken is not None:
                 return
-            # py-libp2p gives a stream up whose window stays shut for 5 s. To us that is a
-            # reader who takes his time, so nothing is written that the window does not take.
+            # py-libp2p gives up a stream whose window stays closed for 5 s. The reader may only be
+            # slow, so nothing is written that exceeds the window.
             if muxed.send_window <= 0 and not muxed.send_closed and not muxed.closed:
                 if give_up_s is not None and trio.current_time() > give_up_s:
                     self._break("the other side reads nothing")
@@ -255,7 +254,7 @@ class BridgedStream:
                 continue
             look_s = WINDOW_LOOKS_S[0]
             size_bytes = min(len(view), max(1, muxed.send_window), CHUNK_BYTES)
-            # Half a write, given up, would garble the connection for all of its streams.
+            # A cancelled half of a write would garble the connection for all its streams.
             with trio.CancelScope(shield=True):
                 await self._net.write(bytes(view[:size_bytes]))
             view = view[size_bytes:]

@@ -1,7 +1,7 @@
-"""The transport of a light peer: libp2p in Python alone, the DHT through full peers.
+"""The transport of light peers: libp2p in Python alone, and the DHT through full peers.
 
-Needs neither hivemind nor its daemon nor uvloop, so it runs where they do not: on Windows and
-macOS. A light peer listens, serves and asks as any other; what it lacks is a place in the DHT.
+It needs neither hivemind nor its daemon nor uvloop, so it runs where they do not: on Windows and
+macOS. A light peer listens and serves like any other, but is not a node of the DHT.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ class LightTransport:
     async def create(cls, config: TransportConfig) -> "LightTransport":
         """Start libp2p and reach one of ``config.initial_peers``, which must be full peers.
 
-        Raises UserError for malformed addresses, a port that is taken, a missing library or no
-        initial peers, NetworkError when nobody answers, within ``config.connect_timeout_s``.
+        Raises UserError for malformed addresses, a taken port, a missing library or no initial
+        peers, NetworkError when no peer answers within ``config.connect_timeout_s``.
         """
         if not config.initial_peers:
             raise UserError(
@@ -87,7 +87,7 @@ class LightTransport:
 
     @property
     def stream_errors(self) -> Counter[str]:
-        """Failed incoming streams by the type of their error."""
+        """Number of failed incoming streams, by the type of the error."""
         return self._handlers.errors
 
     def sign(self, data: bytes) -> bytes:
@@ -138,7 +138,7 @@ class LightTransport:
                 checked_tcp(address)
             except ValueError as error:
                 raise UserError(f"cannot listen on {address}: {error}") from error
-        # Some seconds of importing, in which the loop goes on.
+        # The import takes seconds: in a thread, so that the loop goes on.
         host_of = await asyncio.to_thread(_load)
         self._host = host_of(config.identity, self._on_stream)
         bound = await self._host.start(listen, limit_s=limit_s)
@@ -153,13 +153,13 @@ class LightTransport:
         self._handlers.start(handler, stream)
 
     async def _open_helper(self, peer_id: str, protocol: str, addresses: tuple[str, ...]) -> Stream:
-        """Dial where the owner said; those whom others told of, where checked addresses say."""
+        """Open a metered stream to a helper, at the owner's addresses or else at ``addresses``."""
         dialled = self._given.get(peer_id) or dialled_of(peer_id, addresses)
         stream = await self._open_dialled(peer_id, protocol, dialled)
         return self._config.metered(protocol, stream)
 
     async def _open_dialled(self, peer_id: str, protocol: str, dialled: tuple[str, ...]) -> Stream:
-        """As the interface says, at addresses that are checked and lack the peer id."""
+        """Open a stream as the interface describes, at checked addresses without the peer id."""
         self._check_alive()
         if peer_id == self.peer_id:
             return self._handlers.open_to_self(peer_id, protocol)
@@ -183,7 +183,7 @@ class LightTransport:
 
 
 def _load() -> Any:
-    """The class of the host; UserError where its library is missing or cannot be used here."""
+    """The class of the host; raises UserError where py-libp2p is missing or hivemind is loaded."""
     import sys
 
     if "hivemind" in sys.modules or "hivemind.proto" in sys.modules:
@@ -198,7 +198,7 @@ def _load() -> Any:
 
 
 def expanded(bound: tuple[str, ...]) -> list[str]:
-    """Where others find what is listened on: one address for each of this machine's."""
+    """The listen addresses with wildcard hosts replaced by each of this machine's addresses."""
     import socket
 
     import psutil

@@ -1,1 +1,1 @@
-"""What travels: types, the codec, messages of sessions, KV and peers."""
+"""Types, the codec, and the messages of sessions, KV and peers."""

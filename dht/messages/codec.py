@@ -1,8 +1,8 @@
-"""The versioned wire codec: msgspec over frozen dataclasses in an envelope of kind and version.
+"""Encodes messages for the wire: msgspec over frozen dataclasses in a versioned envelope.
 
-An envelope is the msgpack array ``[version, kind, payload]``. Unknown fields are ignored, an
-unknown version or kind is refused, types and bounds are checked while decoding. Pickle is never
-used. A frame on a stream is ``u32 frame length, u32 envelope length, envelope, body`` where the
+An envelope is the msgpack array ``[version, kind, payload]``. Unknown fields are ignored, unknown
+versions and kinds are refused, and types and bounds are checked while decoding. Pickle is never
+used. A frame on a stream is ``u32 frame length, u32 envelope length, envelope, body``, where the
 body is raw tensor bytes (may be empty); lengths are little-endian and bounded before reading.
 """
 
@@ -19,7 +19,7 @@ FRAME_BYTES_MAX = 32 << 20
 ENVELOPE_BYTES_MAX = 8 << 20
 RECORD_BYTES_MAX = 4096
 SIGNED_BYTES_MAX = RECORD_BYTES_MAX + 1024
-"""Payload, key (at most 512 bytes of it are used), peer id, signature and field names."""
+"""Maximum signed record: payload, key (at most 512 bytes), peer id, signature and field names."""
 
 T = TypeVar("T")
 _LENGTHS = struct.Struct("<II")
@@ -32,11 +32,11 @@ _envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
 
 
 class MalformedError(PeerError):
-    """Bytes from a peer that are no message of this protocol version."""
+    """A peer sent bytes that are not a message of this protocol version."""
 
 
 def register_message(kind: str, cls: type) -> None:
-    """Give the frozen dataclass ``cls`` its name on the wire. Names are never reused."""
+    """Register the frozen dataclass ``cls`` under its name on the wire. Names are never reused."""
     if _kinds.setdefault(kind, cls) is not cls:
         raise ValueError(f"wire kind {kind!r} already names {_kinds[kind].__name__}")
     _decoders[kind] = msgspec.msgpack.Decoder(cls)
@@ -44,12 +44,12 @@ def register_message(kind: str, cls: type) -> None:
 
 
 def encode(value: object) -> bytes:
-    """One registered value as envelope bytes."""
+    """The envelope bytes of a value of a registered type."""
     return _encoder.encode((WIRE_VERSION, _names[type(value)], value))
 
 
 def decode(data: bytes | memoryview, *, limit_bytes: int = ENVELOPE_BYTES_MAX) -> Any:
-    """The value in ``data``; raises :class:`MalformedError` for anything that is not one."""
+    """The value in the envelope ``data``; raises :class:`MalformedError` for anything else."""
     if len(data) > limit_bytes:
         raise MalformedError(f"message of {len(data)} bytes; the limit is {limit_bytes}")
     try:
@@ -67,7 +67,7 @@ def decode(data: bytes | memoryview, *, limit_bytes: int = ENVELOPE_BYTES_MAX) -
 
 
 def decode_as(cls: type[T], data: bytes | memoryview, *, limit_bytes: int) -> T:
-    """Like :func:`decode`, and the value must be of type ``cls``."""
+    """:func:`decode` for a value that must be of type ``cls``."""
     value = decode(data, limit_bytes=limit_bytes)
     if not isinstance(value, cls):
         raise MalformedError(f"expected {cls.__name__}, got {type(value).__name__}")
@@ -75,7 +75,7 @@ def decode_as(cls: type[T], data: bytes | memoryview, *, limit_bytes: int) -> T:
 
 
 class ByteStream(Protocol):
-    """What framing needs of a stream."""
+    """The methods of a stream that framing uses."""
 
     async def read_exactly(self, count: int) -> bytes: ...
 
@@ -91,11 +91,11 @@ class Frame:
     message: Any
     body: bytes | memoryview = b""
     size_bytes: int = 0
-    """Of the whole frame, lengths included, as it was read."""
+    """Size of the whole frame as read, including its lengths."""
 
 
 def encode_frame(message: object, body: bytes | memoryview = b"") -> bytes:
-    """A whole frame, ready to be written."""
+    """The bytes of a whole frame; raises ValueError above ``FRAME_BYTES_MAX``."""
     envelope = encode(message)
     total = 4 + len(envelope) + len(body)
     if total > FRAME_BYTES_MAX:
@@ -104,7 +104,7 @@ def encode_frame(message: object, body: bytes | memoryview = b"") -> bytes:
 
 
 async def read_frame(stream: ByteStream, *, limit_bytes: int = FRAME_BYTES_MAX) -> Frame:
-    """Read one frame; nothing larger than ``limit_bytes`` is ever allocated.
+    """Read one frame; allocates at most ``limit_bytes``.
 
     Raises:
         MalformedError: lengths or content break the protocol; the stream must be closed.
@@ -117,7 +117,7 @@ async def read_frame(stream: ByteStream, *, limit_bytes: int = FRAME_BYTES_MAX) 
 
 
 def decode_frame(data: memoryview) -> Frame:
-    """The frame in ``data``, which must be exactly one; raises MalformedError."""
+    """The frame in ``data``, which must hold exactly one; raises MalformedError."""
     if len(data) < _LENGTHS.size:
         raise MalformedError(f"frame of {len(data)} bytes")
     total, envelope_bytes = _checked_lengths(data[: _LENGTHS.size], FRAME_BYTES_MAX)
@@ -143,6 +143,6 @@ def _frame(data: memoryview, envelope_bytes: int) -> Frame:
 
 
 async def send_frame(stream: ByteStream, message: object, body: bytes | memoryview = b"") -> None:
-    """Write one frame and wait until the transport takes more."""
+    """Write one frame and wait until the transport can take more."""
     stream.write(encode_frame(message, body))
     await stream.drain()

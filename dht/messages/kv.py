@@ -1,8 +1,8 @@
-"""Messages that copy a session's KV from the stage that serves it to one that will.
+"""Messages that copy a session's KV from the serving stage to the new stage of a planned move.
 
-The owner asks the stage that leaves to copy; that one sends its KV in bounded pieces, in the order
-in which it was appended, while the session goes on; the new one says how far it has got (Llumnix,
-OSDI'24, §4.2). See docs/protocol.md, "A planned move".
+The owner asks the leaving stage to copy. The leaving stage sends its KV in bounded pieces, in the
+order in which it was appended, while the session goes on; the new stage reports its progress
+(Llumnix, OSDI'24, §4.2). See docs/protocol.md, "A planned move".
 """
 
 from dataclasses import dataclass
@@ -19,21 +19,22 @@ from dht.messages.types import Address, PeerId
 class KvCopy:
     """Client to a serving stage, on a stream of its own: copy the session's KV to another peer.
 
-    The answer is a ``warm`` when but a few rows are missing there, or a ``refused``.
+    The answer is a ``warm`` when only a few rows are missing there, or a ``refused``.
     """
 
     session: SessionId
     attempt: RouteAttempt
-    """Of the copies, under which the new stage has reserved."""
+    """Route attempt of the copies, under which the new stage has reserved."""
     to: PeerId
     addresses: Annotated[tuple[Address, ...], Meta(max_length=16)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPages:
-    """Serving stage to new stage: KV of ``tokens`` tokens from ``position`` on is the body.
+    """Serving stage to new stage: the KV of ``tokens`` tokens from ``position`` on.
 
-    The body holds, for each layer of the stage in order, the keys of all tokens, then their values.
+    The frame's body holds, for each layer of the stage in order, the keys of all tokens, then their
+    values.
     """
 
     session: SessionId
@@ -45,13 +46,13 @@ class KvPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvTaken:
-    """New stage to serving stage: the KV of all tokens before ``position`` is here."""
+    """New stage to serving stage: the KV of all tokens before ``position`` has arrived."""
 
     session: SessionId
     attempt: RouteAttempt
     position: Position
     refused: Reason = ""
-    """Why it takes no more; empty while it does."""
+    """Why the new stage takes no more KV; empty while it does."""
 
 
 for _kind, _cls in {"kv-copy": KvCopy, "kv": KvPages, "kv-taken": KvTaken}.items():

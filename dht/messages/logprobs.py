@@ -1,8 +1,8 @@
-"""Log probabilities of tokens as they travel: packed rows behind a frame's envelope.
+"""Packs log probabilities of tokens for the wire: rows in a frame's body.
 
 A row is the token's own log probability, then ``top`` alternatives as (id, log probability), the
 likeliest first: ``f32, top × (u32, f32)``, little-endian. Both sides know ``top`` from the request.
-Everything is checked when it is unpacked; what is no log probability is refused.
+Unpacking checks every number and refuses those that cannot be log probabilities.
 """
 
 import math
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from dht.messages.codec import MalformedError
 
 LOGPROB_MIN = -9999.0
-"""Stands for minus infinity, which JSON cannot express (the value that vLLM uses)."""
+"""Value for minus infinity, which JSON cannot express (vLLM uses the same)."""
 SCORED_VALUES_MAX = 1 << 20
-"""Numbers that a session's prompt scores may have in all: 8 MiB at its last stage."""
+"""Maximum number of a session's prompt scores, alternatives included: 8 MiB at its last stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScore:
-    """A token's log probability (natural logarithm, before any option of sampling)."""
+    """A token's log probability (natural logarithm, before any sampling option is applied)."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens at this place as (id, log probability), best first."""
+    """The likeliest tokens at this position as (id, log probability), likeliest first."""
 
 
 def row_bytes(top: int) -> int:
@@ -34,12 +34,12 @@ def row_bytes(top: int) -> int:
 
 
 def scored_values(tokens: int, top: int) -> int:
-    """Numbers that ``tokens`` rows hold, for :data:`SCORED_VALUES_MAX`."""
+    """Number of log probabilities in ``tokens`` rows, for :data:`SCORED_VALUES_MAX`."""
     return tokens * (1 + top)
 
 
 def pack_scores(scores: Sequence[TokenScore], top: int) -> bytes:
-    """Rows for ``scores``, each of which has exactly ``top`` alternatives."""
+    """The rows of ``scores``; raises ValueError unless each has exactly ``top`` alternatives."""
     row = struct.Struct("<f" + "If" * top)
     parts = []
     for score in scores:
@@ -53,7 +53,7 @@ def pack_scores(scores: Sequence[TokenScore], top: int) -> bytes:
 def unpack_scores(
     body: bytes | memoryview, token_ids: Sequence[int], top: int, vocab: int
 ) -> tuple[TokenScore, ...]:
-    """The scores of ``token_ids``; raises MalformedError for anything that is not exactly that."""
+    """The scores of ``token_ids`` in ``body``; raises MalformedError for anything else."""
     if len(body) != len(token_ids) * row_bytes(top):
         raise MalformedError(
             f"{len(body)} bytes of scores for {len(token_ids)} tokens with {top} alternatives"

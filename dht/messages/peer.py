@@ -1,4 +1,4 @@
-"""Messages between peers that belong to no session: probes, plans, records, reach.
+"""Messages between peers outside sessions: probes, plans, records, reach.
 
 See docs/protocol.md.
 """
@@ -13,23 +13,23 @@ from dht.messages.session import Reason
 from dht.messages.types import PEERS_MAX, PeerId, Seconds, ShortText
 
 REQUESTS_MAX = 64
-"""Requests that one stream of the plan protocol may make."""
+"""Maximum requests on one stream of the plan protocol."""
 
 KNOWN_BYTES = 8
 KEYS_ASKED_MAX = 16
-"""Keys that one request for records may name: four kinds of records of four models."""
+"""Maximum keys in one request for records: four kinds of records of four models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest:
-    """Ask the other side to send ``size_bytes`` at once; the asker times their arrival."""
+    """Asks the other side to send ``size_bytes`` at once; the asker times their arrival."""
 
     size_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeData:
-    """The answer to a :class:`ProbeRequest`; its bytes are the frame's body."""
+    """The answer to a :class:`ProbeRequest`; the frame's body holds the bytes."""
 
     size_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]
 
@@ -41,21 +41,24 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanBody:
-    """The body of a plan as the frame's body; empty when this peer does not have it."""
+    """The answer to a :class:`PlanRequest`; the frame's body is the plan, or empty if unknown."""
 
     sha256: Annotated[str, Meta(min_length=64, max_length=64)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WitnessRequest:
-    """Does this peer answer your pings? Only about a peer that the other one pings anyway."""
+    """Asks whether ``peer_id`` answers the other side's pings; nothing is pinged for it."""
 
     peer_id: PeerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """The answer; ``answers`` is None when the peer is not watched here, or just became silent."""
+    """The answer to a :class:`WitnessRequest`.
+
+    ``answers`` is None when the peer is not watched here, or failed only a few times so far.
+    """
 
     peer_id: PeerId
     answers: bool | None
@@ -65,7 +68,7 @@ class Witness:
 class SignedRecord:
     """A DHT value: ``payload`` is the envelope of a record, signed by ``peer_id``'s key.
 
-    The signature covers ``key``, ``expires_unix_s`` and ``payload``; see :mod:`dht.records.signed`.
+    The signature covers all other fields; see :mod:`dht.records.signed`.
     """
 
     key: Annotated[str, Meta(max_length=512)]
@@ -77,9 +80,10 @@ class SignedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsRequest:
-    """Any peer to a full peer: the living records under ``keys``.
+    """Any peer to a full peer: send the living records under ``keys``.
 
-    A full peer that follows a key answers from what it knows; else it reads the DHT for the asker.
+    A full peer that follows a key answers from its replica; otherwise it reads the DHT for the
+    asker.
     """
 
     keys: Annotated[
@@ -87,35 +91,40 @@ class RecordsRequest:
         Meta(min_length=1, max_length=KEYS_ASKED_MAX),
     ]
     known: Annotated[bytes, Meta(max_length=KNOWN_BYTES * 2 * PEERS_MAX)] = b""
-    """The first ``KNOWN_BYTES`` of the signatures of records that the asker has: left out."""
+    """The first ``KNOWN_BYTES`` of each signature of the records that the asker has; these are left
+    out of the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsFound:
-    """The answer: values as they lie in the DHT, for the asker to check."""
+    """The answer to a :class:`RecordsRequest`: signed values of the DHT, for the asker to check."""
 
     records: Annotated[
         tuple[Annotated[bytes, Meta(max_length=codec.SIGNED_BYTES_MAX)], ...],
         Meta(max_length=PEERS_MAX),
     ]
     more: bool
-    """There are more than fit into this answer: ask again, with these as known."""
+    """Whether there are more than fit into this answer: ask again, with these as known."""
     unix_s: Seconds
     """The full peer's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStore:
-    """Any peer to a full peer: take this record, signed by the sender itself."""
+    """Any peer to a full peer: take this record, which the sender itself signed."""
 
     record: Annotated[bytes, Meta(max_length=codec.SIGNED_BYTES_MAX)]
     replicate: bool = True
-    """Store it in the DHT for the sender, as light peers need; else only know it, and say so."""
+    """Whether to store the record in the DHT for the sender, as light peers need; otherwise only to
+    add it to the replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStored:
-    """The answer: whether it, or any replica, took the record, and if not, perhaps why."""
+    """The answer to a :class:`RecordStore`: whether this peer or another took the record.
+
+    If not, ``reason`` may say why.
+    """
 
     taken: bool
     reason: Reason = ""
@@ -123,25 +132,25 @@ class RecordStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsBusy:
-    """The answer to a peer that asks more than its share."""
+    """The answer to a peer that exceeds its rate limit."""
 
     retry_after_s: Annotated[float, Meta(ge=0.0, le=3600.0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachRequest:
-    """Dial me back, where you see me come from, at this port of mine."""
+    """Asks to be dialled back, at the address that the other side sees and at ``port``."""
 
     port: Annotated[int, Meta(ge=1, le=65_535)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachAnswer:
-    """Whether libp2p answered there; None where this peer cannot say or will not look."""
+    """Whether libp2p answered there; None if this peer cannot tell or does not dial."""
 
     reached: bool | None
     host: ShortText = ""
-    """The address that was dialled: how the asker looks from here."""
+    """The address that was dialled: the asker's as seen from here."""
 
 
 for _kind, _cls in {

@@ -1,7 +1,7 @@
-"""Messages of sessions: between a client and stages, and from stage to stage; and pings.
+"""Messages of sessions, between a client and stages and from stage to stage; and pings.
 
-Every frame of a session carries the session, its route attempt and a position; frames of an older
-attempt or an unexpected position are dropped and counted.
+Every frame of a session carries the session id, its route attempt and a position; frames of an
+older attempt or at an unexpected position are dropped and counted.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ ITEMS_MAX = 1024
 STOP_TOKENS_MAX = 64
 BIASED_TOKENS_MAX = 1024
 LOGPROBS_MAX = 20
-"""Alternatives per token that a client may ask for, as with OpenAI."""
+"""Maximum alternatives per token that a client may ask for, as with OpenAI."""
 
 SessionId = Annotated[str, Meta(min_length=8, max_length=32)]
 RouteAttempt = Annotated[int, Meta(ge=0, le=1 << 20)]
@@ -42,49 +42,50 @@ Penalty = Annotated[float, Meta(ge=-100.0, le=100.0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the last stage picks a token. Keyed by (seed, position), whichever peer draws."""
+    """Options for the draw of a token. Draws are keyed by (seed, position), equal at any peer."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
-    """0 means greedy."""
+    """Temperature; 0: greedy."""
     top_k: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
-    """0 means all."""
+    """Number of likeliest tokens to draw from; 0: all."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=STOP_TOKENS_MAX)] = ()
     """Tokens that end the answer (end-of-text); the stop token itself is delivered last."""
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    """Tokens less likely than this share of the likeliest are left out; 0 keeps all."""
+    """Minimum probability of a token, as a share of the likeliest one's; 0 keeps all."""
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
-    """Over prompt and answer: positive logits are divided by it, others multiplied (CTRL, §4.1)."""
+    """Penalty on tokens of prompt and answer: divides positive logits, multiplies others (CTRL,
+    §4.1)."""
     presence_penalty: Penalty = 0.0
-    """Taken from the logit of every token of the answer so far."""
+    """Penalty subtracted from the logit of every token that is in the answer so far."""
     frequency_penalty: Penalty = 0.0
-    """Taken from a token's logit once for each time that it is in the answer so far."""
+    """Penalty subtracted from a token's logit for each of its occurrences in the answer so far."""
     logit_bias: Annotated[
         tuple[tuple[TokenId, Annotated[float, Meta(ge=-1000.0, le=1000.0)]], ...],
         Meta(max_length=BIASED_TOKENS_MAX),
     ] = ()
-    """Added to the logits of these tokens before anything else; each token once."""
+    """Pairs of a token and the bias added to its logit before anything else; each token once."""
     min_new_tokens: Annotated[int, Meta(ge=0, le=CONTEXT_TOKENS_MAX)] = 0
-    """No stop token is drawn before the answer has so many tokens."""
+    """Minimum tokens of the answer before a stop token may be drawn."""
     logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
-    """Send each token's log probability and so many alternatives; None sends nothing."""
+    """Number of alternatives sent with each token's log probability; None: send neither."""
     prompt_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
-    """The same for the tokens of the prompt."""
+    """Number of alternatives sent with each prompt token's log probability; None: send neither."""
 
     @property
     def needs_prompt(self) -> bool:
-        """Whether the last stage has to know the prompt's token ids."""
+        """Whether the last stage needs the prompt's token ids."""
         return self.repetition_penalty != 1.0 or self.prompt_logprobs is not None
 
     @property
     def needs_answer(self) -> bool:
-        """Whether the last stage has to know the answer's token ids so far."""
+        """Whether the last stage needs the token ids of the answer so far."""
         return self.needs_prompt or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 class RefusalCode(StrEnum):
-    """Why a stage refused a session before any work was done."""
+    """Why a stage refuses a session before any work is done."""
 
     NOT_HELD = "not_held"
     NO_KV = "no_kv"
@@ -94,16 +95,16 @@ class RefusalCode(StrEnum):
     BAD_REQUEST = "bad_request"
     UNREACHABLE = "unreachable"
     NO_COPY = "no_copy"
-    """In a planned move: the KV cannot be copied, though the move may go on otherwise."""
+    """In a planned move: the KV cannot be copied, but the move may go on by a replay."""
 
 
 NO_ROOM = frozenset({RefusalCode.NO_KV, RefusalCode.TOO_MANY})
-"""Refusals for want of room, which pass by themselves. Nobody on the route holds anything of that
-attempt then: the stages before pass them up, and forget it."""
+"""Refusals for lack of room, which is temporary. No stage holds anything of the attempt after one:
+earlier stages pass it up the route and forget the attempt."""
 
 
 class Priority(StrEnum):
-    """How urgent a client says that a session is. A claim: stages bound what it is worth."""
+    """A session's priority as its client claims it; stages bound its effect."""
 
     NORMAL = "normal"
     HIGH = "high"
@@ -119,16 +120,16 @@ class FinishReason(StrEnum):
 class SessionOpen:
     """Travels down the route; each stage reserves KV for the whole session or refuses.
 
-    Under a later attempt it replaces the route of a session that is open: stages that hold its KV
-    for the same layers keep it. ``prompt_tokens`` then counts the answer so far, too.
+    Under a later attempt it replaces the route of an open session: stages that hold its KV for the
+    same layers keep it. ``prompt_tokens`` then counts the answer so far, too.
     """
 
     session: SessionId
     attempt: RouteAttempt
     client: PeerId
-    """Only this peer may prompt, close and attach to the session."""
+    """The only peer that may prompt, close and attach to the session."""
     fingerprint: Annotated[str, Meta(max_length=64)]
-    """Of the model's weights; a stage that holds others refuses."""
+    """Fingerprint of the model's weights; a stage that holds others refuses."""
     route: Annotated[tuple[RouteStage, ...], Meta(min_length=1, max_length=STAGES_MAX)]
     addresses: Annotated[tuple[tuple[Address, ...], ...], Meta(max_length=STAGES_MAX)]
     """Addresses of each stage, in the order of the route."""
@@ -138,19 +139,19 @@ class SessionOpen:
     max_new_tokens: Annotated[int, Meta(ge=1, le=CONTEXT_TOKENS_MAX)]
     sampling: Sampling
     answered: Position = 0
-    """How many of the prompt's last tokens are the answer so far: above 0 in a replay."""
+    """Number of the prompt's last tokens that are the answer so far; above 0 in a replay."""
     history: Annotated[tuple[TokenId, ...], Meta(max_length=1 << 20)] = ()
-    """For the last stage: the last :attr:`history_tokens` token ids of the prompt."""
+    """The last :attr:`history_tokens` token ids of the prompt, for the last stage."""
     migrate_until: Annotated[int, Meta(ge=0, lt=STAGES_MAX)] | None = None
-    """Set for a planned move: nothing is taken over yet. The stages of this route that are new, the
-    last of them at this hop, reserve and run copies of its rows until the next attempt."""
+    """In a planned move: the hop of the last new stage. New stages reserve and run copies of the
+    session's rows; they take over only with the next attempt. None: no planned move."""
     scores_from: Position = 1
-    """Where ``sampling.prompt_logprobs`` is asked: the first position whose score is wanted."""
+    """First position whose score ``sampling.prompt_logprobs`` asks for."""
     priority: Priority = Priority.NORMAL
     copy_from: PeerId | None = None
-    """In a planned move of one stage: who serves it now, and can send a copy of its KV."""
+    """In a planned move of one stage: the peer that serves it now and can copy its KV."""
     rows_logged: bool = True
-    """In a planned move: the stage before the new one has logged all rows so far."""
+    """In a planned move: whether the stage before the new one has logged all rows so far."""
     expires_unix_s: Seconds = 0.0
     """End of the grant, in Unix seconds."""
     grant: Annotated[bytes, Meta(max_length=64)] = b""
@@ -158,16 +159,16 @@ class SessionOpen:
 
     @property
     def history_tokens(self) -> int:
-        """How many token ids ``history`` must have for what ``sampling`` asks."""
+        """The number of token ids that ``history`` must have for ``sampling``."""
         if self.sampling.needs_prompt:
             return self.prompt_tokens
         return self.answered if self.sampling.needs_answer else 0
 
     @property
     def scores_end(self) -> int:
-        """The position behind the last token of the prompt that is scored as such.
+        """The position after the last token that is scored as part of the prompt.
 
-        The answer's tokens of a replay are not: they were delivered with their scores.
+        The answer's tokens of a replay are not scored: they were delivered with their scores.
         """
         return 0 if self.sampling.prompt_logprobs is None else self.prompt_tokens - self.answered
 
@@ -176,19 +177,21 @@ class SessionOpen:
 class SessionAccepted:
     """Travels back up the route from the last stage: every stage has reserved.
 
-    Each stage puts in the position from which on it needs rows (the first one: token ids).
+    Each stage sets ``position`` to the first position for which it needs rows (the first stage:
+    token ids).
     """
 
     session: SessionId
     attempt: RouteAttempt
     position: Position = 0
     rows: bool = True
-    """False at the new stage of a planned move that waits for a copy of the KV instead."""
+    """Whether the stage needs rows; False at the new stage of a planned move that waits for a copy
+    of the KV instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRefused:
-    """Travels back up the route; each stage frees what it had reserved."""
+    """Travels back up the route; each stage frees what it reserved."""
 
     session: SessionId
     attempt: RouteAttempt
@@ -196,12 +199,12 @@ class SessionRefused:
     code: RefusalCode
     reason: Reason
     retry_after_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
-    """For want of room: when this stage expects to have some. 0: it cannot say."""
+    """For lack of room: seconds until this stage expects to have some; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Client to first stage: token ids at ``position`` onwards."""
+    """Client to first stage: token ids from ``position`` on."""
 
     session: SessionId
     attempt: RouteAttempt
@@ -231,8 +234,8 @@ class SessionFailed:
 class SessionLeaving:
     """Travels up the route to the client: ``peer_id`` asks to have its stage moved elsewhere.
 
-    It will leave; or, where it names a holder of the same layers that is freer, serves on and would
-    have that one take over.
+    Without ``to``, the peer will leave. With ``to``, a freer holder of the same layers, the peer
+    serves on and asks that ``to`` take over.
     """
 
     session: SessionId
@@ -291,7 +294,7 @@ class RingTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensAttach:
-    """Client to last stage: send sampled tokens from ``position`` onwards, past ones too."""
+    """Client to last stage: send sampled tokens from ``position`` on, past ones too."""
 
     session: SessionId
     attempt: RouteAttempt
@@ -300,7 +303,7 @@ class TokensAttach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Last stage to client: ``token_ids`` at ``position`` onwards; empty ones keep alive.
+    """Last stage to client: ``token_ids`` from ``position`` on; empty ones are a keepalive.
 
     The body holds their scores (:mod:`dht.messages.logprobs`) where ``sampling.logprobs`` asks for
     them.
@@ -315,10 +318,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptScores:
-    """Last stage to client: scores of ``tokens`` prompt tokens at ``position`` onwards, in order.
+    """Last stage to client: scores of ``tokens`` prompt tokens from ``position`` on, in order.
 
-    They are the frame's body (:mod:`dht.messages.logprobs`). All come before the first token of the
-    answer.
+    The frame's body holds the scores (:mod:`dht.messages.logprobs`). All come before the first
+    token of the answer.
     """
 
     session: SessionId
@@ -334,38 +337,38 @@ class Ping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
-    """The answer to a ping; a stage adds how its engine gets on."""
+    """The answer to a ping; a stage adds the pace of its engine."""
 
     nonce: Count
     stalled_s: Seconds = 0.0
-    """How long the engine has been at its present step; 0 when it has nothing to do."""
+    """Seconds since the engine began its present step; 0 when it is idle."""
     step_p95_s: Seconds | None = None
-    """95th percentile of its recent steps; None while too few are known."""
+    """95th percentile of the engine's recent steps; None while too few are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FramePart:
-    """A slice of a frame that is too long to leave at once; other frames may come in between.
+    """A part of a frame that is too long to leave at once; other frames may come in between.
 
     The body holds bytes ``[offset, offset + len(body))`` of the ``total_bytes`` of a whole frame.
     Parts of one frame come in order and without gaps.
     """
 
     number: Count
-    """Grows from frame to frame of one stream."""
+    """Number of the frame; grows from frame to frame of one stream."""
     offset: Annotated[int, Meta(ge=0, lt=codec.FRAME_BYTES_MAX + 8)]
     total_bytes: Annotated[int, Meta(ge=1, le=codec.FRAME_BYTES_MAX + 8)]
     slow: bool
-    """Counts as prefill or bulk: it needs credit."""
+    """Whether the frame counts as prefill or bulk, which need credit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """Receiver to sender: how much of the stream the application has read, and credit."""
+    """Receiver to sender: the bytes of the stream that the application has read, and credit."""
 
     total_bytes: Count
     slow_bytes: Count
-    """Of it: prefill and bulk that the receiver is done with."""
+    """Bytes of prefill and bulk that the receiver is done with."""
 
 
 for _kind, _cls in {

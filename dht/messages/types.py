@@ -1,7 +1,7 @@
-"""Frozen values that travel between peers or are shared by several rooms.
+"""Frozen types that travel between peers or are shared by several rooms.
 
-Layer ranges are half-open: ``[start, end)``. Units are the last word of a name. Bounds stand in
-the annotations and are enforced by :mod:`dht.messages.codec` when a value is decoded.
+Layer ranges are half-open: ``[start, end)``. Units are the last word of a name. Annotations hold
+the bounds, which :mod:`dht.messages.codec` enforces when a value is decoded.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ CONTEXT_TOKENS_MAX = 1 << 22
 BYTES_MAX = 1 << 50
 RATE_MAX = 1e15
 FLOW_SHARE = 1e-9
-"""What a unit of flow is worth, in tokens/s, where the estimate says that nothing is served."""
+"""Worth of one token/s of flow, in tokens/s, where the estimate is that nothing is served."""
 LAYER_TIMES_MAX = 8
 
 PeerId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -32,7 +32,7 @@ LayerTimes = Annotated[
     tuple[tuple[Annotated[int, Meta(ge=1, le=1 << 20)], Seconds], ...],
     Meta(max_length=LAYER_TIMES_MAX),
 ]
-"""Seconds of one layer in a step of so many rows, rows ascending."""
+"""Pairs of a number of rows and one layer's time in a step of that many, rows ascending."""
 
 SOURCE = "source"
 """Name of the flow network's source: the clients' prompts and the ring's tokens."""
@@ -48,23 +48,23 @@ class DeviceSpec:
     """``cpu`` or ``cuda``."""
     name: ShortText
     memory_bytes: Count
-    """All memory of the device, not only what is lent."""
+    """Total memory of the device, not only the lent part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """What a planner must know of a model; computed from its configuration and headers alone."""
+    """A model as planners need it; computed from its configuration and tensor headers alone."""
 
     name: ShortText
     fingerprint: Annotated[str, Meta(max_length=64)]
-    """Tells models apart that share a name: hex digest over configuration and tensor headers."""
+    """Hex digest over configuration and tensor headers, to distinguish models of one name."""
     layers: Annotated[int, Meta(ge=1, le=LAYERS_MAX)]
     layer_bytes: Count
-    """Weights of the largest layer in the dtype that peers compute in."""
+    """Bytes of the largest layer's weights, in the dtype that peers compute in."""
     embed_bytes: Count
-    """Extra weights of the peer that holds layer 0."""
+    """Bytes of extra weights at the peer that holds layer 0 (embedding)."""
     head_bytes: Count
-    """Extra weights of the peer that holds the last layer (norm and LM head)."""
+    """Bytes of extra weights at the peer that holds the last layer (norm and LM head)."""
     kv_bytes_per_token_layer: Count
     activation_bytes: Count
     """Bytes of one token's hidden state on a link."""
@@ -77,7 +77,7 @@ class ModelSpec:
         return model_key(self.name)
 
     def serves_with(self, other: "ModelSpec") -> bool:
-        """Whether peers of both can serve one session: all but the sizes is the same.
+        """Whether peers of both models can serve one session: they differ in sizes at most.
 
         Sizes depend on the precision that each peer computes in.
         """
@@ -89,7 +89,7 @@ def _identity(model: ModelSpec) -> tuple[str, str, int, int, int]:
 
 
 class NodeState(StrEnum):
-    """What a peer says of itself. Only ``serving`` accepts sessions."""
+    """A peer's announced state. Only ``serving`` peers accept sessions."""
 
     WAITING = "waiting"
     LOADING = "loading"
@@ -113,15 +113,15 @@ NO_VERSION = PlanVersion()
 
 
 class Reach(StrEnum):
-    """How others reach a peer, as others found who tried."""
+    """How others can reach a peer, found by peers that dialled it back."""
 
     UNKNOWN = "unknown"
-    """Nobody has tried yet."""
+    """No peer has tried yet."""
     DIRECT = "direct"
     RELAYED = "relayed"
-    """Nobody came through directly; a relay takes calls for it."""
+    """No peer reached it directly; a relay passes on streams to it."""
     NONE = "none"
-    """Nobody came through, and there is no relay."""
+    """No peer reached it, and there is no relay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,48 +134,50 @@ class NodeRecord:
     device: DeviceSpec
     model: ModelSpec
     memory_bytes: Count
-    """Memory lent to weights and KV pages."""
+    """Memory lent for weights and KV pages."""
     kv_tokens_min: Count
-    """KV tokens that the peer keeps for every layer it holds, whatever it is given."""
+    """Minimum KV room of the peer in tokens, for every number of layers that it holds."""
     tokens_per_s: Annotated[tuple[Rate, ...], Meta(max_length=LAYERS_MAX)]
-    """T_j: measured tokens/s when it holds j layers, at index j - 1 (Helix §4.2)."""
+    """T_j: measured tokens/s while the peer holds j layers, at index j - 1 (Helix §4.2)."""
     decode_layer_s: LayerTimes = ()
-    """By sessions that decode together, at a typical context; none: typical shapes are taken."""
+    """Decode time of a layer by batch, at a typical context; empty: planners assume a curve."""
     prompt_layer_s: LayerTimes = ()
-    """By a prompt's tokens."""
+    """Prefill time of a layer by a prompt's tokens; empty: planners assume a curve."""
     precision: Annotated[str, Meta(max_length=32)] = ""
-    """What its weights are kept and computed in, such as ``bfloat16`` or ``int4 in bfloat16``.
-    The sizes in ``model`` are those of this precision; the fingerprint is the model's."""
+    """Precision of the weights and of the computation, for example ``bfloat16`` or ``int4 in
+    bfloat16``. The sizes in ``model`` are those of this precision; the fingerprint is the
+    model's."""
     state: NodeState
     start: LayerIndex = 0
     end: LayerIndex = 0
-    """Layers served now, or in state ``loading`` those that it loads; ``start == end``: none."""
+    """End of the layers ``[start, end)`` served now, or loaded in state ``loading``; ``start ==
+    end``: none."""
     plan_version: PlanVersion = NO_VERSION
-    """The highest plan version this peer adopted."""
+    """The highest plan version that this peer adopted."""
     kv_tokens_free: Count = 0
     kv_tokens_wanted: Count = 0
-    """KV that it would like to have free: headroom while it serves sessions of high priority, and
-    the demand of one that it just refused. Its freeness follows
+    """KV that the peer wants free, in tokens: headroom while it serves sessions of high priority,
+    and the demand of a session that it just refused. Its freeness depends on it
     (:mod:`coordinator.routing.balance`)."""
     sessions: Count = 0
     addresses: Annotated[tuple[Address, ...], Meta(max_length=ADDRESSES_MAX)] = ()
     joined_unix_s: Seconds = 0.0
     moved_unix_s: Seconds = 0.0
-    """When it last gave up layers for others; 0 when it never did."""
+    """When the peer last gave up layers for others; 0: never."""
     answers: Count = 0
-    """Answers that it ended as they should, as their last stage, since it joined."""
+    """Number of answers completed with this peer as last stage, since it joined."""
     answer_tokens: Count = 0
-    """Tokens that it sampled as the last stage since it joined."""
+    """Number of tokens sampled by this peer as last stage, since it joined."""
     loads_beside: bool = False
-    """Whether it serves its old layers while it loads others, where its memory holds both."""
+    """Whether the peer serves its old layers while it loads others, if its memory holds both."""
     light: bool = False
-    """It is no part of the DHT, reads and writes it through others, and does not coordinate."""
+    """Whether this is a light peer: it uses the DHT through full peers and does not coordinate."""
     reach: Reach = Reach.UNKNOWN
     relays: bool = False
-    """Whether peers that others cannot reach may ask it to pass on their calls."""
+    """Whether the peer is a relay for peers that others cannot reach."""
 
     def holds(self, start: int, end: int) -> bool:
-        """Whether layers ``[start, end)`` are all served by this peer now."""
+        """Whether this peer now serves all layers of ``[start, end)``."""
         return self.state == NodeState.SERVING and self.start <= start < end <= self.end
 
 
@@ -192,8 +194,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinksRecord:
-    """Directed links of this peer, measured by it: those that end here, timed as their receiver,
-    and those that start here and were busy, as acknowledged deliveries show (lifetime 5 min)."""
+    """A peer's measurements of its directed links (lifetime 5 min).
+
+    It times links that end at it as their receiver, and derives those that start at it and were
+    busy from acknowledged deliveries.
+    """
 
     peer_id: PeerId
     links: Annotated[tuple[Link, ...], Meta(max_length=LINKS_MAX)]
@@ -210,14 +215,14 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanHead:
-    """Where a plan can be had: its body is content-addressed and fetched over a stream."""
+    """Announces a plan, whose body is content-addressed and fetched over a stream."""
 
     peer_id: PeerId
     version: PlanVersion
     sha256: Annotated[str, Meta(min_length=64, max_length=64)]
     size_bytes: Annotated[int, Meta(ge=0, le=64 << 20)]
     fetch_bytes: Count = 0
-    """Weights that peers read anew to follow the plan."""
+    """Bytes of weights that peers must read to follow the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,10 +244,10 @@ class FlowEdge:
 
 
 def worth_tokens_per_s(estimate_tokens_per_s: float | None, flow_tokens_per_s: float) -> float:
-    """What placements are compared by: the estimate, or the flow where nobody estimated.
+    """The value that placements are compared by: the estimate, or the flow without an estimate.
 
-    One that is estimated to serve nothing is worth less than any that serves something, however
-    wide its flow, which only tells it from others of its kind.
+    A placement that is estimated to serve nothing is worth less than any that serves something; its
+    flow only ranks it among others that serve nothing.
     """
     if estimate_tokens_per_s is None:
         return flow_tokens_per_s
@@ -251,7 +256,7 @@ def worth_tokens_per_s(estimate_tokens_per_s: float | None, flow_tokens_per_s: f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A placement with the max flow over it (Helix §4). Advice, never a condition for safety."""
+    """A placement with a flow over it (Helix §4). It is advice: safety never depends on it."""
 
     version: PlanVersion
     coordinator: PeerId
@@ -264,32 +269,32 @@ class Plan:
     solve_s: Seconds
     created_unix_s: Seconds
     estimate_tokens_per_s: Rate | None = None
-    """Decoded tokens/s that it would serve under full load; None where nobody estimated."""
+    """Decoded tokens/s that the plan would serve under full load; None: not estimated."""
     waves: Annotated[
         tuple[Annotated[tuple[PeerId, ...], Meta(max_length=PEERS_MAX)], ...],
         Meta(max_length=PEERS_MAX),
     ] = ()
-    """Who moves when: a peer of a wave waits until those of the waves before it serve."""
+    """Peers that move, by wave: a peer waits until those of the waves before its own serve."""
     fetch_bytes: Count = 0
-    """Weights that peers read anew to follow this plan, all together."""
+    """Bytes of weights that all peers together must read to follow this plan."""
 
     @property
     def value_tokens_per_s(self) -> float:
-        """What plans are compared by: see :func:`worth_tokens_per_s`."""
+        """The value that plans are compared by: see :func:`worth_tokens_per_s`."""
         return worth_tokens_per_s(self.estimate_tokens_per_s, self.flow_tokens_per_s)
 
     def wave_of(self, peer_id: str) -> int:
-        """Index of the wave in which ``peer_id`` moves; 0 when it is in none."""
+        """Index of the wave in which ``peer_id`` moves; 0 when it is in no wave."""
         return next((i for i, peers in enumerate(self.waves) if peer_id in peers), 0)
 
     def assignment_of(self, peer_id: str) -> Assignment | None:
-        """The layers given to ``peer_id``, or None when the plan leaves it idle."""
+        """The assignment of ``peer_id``; None when the plan leaves it idle."""
         return next((a for a in self.assignments if a.peer_id == peer_id), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteStage:
-    """One hop of a session: ``peer_id`` runs layers ``[start, end)``."""
+    """One stage of a route: ``peer_id`` runs layers ``[start, end)``."""
 
     peer_id: PeerId
     start: LayerIndex
@@ -308,16 +313,16 @@ class PlannerNode:
     decode_layer_s: LayerTimes = ()
     prompt_layer_s: LayerTimes = ()
     own_model: ModelSpec | None = None
-    """The model with the sizes that it has in this peer's precision; None: the problem's."""
+    """The model with its sizes in this peer's precision; None: the problem's sizes."""
     current: Assignment | None = None
-    """What it holds now, for plans that move little."""
+    """The layers that the peer holds now, for plans that move few peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Input of every planner: the model, the peers and the measured directed links.
 
-    A pair of peers without a measured link is taken as ``default_link``.
+    A pair of peers without a measured link counts as having the default bandwidth and round trip.
     """
 
     model: ModelSpec
@@ -331,12 +336,12 @@ class Problem:
 
 
 def model_key(name: str) -> str:
-    """A model's name as part of a DHT key. Peers under one key compare fingerprints too."""
+    """A model's name as part of a DHT key. Peers under one key also compare fingerprints."""
     return name.replace("/", "--")
 
 
 def in_precision_of(model: ModelSpec, peers: ModelSpec) -> ModelSpec:
-    """``model`` with the sizes that a peer's own description gives; nothing else is taken of it."""
+    """``model`` with the sizes of a peer's own description; its other fields are ignored."""
     return replace(
         model,
         layer_bytes=peers.layer_bytes,
@@ -347,7 +352,7 @@ def in_precision_of(model: ModelSpec, peers: ModelSpec) -> ModelSpec:
 
 
 def stage_bytes(model: ModelSpec, start: int, end: int, kv_tokens: int) -> int:
-    """Memory that layers ``[start, end)`` need with room for ``kv_tokens`` tokens, in bytes."""
+    """Bytes of memory that layers ``[start, end)`` need with KV room for ``kv_tokens`` tokens."""
     layers = end - start
     weights = layers * model.layer_bytes
     weights += model.embed_bytes if start == 0 else 0
@@ -356,7 +361,7 @@ def stage_bytes(model: ModelSpec, start: int, end: int, kv_tokens: int) -> int:
 
 
 def fits(model: ModelSpec, node: PlannerNode, start: int, end: int) -> bool:
-    """Whether ``node`` can hold ``[start, end)`` with its least KV room, by memory and profile."""
+    """Whether memory and profile of ``node`` allow ``[start, end)`` with its minimum KV room."""
     model = node.own_model or model
     return (
         0 <= start < end <= model.layers

@@ -1,1 +1,1 @@
-"""Signed records: checked, kept, read and written, asked of full peers."""
+"""Signed records: checking, keeping, reading and writing them, and asking full peers for them."""

@@ -1,10 +1,10 @@
-"""How a process reads and writes records: as a client of full peers, or as a full peer.
+"""Reads and writes records: as a client of full peers, or as a full peer.
 
-A full peer is a node of the DHT: it stores its records there, and finds others' there when it
-enters and now and then. From then on it asks another full peer every 2 s what is new, and tells
-some of them of its own new records at once: a search of the DHT costs twenty requests, this costs
-one, and what a peer has to do hardly grows with the swarm. Clients and light peers are no nodes:
-they ask full peers.
+A full peer is a node of the DHT: it stores its records there, and searches it for others' records
+when it joins and then now and then. In between, it asks another full peer for news every 2 s, and
+pushes its own new records to some full peers at once. A search of the DHT costs twenty requests, a
+question for news costs one, and a peer's work hardly grows with the swarm. Clients and light peers
+are not nodes of the DHT: they ask full peers.
 """
 
 import asyncio
@@ -22,51 +22,52 @@ from dht.records.replica import Replica, ReplicaConfig
 from dht.records.signed import RecordGuard, RecordSigner, kind_of
 
 ASKED_FRESH_S = 0.5
-"""What a client or light peer read just now it does not ask for again."""
+"""Time for which a client or light peer uses records that it read without asking again."""
 SHARED_FRESH_S = 10.0
-"""A full peer that was told what is new less long ago reads what it knows, and tells others."""
+"""Time for which a full peer that got the news answers reads, its own and others', from its
+replica."""
 PARTNERS_MAX = 16
-"""Full peers that one asks in turn, drawn at random from all."""
+"""Maximum full peers, drawn at random from all, that one full peer asks in turn."""
 ASK_PERIOD_S = 2.0
-"""Between two questions of a full peer what is new."""
+"""Period at which a full peer asks another for news."""
 PUSHED_TO = 12
-"""Full peers that are told at once of a new record; the rest ask somebody who knows it within a few
-periods: of a swarm of 24 half know it at once, and each period squares the share that does not."""
+"""Number of full peers to which a new record is pushed at once. The others learn it within a few
+periods: in a swarm of 24 half know it at once, and each period squares the share that does not."""
 SEARCH_PERIOD_S = 60.0
-"""Between searches of the DHT for others' node records, which join a swarm that was in two parts;
-up to half as long again, so that not all search at once."""
+"""Period of searches of the DHT for node records, which rejoin a swarm that was in two parts. It is
+up to 1.5 times as long, so that not all peers search at once."""
 STORED_SHARE = 0.5
-"""The DHT gets a new record once this share of the life of the one there is over."""
+"""Share of the lifetime of this peer's record in the DHT after which a new one is stored there."""
 STORING_LIMIT_S = 1.0
-"""How long leaving waits for records on their way to the DHT."""
+"""Maximum time that leaving waits for records on their way to the DHT."""
 _log = logging.getLogger(__name__)
 
 
 class RecordAccess(Protocol):
-    """Records by key and author, whichever way they are had."""
+    """Access to records by key and author."""
 
     async def store(self, key: str, value: bytes, expires_unix_s: float) -> bool:
-        """Sign ``value`` and give it to others; whether any took it."""
+        """Sign ``value`` and give it to other peers; returns whether any took it."""
         ...
 
     async def get(self, key: str, *, latest: bool) -> Mapping[str, bytes]:
-        """The newest payloads by author; ``latest`` asks others in any case.
+        """The newest payloads under ``key`` by author; with ``latest``, others are always asked.
 
-        Raises NetworkError where nobody could be asked.
+        Raises NetworkError where no peer could be asked.
         """
         ...
 
     async def greet(self) -> None:
-        """Return when one of the peers that were given answers. Raises NetworkError."""
+        """Wait until one of the given peers answers. Raises NetworkError."""
         ...
 
     async def close(self) -> None:
-        """End what runs, and the streams to others."""
+        """End all tasks and streams."""
         ...
 
 
 class AskedRecords:
-    """The access of clients and light peers: two full peers are asked for everything."""
+    """The access of clients and light peers: each read and write asks two full peers."""
 
     def __init__(
         self,
@@ -101,14 +102,14 @@ class AskedRecords:
 
 
 class RecordDht(Protocol):
-    """What a full peer does in the DHT. What is found goes into the guard it was made with."""
+    """A full peer's operations in the DHT."""
 
     async def search(self, key: str) -> None:
-        """Read ``key``. Raises NetworkError."""
+        """Read ``key``; found records go into the guard. Raises NetworkError."""
         ...
 
     async def put(self, record: SignedRecord, data: bytes) -> bool:
-        """Store a signed record with its author's replicas; whether any took it.
+        """Store a signed record at the DHT's replicas; returns whether any took it.
 
         Raises NetworkError.
         """
@@ -116,7 +117,7 @@ class RecordDht(Protocol):
 
 
 class SharedRecords:
-    """The access of full peers: a node of the DHT that others tell what is new."""
+    """The access of full peers: a node of the DHT that exchanges news with other full peers."""
 
     def __init__(
         self,
@@ -130,7 +131,8 @@ class SharedRecords:
         dht: RecordDht,
         me: str,
     ) -> None:
-        """``given`` are the peers that the owner named, with their addresses; ``me`` this one."""
+        """``given`` are the peers that the owner named, with their addresses; ``me`` is this
+        peer's id; ``now`` is the network's time in Unix seconds."""
         self._signer = signer
         self._guard = guard
         self._rng = rng
@@ -148,7 +150,7 @@ class SharedRecords:
         self._storing: set[asyncio.Task[bool]] = set()
 
     async def run(self) -> None:
-        """Learn what is new until cancelled."""
+        """Ask for news and search the DHT until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._replica.run())
             group.create_task(self._keep_searching())
@@ -156,8 +158,8 @@ class SharedRecords:
     async def store(self, key: str, value: bytes, expires_unix_s: float) -> bool:
         data, _ = self._signer.sign(key, value, expires_unix_s)
         record = self.keep_signed(data, self._me)
-        # Many records differ from the one before in their expiry alone, and a store in the DHT
-        # costs a dozen requests: others are told of each, the DHT gets it when it must.
+        # Many records differ from the one before only in their expiry, and a store in the DHT costs
+        # a dozen requests: each record is pushed to others, but stored in the DHT only when needed.
         since_s, until_s = self._in_dht.get(key, (-math.inf, -math.inf))
         storing: asyncio.Task[bool] | None = None
         if not self.now() < since_s + STORED_SHARE * (until_s - since_s):
@@ -166,7 +168,7 @@ class SharedRecords:
             storing.add_done_callback(self._storing.discard)
         if await self._asked.push(data, PUSHED_TO):
             return True
-        # Shielded: whoever waits no longer must not end what others need.
+        # Shielded: a caller that stops waiting must not end the store.
         return await (self._put_own(record, data) if storing is None else asyncio.shield(storing))
 
     async def get(self, key: str, *, latest: bool) -> Mapping[str, bytes]:
@@ -196,7 +198,7 @@ class SharedRecords:
         return stored
 
     async def _exchange(self, keys: tuple[str, ...]) -> None:
-        """Learn what another full peer knows that this one does not; with nobody, search."""
+        """Ask another full peer for news; search the DHT where none answers."""
         try:
             await self._asked.read_drawn(keys)
         except NetworkError as error:
@@ -204,7 +206,7 @@ class SharedRecords:
             await asyncio.gather(*(self._dht.search(key) for key in keys))
 
     async def _keep_searching(self) -> None:
-        """Look in the DHT for peers that nobody told of."""
+        """Search the DHT now and then for peers that no other peer told of."""
         while True:
             await asyncio.sleep(SEARCH_PERIOD_S * self._rng.uniform(1.0, 1.5))
             for key in self._replica.followed():
@@ -214,24 +216,24 @@ class SharedRecords:
                     except (NetworkError, TimeoutError) as error:
                         _log.debug("cannot search the DHT: %s", error)
 
-    # What it tells and does for others (dht.records.helper)
+    # For other peers (dht.records.helper)
 
     def fresh(self, key: str) -> bool:
-        """Whether this peer follows ``key``, so that a search would find nothing more."""
+        """Whether ``key`` is up to date here, so that a search would find nothing more."""
         return self._replica.fresh(key)
 
     def known_signed(self, key: str) -> Mapping[str, SignedRecord]:
-        """The newest living records under ``key`` that are known here, by author."""
+        """The newest living records under ``key`` in the replica, by author."""
         return self._replica.living(key)
 
     def keep_signed(self, data: bytes, sender: str) -> SignedRecord:
-        """Know a record that its author sent. Raises RecordError where it breaks a rule."""
+        """Keep a record that its author sent. Raises RecordError where it breaks a rule."""
         return self._guard.admit(data, author=sender, now_unix_s=self.now(), storer=sender)
 
     async def find_signed(self, key: str) -> None:
-        """Search the DHT for ``key``, so that :meth:`known_signed` has what is there."""
+        """Search the DHT for ``key``; :meth:`known_signed` then has the records found."""
         await self._dht.search(key)
 
     async def store_signed(self, record: SignedRecord, data: bytes) -> bool:
-        """Store a record of another peer, which brought it; whether any replica took it."""
+        """Store a record that its author brought; returns whether any replica took it."""
         return await self._dht.put(record, data)

@@ -1,8 +1,8 @@
-"""How records are had from full peers, none of which has to be trusted.
+"""Asks full peers for records, without trusting any of them.
 
-Records are signed by their authors and checked here, whoever brought them. What a helper can still
-do is to hide records: clients and light peers ask two and count what either gives, full peers ask
-another one each time (:mod:`dht.records.helper_choice`).
+Records are signed by their authors and checked here, whoever brought them. A helper can still hide
+records, so clients and light peers ask two helpers and take the records of both, and full peers ask
+a different one each time (:mod:`dht.records.helper_choice`).
 """
 
 import asyncio
@@ -36,12 +36,12 @@ from dht.transport.interface import RECORDS_PROTOCOL, Stream
 T = TypeVar("T")
 
 OpenStream = Callable[[str, str, tuple[str, ...]], Awaitable[Stream]]
-"""Peer id, protocol, addresses."""
+"""Opens a stream, given peer id, protocol and addresses."""
 
 FRAME_BYTES_MAX = ANSWER_BYTES_MAX + (64 << 10)
 PAGES_MAX = TOTAL_BYTES_MAX // ANSWER_BYTES_MAX + 2
 LINES_MAX = 24
-"""Streams that are kept open; beyond it the one that was not used for longest is closed."""
+"""Maximum streams kept open; above it the least recently used one is closed."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,17 +50,17 @@ class RecordClientConfig:
     """Times in seconds."""
 
     answer_s: float = 5.0
-    """For one answer, connecting included."""
+    """Time limit of one answer, including connecting."""
     late_s: float = 1.0
-    """How long the second helper may take beyond the first."""
+    """Maximum wait for the second helper after the first has answered."""
     rounds: int = 3
-    """Pairs of helpers that are tried for one read or write."""
+    """Maximum pairs of helpers that are tried for one read or write."""
     clock_s: float = 10.0
-    """Clocks that differ by more are worth a warning: records live for seconds."""
+    """Difference of clocks above which to warn: records live for seconds."""
 
 
 class RecordClient:
-    """Asks full peers for records, gives them this peer's own, and checks what they say."""
+    """Asks full peers for records, checks their answers, and gives them this peer's records."""
 
     def __init__(
         self,
@@ -74,9 +74,8 @@ class RecordClient:
         guard: RecordGuard | None = None,
         helpers_max: int = KNOWN_MAX,
     ) -> None:
-        """``given`` are the peers that the owner named, with their addresses. What is had goes
-        into ``guard``; helpers beyond those given, ``helpers_max`` at most and never ``me``, are
-        learnt from it.
+        """``given`` are the peers that the owner named, with their addresses. Records go into
+        ``guard``; up to ``helpers_max`` more helpers, never ``me``, are learnt from its records.
         """
         self._open_stream = open_stream
         self._now = now
@@ -88,28 +87,28 @@ class RecordClient:
         self._me = me
         self.guard = RecordGuard() if guard is None else guard
         self._node_keys: dict[str, None] = {}
-        """Keys of node records that were asked for, the newest last."""
+        """Keys of node records that were asked for, newest last."""
         self._places: dict[str, tuple[SignedRecord, tuple[str, ...]]] = {}
-        """Where each author of a node record can be asked, by which record."""
+        """By author: its node record, and the addresses in it."""
         self._lines: dict[str, _Line] = {}
         self._late: dict[asyncio.Future[Any], None] = {}  # in order, so that runs replay
         self._warned = False
         self.rejected = 0
-        """Records that helpers gave and that break the rules."""
+        """Number of records from helpers that break the rules."""
 
     async def read(self, keys: Collection[str]) -> None:
-        """Bring the records under ``keys`` here from two helpers.
+        """Read the records under ``keys`` from two helpers into the guard.
 
-        Raises NetworkError when none answers.
+        Raises NetworkError when no helper answers.
         """
         self._learn(keys)
         await self._ask_pair(lambda line: self._read(line, keys))
         self._learn(keys)
 
     async def read_drawn(self, keys: Collection[str]) -> None:
-        """The same from one that is drawn anew each time; up to three are tried.
+        """:meth:`read` from one helper drawn at random; up to three are tried.
 
-        Raises NetworkError when none answers.
+        Raises NetworkError when no helper answers.
         """
         self._learn(keys)
         tried, errors = set[str](), list[str]()
@@ -122,16 +121,16 @@ class RecordClient:
         raise NetworkError(f"no full peer answers: {'; '.join(errors) or 'none is known'}")
 
     async def store(self, data: bytes) -> bool:
-        """Have this peer's own signed record stored in the DHT; whether anybody took it.
+        """Have helpers store this peer's signed record in the DHT; returns whether any did.
 
         Raises NetworkError when no helper answers.
         """
         return any(await self._ask_pair(lambda line: self._give(line, data, replicate=True)))
 
     async def push(self, data: bytes, count: int) -> bool:
-        """Tell up to ``count`` others, drawn at random, of this peer's own new record.
+        """Push this peer's own new record to up to ``count`` helpers drawn at random.
 
-        Whether any took it; they tell others when asked.
+        Returns whether any took it; they tell others when asked.
         """
         drawn = self._helpers.drawn(self._clock(), count)
 
@@ -152,9 +151,9 @@ class RecordClient:
         return answer.taken
 
     async def greet(self) -> None:
-        """Make sure that one of the helpers that were given is there.
+        """Wait until one of the given helpers answers a ping.
 
-        Raises NetworkError, with what each of them said, when none is.
+        Raises NetworkError, with the errors, when none answers.
         """
 
         async def ping(line: "_Line") -> None:
@@ -180,7 +179,7 @@ class RecordClient:
         await asyncio.gather(*(stream.close() for stream in streams))
 
     async def _ask_pair(self, ask: Callable[["_Line"], Awaitable[T]]) -> list[T]:
-        """What the one or two helpers say who answer; others are tried where none does."""
+        """The answers of one or two helpers; other pairs are tried where none answers."""
         tried: set[str] = set()
         errors: list[str] = []
         for _ in range(self._config.rounds):
@@ -196,9 +195,9 @@ class RecordClient:
         raise NetworkError(f"no full peer answers: {'; '.join(errors[:4]) or 'none is known'}")
 
     async def _both(self, tasks: "list[asyncio.Task[list[T]]]") -> list[T]:
-        """The answers of all, but of those that are late only until one has come.
+        """The answers of all tasks, except those that take ``late_s`` longer than the first.
 
-        Who is late goes on alone: what it says counts from then on.
+        A late task goes on in the background, and its records still count once they come.
         """
         pending = set(tasks)
         try:
@@ -228,7 +227,7 @@ class RecordClient:
                 try:
                     answer = await ask(line)
                 except BaseException:
-                    # Its answer may still come, and must not be taken for the next one.
+                    # A late answer on this stream must not be taken for the next one.
                     self._closing(line)
                     raise
         except (NetworkError, PeerError, TimeoutError) as error:
@@ -242,7 +241,7 @@ class RecordClient:
 
     def _line(self, peer_id: str) -> "_Line":
         line = self._lines.pop(peer_id, None) or _Line(peer_id)
-        self._lines[peer_id] = line  # at the end, so that the order is that of the last use
+        self._lines[peer_id] = line  # at the end: ordered by last use
         for other in [p for p, each in self._lines.items() if each is not line]:
             each = self._lines[other]
             if each.unused or (len(self._lines) > LINES_MAX and not each.lock.locked()):
@@ -256,7 +255,7 @@ class RecordClient:
             self._mind(asyncio.ensure_future(stream.close()))
 
     def _mind(self, task: asyncio.Future[Any]) -> None:
-        """Keep what goes on alone until it is done, or this is closed."""
+        """Keep a background task until it is done or :meth:`close` cancels it."""
         self._late[task] = None
         task.add_done_callback(lambda done: self._late.pop(done, None))
 
@@ -299,7 +298,7 @@ class RecordClient:
             _log.warning("this clock and a full peer's are %.0f s apart: set yours", abs(apart_s))
 
     def _learn(self, keys: Collection[str]) -> None:
-        """Take up the full peers that announce themselves under the keys asked for so far."""
+        """Learn helpers from the node records under the keys asked for so far."""
         for key in keys:
             if kind_of(key) is RecordKind.NODES:
                 self._node_keys.pop(key, None)
@@ -323,7 +322,7 @@ class RecordClient:
 
 
 def _address_in(signed: SignedRecord) -> tuple[str, ...]:
-    """Where a full peer says that it is; nothing for a light one or a malformed record."""
+    """The addresses in a full peer's node record; empty for a light peer or malformed record."""
     try:
         record = codec.decode_as(NodeRecord, signed.payload, limit_bytes=codec.RECORD_BYTES_MAX)
     except codec.MalformedError:
@@ -332,7 +331,7 @@ def _address_in(signed: SignedRecord) -> tuple[str, ...]:
 
 
 class _Line:
-    """One stream to one helper; questions on it are asked one after the other."""
+    """One stream to one helper, which carries one request at a time."""
 
     def __init__(self, peer_id: str) -> None:
         self.peer_id = peer_id
@@ -340,7 +339,7 @@ class _Line:
         self.stream: Stream | None = None
 
     async def ask(self, question: object) -> object:
-        """The answer to ``question``; NetworkError also where the helper has no time."""
+        """The answer to ``question``; raises NetworkError also where the helper is busy."""
         if self.stream is None:
             raise NetworkError("the stream was closed")
         await codec.send_frame(self.stream, question)
@@ -351,5 +350,5 @@ class _Line:
 
     @property
     def unused(self) -> bool:
-        """Whether nobody asks or could ask on it."""
+        """Whether the stream is closed and nobody is opening it."""
         return self.stream is None and not self.lock.locked()

@@ -1,8 +1,7 @@
 """Typed access to the DHT's records of one model in one network.
 
-Keys are ``<network>/<model key>/<kind>``; each is a dictionary by author's peer id. Lifetimes are
-the longest that a record of a kind may have; the validator in :mod:`dht.records.signed` enforces
-twice that as an upper bound.
+Keys are ``<network>/<model key>/<kind>``; each is a dictionary by author's peer id. Records are
+published with their kind's lifetime; :mod:`dht.records.signed` refuses more than twice that.
 """
 
 from enum import StrEnum
@@ -43,10 +42,10 @@ def record_key(network: str, model_key: str, kind: RecordKind) -> str:
 
 
 class Directory:
-    """What peers say of themselves under one model, typed and validated.
+    """The records of one model's peers, typed and validated.
 
-    Records that do not decode, that name another author than the one who signed them, or that
-    have another type than their key promises are skipped and counted in ``rejected``.
+    Records that do not decode, that name another author than the signer, or whose type does not
+    match their key are skipped and counted in ``rejected``.
     """
 
     def __init__(self, transport: Transport, network: str, model_key: str) -> None:
@@ -54,7 +53,7 @@ class Directory:
         self._network = network
         self._model_key = model_key
         self._decoded: dict[RecordKind, dict[str, tuple[bytes, Any]]] = {}
-        """What was read last, by author: most of it is the same the next time."""
+        """A cache of the last payloads and records, by kind and author: most do not change."""
         self.rejected = 0
 
     @property
@@ -62,7 +61,7 @@ class Directory:
         return self._model_key
 
     async def publish(self, record: NodeRecord | LinksRecord | LeaseRecord | PlanHead) -> bool:
-        """Store this peer's record for its kind's lifetime; False when nobody took it."""
+        """Store this peer's record for its kind's lifetime; False when no peer took it."""
         kind = next(kind for kind, cls in RECORD_TYPES.items() if type(record) is cls)
         return await self._transport.store(
             record_key(self._network, self._model_key, kind),
@@ -75,15 +74,15 @@ class Directory:
         return await self._read(RecordKind.NODES)
 
     async def links(self) -> dict[str, LinksRecord]:
-        """All living link records by the peer that measured them."""
+        """All living links records, by the peer that measured the links."""
         return await self._read(RecordKind.LINKS)
 
     async def leases(self, *, latest: bool = False) -> dict[str, LeaseRecord]:
-        """All living claims to coordinate; ``latest``: others are asked first."""
+        """All living leases, by candidate; with ``latest``, other peers are asked first."""
         return await self._read(RecordKind.LEASE, latest=latest)
 
     async def plan_heads(self) -> dict[str, PlanHead]:
-        """All living plan heads by the peer that published them."""
+        """All living plan heads, by the peer that published them."""
         return await self._read(RecordKind.PLAN)
 
     async def _read(self, kind: RecordKind, *, latest: bool = False) -> dict[str, Any]:
@@ -100,7 +99,7 @@ class Directory:
         return {author: record for author, (_, record) in decoded.items() if record is not None}
 
     def _decode(self, kind: RecordKind, author: str, payload: bytes) -> Any:
-        """The record, or None, counted, for one that breaks a rule."""
+        """The decoded record; None, counted in ``rejected``, if it breaks a rule."""
         try:
             record: Any = codec.decode_as(
                 RECORD_TYPES[kind], payload, limit_bytes=codec.RECORD_BYTES_MAX

@@ -1,9 +1,9 @@
-"""A full peer's word on records to any other peer: what it knows, and what it finds in the DHT.
+"""Answers other peers' requests for records, as a full peer.
 
-Of keys that it follows it says what it knows, at once; for others it searches the DHT. The helper
-is not trusted: what it gives is signed by the authors, what it takes is signed by the sender. What
-it does for others is bounded: by requests and bytes of each peer, and by searches of all of them
-together. Only a peer's own records are taken from it: nobody hides behind another.
+For keys that it follows it answers from its replica, at once; for others it searches the DHT. The
+helper is not trusted: records that it gives are signed by their authors, records that it takes are
+signed by the sender. Its work is bounded by requests and bytes of each peer, and by searches of
+each and of all peers. It takes only a peer's own records: no peer can hide behind another.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ STREAMS_PER_PEER_MAX = 4
 STREAMS_MAX = 512
 SILENCE_LIMIT_S = 180.0
 SEND_LIMIT_S = 10.0
-"""For one answer to be taken; who reads more slowly loses the stream."""
+"""Time limit for the asker to read one answer; then its stream is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelperLimits:
-    """What others may ask for; bursts are what a peer may ask for at once."""
+    """Rate limits on other peers; a burst is the amount allowed at once."""
 
     requests_per_s: float = 20.0
     requests_burst: float = 200.0
@@ -48,39 +48,39 @@ class HelperLimits:
     stores_per_s: float = 2.0
     stores_burst: float = 32.0
     searches_per_s: float = 50.0
-    """In the DHT, for all peers together; beyond it they are told that this one is busy."""
+    """Searches of the DHT for all peers together; above it the answer is that this peer is busy."""
     searches_burst: float = 200.0
     peer_searches_per_s: float = 5.0
-    """In the DHT, for each peer: a tenth of what there is for all, so that none uses it up."""
+    """Searches of the DHT for each peer: a tenth of all, so that no peer uses them up."""
     peer_searches_burst: float = 20.0
-    """Four kinds of records of five models."""
+    """Burst of searches for each peer: four kinds of records of five models."""
     fresh_s: float = 0.5
-    """What was read so lately is not read again for the next who asks."""
+    """Time for which a key that was searched is not searched again for the next asker."""
 
 
 class SignedRecords(Protocol):
-    """What a full peer knows, and can do in the DHT."""
+    """A full peer's replica of records and its operations in the DHT."""
 
     def now(self) -> float: ...
 
     def fresh(self, key: str) -> bool:
-        """Whether :meth:`known_signed` has what there is without a search."""
+        """Whether :meth:`known_signed` is up to date for ``key`` without a search."""
         ...
 
     async def find_signed(self, key: str) -> None:
-        """Read ``key`` in the DHT, so that :meth:`known_signed` has what is there."""
+        """Search the DHT for ``key``; :meth:`known_signed` then has the records found."""
         ...
 
     def known_signed(self, key: str) -> Mapping[str, SignedRecord]:
-        """The newest living records under ``key`` that were read, by author."""
+        """The newest living records under ``key`` in the replica, by author."""
         ...
 
     async def store_signed(self, record: SignedRecord, data: bytes) -> bool:
-        """Store a checked record of somebody's; whether any replica took it."""
+        """Store another peer's checked record in the DHT; returns whether any replica took it."""
         ...
 
     def keep_signed(self, data: bytes, sender: str) -> SignedRecord:
-        """Know a record that its author sent. Raises RecordError where it breaks a rule."""
+        """Keep a record that its author sent. Raises RecordError where it breaks a rule."""
         ...
 
 
@@ -100,13 +100,13 @@ class RecordHelper:
         )
         self._streams: Counter[str] = Counter()
         self._idle: dict[Stream, None] = {}
-        """Those that wait for a request, the longest-waiting first."""
+        """Streams that wait for a request, longest-waiting first."""
         self._read_s: dict[str, float] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
         self.counters: Counter[str] = Counter()
 
     async def serve(self, stream: Stream) -> None:
-        """One light peer's requests, one after the other, until it goes."""
+        """Answer the requests on one stream, one after the other, until it ends."""
         peer_id = stream.remote_peer_id
         full = self._streams.total() >= STREAMS_MAX
         if self._streams[peer_id] >= STREAMS_PER_PEER_MAX or (full and not self._idle):
@@ -122,14 +122,14 @@ class RecordHelper:
                 await longest_idle.close()  # which ends its task
             while await self._serve_one(peer_id, stream):
                 pass
-            await stream.close()  # whoever would ask on must see that nobody listens
+            await stream.close()  # the asker must see that no more requests are read
         finally:
             self._streams[peer_id] -= 1
             if not self._streams[peer_id]:
                 del self._streams[peer_id]
 
     async def _serve_one(self, peer_id: str, stream: Stream) -> bool:
-        """Answer the next request; False when none comes or its answer is not taken in time."""
+        """Answer the next request; False when none comes or the answer is not read in time."""
         self._idle[stream] = None
         try:
             async with asyncio.timeout(SILENCE_LIMIT_S):
@@ -179,9 +179,9 @@ class RecordHelper:
     async def _find(
         self, peer_id: str, keys: tuple[str, ...], known: bytes, now_s: float
     ) -> RecordsFound | None:
-        """The records under ``keys``; None where the DHT was not read, so that others are asked."""
+        """The records under ``keys``; None where the DHT was not read: the asker asks others."""
         for key in keys:
-            kind_of(key)  # raises RecordError for what is no key, which ends the stream
+            kind_of(key)  # raises RecordError for a malformed key, which ends the stream
         self.counters["reads"] += 1
         stale = [key for key in keys if not self._records.fresh(key)]
         if not all(await asyncio.gather(*(self._read(peer_id, key, now_s) for key in stale))):
@@ -202,15 +202,15 @@ class RecordHelper:
         return RecordsFound(records=tuple(given), more=more, unix_s=self._records.now())
 
     async def _read(self, peer_id: str, key: str, now_s: float) -> bool:
-        """Read ``key`` in the DHT, unless that was done just now; those who ask at once share.
+        """Search the DHT for ``key``, unless that was done just now; simultaneous askers share it.
 
-        Whether it was read: what is known here without that may be nothing where there is much.
+        Returns whether it was searched: without a search, the replica may miss all records.
         """
         if now_s - self._read_s.get(key, -1e9) < self._fresh_s:
             return True
         reading = self._reading.get(key)
         if reading is None:
-            # The peer's own share first: what is beyond it takes nothing from the others.
+            # The peer's own limit first: requests above it take nothing from the shared one.
             allowed = self._peer_searches.take(peer_id, 1, now_s)
             if not allowed or not self._searches.take("", 1, now_s):
                 self.counters["searches_spared"] += 1
@@ -219,7 +219,7 @@ class RecordHelper:
             self._reading[key] = reading
             reading.add_done_callback(lambda done: self._have_read(key, done))
         try:
-            # Shielded: who goes away must not end it for the others.
+            # Shielded: an asker that leaves must not end the search for the others.
             await asyncio.shield(reading)
         except NetworkError:
             self.counters["searches_failed"] += 1
@@ -229,7 +229,7 @@ class RecordHelper:
     def _have_read(self, key: str, done: "asyncio.Task[None]") -> None:
         del self._reading[key]
         if not done.cancelled() and done.exception() is None:
-            self._read_s.pop(key, None)  # so that the order is that of the last read
+            self._read_s.pop(key, None)  # to the end: ordered by last search
             self._read_s[key] = asyncio.get_running_loop().time()
             while len(self._read_s) > STREAMS_MAX:
                 del self._read_s[next(iter(self._read_s))]
@@ -237,7 +237,7 @@ class RecordHelper:
     async def _store(self, peer_id: str, data: bytes, *, replicate: bool) -> RecordStored:
         self.counters["stores"] += 1
         try:
-            # Another's record would count as brought by this peer, and hide who brought it here.
+            # Another author's record would count as brought by this peer, and hide its bringer.
             if not replicate:
                 self._records.keep_signed(data, peer_id)
                 return RecordStored(taken=True)
@@ -245,7 +245,7 @@ class RecordHelper:
         except RecordError as error:
             self.counters["stores_refused"] += 1
             return RecordStored(taken=False, reason=str(error)[:512])
-        self._read_s.pop(record.key, None)  # whoever wrote may want to read it back
+        self._read_s.pop(record.key, None)  # the writer may want to read it back
         try:
             return RecordStored(taken=await self._records.store_signed(record, data))
         except NetworkError as error:

@@ -1,10 +1,9 @@
-"""The records that this process reads, kept here and brought up to date.
+"""Keeps the records that this process reads up to date.
 
-A key that is read is *followed* for a while: full peers bring all that they follow up to date in
-the background, a little at a time and whoever reads waits for nothing; clients and light peers do
-so when they read. Either way one question covers all followed keys, and what is known already is
-not sent again (anti-entropy as in Demers et al., "Epidemic algorithms for replicated database
-maintenance", 1987).
+A key that is read is *followed* for a while. Full peers refresh all followed keys in the
+background, a little at a time, so that reads do not wait; clients and light peers refresh them when
+they read. Either way one request covers all followed keys, and known records are not sent again
+(anti-entropy as in Demers et al., "Epidemic algorithms for replicated database maintenance", 1987).
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from dht.messages.peer import KEYS_ASKED_MAX, SignedRecord
 from dht.records.signed import RecordGuard
 
 Refresh = Callable[[tuple[str, ...]], Awaitable[None]]
-"""Brings the records under some keys up to date; NetworkError where nobody could be asked."""
+"""Refreshes the records under some keys; raises NetworkError where no peer could be asked."""
 _log = logging.getLogger(__name__)
 
 
@@ -26,15 +25,15 @@ class ReplicaConfig:
     """Times in seconds."""
 
     fresh_s: float
-    """A key that was brought up to date less long ago is read without asking anybody."""
+    """Time after a refresh for which a key is read without asking other peers."""
     followed_s: float = 60.0
-    """A key counts as followed until it has not been read for this long."""
+    """Time after its last read for which a key is followed."""
     every_s: float = 1.0
-    """Between two refreshes in the background."""
+    """Period of refreshes in the background."""
 
 
 class Replica:
-    """What is known here of the followed keys; ``guard`` holds the records themselves."""
+    """The followed keys and when they were refreshed; ``guard`` holds the records themselves."""
 
     def __init__(
         self, guard: RecordGuard, now: Callable[[], float], refresh: Refresh, config: ReplicaConfig
@@ -53,13 +52,14 @@ class Replica:
         return self._guard.living(key, self._now())
 
     def fresh(self, key: str) -> bool:
-        """Whether ``key`` was brought up to date lately: others may be told what is known here."""
+        """Whether ``key`` was refreshed within ``fresh_s``: other peers may be answered from
+        here."""
         return self._clock() - self._updated_s.get(key, -1e9) < self._config.fresh_s
 
     async def read(self, key: str) -> Mapping[str, bytes]:
-        """The payloads under ``key`` by author; asks first where they are not fresh.
+        """The payloads under ``key`` by author; refreshes first where they are not fresh.
 
-        Raises NetworkError where nobody could be asked.
+        Raises NetworkError where no peer could be asked.
         """
         self._follow(key)
         while not self.fresh(key):
@@ -67,7 +67,7 @@ class Replica:
         return {author: record.payload for author, record in self.living(key).items()}
 
     async def run(self) -> None:
-        """Bring all followed keys up to date again and again until cancelled."""
+        """Refresh all followed keys every ``every_s`` until cancelled."""
         while True:
             await asyncio.sleep(self._config.every_s)
             keys = self.followed()
@@ -75,27 +75,27 @@ class Replica:
                 continue
             try:
                 await self._refresh_all(keys)
-            except (NetworkError, TimeoutError) as error:  # else nothing would ever be asked again
+            except (NetworkError, TimeoutError) as error:  # or the refreshes would end for good
                 _log.debug("no records of others: %s", error)
 
     def _follow(self, key: str) -> None:
-        # At the end, so that the order is that of the last read.
+        # To the end: ordered by last read.
         self._read_s.pop(key, None)
         self._read_s[key] = self._clock()
 
     def followed(self) -> tuple[str, ...]:
-        """The keys read lately; where there are many, the latest."""
+        """The followed keys, ``KEYS_ASKED_MAX`` at most: the last read ones."""
         since_s = self._clock() - self._config.followed_s
         self._read_s = {key: at_s for key, at_s in self._read_s.items() if at_s >= since_s}
         self._updated_s = {k: at_s for k, at_s in self._updated_s.items() if k in self._read_s}
         return tuple(self._read_s)[-KEYS_ASKED_MAX:]
 
     async def _share_refresh(self) -> None:
-        """Refresh all that is followed; those who read at once share."""
+        """Refresh all followed keys; simultaneous readers share one refresh."""
         if self._refreshing is None:
             self._refreshing = asyncio.create_task(self._refresh_all(self.followed()))
             self._refreshing.add_done_callback(self._refreshed)
-        # Shielded: who goes away must not end it for the others.
+        # Shielded: a reader that leaves must not end the refresh for the others.
         await asyncio.shield(self._refreshing)
 
     async def _refresh_all(self, keys: tuple[str, ...]) -> None:
@@ -105,7 +105,7 @@ class Replica:
     def _refreshed(self, done: "asyncio.Task[None]") -> None:
         self._refreshing = None
         if not done.cancelled():
-            done.exception()  # whoever waits has it, too
+            done.exception()  # marks it as retrieved; the waiting readers get it, too
 
     @staticmethod
     def _clock() -> float:

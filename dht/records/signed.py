@@ -1,10 +1,10 @@
-"""Signed DHT records: who says what under which key, and until when.
+"""Signs and checks DHT records, which bind author, key, payload and expiry.
 
 A value in the DHT is the envelope of a :class:`dht.messages.peer.SignedRecord`. Its signature
-covers the key, the expiry and the payload, each with its length, behind a prefix of its own; the
+covers the key, the author, the expiry and the payload, with their lengths, after a prefix; the
 author's peer id carries the public key. Stock DHT storage knows no owners: without these checks a
-later expiry replaces another peer's record, an infinite one pins a key, and an old record pushes
-out a newer one. See the table in ``docs/`` for keys and lifetimes.
+later expiry would replace another peer's record, an infinite one would pin a key, and an old record
+would push out a newer one. See the table in ``docs/`` for keys and lifetimes.
 """
 
 import hashlib
@@ -25,19 +25,20 @@ SIGNATURE_PREFIX = b"anabranch-record-v1\0"
 SIGNED_BYTES_MAX = codec.SIGNED_BYTES_MAX
 KEY_CHARS_MAX = 512
 KEYS_MAX = 1024
-"""Keys that one guard follows; each model of each network has four."""
+"""Maximum keys in one guard; each model of each network has four."""
 RECORDS_MAX = 16384
-"""Records that one guard follows over all keys."""
+"""Maximum records in one guard over all keys."""
 AUTHOR_KEYS_MAX = 16
-"""Keys under which one author may have records."""
+"""Maximum keys under which one author may have records."""
 KEY_BYTES_MAX = 3_500_000
-"""Of the records under one key: a whole key is answered in one message of 4 MiB at most."""
+"""Maximum bytes of the records under one key: one answer of at most 4 MiB holds a whole key."""
 TOTAL_BYTES_MAX = 16 << 20
-"""Of all records. Each costs about twice its size and a kilobyte, with what the DHT node keeps."""
+"""Maximum bytes of all records. With the DHT node's copy, each record takes about twice its size
+and a kilobyte of memory."""
 RECORD_OVERHEAD_BYTES = 100
-"""What a record costs in an answer besides itself."""
+"""Bytes that a record adds to an answer besides its own size."""
 LIFETIME_FACTOR = 2.0
-"""How far beyond its kind's lifetime a record may expire: room for clocks that differ."""
+"""Maximum time to a record's expiry, as a multiple of its kind's lifetime: slack for clocks."""
 EXPIRY_STEP_S = 0.001
 _HEAD = struct.Struct("<IIdI")
 
@@ -47,7 +48,7 @@ class RecordError(PeerError):
 
 
 def kind_of(key: str) -> RecordKind:
-    """The kind of record that ``key`` (``<network>/<model>/<kind>``) holds, or RecordError."""
+    """The kind of record that ``key`` (``<network>/<model>/<kind>``) holds; raises RecordError."""
     network, _, rest = key.partition("/")
     model, _, kind = rest.partition("/")
     if not network or not model or len(key) > KEY_CHARS_MAX:
@@ -59,7 +60,7 @@ def kind_of(key: str) -> RecordKind:
 
 
 def sign_record(identity: Identity, key: str, payload: bytes, expires_unix_s: float) -> bytes:
-    """The DHT value that says ``payload`` under ``key`` in the name of ``identity``.
+    """The DHT value with ``payload`` under ``key``, signed by ``identity``.
 
     Raises RecordError for a key of an unknown form and ValueError for a payload over 4 KiB.
     """
@@ -83,9 +84,9 @@ def sign_record(identity: Identity, key: str, payload: bytes, expires_unix_s: fl
 def open_record(
     data: bytes, *, key: str | None = None, author: str | None = None, now_unix_s: float
 ) -> SignedRecord:
-    """The record in ``data`` when every rule holds, RecordError otherwise.
+    """The record in ``data``, checked against every rule; raises RecordError.
 
-    ``key`` and ``author``, where given, are what the record must say of itself.
+    ``key`` and ``author``, where given, must be the record's own.
     """
     record = _decode(data)
     _check_claims(record, key=key, author=author, now_unix_s=now_unix_s)
@@ -133,14 +134,14 @@ def _signed_bytes(key: str, peer_id: str, payload: bytes, expires_unix_s: float)
 
 
 class RecordSigner:
-    """Signs one peer's records so that each is newer than the one before it under its key."""
+    """Signs one peer's records so that each expires later than the one before under its key."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._last_s: dict[str, float] = {}
 
     def sign(self, key: str, payload: bytes, expires_unix_s: float) -> tuple[bytes, float]:
-        """The DHT value and its expiry, moved past the last one by a millisecond if need be."""
+        """The DHT value and its expiry, which is moved 1 ms past the last one if necessary."""
         last_s = self._last_s.get(key)
         if last_s is not None and expires_unix_s <= last_s:
             expires_unix_s = last_s + EXPIRY_STEP_S
@@ -159,7 +160,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Key:
-    """What is remembered under one key."""
+    """The records under one key, by author, and their size."""
 
     authors: dict[str, _Seen] = field(default_factory=dict)
     size_bytes: int = 0
@@ -167,17 +168,17 @@ class _Key:
 
 @dataclass(slots=True)
 class RecordGuard:
-    """What one peer remembers of records, so that nobody can turn an author's clock back.
+    """One peer's memory of records, which refuses records older than those it has seen.
 
     A record must expire later than the last one seen of its author under its key; the very same
-    record may come again, and is then not verified anew. Memory is bounded in keys, in keys per
-    author, in authors and bytes per key, and in records and bytes over all; expired records are
+    record may come again and is then not verified again. Memory is bounded in keys, in keys per
+    author, in authors and bytes per key, and in total records and bytes; expired records are
     forgotten. Pure: time is an argument.
 
-    Identities cost nothing, so whoever *brings* records has a share as well: where there is no
-    room, the one who brought the most gives way, oldest record first, to one who brought less.
-    Honest peers bring their own record each; one who brings thousands only pushes out his own.
-    ``on_evict`` is called with key and author of what gave way.
+    Identities cost nothing, so the peer that *brings* records (the storer) has a share as well:
+    where there is no room, the storer with the most records loses its oldest ones to a storer with
+    fewer. Honest peers bring their own record each; a peer that brings thousands only pushes out
+    its own. ``on_evict`` is called with key and author of each evicted record.
     """
 
     authors_max: int = PEERS_MAX
@@ -191,7 +192,7 @@ class RecordGuard:
     _known: dict[bytes, SignedRecord] = field(default_factory=dict)
     _author_keys: Counter[str] = field(default_factory=Counter)
     _brought: dict[str, dict[str, dict[str, None]]] = field(default_factory=dict)
-    """Who brought what: authors by storer and key, oldest first."""
+    """Authors of the records brought, by storer and key, oldest first."""
     _shares: Counter[str] = field(default_factory=Counter)
     _size_bytes: int = 0
     _sweep_at_s: float = -math.inf
@@ -209,10 +210,11 @@ class RecordGuard:
         check: Callable[[SignedRecord], None] | None = None,
         storer: str = "",
     ) -> SignedRecord:
-        """The record in ``data``, remembered; RecordError when it breaks a rule or is older.
+        """Check and remember the record in ``data``.
 
-        ``check`` may raise RecordError for rules of the caller's; nothing is remembered then.
-        ``storer`` is who brought it.
+        Raises RecordError when it breaks a rule or is older than a known one. ``check`` may raise
+        RecordError for the caller's own rules; nothing is remembered then. ``storer`` is the peer
+        that brought the record.
         """
         if len(data) > SIGNED_BYTES_MAX:
             raise RecordError(f"record of {len(data)} bytes; the limit is {SIGNED_BYTES_MAX}")
@@ -245,8 +247,8 @@ class RecordGuard:
     def living(self, key: str, now_unix_s: float) -> dict[str, SignedRecord]:
         """The newest record of each author under ``key`` that has not expired.
 
-        Reading through this makes reads monotonic: a replica that lags behind cannot take back
-        what was seen already.
+        Reads through it are monotonic: a replica that lags behind cannot take back records that
+        were seen already.
         """
         authors = self._keys[key].authors if key in self._keys else {}
         return {a: s.record for a, s in authors.items() if s.record.expires_unix_s > now_unix_s}
@@ -256,7 +258,7 @@ class RecordGuard:
         return None if known is None else known.authors.get(record.peer_id)
 
     def _remember(self, entry: _Seen) -> None:
-        """Note a record, at the place of its author's older one: the order is that of arrival."""
+        """Remember a record, in place of its author's older one."""
         record = entry.record
         older = self._seen(record)
         if older is not None:
@@ -302,7 +304,7 @@ class RecordGuard:
             del self._shares[entry.storer], self._brought[entry.storer]
 
     def _credit(self, record: SignedRecord, storer: str) -> None:
-        """An author brought his own record, which another had brought before."""
+        """Count a record as brought by its author, whom another peer preceded."""
         entry = self._seen(record)
         if entry is not None and entry.storer != storer:
             self._debit(entry)
@@ -312,7 +314,10 @@ class RecordGuard:
     def _make_room(
         self, record: SignedRecord, size_bytes: int, storer: str, now_unix_s: float
     ) -> None:
-        """Refuse what is over the bounds; expired records give room first, then the greedy."""
+        """Make room for a record: drop expired ones, then the oldest of the largest storer.
+
+        Raises RecordError where that is not enough.
+        """
         reason = self._full(record, size_bytes)
         if reason is not None and now_unix_s >= self._sweep_at_s:
             self.forget_expired(now_unix_s)
@@ -326,7 +331,10 @@ class RecordGuard:
             reason = self._full(record, size_bytes)
 
     def _greediest(self, record: SignedRecord, storer: str) -> tuple[str, str] | None:
-        """The oldest record, where it is too full, of who brought the most; None: ``storer``."""
+        """Key and author of the oldest record of the storer with the most, where it is too full.
+
+        None where ``storer`` itself has about as many.
+        """
         if self._author_keys[record.peer_id] >= self.author_keys_max:
             return None
         here = self._full_here(record.key)
@@ -353,7 +361,10 @@ class RecordGuard:
         )
 
     def _full(self, record: SignedRecord, size_bytes: int) -> str | None:
-        """Which bound the record is over; one that takes an older one's place counts as growth."""
+        """The bound that the record would exceed, in words; None: it fits.
+
+        A record that replaces its author's older one counts only by its growth.
+        """
         under = self._keys.get(record.key)
         seen = None if under is None else under.authors.get(record.peer_id)
         grows = size_bytes - (seen.size_bytes if seen is not None else 0)
@@ -375,7 +386,7 @@ class RecordGuard:
 
     def forget_expired(self, now_unix_s: float) -> None:
         """Free the memory of records that have expired."""
-        # A full guard is swept at most once a second, or refusals would cost a pass each.
+        # A full guard is swept at most once a second: otherwise each refusal would cost a pass.
         self._sweep_at_s = now_unix_s + 1.0
         expired = [
             (key, author)

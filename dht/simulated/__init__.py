@@ -1,1 +1,1 @@
-"""Adapter: a network and a clock within one process."""
+"""The transport adapter for tests and simulation: a network and a clock within one process."""

@@ -1,8 +1,8 @@
 """An event loop whose clock jumps to the next timer, for tests and the simulator.
 
-Hours of a swarm's life pass in seconds, and the same seed gives the same run: nothing in it hangs
-on how busy the machine is, on addresses in memory or on what the operating system draws. The idea
-is trio's ``MockClock`` with ``autojump_threshold=0``.
+Hours of a swarm's life pass in seconds, and the same seed gives the same run: it does not depend on
+the machine's load, on memory addresses or on the operating system's random numbers. The idea is
+that of trio's ``MockClock`` with ``autojump_threshold=0``.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class _NumberedTask(asyncio.Task[Any]):
-    """A task whose place in a set follows from the order in which tasks were made.
+    """A task whose hash is its number, so that its place in a set follows from the creation order.
 
-    asyncio keeps tasks in sets, and cancels and wakes them in the order of those.
+    asyncio keeps tasks in sets, and cancels and wakes them in the order of those sets.
     """
 
     def __init__(self, coro: Coroutine[Any, Any, Any], *, number: int, **options: Any) -> None:
@@ -35,8 +35,8 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     """A loop without waiting: when nothing is ready, its time becomes that of the next timer.
 
     When nothing is ready and no timer is set, every task waits for another: a RuntimeError that
-    names them ends the run. Work for threads (``run_in_executor``) is done at once, in the loop's
-    own: it takes no virtual time, however long it takes.
+    names them ends the run. Work for threads (``run_in_executor``) is run at once in the loop's own
+    thread and takes no virtual time.
     """
 
     _ready: Any
@@ -49,7 +49,8 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self._limit_s = limit_s
         self._tasks_made = 0
         self.set_task_factory(self._make_task)
-        # Timers due within it run together; must exceed what a float resolves after long runs.
+        # Timers due within this time run together; it must exceed a float's resolution after long
+        # runs.
         self._clock_resolution = 1e-6
 
     def time(self) -> float:
@@ -82,7 +83,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
                 raise RuntimeError(f"deadlock: nothing can wake {_describe(self)}")
             next_s = self._scheduled[0]._when
             if next_s > self._limit_s:
-                limit_s, self._limit_s = self._limit_s, math.inf  # the clean-up may take longer
+                limit_s, self._limit_s = self._limit_s, math.inf  # no limit for the clean-up
                 raise TimeoutError(f"not done after {limit_s} virtual s: {_describe(self)}")
             self._virtual_s = max(self._virtual_s, next_s)
         super()._run_once()  # type: ignore[misc]
@@ -91,8 +92,8 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 def run_virtual(coro: Coroutine[Any, Any, T], *, limit_s: float) -> T:
     """Run ``coro`` on a virtual clock.
 
-    Raises TimeoutError when ``limit_s`` virtual seconds did not suffice and RuntimeError, naming
-    the tasks, when all of them wait for each other.
+    Raises TimeoutError after ``limit_s`` virtual seconds, and RuntimeError, naming the tasks, when
+    all of them wait for each other.
     """
 
     with (
@@ -103,9 +104,9 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, limit_s: float) -> T:
 
 
 async def _alone(coro: Coroutine[Any, Any, T]) -> T:
-    """``coro``, and then the end of all tasks that it left, in the order in which they were made.
+    """Run ``coro``, then cancel the tasks that it left, in the order of their creation.
 
-    asyncio ends what is left in the order of a set that all loops of the process have filled.
+    asyncio itself would cancel them in the order of a set that all loops of the process fill.
     """
     try:
         return await coro
@@ -119,7 +120,7 @@ async def _alone(coro: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def _drawn_by_number() -> Iterator[None]:
-    """Let keys, sessions' names and all else that the operating system draws be the same again."""
+    """Replace the operating system's random numbers by seeded ones, for keys and session names."""
     drawn, system, state = random.Random(0), os.urandom, random.getstate()  # noqa: S311
     os.urandom = random._urandom = drawn.randbytes  # type: ignore[attr-defined]
     random.seed(0)

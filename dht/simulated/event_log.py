@@ -1,4 +1,4 @@
-"""What happens in a simulation, one line per event: two runs of a seed must give the same lines."""
+"""Logs a simulation's events, one line each: two runs of one seed must give the same lines."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,13 +6,13 @@ from contextvars import ContextVar
 from zlib import crc32
 
 Tell = Callable[[str], None]
-"""Takes one line, without its end."""
+"""A callback for one line, without its line end."""
 _TOLD: ContextVar[Tell | None] = ContextVar("told", default=None)
 
 
 @contextmanager
 def recorded(tell: Tell) -> Iterator[None]:
-    """Hand ``tell`` the events of all simulations that run meanwhile."""
+    """Call ``tell`` with the events of all simulations within the context."""
     token = _TOLD.set(tell)
     try:
         yield
@@ -21,12 +21,12 @@ def recorded(tell: Tell) -> Iterator[None]:
 
 
 def listened() -> bool:
-    """Whether anybody is told of events now."""
+    """Whether events are being recorded."""
     return _TOLD.get() is not None
 
 
 def log_event(what: str, *details: object) -> None:
-    """Tell of one event. Bytes appear as their number and checksum, all else as its text."""
+    """Log one event. Bytes appear as their length and checksum, other details as text."""
     tell = _TOLD.get()
     if tell is not None:
         tell(" ".join([what, *map(_text, details)]))

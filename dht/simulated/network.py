@@ -1,8 +1,9 @@
-"""A network within one process, for tests and the simulator: links with delay, bandwidth and loss,
-partitions, dead and frozen peers, and a DHT under the same rules for records as the real one.
+"""Simulates a network within one process, for tests and the simulator.
 
-Time is the event loop's, so that under :mod:`dht.simulated.clock` nothing really waits; randomness
-comes from the generator given. Streams are reliable: a loss on one costs time, as with TCP.
+It has links with delay, bandwidth and loss, partitions, dead and frozen peers, and a DHT with the
+real one's rules for records. Time is the event loop's, so under :mod:`dht.simulated.clock` nothing
+really waits; randomness comes from the given generator. Streams are reliable: a loss costs time, as
+with TCP.
 """
 
 import asyncio
@@ -23,33 +24,33 @@ from dht.transport.streams import PIPE_BYTES_MAX, Pipe, PipeStream, StreamHandle
 CLOCK_STARTS_UNIX_S = 1.7e9
 OPEN_LIMIT_S = 10.0
 RETRY_S = 0.2
-"""What a lost packet costs a stream, besides its round trip."""
+"""Delay of a stream by a lost packet, besides its round trip."""
 TICK_S = 1e-6
-"""What differs by less is the same instant."""
+"""Difference below which two times are the same instant."""
 VERSIONS_MAX = 16
-"""Versions of one author's record that replicas on different sides may hold."""
+"""Maximum versions of one author's record that replicas on different sides may hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkModel:
-    """One directed link."""
+    """The properties of one directed link."""
 
     delay_s: float = 0.0
     bandwidth_bytes_per_s: float | None = None
-    """None: unlimited."""
+    """Bandwidth; None: unlimited."""
     loss: float = 0.0
     """Probability that a stream cannot be opened, or that a write is delayed by a retry."""
     unread_bytes_max: int = PIPE_BYTES_MAX
-    """What a stream takes before its writer waits: socket buffers and queues below them."""
+    """Unread bytes of a stream above which its writer waits: socket buffers and lower queues."""
 
 
 @dataclass(slots=True)
 class _LinkState:
-    """Streams of one direction share the link, first come, first served."""
+    """State of one directed link, which its streams share first come, first served."""
 
     free_at_s: float = 0.0
     arrives_s: float = 0.0
-    """When the last of what is on its way arrives."""
+    """When the last write under way arrives."""
     queue: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
     timer: asyncio.TimerHandle | None = None
 
@@ -60,11 +61,11 @@ class _Version:
     record: SignedRecord
     stored_s: float
     side: frozenset[str] | None
-    """Who can read it while the network is cut; None: everyone."""
+    """The peers that can read the version while the network is cut; None: all."""
 
 
 class MemoryNetwork:
-    """All peers of one in-process network, and what happens between them."""
+    """All peers of one in-process network, and the links between them."""
 
     def __init__(
         self,
@@ -75,8 +76,9 @@ class MemoryNetwork:
         dht_loss: float = 0.0,
         dht_stale_s: float = 0.0,
     ) -> None:
-        """``link`` is the default of all pairs; a read may miss what is younger than a random
-        share of ``dht_stale_s`` (per read), and a DHT operation fails with ``dht_loss``."""
+        """``link`` is the default of all pairs. A read may miss records younger than a random
+        share of ``dht_stale_s`` (per read); a DHT operation fails with probability
+        ``dht_loss``."""
         self.rng = rng
         self.link = link or LinkModel()
         self.dht_delay_s = dht_delay_s
@@ -88,7 +90,7 @@ class MemoryNetwork:
         self._sides: list[frozenset[str]] = []
         self._frozen: set[str] = set()
         self._streams: dict[tuple[str, str], dict[PipeStream, None]] = {}
-        # Dictionaries, not sets: what breaks first must not hang on addresses in memory.
+        # Dictionaries, not sets: the order of breaks must not depend on memory addresses.
         self._versions: dict[str, dict[str, list[_Version]]] = {}
         self._guard = RecordGuard()
 
@@ -100,13 +102,13 @@ class MemoryNetwork:
         return CLOCK_STARTS_UNIX_S + asyncio.get_running_loop().time()
 
     def transport(self, identity: Identity | None = None) -> "MemoryTransport":
-        """A new peer; without an identity, one drawn from the network's generator."""
+        """Add a peer; without ``identity``, it is drawn from the network's generator."""
         peer = MemoryTransport(self, identity or Identity(self.rng.randbytes(32)))
         self.peers[peer.peer_id] = peer
         return peer
 
     def set_link(self, source: str, target: str, link: LinkModel) -> None:
-        """Give one directed pair of peer ids a link of its own."""
+        """Set the link of one directed pair of peer ids."""
         self._links[source, target] = link
 
     def link_of(self, source: str, target: str) -> LinkModel:
@@ -114,7 +116,7 @@ class MemoryNetwork:
         return self._links.get((source, target), self.link)
 
     def partition(self, *sides: Iterable[str], breaks: bool = False) -> None:
-        """Cut the network into groups of peer ids; peers in none of them form another.
+        """Cut the network into groups of peer ids; all other peers form one more group.
 
         Streams across the cut fall silent, as with a black hole, or break with ``breaks``.
         """
@@ -128,7 +130,7 @@ class MemoryNetwork:
                     self._break(pair, "the network was cut")
 
     def heal(self) -> None:
-        """End the partition: silent streams go on, records reach everyone."""
+        """End the partition: silent streams go on, records reach all peers."""
         self._note("heal")
         self._sides = []
         for authors in self._versions.values():
@@ -140,12 +142,12 @@ class MemoryNetwork:
         self._release()
 
     def freeze(self, peer_id: str) -> None:
-        """Let a peer fall silent without any stream breaking."""
+        """Make a peer silent without breaking its streams."""
         self._note("freeze", peer_id)
         self._frozen.add(peer_id)
 
     def thaw(self, peer_id: str) -> None:
-        """Let a frozen peer go on; what was held back arrives now."""
+        """Let a frozen peer go on; bytes that were held back arrive now."""
         self._note("thaw", peer_id)
         self._frozen.discard(peer_id)
         self._release()
@@ -161,7 +163,7 @@ class MemoryNetwork:
             peer._crash()
 
     def silent(self, source: str, target: str) -> bool:
-        """Whether nothing that ``source`` sends reaches ``target`` now."""
+        """Whether no bytes from ``source`` reach ``target`` now."""
         return source in self._frozen or target in self._frozen or self._cut(source, target)
 
     def _cut(self, one: str, other: str) -> bool:
@@ -179,7 +181,7 @@ class MemoryNetwork:
             self._deliver(source, target)
 
     def _carry(self, source: str, target: str, data: bytes, deliver: Callable[[], None]) -> None:
-        """Bring bytes over a link: in order, after its queue, its delay and what is lost."""
+        """Carry bytes over a link in order, after its queue, delay and retries."""
         link = self.link_of(source, target)
         state = self._states.setdefault((source, target), _LinkState())
         sent_s = max(asyncio.get_running_loop().time(), state.free_at_s)
@@ -195,9 +197,9 @@ class MemoryNetwork:
             self._deliver(source, target)
 
     def _deliver(self, source: str, target: str) -> None:
-        """Bring what is due, in the order in which it was sent; the rest waits for a timer.
+        """Deliver the writes that are due, in the order sent; a timer delivers the rest.
 
-        One queue per link, since timers of one instant run in no particular order.
+        There is one queue per link, since timers of one instant run in no particular order.
         """
         state = self._states[source, target]
         loop = asyncio.get_running_loop()
@@ -310,7 +312,7 @@ class MemoryTransport:
 
     @property
     def stream_errors(self) -> Counter[str]:
-        """Failed incoming streams by the type of their error."""
+        """Number of failed incoming streams, by the type of the error."""
         return self.handlers.errors
 
     def sign(self, data: bytes) -> bytes:
@@ -337,7 +339,7 @@ class MemoryTransport:
         return await self._network._store(self.peer_id, data)
 
     async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
-        del latest  # each read asks
+        del latest  # every read asks
         self._check_open()
         for data in await self._network._find(self.peer_id, key):
             self._admit(data, key)
@@ -354,7 +356,7 @@ class MemoryTransport:
         await self.handlers.close()
 
     def _admit(self, data: bytes, key: str) -> None:
-        # A replica that lags behind is no fault; the guard keeps what is newer.
+        # A lagging replica is no error: the guard keeps the newer record.
         with contextlib.suppress(RecordError):
             self._guard.admit(data, key=key, now_unix_s=self.now())
 

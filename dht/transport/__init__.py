@@ -1,1 +1,1 @@
-"""The transport interface, and what its adapters share."""
+"""The transport interface, and the code that its adapters share."""

@@ -1,4 +1,4 @@
-"""How one peer takes part in the network, whichever transport carries it."""
+"""Configuration of a peer's transport, the same for all adapters."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -14,43 +14,44 @@ CONNECT_LIMIT_S = 15.0
 
 
 class TransportKind(StrEnum):
-    """What carries a peer's streams."""
+    """The adapter that carries a peer's streams."""
 
     AUTO = "auto"
-    """The daemon where hivemind is installed, which it is on Linux; otherwise the light one."""
+    """The daemon where hivemind is installed, as on Linux; otherwise the light transport."""
     DAEMON = "daemon"
     LIGHT = "light"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportConfig:
-    """How one peer takes part in the network."""
+    """Options of one peer's transport."""
 
     identity: Identity
     kind: TransportKind = TransportKind.AUTO
     port: int = 0
-    """TCP port to listen on; 0 takes any free one."""
+    """TCP port to listen on; 0: any free one."""
     host: str = "0.0.0.0"  # noqa: S104  (volunteers serve others)
     """IP address to listen on; 127.0.0.1 for swarms within one machine."""
     host_addresses: tuple[str, ...] = ()
     """Multiaddresses to listen on, instead of ``host`` and ``port``."""
     announce_addresses: tuple[str, ...] = ()
-    """What others are told, where that differs from what this machine sees."""
+    """Addresses announced to others, where they differ from those that this machine sees."""
     initial_peers: tuple[str, ...] = ()
-    """Full multiaddresses of peers to join; none founds a new network."""
+    """Full multiaddresses of peers to join; empty: found a new network."""
     client_mode: bool = False
-    """Listen nowhere, store nothing for others."""
+    """Whether to listen nowhere and store nothing for others."""
     nat_traversal: bool | None = None
-    """Port mapping, AutoNAT and calls through relays; by default where others than this machine
-    may call."""
+    """Whether to use port mapping, AutoNAT and relays; None: unless only this machine can dial the
+    peer."""
     relays: bool = False
-    """Pass calls on for peers that others cannot reach, where NAT is traversed at all."""
+    """Whether to be a relay for peers that others cannot reach; only with NAT traversal."""
     meter: ByteMeter | None = None
-    """Told of the bytes that the transport's own streams carry: records, asked for and given."""
+    """Meter of the bytes on the transport's own streams: requests for records and answers."""
     connect_timeout_s: float = CONNECT_LIMIT_S
 
     def listen_addresses(self) -> tuple[str, ...]:
-        """Where to listen; nowhere in client mode. Raises UserError for a malformed host."""
+        """Multiaddresses to listen on; none in client mode. Raises UserError for a malformed
+        host."""
         if self.client_mode:
             return ()
         if self.host_addresses:
@@ -65,7 +66,7 @@ class TransportConfig:
         return (f"/ip{version}/{self.host}/tcp/{self.port}",)
 
     def metered(self, protocol: str, stream: Stream) -> Stream:
-        """A stream of the transport's own, on the meter where there is one."""
+        """``stream``, one of the transport's own, on the meter if there is one."""
         return stream if self.meter is None else self.meter.stream(protocol, stream)
 
     def wants_nat_traversal(self) -> bool:
@@ -73,5 +74,5 @@ class TransportConfig:
         if self.nat_traversal is not None:
             return self.nat_traversal
         if self.client_mode:
-            return True  # to dial through relays; it listens nowhere, and asks for nothing
+            return True  # needed to dial through relays; a client listens nowhere
         return not all(is_loopback(address) for address in self.listen_addresses())

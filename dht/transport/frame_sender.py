@@ -1,4 +1,4 @@
-"""Sending frames without waiting, with a bound on what may queue."""
+"""Sends frames on a stream without waiting, with a bounded queue."""
 
 import asyncio
 from collections import deque
@@ -9,20 +9,21 @@ from dht.transport.interface import Stream
 
 UNDRAINED_BYTES_MAX = 256 << 10
 ROOM_BYTES = 64 << 10
-"""Queued bytes above which the other side is not listened to: it does not read its answers."""
+"""Queued bytes above which no more requests are read from the other side, which reads no
+answers."""
 QUEUED_BYTES_MAX = 16 << 20
-"""Tokens with their scores that a client may be behind, about 8,000 of them."""
+"""Maximum queued bytes: about 8,000 tokens with scores that a client may be behind."""
 STALLED_S = 30.0
-"""Who reads nothing for so long though something waits for it is as good as gone."""
+"""Time without a read after which a reader with waiting frames counts as gone."""
 
 
 class FrameSender:
     """Writes frames to one stream in order; :meth:`send` never waits.
 
-    A frame goes to the transport at once while little is in flight (the decode path), and queues
-    behind a drain otherwise. A reader for whom more than ``QUEUED_BYTES_MAX`` wait, or who takes
-    nothing for ``STALLED_S``, is as good as gone: nothing is kept for it any more. :meth:`run` must
-    be running for queued frames to leave; it raises NetworkError when the stream is dead.
+    A frame goes to the transport at once while little is undrained (the decode path), and queues
+    behind a drain otherwise. A reader for which more than ``QUEUED_BYTES_MAX`` wait, or that reads
+    nothing for ``STALLED_S``, counts as gone: its queue is dropped. :meth:`run` must be running for
+    queued frames to leave; it raises NetworkError when the stream is dead.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -35,7 +36,7 @@ class FrameSender:
         self.queued_bytes = 0
 
     def send(self, message: object, body: bytes | memoryview = b"") -> None:
-        """Queue or write one frame. Errors show in :meth:`run`."""
+        """Queue or write one frame. :meth:`run` raises the errors."""
         if self._broken is not None:
             return
         frame = codec.encode_frame(message, body)
@@ -52,7 +53,7 @@ class FrameSender:
         self._wake.set()
 
     async def room(self) -> None:
-        """Wait until the other side has read its answers; NetworkError where it does not."""
+        """Wait until at most ``ROOM_BYTES`` are queued; raises NetworkError after ``STALLED_S``."""
         while self.queued_bytes > ROOM_BYTES:
             self._left.clear()
             try:
@@ -66,7 +67,7 @@ class FrameSender:
         self._undrained_bytes += len(frame)
 
     async def run(self) -> None:
-        """Drain and flush until the stream dies or the caller cancels."""
+        """Drain and flush until the stream dies or the task is cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -1,8 +1,8 @@
-"""How a peer reaches others: streams by protocol name, and a DHT of dictionaries.
+"""The transport interface: streams by protocol name, and a DHT of dictionaries.
 
-Adapters: :mod:`dht.simulated.network` (tests, simulation), :mod:`dht.daemon.transport` (libp2p
+Adapters are :mod:`dht.simulated.network` (tests, simulation), :mod:`dht.daemon.transport` (libp2p
 through hivemind's daemon) and :mod:`dht.light.transport` (libp2p in Python alone, for Windows and
-macOS). One adapter per process, chosen at start by :mod:`dht.connecting` and imported lazily.
+macOS). A process has one adapter, chosen at start by :mod:`dht.connecting` and imported lazily.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,13 +15,13 @@ TOKENS_PROTOCOL = "/anabranch/tokens/1"
 HOP_PROTOCOL = "/anabranch/hop/1"
 """A peer's stream to the next peer: opens, activations and ring tokens of all sessions."""
 PROBE_PROTOCOL = "/anabranch/probe/1"
-"""Receiver-timed bandwidth and round trips."""
+"""Measurement of bandwidth and round trips, timed by the receiver."""
 PLAN_PROTOCOL = "/anabranch/plan/1"
-"""Plan bodies by hash."""
+"""Plan bodies by hash, pings and witness requests."""
 REACH_PROTOCOL = "/anabranch/reach/1"
-"""Being dialled back, to learn whether others can."""
+"""Requests to be dialled back, to learn whether others can reach this peer."""
 RECORDS_PROTOCOL = "/anabranch/records/2"
-"""What a full peer knows of the DHT's records, and what it finds there for others."""
+"""Requests to a full peer for records of the DHT, and to store them."""
 
 
 class Stream(Protocol):
@@ -32,20 +32,22 @@ class Stream(Protocol):
 
     @property
     def remote_host(self) -> str:
-        """The IP address that an incoming stream's connection comes from, as seen from here;
-        empty where that is not known: outgoing streams, relays."""
+        """The IP address that an incoming stream comes from, as seen from here.
+
+        Empty where it is unknown: for outgoing streams and streams through relays.
+        """
         ...
 
     async def read_exactly(self, count: int) -> bytes:
-        """Exactly ``count`` bytes; raises NetworkError when the stream ends before."""
+        """Read exactly ``count`` bytes; raises NetworkError when the stream ends before."""
         ...
 
     def write(self, data: bytes) -> None:
-        """Queue ``data``. Errors of a dead stream show at the next drain or read."""
+        """Queue ``data``. The next drain or read raises the error of a dead stream."""
         ...
 
     async def drain(self) -> None:
-        """Wait until the stream takes more; raises NetworkError when it is dead."""
+        """Wait until the stream can take more; raises NetworkError when it is dead."""
         ...
 
     async def close(self) -> None:
@@ -78,38 +80,40 @@ class Transport(Protocol):
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Run ``handler`` for each stream that a peer opens on ``protocol``.
 
-        A handler that returns has said its word: the stream is closed once the other side has
-        closed it, or after :data:`dht.transport.streams.HEARD_LIMIT_S`. One that closes the stream
-        itself, or raises, ends it at once, and what it wrote last may be lost. An error ends that
-        stream alone.
+        After the handler returns, the stream is closed once the other side has closed it, or after
+        :data:`dht.transport.streams.HEARD_LIMIT_S`. A handler that closes the stream itself, or
+        raises, ends it at once, and its last writes may be lost. An error ends that stream alone.
         """
         ...
 
     async def open_stream(
         self, peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()
     ) -> Stream:
-        """Open a stream; ``addresses`` helps where the peer is not known yet.
+        """Open a stream; ``addresses`` are used where the peer is not known yet.
 
         Raises NetworkError when the peer cannot be reached within the adapter's time-out.
         """
         ...
 
     async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
-        """Store ``value`` in dictionary ``key`` under this peer's id; whether anyone took it."""
+        """Store ``value`` in dictionary ``key`` under this peer's id.
+
+        Returns whether any peer took it.
+        """
         ...
 
     async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
-        """The newest values of dictionary ``key`` by author's peer id; validated ones only.
+        """The newest valid values of dictionary ``key``, by author's peer id.
 
-        They may be some seconds old; ``latest`` asks others before it answers. Raises NetworkError
-        where nobody could be asked.
+        They may be some seconds old; with ``latest``, other peers are asked first. Raises
+        NetworkError where no peer could be asked.
         """
         ...
 
     async def wait_ended(self) -> str:
-        """Wait until this peer is cut off for good without having been closed; the reason."""
+        """Wait until this peer is cut off for good without :meth:`close`; returns the reason."""
         ...
 
     async def close(self) -> None:
-        """Leave the network and end every process and task that belongs to it."""
+        """Leave the network and end all its processes and tasks."""
         ...

@@ -1,4 +1,4 @@
-"""Counts what streams carry, by purpose; what the DHT's daemon sends by itself is not seen."""
+"""Counts bytes on streams, by purpose. Bytes that the DHT's daemon itself sends are not counted."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ Count = Callable[[int], None]
 
 
 class MeteredStream:
-    """A stream whose bytes are reported as they are written and read."""
+    """A stream that reports bytes as they are written and read."""
 
     def __init__(self, inner: Stream, sent: Count, received: Count) -> None:
         self._inner = inner
@@ -41,16 +41,16 @@ class MeteredStream:
 
 
 class ByteMeter:
-    """Calls ``sent`` and ``received`` for the bytes of the streams that it is given."""
+    """Calls ``sent`` and ``received`` with the bytes of all its streams."""
 
     def __init__(self, sent: Count, received: Count) -> None:
         self._sent = sent
         self._received = received
         self.purposes: Counter[str] = Counter()
-        """Bytes both ways by the middle of their protocol's name, such as ``hop``."""
+        """Bytes sent and received, by the middle of the protocol's name, for example ``hop``."""
 
     def stream(self, protocol: str, inner: Stream) -> Stream:
-        """``inner``, metered."""
+        """``inner`` with its bytes counted by the purpose of ``protocol``."""
         purpose = protocol.strip("/").split("/")[-2]
 
         def sent(count: int) -> None:
@@ -65,7 +65,7 @@ class ByteMeter:
 
 
 class MeteredTransport:
-    """``inner`` with ``meter`` on the streams that are opened and served through this."""
+    """``inner`` with ``meter`` on all streams opened and served through it."""
 
     def __init__(self, inner: Transport, meter: ByteMeter) -> None:
         self._inner = inner

@@ -1,10 +1,10 @@
-"""Circuit relay v2 of libp2p, as far as a peer behind NAT needs it: reserve a slot at a relay.
+"""Reserves slots at relays for a peer behind NAT, by libp2p's circuit relay v2.
 
-Who holds a reservation keeps its connection to the relay, which then passes on those who dial
-``<relay>/p2p-circuit/p2p/<peer>``; the daemon takes them, for light peers
-:mod:`dht.light.relay`. The relay sees ciphertext: both ends secure the connection through it once
-more. Messages are protobuf behind a varint of their length
-(the circuit relay v2 specification of libp2p). Pure but for the stream.
+A peer with a reservation keeps its connection to the relay, which then passes on the calls of peers
+that dial ``<relay>/p2p-circuit/p2p/<peer>``. The daemon accepts these calls; for light peers
+:mod:`dht.light.relay` does. The relay sees ciphertext: both ends secure the connection through it
+once more. Messages are protobuf after a varint of their length (libp2p's circuit relay v2
+specification). Pure except for the stream.
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from dht.transport.interface import Stream, Transport
 
 RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE = b"\x02\x08\x00"
-"""A message of two bytes: field 1, the type, is 0 (reserve)."""
+"""A request, behind its length of two bytes: field 1, the type, is 0 (reserve)."""
 ANSWER_BYTES_MAX = 4096
 PER_RELAY = 2
-"""Addresses of one relay that are told on."""
+"""Maximum addresses of one relay that are announced."""
 CALL_S_MIN, CALL_BYTES_MIN = 600, 1 << 30
-"""Relays that end a call sooner are of no use: libp2p's own limits are 2 min and 128 KiB."""
+"""Minimum limits of a useful relay on a call; libp2p's own limits are 2 min and 128 KiB."""
 _TYPE, _LIMIT, _STATUS = 1, 4, 5
 _DURATION_S, _DATA_BYTES = 1, 2
 _IS_STATUS, _OK = 2, 100
@@ -33,24 +33,25 @@ _VARINT_BYTES_MAX = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """What a relay answers: ``status`` is 100 when it grants what was asked."""
+    """A relay's answer; ``status`` is 100 when it grants the reservation."""
 
     status: int
     call_s: int = 0
-    """It ends a call after so long, and after so many bytes in one direction; 0: never."""
+    """Time after which the relay ends a call; 0: never. ``call_bytes``: the bytes in one direction
+    after which it does; 0: never."""
     call_bytes: int = 0
 
     @property
     def is_enough(self) -> bool:
-        """Whether a call lives long enough to serve through it."""
+        """Whether the relay's limits let a call live long enough to serve through it."""
         return not (0 < self.call_s < CALL_S_MIN or 0 < self.call_bytes < CALL_BYTES_MIN)
 
 
 async def reserve(transport: Transport, relay_id: str, addresses: tuple[str, ...]) -> None:
     """Reserve a slot at a relay, or renew it.
 
-    Raises NetworkError when the relay cannot be reached, refuses or passes on too little, and
-    :class:`dht.messages.codec.MalformedError` when its answer is none. The caller sets the time
+    Raises NetworkError when the relay cannot be reached, refuses, or has too low limits, and
+    :class:`dht.messages.codec.MalformedError` for a malformed answer. The caller sets the time
     limit.
     """
     stream = await transport.open_stream(relay_id, RELAY_PROTOCOL, addresses=addresses)
@@ -69,7 +70,7 @@ async def reserve(transport: Transport, relay_id: str, addresses: tuple[str, ...
 
 
 def granted_by(message: bytes) -> Granted:
-    """What a relay's answer says.
+    """Parse a relay's answer.
 
     Raises :class:`dht.messages.codec.MalformedError` for anything but a status.
     """
@@ -85,13 +86,14 @@ def granted_by(message: bytes) -> Granted:
 
 
 def circuit_addresses(relay_id: str, addresses: tuple[str, ...], peer_id: str) -> tuple[str, ...]:
-    """Where others dial ``peer_id`` through a relay with these full addresses of its own."""
+    """Addresses at which others dial ``peer_id`` through the relay with ``addresses``."""
     dialled = [each for each in dialled_of(relay_id, addresses) if not is_loopback(each)]
     return tuple(f"{each}/p2p/{relay_id}{CIRCUIT}/p2p/{peer_id}" for each in dialled[:PER_RELAY])
 
 
 def with_circuits(own: tuple[str, ...], circuits: tuple[str, ...]) -> tuple[str, ...]:
-    """The addresses to announce: a peer's own, and those through relays, which always fit."""
+    """The addresses to announce, ``ADDRESSES_MAX`` at most: those through relays come before own
+    ones where there are too many."""
     circuits = circuits[:ADDRESSES_MAX]
     return (*own[: ADDRESSES_MAX - len(circuits)], *circuits)
 
@@ -112,7 +114,7 @@ async def _read_message(stream: Stream) -> bytes:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers with their values where those are numbers or bytes; others are skipped."""
+    """Protobuf fields as pairs of number and value: varints and bytes; other types are skipped."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)

@@ -1,4 +1,4 @@
-"""What the transport adapters share: in-process streams, and the handlers of incoming streams."""
+"""In-process streams, and handlers of incoming streams, shared by the transport adapters."""
 
 import asyncio
 import logging
@@ -11,22 +11,22 @@ from dht.errors import NetworkError, PeerError
 from dht.transport.interface import Stream, StreamHandler
 
 PIPE_BYTES_MAX = 256 << 10
-"""Unread bytes beyond which a writer's drain waits."""
+"""Unread bytes above which a writer's drain waits."""
 STREAMS_PER_PEER_MAX = 2048
-"""Incoming streams of one peer at a time; a gateway has one for each of its sessions."""
+"""Maximum incoming streams of one peer; a gateway has one per session."""
 HEARD_LIMIT_S = 10.0
-"""How long a stream whose handler has returned waits for the other side to close it."""
+"""Time for which a stream whose handler has returned waits for the other side to close it."""
 _UNHEARD_BYTES, _UNHEARD_READS = 64 << 10, 16
-"""What the other side still says meanwhile is read and dropped, up to 1 MiB."""
+"""Size and number of reads that drop what the other side sends meanwhile: 1 MiB at most."""
 
 _log = logging.getLogger(__name__)
 
 
 class Pipe:
-    """One direction of an in-process stream: bytes in order, back-pressure, an end.
+    """One direction of an in-process stream: ordered bytes with back-pressure and an end.
 
-    ``carry(data, deliver)`` decides when written bytes arrive; without one they arrive at once. A
-    break shows on both sides at the next read or drain.
+    ``carry(data, deliver)`` decides when written bytes arrive; without it they arrive at once.
+    After a break, the next read or drain of either side fails.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Pipe:
             self._send(data, lambda: self._arrive(bytes(data)))
 
     def end(self, reason: str, then: Callable[[], None]) -> None:
-        """Reads fail once everything written before has been read; ``then`` runs on arrival."""
+        """End the pipe: reads fail once all earlier bytes are read; ``then`` runs on arrival."""
 
         def arrive() -> None:
             self._ended = self._ended or reason
@@ -62,14 +62,14 @@ class Pipe:
         self._send(b"", arrive)
 
     def stop_reading(self, reason: str) -> None:
-        """The reader left: its reads fail, what arrives is dropped. The writer does not know."""
+        """Stop reading: reads fail and arriving bytes are dropped, unknown to the writer."""
         self._reader_gone = self._reader_gone or reason
         self._chunks.clear()
         self._buffered_bytes = 0
         self._wake()
 
     def break_off(self, reason: str) -> None:
-        """Fail both sides now; what was not read is lost."""
+        """Fail both sides now; unread bytes are lost."""
         self._broken = self._broken or reason
         self._chunks.clear()
         self._buffered_bytes = self._in_flight_bytes = 0
@@ -95,7 +95,7 @@ class Pipe:
             if self._broken is not None:
                 raise NetworkError(self._broken)
             unread = self._buffered_bytes + self._in_flight_bytes
-            # A reader that waits for more than fits must get it, or both would wait for ever.
+            # A reader may wait for more than the limit: both sides must not wait for each other.
             if unread <= max(self._unread_bytes_max, self._wanted_bytes):
                 return
             await self._wait()
@@ -150,7 +150,7 @@ class PipeStream:
         self._closed = False
         self.remote_host = ""
         self.on_close: Callable[[], None] | None = None
-        """Called once, when this end is closed."""
+        """Callback for the close of this end, called once."""
 
     @property
     def remote_peer_id(self) -> str:
@@ -175,7 +175,7 @@ class PipeStream:
         if self.on_close is not None:
             self.on_close()
         self._incoming.stop_reading("the stream is closed")
-        # What the other side writes from now on has no reader; it learns so when the end arrives.
+        # The other side learns when the end arrives that nobody reads its writes any more.
         self._outgoing.end(
             "the other side closed the stream",
             lambda: self._incoming.break_off("the other side closed the stream"),
@@ -196,9 +196,9 @@ def stream_pair(near_peer_id: str, far_peer_id: str) -> tuple[PipeStream, PipeSt
 async def until_closed(stream: Stream) -> None:
     """Wait until the other side closes the stream, ``HEARD_LIMIT_S`` at most.
 
-    It has then read what was written here, or wants no more of it. Who closes first may take it
-    back: hivemind's daemon resets a stream that is closed while the other side writes, and now and
-    then one where it does not, and a reset overtakes what was written and not read yet.
+    It has then read all that was written here, or wants no more. Closing first could lose written
+    bytes: hivemind's daemon resets a stream that is closed while the other side writes, sometimes
+    also otherwise, and a reset overtakes bytes that were not read yet.
     """
     with suppress(NetworkError, TimeoutError):
         async with asyncio.timeout(HEARD_LIMIT_S):
@@ -210,8 +210,8 @@ async def until_closed(stream: Stream) -> None:
 class StreamHandlers:
     """Runs one handler per incoming stream in a task of its own; an error ends that stream alone.
 
-    ``errors`` counts failed streams by the type of the error. A peer's or the network's fault, or
-    its silence, is not worth a line in the log; anything else is a fault of ours and is logged with
+    ``errors`` counts failed streams by the type of the error. Faults of peers and of the network,
+    and time-outs, are logged at debug level; any other error is a fault of ours and is logged with
     its traceback.
     """
 
@@ -241,7 +241,7 @@ class StreamHandlers:
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def run(self, handler: StreamHandler, stream: Stream) -> None:
-        """Handle ``stream`` and close it; only a cancellation comes out of here."""
+        """Handle ``stream`` and close it; raises nothing but a cancellation."""
         peer_id = stream.remote_peer_id
         try:
             if self._streams[peer_id] >= STREAMS_PER_PEER_MAX:
@@ -269,7 +269,7 @@ class StreamHandlers:
         await asyncio.gather(*self.cancel(), return_exceptions=True)
 
     def cancel(self) -> list[asyncio.Task[None]]:
-        """Cancel every handler, but for a calling one; they are returned."""
+        """Cancel every handler except a calling one; returns their tasks."""
         current = asyncio.current_task()
         tasks = [task for task in self._tasks if task is not current]
         for task in tasks:

@@ -1,4 +1,4 @@
-"""What one step takes of what waits at a peer. Pure."""
+"""Chooses the pieces that one step of a simulated peer runs. Pure."""
 
 from coordinator.simulator.core.parts import SimulatedChunk
 from coordinator.simulator.core.profiles import StepLimits
@@ -7,10 +7,10 @@ from coordinator.simulator.core.profiles import StepLimits
 def next_batch(
     queue: list[SimulatedChunk], limits: StepLimits
 ) -> tuple[list[SimulatedChunk], list[SimulatedChunk], int, int]:
-    """A step's pieces within its bounds in order of arrival, the rest, prefills and their tokens.
+    """Returns the step's pieces in order of arrival, the rest, the prefills and their tokens.
 
-    What does not fit is passed over for later pieces of other sessions that do. A prefill piece
-    that is longer than the budget runs when it is the first.
+    A piece that does not fit is skipped for later pieces of other sessions that fit. A prefill
+    piece longer than the limit runs if it is the step's first prefill.
     """
     taken: list[SimulatedChunk] = []
     rest: list[SimulatedChunk] = []

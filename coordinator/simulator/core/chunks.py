@@ -1,7 +1,7 @@
-"""How a prompt is cut: by the stages' own rule, with what profiles and links say. Pure.
+"""Cuts a simulated prompt into chunks by the stages' own rule. Pure.
 
-Real stages learn their step times (:class:`coordinator.links.chunk_sizer.ChunkSizer`); here they
-are known.
+Real stages learn their step times (:class:`coordinator.links.chunk_sizer.ChunkSizer`); here the
+times are known from profiles and links.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from coordinator.links.chunk_sizer import ChunkSizer
 from coordinator.simulator.core.event_loop import Stage, SwarmSimulation
 
 MEASURED = 0
-"""Instead of a number of tokens: chunks as the stages choose them."""
+"""Value of ``chunk_tokens`` for chunks as the stages choose them."""
 DECODES_TYPICAL = 16
-"""In the steps that a chunk goes with."""
+"""Assumed decodes in the steps that run a chunk."""
 PREFILL_TYPICAL = 256
-"""Tokens for which a row's time is looked up."""
+"""Tokens at which a row's prefill time is taken."""
 
 
 def measured_chunks(
     engine: SwarmSimulation, tokens: int, stages: Sequence[Stage], others_decode: bool
 ) -> list[int]:
-    """The chunks of a prompt of so many tokens that the first of ``stages`` would run."""
+    """The chunks in which the first of ``stages`` would run a prompt of ``tokens`` tokens."""
     name, start, end = stages[0]
     peer = engine.peers[name]
     sizer = ChunkSizer(

@@ -1,12 +1,12 @@
-"""The event loop: peers run batches, links carry pieces, sessions turn around the ring.
+"""The simulator's event loop: peers run batches, links carry pieces, sessions go around the ring.
 
-Events are batches that end, peers that wake for an arrival, tokens that reach the sink, and calls
-at a time. Links need none (:class:`coordinator.simulator.core.parts.SimulatedLink`); a peer reads
-what has arrived when it starts its next batch.
+Events are ends of batches, wake-ups of peers for an arrival, tokens at the sink, and timed calls.
+Links need no events (:class:`coordinator.simulator.core.parts.SimulatedLink`); a peer reads its
+arrivals when it starts its next batch.
 
 A peer's pass over its layers (Helix §6.1): the batch at the current point of entry runs to the
-next one, is joined by what waits there, and so on to the peer's last layer; then the next
-non-empty point of entry follows, in turn.
+next point of entry, is joined by the pieces that wait there, and so on to the peer's last layer;
+then the next non-empty point of entry follows, in turn.
 """
 
 import heapq
@@ -39,7 +39,7 @@ Stage = tuple[str, int, int]
 
 
 class Observer(Protocol):
-    """What is told of a session's progress; also what feeds new requests."""
+    """Receives the progress of sessions, and may open new ones."""
 
     def prompt_done(self, session: SimulatedSession, now_s: float) -> None: ...
 
@@ -49,7 +49,7 @@ class Observer(Protocol):
 
 
 class SwarmSimulation:
-    """One simulated swarm. Nothing here draws random numbers."""
+    """One simulated swarm. It draws no random numbers."""
 
     def __init__(
         self,
@@ -61,18 +61,18 @@ class SwarmSimulation:
         decodes_leave_first: bool = False,
         weights_take_time: bool = False,
     ) -> None:
-        """``weights_take_time``: a step of a few prefill tokens takes no less than one of decodes,
-        which reads the same weights. Layer times alone, as Helix uses them, say it would."""
+        """``weights_take_time``: a step with few prefill tokens takes at least a decode step's
+        time, since both read the weights. Helix's layer times alone would make it shorter."""
         self.now_s = 0.0
         self._weights_take_time = weights_take_time
         self._cancelled = False
-        """Whether pieces may be under way that lead nowhere."""
+        """Whether pieces of cancelled sessions may be under way."""
         self.decodes_leave_first = decodes_leave_first
         """Whether a step's decodes are put on the links before its prompts."""
         self.watch: Callable[[list[SimulatedChunk], float], None] | None = None
-        """Called with each batch that has passed a peer's last layer."""
+        """Called with each batch that has passed a peer's last layer, and the time."""
         self.make_wire: Callable[[SwarmSimulation, SimulatedLink], SimulatedWire] | None = None
-        """Makes links with schedulers of their own, instead of first come, first served."""
+        """Makes links with a scheduler of their own; None: first come, first served."""
         self.layers = problem.model.layers
         self.peers: dict[str, SimulatedPeer] = {}
         self.sink = SimulatedPeer(SINK, 0, 1, NOTHING, ())
@@ -97,11 +97,11 @@ class SwarmSimulation:
                 self.peers[a.peer_id] = self._peer(a, profile, entries)
 
     def call_at(self, at_s: float, call: Callable[[], None]) -> None:
-        """Have ``call`` made at a time that is not past."""
+        """Schedule ``call`` for a time that is not in the past."""
         heapq.heappush(self._events, (at_s, next(self._sequence), CALL, call))
 
     def link(self, source: str, target: str) -> SimulatedLink:
-        """The link between two peers, ``source`` or ``sink``; made when it is first used."""
+        """The link between two peers, or with ``source`` or ``sink``; made at its first use."""
         found = self.links.get((source, target))
         if found is None:
             bytes_per_s, latency_s = self._wires.get((source, target), self._default)
@@ -128,7 +128,7 @@ class SwarmSimulation:
         pieces: Iterable[SimulatedChunk],
         source: str = SOURCE,
     ) -> None:
-        """Start a session over a route, its prompt as ``pieces`` in order; it starts now."""
+        """Start a session now over a route, with its prompt as ``pieces`` in order."""
         session.stages = list(stages)
         session.entry = self.way(stages, source)
         session.issued_s = self.now_s
@@ -137,7 +137,8 @@ class SwarmSimulation:
             self._send(piece, session.entry)
 
     def way(self, stages: Sequence[Stage], source: str = SOURCE) -> SimulatedHop:
-        """Hops over ``stages`` from ``source`` to the sink, before the first of them."""
+        """The hops over ``stages`` from ``source`` to the sink; returns the one before the first
+        stage."""
         following: SimulatedHop | None = None
         target = SINK
         for name, start, _ in reversed(stages):
@@ -153,13 +154,13 @@ class SwarmSimulation:
         return entry
 
     def resume(self, session: SimulatedSession, stages: Sequence[Stage]) -> None:
-        """Have a session's next token go over ``stages``, which hold its KV; one is on its way."""
+        """Send a session's next token over ``stages``, which hold its KV."""
         session.stages = list(stages)
         session.entry = self.way(stages)
         self._send(session.decode, session.entry)
 
     def cancel(self, session: SimulatedSession) -> None:
-        """Take a session off its route: what is under way leads nowhere and no token comes of it.
+        """Take a session off its route: its pieces under way yield no token.
 
         Steps that hold its pieces still run them, as real ones would.
         """
@@ -171,7 +172,7 @@ class SwarmSimulation:
         session.prompt = []
 
     def fail(self, name: str) -> None:
-        """A peer is gone, with all that it had; its sessions are the caller's to cancel."""
+        """Remove a peer and its links; the caller cancels its sessions."""
         peer = self.peers.pop(name)
         peer.alive = False
         peer.busy = True
@@ -181,7 +182,7 @@ class SwarmSimulation:
             other.inbound = [link for link in other.inbound if link.source != name]
 
     def add(self, assignment: Assignment, entries: Iterable[int]) -> None:
-        """A peer (again) holds layers; ``entries`` are the layers at which it may be entered."""
+        """Add a peer that holds layers; ``entries`` are the layers at which it may be entered."""
         name = assignment.peer_id
         self.peers[name] = self._peer(assignment, self._profiles.peers[name], tuple(entries))
 
@@ -212,7 +213,7 @@ class SwarmSimulation:
         self.arrive(piece, hop, link.free_s + link.latency_s)
 
     def arrive(self, piece: SimulatedChunk, hop: SimulatedHop, arrival_s: float) -> None:
-        """Have a piece that left ``hop`` arrive at a time, not before earlier ones of its link."""
+        """Let a piece that left ``hop`` arrive at a time, not before earlier pieces of its link."""
         if piece.dead:
             return
         link = hop.link
@@ -230,12 +231,12 @@ class SwarmSimulation:
             self.wake_at(target, arrival_s)
 
     def wake_at(self, peer: SimulatedPeer, at_s: float) -> None:
-        """Have an idle peer look at what has arrived by then."""
+        """Wake an idle peer at a time, to read its arrivals."""
         peer.wake_s = at_s
         heapq.heappush(self._events, (at_s, next(self._sequence), WAKE, peer))
 
     def run(self, until_s: float, observer: Observer) -> int:
-        """Handle all events up to a time; returns how many there were."""
+        """Handle all events up to a time; returns their number."""
         events, pop, noting = self._events, heapq.heappop, listened()
         end_batch, token = self._end_batch, self._token
         handled = 0
@@ -281,7 +282,7 @@ class SwarmSimulation:
         self._send(session.decode, session.entry)
 
     def _read_arrivals(self, peer: SimulatedPeer) -> None:
-        """Queue what has arrived by now, in order of arrival."""
+        """Queue the pieces that have arrived by now, in order of arrival."""
         now_s = self.now_s
         came: list[SimulatedChunk] = []
         links = 0
@@ -291,7 +292,7 @@ class SwarmSimulation:
             if not arrivals or arrivals[0].arrives_s > now_s:
                 continue
             links += 1
-            # Decodes arrive as they were sent, so the last says of all; prompts are overtaken.
+            # Decodes arrive in order, so if the last has arrived, all have; prompts are overtaken.
             if not link.laden and arrivals[-1].arrives_s <= now_s:
                 came += arrivals
                 arrivals.clear()
@@ -318,7 +319,7 @@ class SwarmSimulation:
         peer.arrived_tokens += arrived
 
     def _start_batch(self, peer: SimulatedPeer) -> None:
-        """Read what has arrived and run the next non-empty segment, if there is any."""
+        """Read arrivals and run the next non-empty segment, if there is any."""
         self._read_arrivals(peer)
         segments = peer.segments
         at, count = peer.at, len(segments)
@@ -366,7 +367,7 @@ class SwarmSimulation:
         heapq.heappush(self._events, (self.now_s + took_s, next(self._sequence), BATCH, peer))
 
     def _sleep(self, peer: SimulatedPeer) -> None:
-        """Have an idle peer woken by its next arrival."""
+        """Wake an idle peer at its next arrival."""
         wake_s = NEVER_S
         for link in peer.inbound:
             arrivals = link.arrivals
@@ -409,7 +410,7 @@ class SwarmSimulation:
         self._start_batch(peer)
 
     def _send_all(self, decodes: list[SimulatedChunk]) -> None:
-        """Send decodes on, each over its route's link: :meth:`_send`, without its calls."""
+        """Send decodes on, each over its route's link: :meth:`_send` inlined for speed."""
         now_s = self.now_s
         events, push, sequence = self._events, heapq.heappush, self._sequence
         for piece in decodes:

@@ -1,6 +1,6 @@
-"""What the simulator moves about: sessions, their pieces, hops, links and peers.
+"""The simulator's objects: sessions, their pieces, hops, links and peers.
 
-Mutable and slotted on purpose: a simulated minute touches millions of them.
+They are mutable and slotted: a simulated minute touches millions of them.
 """
 
 from collections import deque
@@ -25,8 +25,8 @@ class SimulatedWire(Protocol):
 class SimulatedLink:
     """A directed link that carries one piece at a time, first come, first served.
 
-    Because the order of service is the order of arrival, each piece's arrival is known when it is
-    sent, and the link needs no events of its own.
+    Since pieces are served in order of arrival, the arrival of each piece at the far end is known
+    when it is sent, and the link needs no events of its own.
     """
 
     __slots__ = (
@@ -61,18 +61,18 @@ class SimulatedLink:
         self.token_s = token_bytes / bytes_per_s
         self.free_s = 0.0
         self.arrivals: deque[SimulatedChunk] = deque()
-        """What is under way, or waits to be read, in order of arrival."""
+        """Pieces under way or waiting to be read, in order of arrival."""
         self.laden = 0
-        """How many of those are not just a decoded token."""
+        """Number of pieces in ``arrivals`` that are more than one decode token."""
         self.busy_s = 0.0
         self.waited_s = 0.0
         self.pieces = 0
         self.wire: SimulatedWire | None = None
-        """What sends instead, where a link policy other than this one is simulated."""
+        """The sender under another link policy; None: first come, first served."""
 
 
 class SimulatedSegment:
-    """Layers of a peer between two points of entry; they always run together."""
+    """The layers of a peer between two points of entry; they always run together."""
 
     __slots__ = ("end", "prefills", "queue", "start")
 
@@ -80,9 +80,9 @@ class SimulatedSegment:
         self.start = start
         self.end = end
         self.queue: list[SimulatedChunk] = []
-        """What waits to enter here, in order of arrival."""
+        """Pieces that wait to enter here, in order of arrival."""
         self.prefills = 0
-        """How many of those are prefill."""
+        """Number of prefill pieces in ``queue``."""
 
 
 class SimulatedPeer:
@@ -141,7 +141,7 @@ class SimulatedPeer:
         self.wake_s = NEVER_S
         self.slowdown = 1.0
         self.step_least_s = 0.0
-        """Per layer: no step with a prompt in it takes less."""
+        """Minimum time per layer of a step with a prompt."""
         self.stalled_until_s = 0.0
         self.running: list[SimulatedChunk] = []
         self.running_prefills = 0
@@ -158,12 +158,12 @@ class SimulatedPeer:
         raise ValueError(f"{self.name} cannot be entered at layer {layer}")
 
     def enter_at(self, layer: int) -> None:
-        """Make ``layer`` a point of entry, if it lies inside what the peer holds."""
+        """Make ``layer`` a point of entry, if it lies inside the peer's layers."""
         for index, segment in enumerate(self.segments):
             if segment.start < layer < segment.end:
                 self.segments.insert(index + 1, SimulatedSegment(layer, segment.end))
                 segment.end = layer
-                # A batch that runs here runs to the old end: what follows it is behind the new one.
+                # A batch that runs here runs to the old end, so it continues after the new segment.
                 if self.at > index or (self.at == index and self.busy):
                     self.at += 1
                 return
@@ -184,7 +184,7 @@ class SimulatedPeer:
 
 
 class SimulatedSession:
-    """One request on its way: prompt first, then a token per turn of the ring."""
+    """One simulated session: prompt first, then a token per turn of the ring."""
 
     __slots__ = (
         "arrival_s",
@@ -211,21 +211,21 @@ class SimulatedSession:
         self.urgent = request.urgent
         self.arrival_s = arrival_s
         self.issued_s = arrival_s
-        """When the pass that is under way was issued at the clients."""
+        """When the present pass started at the clients."""
         self.first_token_s = NEVER_S
         self.prompt: list[SimulatedChunk] = []
-        """The chunks of the prompt, or of a replay, that is under way."""
+        """The chunks of the prompt or replay under way."""
         self.tokens_in_kv = 0
         """Tokens whose pass over all layers has ended."""
         self.replays = 0
         self.stages: list[tuple[str, int, int]] = []
         self.entry = NOWHERE
         self.decode = SimulatedChunk(self, 1, prefill=False)
-        """The piece that every decode token is; there is never more than one at a time."""
+        """The piece of the decode token; there is never more than one at a time."""
 
 
 class SimulatedChunk:
-    """Tokens of a session that travel together: a chunk of its prompt, or one decode token."""
+    """A piece: tokens of a session that travel together, a prompt's chunk or a decode token."""
 
     __slots__ = ("arrives_s", "dead", "final", "hop", "prefill", "sent_s", "session", "tokens")
 
@@ -235,19 +235,19 @@ class SimulatedChunk:
         self.session = session
         self.tokens = tokens
         self.final = final
-        """Whether the token that comes of this piece is the session's next one."""
+        """Whether the pass of this piece yields the session's next token."""
         self.prefill = prefill
         self.dead = False
-        """Its session left the route: it leads nowhere."""
+        """Whether the session left the route: the piece yields nothing."""
         self.hop = NOWHERE
         self.sent_s = 0.0
-        """When its latest link began to carry it."""
+        """When the latest link began to carry the piece."""
         self.arrives_s = 0.0
-        """When it is at the end of that link."""
+        """When the piece reaches the end of that link."""
 
 
 class SimulatedHop:
-    """One stage of one session's route: where it runs, and the link it leaves by."""
+    """One stage of a session's route: the segment that runs it and the link that it leaves by."""
 
     __slots__ = ("came_by", "following", "link", "segment")
 
@@ -259,10 +259,10 @@ class SimulatedHop:
         came_by: "SimulatedLink | None" = None,
     ) -> None:
         self.segment = segment
-        """The peer's segment that the session enters at."""
+        """The peer's segment at which the session enters."""
         self.link = link
         self.following = following
-        """None at the last stage: the link leads to the clients."""
+        """The next hop; None at the last stage, whose link leads to the clients."""
         self.came_by = came_by
 
 
@@ -273,4 +273,4 @@ NOWHERE = SimulatedHop(
 )
 NOWHERE.following = NOWHERE
 NOWHERE.link.arrivals = deque(maxlen=1)
-"""Where a piece is that belongs to no route (any more)."""
+"""The hop of a piece that belongs to no route."""

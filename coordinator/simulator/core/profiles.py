@@ -1,6 +1,6 @@
-"""What a peer can do, as the simulator needs it: layer times, KV room and bounds of a step.
+"""Profiles of simulated peers: layer times, KV room and limits of a step.
 
-A planner's T_j is one number; a simulated step's time depends on what is in the batch.
+A planner's T_j is one number; a simulated step's time depends on its batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,52 +14,52 @@ Points = tuple[tuple[int, float], ...]
 """Measured ``(tokens in the batch, seconds per layer)``, tokens ascending."""
 
 RATE_POINTS = ((0, 0.0), (1, 1.0), (4096, 4096.0))
-"""A time proportional to the tokens, for peers of which only T_j is known."""
+"""Layer times proportional to tokens, for peers of which only T_j is known."""
 KV_ENTRIES_UNKNOWN = 1 << 40
 TABLES_MAX = 64
-"""Tables of layer times that are kept: a swarm has many peers of a few sorts."""
+"""Maximum cached tables of layer times: a swarm has many peers of a few sorts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """Bounds of one engine step of a peer that holds a given number of layers."""
+    """Limits of one engine step of a peer that holds a given number of layers."""
 
     prefills_max: int = 1 << 30
     prefill_tokens_max: int = 1 << 30
-    """Prefill tokens per step; a longer chunk runs alone among prefills."""
+    """Maximum prefill tokens per step; a longer chunk runs as the step's only prefill."""
     decodes_max: int = 1 << 30
     context_tokens_max: int = 1 << 50
-    """Sum of the context lengths of a step's decodes."""
+    """Maximum sum of the context lengths of a step's decodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerProfile:
-    """One peer's speed and room for one model."""
+    """One peer's speed and KV room for one model."""
 
     prefill: Points
     decode: Points
     kv_entries: tuple[int, ...]
-    """KV room in tokens x layers when j layers are held, at index j - 1; the last one repeats."""
+    """KV room in tokens x layers while j layers are held, at index j - 1; the last one repeats."""
     limits: tuple[StepLimits, ...] = (StepLimits(),)
-    """Bounds of a step when j layers are held, at index j - 1; the last one repeats."""
+    """Limits of a step while j layers are held, at index j - 1; the last one repeats."""
     copy_s_per_token: float = 0.0
-    """Time per arrived token of a pass over the layers, before the first of them."""
+    """Copy time per arrived token, before the first layer of a pass."""
     single_decode_factor: float = 1.0
-    """A step with exactly one decode takes so many times the table's time (Helix: 2)."""
+    """Factor on the table's time of a step with exactly one decode (Helix: 2)."""
     in_bytes_per_s: float = float("inf")
     out_bytes_per_s: float = float("inf")
 
     def kv_of(self, layers: int) -> int:
-        """KV room in tokens x layers when ``layers`` are held."""
+        """KV room in tokens x layers while ``layers`` layers are held."""
         return self.kv_entries[min(layers, len(self.kv_entries)) - 1]
 
     def limits_of(self, layers: int) -> StepLimits:
-        """Bounds of a step when ``layers`` are held."""
+        """Limits of a step while ``layers`` layers are held."""
         return self.limits[min(layers, len(self.limits)) - 1]
 
 
 NOTHING = PeerProfile(prefill=((0, 0.0), (1, 0.0)), decode=((0, 0.0), (1, 0.0)), kv_entries=(0,))
-"""The profile of what computes nothing."""
+"""The profile of the sink and other ends that compute nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Profiles:
 
     peers: Mapping[str, PeerProfile]
     client_links: Mapping[tuple[str, str], tuple[float, float]]
-    """(``source``, peer) and (peer, ``sink``) to bytes/s and one-way seconds."""
+    """Bytes/s and one-way seconds of each link (``source``, peer) and (peer, ``sink``)."""
 
 
 @lru_cache(maxsize=TABLES_MAX)
@@ -93,9 +93,9 @@ def interpolated(points: Points, tokens_max: int) -> tuple[float, ...]:
 
 
 def from_rates(problem: Problem) -> Profiles:
-    """Profiles of a problem of which only T_j is known: time proportional to tokens x layers.
+    """Profiles from T_j alone: time proportional to tokens x layers.
 
-    The KV room is what memory leaves beside the weights.
+    KV room is the memory left beside the weights.
     """
     return Profiles(
         peers={node.peer_id: _from_rate(problem, node) for node in problem.nodes},
@@ -104,7 +104,7 @@ def from_rates(problem: Problem) -> Profiles:
 
 
 def default_client_links(problem: Problem) -> dict[tuple[str, str], tuple[float, float]]:
-    """Client links of a problem that measured none: its default bandwidth and delay."""
+    """Client links without measurements: client bandwidth and half the default round trip."""
     link = problem.client_bandwidth_bytes_per_s, problem.default_rtt_s / 2
     links = {(SOURCE, node.peer_id): link for node in problem.nodes}
     return links | {(node.peer_id, SINK): link for node in problem.nodes}
@@ -118,7 +118,7 @@ def _from_rate(problem: Problem, node: PlannerNode) -> PeerProfile:
 
 
 def kv_room(problem: Problem, node: PlannerNode) -> tuple[int, ...]:
-    """KV entries (tokens x layers) that memory leaves when j layers are held, at index j - 1."""
+    """KV room (tokens x layers) that memory leaves while j layers are held, at index j - 1."""
     model = problem.model
     if model.kv_bytes_per_token_layer == 0:
         return (KV_ENTRIES_UNKNOWN,)

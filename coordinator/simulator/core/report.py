@@ -1,4 +1,4 @@
-"""What a simulated run showed."""
+"""The report of a simulated run: throughput, latencies, and use of peers and links."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ class Latency:
     count: int
     mean_s: float
     percentiles_s: Mapping[int, float]
-    """By percent: the value at index ``count * percent // 100`` of the sorted ones."""
+    """Percentile by percent: the value at index ``count * percent // 100`` of the sorted values."""
     distribution_s: tuple[float, ...] = ()
-    """The same for every percent from 0 to 100."""
+    """Percentiles for every percent from 0 to 100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerUse:
-    """What one peer held, and how busy and how full it was, as shares."""
+    """One peer's layers, and the shares of time busy and of KV used at the peak."""
 
     start: int
     layers: int
@@ -31,7 +31,7 @@ class PeerUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUse:
-    """How busy one directed link was, as a share, and how long its pieces waited on average."""
+    """One directed link's pieces, share of time busy, and mean wait of a piece in seconds."""
 
     pieces: int
     busy: float
@@ -45,29 +45,29 @@ class SimulationReport:
     decode_tokens_per_s: float
     prompt_tokens_per_s: float
     prompt: Latency
-    """From a request's arrival to its prompt's end at the clients."""
+    """Latency from a request's arrival to its prompt's end at the clients."""
     decode: Latency
-    """From one token at the clients to the next."""
+    """Latency from one token at the clients to the next."""
     prompts_done: int
     sessions_done: int
     sessions_opened: int
     sessions_live: float
-    """Open sessions on average, looked at every second."""
+    """Mean number of open sessions, sampled every second."""
     rejected: int
-    """Offline: draws that found no route with room and were dropped (Helix's rule)."""
+    """Offline: requests that found no route with room and were dropped (Helix's rule)."""
     replays: int
-    """Sessions that lost a peer and went on over another route."""
+    """Number of replays: a session lost a peer and went on over another route."""
     measured_s: float
     simulated_s: float
     events: int
     tokens_per_s_by_time: tuple[tuple[float, float], ...] = ()
-    """Decoded tokens/s in spans of ten seconds, by the span's start."""
+    """Pairs of a start time and the decoded tokens/s in the ten seconds from then."""
     peers: Mapping[str, PeerUse] = field(default_factory=dict)
     links: Mapping[tuple[str, str], LinkUse] = field(default_factory=dict)
 
 
 def latency(values: Sequence[float]) -> Latency:
-    """Mean and percentiles; zeros when there are no values."""
+    """The latency of ``values``, in seconds; zeros when there are no values."""
     ordered = sorted(values)
     count = len(ordered)
     every = tuple(

@@ -1,4 +1,4 @@
-"""Requests of a trace: reading, sampling as Helix does, and arrivals at a rate."""
+"""Reads requests from traces, samples them as Helix does, and makes arrivals at a rate."""
 
 import csv
 import io
@@ -10,12 +10,12 @@ from dht.errors import UserError
 
 INPUT_TOKENS = (4, 2048)
 OUTPUT_TOKENS = (4, 1024)
-"""Helix and MoLink keep the requests within these bounds (Helix §6.2)."""
+"""Bounds within which Helix and MoLink keep a trace's requests (Helix §6.2)."""
 REQUESTS_MAX = 10_000_000
 TAIL_SHAPE = 1.2
 LONGEST_TOKENS = 6000
 SPAN_S = 3.0
-"""Helix counts a trace's arrivals in spans of three seconds."""
+"""Length of the spans in which Helix counts a trace's arrivals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,10 @@ class Request:
 
 
 def read_trace(data: bytes) -> tuple[Request, ...]:
-    """A CSV with ``arrival_s,input_tokens,output_tokens``; raises UserError in one line."""
+    """The requests of a CSV with ``arrival_s,input_tokens,output_tokens``.
+
+    Raises UserError, in one line.
+    """
     try:
         rows = csv.DictReader(io.StringIO(data.decode()))
         found = tuple(
@@ -72,7 +75,7 @@ def sampled(trace: Sequence[Request], seed: int) -> Iterator[Request]:
 def poisson(
     trace: Sequence[Request], *, per_s: float, duration_s: float, seed: int
 ) -> tuple[Request, ...]:
-    """Lengths drawn from a trace, arriving by a Poisson process at ``per_s`` for ``duration_s``."""
+    """Poisson arrivals at ``per_s`` for ``duration_s``, with lengths drawn from a trace."""
     draw = random.Random(seed)  # noqa: S311
     found: list[Request] = []
     at_s = draw.expovariate(per_s)
@@ -92,9 +95,9 @@ def poisson(
 def resampled(
     trace: Sequence[Request], *, tokens_per_s: float, duration_s: float, seed: int
 ) -> tuple[Request, ...]:
-    """Arrivals as Helix makes them for online runs (§6.2), for so many tokens/s on average.
+    """Arrivals as in Helix's online runs (§6.2), with ``tokens_per_s`` on average.
 
-    The trace's own arrival counts in spans of three seconds, drawn at random and scaled; lengths
+    The trace's arrival counts per span of three seconds are drawn at random and scaled; lengths are
     drawn from the trace.
     """
     draw = random.Random(seed)  # noqa: S311
@@ -125,10 +128,10 @@ def resampled(
 def heavy_tailed(
     *, per_s: float, duration_s: float, mean_tokens: float, urgent: float, seed: int
 ) -> tuple[Request, ...]:
-    """Poisson arrivals whose lengths have heavy tails, as in Llumnix's traces (OSDI'24, §6.1).
+    """Poisson arrivals with heavy-tailed lengths, as in Llumnix's traces (OSDI'24, §6.1).
 
-    Input and output are Pareto-distributed with this mean (before they are cut to
-    :data:`LONGEST_TOKENS`); a share ``urgent`` of the requests is of high priority.
+    Input and output are Pareto-distributed with mean ``mean_tokens`` (before they are cut to
+    :data:`LONGEST_TOKENS`); a share ``urgent`` of the requests has high priority.
     """
     draw = random.Random(seed)  # noqa: S311
     least = mean_tokens * (TAIL_SHAPE - 1) / TAIL_SHAPE
@@ -152,10 +155,10 @@ def heavy_tailed(
 
 
 def typical(count: int = 1024, seed: int = 0) -> tuple[Request, ...]:
-    """Made-up lengths like a conversation service's, for ranking plans where no trace is at hand.
+    """Synthetic requests of a conversation service, for ranking plans without a trace.
 
-    Log-normal, cut to the papers' bounds; about 760 input and 230 output tokens on average, as the
-    Azure trace of 2023 has.
+    Lengths are log-normal, cut to the papers' bounds: about 760 input and 230 output tokens on
+    average, as in the Azure trace of 2023.
     """
     draw = random.Random(seed)  # noqa: S311
     return tuple(

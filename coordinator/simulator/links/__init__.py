@@ -1,1 +1,1 @@
-"""Links on paper: the project's scheduler frame by frame, or in closed form."""
+"""Simulated links: the project's scheduler frame by frame, or in closed form."""

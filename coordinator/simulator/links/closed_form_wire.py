@@ -1,9 +1,8 @@
-"""Decode-first links in closed form: what the project's link scheduler does, without its frames.
+"""Simulates decode-first links in closed form: the project's link scheduler without its frames.
 
-A decode waits for the frame that is being sent and for earlier decodes; a prompt has what decodes
-leave, and a share of its own where they leave nothing. Only prompts need events. Checked against
-the scheduler itself, frame by frame (:mod:`coordinator.simulator.links.project_wire`), in the
-tests.
+A decode waits for the frame being sent and for earlier decodes; a prompt gets the time that decodes
+leave, and a share of its own where they leave none. Only prompts need events. Tests check it
+against the scheduler itself, frame by frame (:mod:`coordinator.simulator.links.project_wire`).
 """
 
 from collections import deque
@@ -14,7 +13,7 @@ from coordinator.simulator.core.parts import SimulatedChunk, SimulatedHop, Simul
 
 
 class FramedWire:
-    """One directed link."""
+    """The sender of one directed link, in closed form."""
 
     __slots__ = (
         "_decodes_until_s",
@@ -38,7 +37,7 @@ class FramedWire:
         self._prompt_until_s = 0.0
 
     def offer(self, piece: SimulatedChunk, hop: SimulatedHop) -> None:
-        """Queue a piece; a decode's arrival is known at once, a prompt's when it has left."""
+        """Queue a piece. A decode's arrival is known at once, a prompt's when it has left."""
         engine, link = self._engine, self._link
         now_s = engine.now_s
         tokens = piece.tokens
@@ -55,7 +54,7 @@ class FramedWire:
         if start_s > now_s:
             link.waited_s += start_s - now_s
             end_s = start_s + took_s
-            if prompts:  # decodes queue up: the prompt's share comes between them
+            if prompts:  # decodes queue up: the prompt sends its share between them
                 self._decodes_until_s = start_s + took_s / (1 - self._share)
                 self._prompt_until_s += took_s
             else:
@@ -73,7 +72,7 @@ class FramedWire:
         if following is None or piece.dead or tokens != 1:
             engine.arrive(piece, hop, end_s + link.latency_s)
             return
-        # As Engine.arrive; a simulated minute comes here millions of times.
+        # SwarmSimulation.arrive inlined: a simulated minute comes here millions of times.
         piece.hop = following
         end_s += link.latency_s
         piece.arrives_s = end_s

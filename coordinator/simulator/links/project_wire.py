@@ -1,8 +1,8 @@
-"""Links that send by the project's own link scheduler, frame by frame, in virtual time.
+"""Simulates links with the project's own link scheduler, frame by frame, in virtual time.
 
-The scheduler is :class:`coordinator.links.scheduler.LinkScheduler` as the peers run it. Below it is
-nothing but the wire: the next slice is asked for when the one before has left. The receiver reads
-at once, so credits come back one round trip after a slice began its way.
+The scheduler is :class:`coordinator.links.scheduler.LinkScheduler` as peers run it, straight above
+the wire: the next slice is taken when the one before has left. The receiver reads at once, so
+credits return one round trip after a slice has left.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from coordinator.simulator.core.parts import (
 
 
 class ScheduledWire:
-    """One directed link."""
+    """The sender of one directed link, with a real link scheduler."""
 
     def __init__(self, engine: SwarmSimulation, link: SimulatedLink, policy: str) -> None:
         self._engine = engine
@@ -74,6 +74,6 @@ class ScheduledWire:
 
 
 def wires(policy: str) -> Callable[[SwarmSimulation, SimulatedLink], SimulatedWire]:
-    """A maker of links that send by ``policy`` (see
-    :data:`coordinator.links.scheduler.POLICIES`)."""
+    """A maker of links that send by ``policy``, one of
+    :data:`coordinator.links.scheduler.POLICIES`."""
     return lambda engine, link: ScheduledWire(engine, link, policy)

@@ -1,1 +1,1 @@
-"""Who chooses routes on paper: this project, Helix, Swarm, pipelines."""
+"""Choosing routes in a simulation: as this project, as Helix, as Swarm, over pipelines."""

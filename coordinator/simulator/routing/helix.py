@@ -1,9 +1,9 @@
-"""Helix's own scheduler: IWRR over the max flow, masked by an estimate of each peer's KV use.
+"""Helix's scheduler: IWRR over the max flow, masked by an estimate of each peer's KV use.
 
-Helix §5: each vertex draws the next peer with the least load, where a load grows by tokens over
-flow; decode tokens follow their prompt's route and count as load on it. Edges with less than 5% of
-their vertex's flow are never drawn. A peer is masked when the estimate of its KV use (prompt plus
-average output, on every layer it holds) would pass the high-water mark.
+Helix §5: each vertex draws the next peer with the least load, where a load grows by tokens divided
+by flow; decode tokens follow their prompt's route and count as load on it. Edges with less than 5%
+of their vertex's flow are never drawn. A peer is masked when the estimate of its KV use (prompt
+plus average output, on every layer it holds) would exceed the high-water mark.
 """
 
 import math
@@ -21,13 +21,14 @@ FLOW_SHARE_MIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelixRules:
-    """How full a peer may be, and when an offline run feeds another request."""
+    """Bounds on the KV use at which sessions are admitted and an offline run feeds requests."""
 
     kv_high_water: float = 0.85
     output_ratio: float = 1.0
-    """The expected output, as a share of the average output's tokens."""
+    """Expected output, as a share of ``AVERAGE_OUTPUT_TOKENS``."""
     feed_below: float = 0.8
-    """Offline: a prompt or session that ends feeds the next while the fullest layer is below."""
+    """Offline: maximum use of the fullest layer at which the end of a prompt or session feeds the
+    next request."""
 
 
 OFFLINE = HelixRules()
@@ -60,7 +61,7 @@ class _Room:
 
 
 class HelixScheduler:
-    """Draws whole routes at a prompt's arrival; None when every way on is masked."""
+    """Draws whole routes at a prompt's arrival."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class HelixScheduler:
         return int(input_tokens + AVERAGE_OUTPUT_TOKENS * self.rules.output_ratio)
 
     def route(self, session: SimulatedSession) -> list[Stage] | None:
-        """The session's stages, and its share of loads and estimates taken; None when masked."""
+        """The session's stages, booked as load and KV use; None: every way on is masked."""
         tokens, expected = session.input_tokens, self._expected(session.input_tokens)
         path: list[tuple[list[float], int, float]] = []
         stages: list[Stage] = []
@@ -139,14 +140,14 @@ class HelixScheduler:
             loads[index] += per_token
 
     def ended(self, session: SimulatedSession) -> None:
-        """Give back the session's estimate."""
+        """Release the session's estimated KV use."""
         expected = self._expected(session.input_tokens)
         for name, start, end in session.stages:
             self._rooms[name].free += expected * (end - start)
         del self._paths[session.number]
 
     def fullest_layer(self) -> float:
-        """The estimated use of the layer that has the least room left, as a share."""
+        """The estimated KV use of the layer with the least room left, as a share."""
         free = [0.0] * self.layers
         for room in self._rooms.values():
             each = room.free / (room.end - room.start)
@@ -161,10 +162,10 @@ class HelixScheduler:
 def link_shares(
     profiles: Profiles, edges: Sequence[FlowEdge]
 ) -> Callable[[str, str, float], float]:
-    """The bandwidth that Helix gives an edge: the link's, or its share of a card by flow.
+    """A function to the bandwidth that Helix gives an edge: the least of link and card shares.
 
-    Cards are shared between a peer's edges in proportion to the bytes of their flow; edges of one
-    peer carry tokens of one size except those from and to the clients.
+    A network card is shared between a peer's edges in proportion to their flow in tokens; the edges
+    of one peer carry tokens of one size, except those from and to the clients.
     """
     sent: dict[str, float] = {}
     received: dict[str, float] = {}

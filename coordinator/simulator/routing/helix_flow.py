@@ -1,12 +1,12 @@
-"""The max flow as Helix's simulator computes it, for runs that are compared with its figures.
+"""Computes max flow as Helix's simulator does, for runs that are compared with its figures.
 
-A placement has many maximum flows, and which one is followed moves what is served by up to a
-quarter on clusters with slow links. Helix takes networkx's (preflow-push) over the links that its
-plan names, with network cards as capacities; so does this. Plans of ours use
+A placement has many maximum flows, and the choice among them changes the throughput by up to a
+quarter on clusters with slow links. Helix, and this module, use networkx (preflow-push) over the
+links that the plan names, with network cards as capacities. The project's own plans use
 :func:`coordinator.evaluation.max_flow.solve_flow`.
 
 networkx keeps vertices in sets, whose order follows from hashes. Vertices are numbers here, because
-hashes of names differ from process to process, and the flow with them.
+hashes of names, and so the flow, would differ from process to process.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ def helix_plan(
     assignments: Sequence[Assignment],
     links: Sequence[tuple[str, str]],
 ) -> Plan:
-    """A plan over ``links`` only, ends ``source`` and ``sink`` among them, in Helix's order."""
+    """A plan over ``links`` only, including those of ``source`` and ``sink``, in Helix's order."""
     import networkx as nx
 
     token = float(max(1, problem.token_bytes))
@@ -71,6 +71,6 @@ def helix_plan(
 
 
 def _numbers() -> Callable[..., int]:
-    """A number for every vertex, in the order in which they are first asked for."""
+    """A function that numbers vertices in the order of their first use."""
     known: dict[tuple[str, ...], int] = {}
     return lambda *vertex: known.setdefault(vertex, len(known))

@@ -1,9 +1,9 @@
-"""Routes over pipelines with exact accounts of KV, as stages keep them. Pure.
+"""Chooses routes over pipelines with exact accounts of KV, as stages keep them. Pure.
 
 A stage promises KV for a session's whole length or refuses (:mod:`node.kv.block_manager`), and
-keeps a share free for what is urgent (:mod:`node.sessions.admission`). Dispatch ``turns`` is the
-project's own: weighted turns over whoever has room. ``freest`` is Llumnix's (OSDI'24, §4.4): the
-route with the most room per session; the real clients do not do this.
+keeps a share free for urgent sessions (:mod:`node.sessions.admission`). Dispatch ``turns`` is the
+project's own: weighted turns over the routes with room. ``freest`` is Llumnix's (OSDI'24, §4.4):
+the route with the most room per session, which real clients do not do.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,12 +21,12 @@ DISPATCHES = ("turns", "freest")
 
 
 class Pipelines:
-    """Chooses among a plan's routes and knows what every peer has promised."""
+    """Chooses among a plan's routes, and accounts for the KV that every peer has promised."""
 
     def __init__(
         self, problem: Problem, profiles: Profiles, plan: Plan, *, dispatch: str, headroom: float
     ) -> None:
-        """``headroom``: the share of a peer's KV that only urgent sessions may take."""
+        """``headroom`` is the share of a peer's KV that only urgent sessions may take."""
         if dispatch not in DISPATCHES:
             raise ValueError(f"dispatch {dispatch!r}; there are {DISPATCHES}")
         held = {a.peer_id: a for a in plan.assignments}
@@ -51,27 +51,27 @@ class Pipelines:
         self._taken: dict[int, list[tuple[Stage, ...]]] = {}
 
     def need(self, session: SimulatedSession) -> int:
-        """Tokens that a stage must promise: the whole session."""
+        """KV that a stage must promise, in tokens: the whole session."""
         return session.input_tokens + session.output_tokens
 
     def fits(self, stages: Sequence[Stage], tokens: int, *, urgent: bool = False) -> bool:
-        """Whether every one of ``stages`` has room for so many tokens."""
+        """Whether every stage has room for ``tokens`` tokens."""
         for name, start, end in stages:
             if name in self.leaving:
                 return False
             left = self.room[name] - tokens * (end - start)
-            # Who holds nothing takes whatever fits: a session may be longer than all but the rest.
+            # An idle peer takes any session that fits: one may need more than the unreserved room.
             least = 0 if urgent or self.count[name] == 0 else self._kept[name]
             if left < least:
                 return False
         return True
 
     def free_tokens(self, stages: Sequence[Stage]) -> float:
-        """Room at the tightest stage, in tokens."""
+        """Least free room of the stages, in tokens."""
         return min(self.room[name] / (end - start) for name, start, end in stages)
 
     def freeness(self, stages: Sequence[Stage], sessions: int = 0, tokens: int = 0) -> float:
-        """Room per session at the tightest stage, in tokens, with so many more there."""
+        """Least freeness of the stages, with ``sessions`` and ``tokens`` more at each."""
         return min(
             freeness(self.room[name] / (end - start) - tokens, self.count[name] + sessions)
             if name not in self.leaving
@@ -99,14 +99,14 @@ class Pipelines:
         return list(self.routes[chosen])
 
     def take(self, session: SimulatedSession, stages: Sequence[Stage]) -> None:
-        """Promise the session room at ``stages``, beside what it has."""
+        """Promise the session room at ``stages``, in addition to what it has."""
         for name, start, end in stages:
             self.room[name] -= self.need(session) * (end - start)
             self.count[name] += 1
         self._taken.setdefault(session.number, []).append(tuple(stages))
 
     def keep_only(self, session: SimulatedSession, route: Collection[Stage]) -> None:
-        """Give back what the session was promised elsewhere than on ``route``."""
+        """Release what the session was promised at stages that are not on ``route``."""
         kept: list[tuple[Stage, ...]] = []
         for stages in self._taken.pop(session.number, ()):
             for stage in stages:
@@ -120,13 +120,13 @@ class Pipelines:
             self._taken[session.number] = kept
 
     def decode(self, session: SimulatedSession) -> None:
-        """Nothing is kept: routes are drawn by whole sessions."""
+        """Do nothing: accounts are kept by whole sessions."""
 
     def ended(self, session: SimulatedSession) -> None:
         self.keep_only(session, ())
 
     def mended(self, session: SimulatedSession, lost: str) -> tuple[Stage, ...] | None:
-        """The session's route without ``lost``, its other stages as they are, if there is room."""
+        """The session's route with ``lost`` replaced; None: no peer has room for its layers."""
         tokens = self.need(session)
         on_route = {name for name, _, _ in session.stages}
         usable = {

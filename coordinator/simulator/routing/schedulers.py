@@ -1,7 +1,7 @@
-"""Ways to choose a session's route, behind one interface.
+"""Puts the ways to choose a session's route behind one interface.
 
-Routes are drawn whole, when a request arrives. That is how Helix and we do it; Swarm, random and
-shortest queue choose hop by hop in Helix's simulator, here by what is known at arrival.
+Routes are drawn whole when a request arrives, as in Helix and in this project. Swarm, random and
+shortest queue choose hop by hop in Helix's simulator; here they use what is known at arrival.
 """
 
 import math
@@ -27,26 +27,26 @@ from dht.messages.types import (
 
 SWARM_FIRST_S = 0.05
 SWARM_SMOOTHING = 0.8
-"""Swarm's moving average of a next peer's time, as Helix's simulator sets it."""
+"""Weight of the newest time in Swarm's moving average, as Helix's simulator sets it."""
 KV_HIGH_WATER = 0.9
-"""Ours: the share of a peer's KV room that expected lengths may take."""
+"""Maximum share of a peer's KV room that expected lengths may take, in our scheduler."""
 
 
 class RequestScheduler(Protocol):
-    """Chooses routes and keeps its own accounts of them."""
+    """Chooses routes and keeps accounts of them."""
 
     def route(self, session: SimulatedSession) -> list[Stage] | None:
-        """Stages from the first layer to the last; None: nobody has room now."""
+        """Stages from the first layer to the last; None: no route has room now."""
 
     def decode(self, session: SimulatedSession) -> None:
-        """A decode token of the session starts its turn."""
+        """Account for a decode token of the session that starts its turn."""
 
     def ended(self, session: SimulatedSession) -> None:
-        """The session has ended, or left its route."""
+        """Release a session that has ended or left its route."""
 
 
 class HopByHop:
-    """A route chosen vertex by vertex among the links of a placement, without KV accounts."""
+    """Chooses a route vertex by vertex among the links of a placement, without KV accounts."""
 
     def __init__(
         self,
@@ -71,16 +71,16 @@ class HopByHop:
             layer = self._ends[at]
 
     def decode(self, session: SimulatedSession) -> None:
-        """Nothing is kept."""
+        """Do nothing: there are no accounts."""
 
     def ended(self, session: SimulatedSession) -> None:
-        """Nothing is kept."""
+        """Do nothing: there are no accounts."""
 
 
 def shortest_queue(
     engine: SwarmSimulation, draw: Callable[[int], int]
 ) -> Callable[[str, list[str]], str]:
-    """The next peer with the fewest pieces waiting; a draw among equals."""
+    """A function that chooses the next peer with the fewest waiting pieces; ties by ``draw``."""
 
     def waiting(name: str) -> int:
         peer = engine.peers[name]
@@ -102,8 +102,8 @@ def shortest_queue(
 class SwarmChoice:
     """Swarm's rule (SWARM Parallelism, Appendix C): the least sum of expected times goes next.
 
-    A vertex's next peers each have a priority that grows by the moving average of their time,
-    measured from when a link began to carry a piece to the end of the peer's step.
+    Each next peer of a vertex has a priority value. A choice of the peer raises it by the moving
+    average of the peer's time, from the start of a piece's transfer to the end of the peer's step.
     """
 
     def __init__(self, engine: SwarmSimulation) -> None:
@@ -129,10 +129,9 @@ class SwarmChoice:
 
 
 class OurScheduler:
-    """The project's own router (:class:`coordinator.routing.routes.Router`) over peers with KV
-    room.
+    """The project's router (:class:`coordinator.routing.routes.Router`) over peers with KV room.
 
-    A peer is passed over while the expected lengths of its sessions (prompt plus average answer)
+    A peer is skipped while the expected lengths of its sessions (prompt plus average answer) would
     take more than :data:`KV_HIGH_WATER` of its room; a request that finds no route waits.
     """
 
@@ -146,7 +145,7 @@ class OurScheduler:
         self.adopt(plan)
 
     def adopt(self, plan: Plan) -> None:
-        """Follow another plan from now on; sessions that are open keep their routes."""
+        """Follow another plan from now on; open sessions keep their routes."""
         self._router = Router(plan)
         nodes = {node.peer_id: node for node in self._problem.nodes}
         held = [a for a in plan.assignments if a.start < a.end]
@@ -164,7 +163,7 @@ class OurScheduler:
                     self._room[name] -= entries
 
     def lost(self, name: str) -> None:
-        """A peer is gone."""
+        """Draw no more routes over a lost peer."""
         self.records.pop(name, None)
 
     def route(self, session: SimulatedSession) -> list[Stage] | None:
@@ -185,7 +184,7 @@ class OurScheduler:
         return stages
 
     def decode(self, session: SimulatedSession) -> None:
-        """Nothing is kept: routes are drawn by whole sessions."""
+        """Do nothing: accounts are kept by whole sessions."""
 
     def ended(self, session: SimulatedSession) -> None:
         for name, entries in self._used.pop(session.number, ()):
@@ -194,7 +193,7 @@ class OurScheduler:
 
 
 def record_of(problem: Problem, node: PlannerNode, start: int, end: int) -> NodeRecord:
-    """What a peer that serves ``[start, end)`` would announce."""
+    """The record that a peer would announce while it serves ``[start, end)``."""
     return NodeRecord(
         peer_id=node.peer_id,
         name=node.peer_id,
@@ -213,7 +212,10 @@ def record_of(problem: Problem, node: PlannerNode, start: int, end: int) -> Node
 def even_cards(
     profiles: Profiles, links: Sequence[tuple[str, str]]
 ) -> Callable[[str, str, float], float]:
-    """A sender's card shared evenly between its links, as Helix gives it to Swarm and random."""
+    """A function to a link's bandwidth, with the sender's network card shared evenly by its links.
+
+    Helix shares cards in this way for Swarm and random.
+    """
     count: Mapping[str, int] = {
         tail: sum(1 for other, _ in links if other == tail) for tail, _ in links
     }

@@ -1,1 +1,1 @@
-"""Whole runs on paper: full load, churn, moves."""
+"""Whole simulated runs: full load, churn, moves."""

@@ -1,11 +1,11 @@
-"""Volunteers that come and go: lengths of stays, and a run that loses and regains peers.
+"""Simulates churn: lengths of volunteers' stays, and a run that loses and regains peers.
 
-Stays are heavy-tailed (Pareto): most volunteers leave soon, some stay for days. A peer that goes
-takes its sessions' KV with it; each is replayed over another route (prompt and answer so far) once
-the loss is noticed. A peer that comes back holds layers after it has loaded them: its old span, or
-with re-planning the one where it is needed the most. With re-planning, a layer that nobody
-holds is given to the fewest peers that must move (:func:`coordinator.heuristics.repair.repair`, as
-the coordinator does it); a peer that moves loses its sessions and loads first.
+Stays are heavy-tailed (Pareto): most volunteers leave soon, some stay for days. When a peer leaves,
+its sessions' KV is lost; once the loss is noticed, each session is replayed over another route
+(prompt and answer so far). A peer that comes back first loads its old span or, with re-planning,
+the least served one. With re-planning, layers without a holder are given to the fewest peers that
+must move (:func:`coordinator.heuristics.repair.repair`, as the coordinator does it); a peer that
+moves loses its sessions and loads first.
 
 Flow, spans and repairs stay inside the cells that a plan's flow falls into, so thousands of peers
 cost no more than their cells.
@@ -34,7 +34,7 @@ from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Peers that are cut off together, and come back together as they were."""
+    """Peers that are cut off together and come back together with their old layers."""
 
     peers: tuple[str, ...]
     start_s: float
@@ -43,30 +43,31 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChurnConfig:
-    """How peers come and go."""
+    """Options of a run with churn. Times in seconds."""
 
     seed: int = 0
     stay_mean_s: float = 4 * 3600.0
-    """0: nobody leaves but by ``cuts``."""
+    """Mean stay of a peer; 0: peers leave only by ``cuts``."""
     stay_shape: float = 1.5
-    """Pareto's shape; the smaller, the heavier the tail. Above 1, so that there is a mean."""
+    """Shape of the Pareto distribution: smaller is a heavier tail; above 1, so that it has a
+    mean."""
     absence_mean_s: float = 1800.0
     cuts: tuple[Cut, ...] = ()
     noticed_s: float = 2.0
-    """From a loss to the replay of its sessions (dead after max(2 s, 5 x p95 of a step))."""
+    """Time from a loss to the replay of its sessions (dead after max(2 s, 5 x p95 of a step))."""
     load_s: float = 60.0
-    """From coming back, or being moved, to serving."""
+    """Time from a peer's return or move to its serving."""
     replan: bool = True
     plan_s: float = 10.0
-    """From the loss of a layer to the plan that gives it to somebody."""
+    """Time from the loss of a layer to the plan that places it again."""
     duration_s: float = 3600.0
     chunk_tokens: int | None = MEASURED
     cells_above: int = CELLS_ABOVE
-    """Up to so many peers, the swarm is planned as one; above, each part of the flow by itself."""
+    """Number of peers above which each part of the flow is planned by itself."""
 
 
 def stays(draw: random.Random, mean_s: float, shape: float) -> Iterator[float]:
-    """Heavy-tailed lengths with a mean, in seconds, for ever."""
+    """An endless series of Pareto-distributed durations with mean ``mean_s``, in seconds."""
     least_s = mean_s * (shape - 1) / shape
     while True:
         yield least_s * draw.paretovariate(shape)
@@ -74,19 +75,19 @@ def stays(draw: random.Random, mean_s: float, shape: float) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChurnReport:
-    """What churn did to a run."""
+    """A run's report, with its losses, returns and moves."""
 
     served: SimulationReport
     losses: int
     returns: int
     moves: int
-    """Peers that were given other layers because nobody held them."""
+    """Number of moves of peers to layers that had no holder."""
     uncovered_s: float
-    """How long some layer had no holder (summed over the cells)."""
+    """Time for which some layer had no holder (summed over the cells)."""
 
 
 class _Cell:
-    """Peers whose flow stays among them: what they hold, and the flow over it."""
+    """Peers whose flow stays among them, with their layers and flow."""
 
     def __init__(self, problem: Problem, plan: Plan, part: frozenset[str]) -> None:
         nodes = tuple(node for node in problem.nodes if node.peer_id in part)
@@ -98,17 +99,17 @@ class _Cell:
         self.edges = tuple(e for e in plan.edges if e.tail in part or e.head in part)
         self.uncovered_since_s: float | None = None
         self.moving: set[str] = set()
-        """Peers that load what they were given."""
+        """Peers that load the layers they were given."""
 
     def covered(self) -> bool:
         return not uncovered(tuple(self.held.values()), self.problem.model.layers)
 
     def follow(self) -> None:
-        """The flow over what is held now."""
+        """Recompute the flow over the layers held now."""
         self.edges = solve_flow(self.problem, tuple(self.held.values())).edges
 
     def repaired(self) -> tuple[Assignment, ...]:
-        """What those must hold that must move so that nothing is missing; nobody where none can."""
+        """New spans of the fewest peers that must move to cover all layers; empty: impossible."""
         nodes = tuple(
             replace(node, current=self.held[name])
             for name, node in self.nodes.items()
@@ -119,7 +120,7 @@ class _Cell:
 
 
 class _Churn:
-    """Takes peers away and brings them back, on the engine's clock."""
+    """Removes peers and brings them back, on the engine's clock."""
 
     def __init__(
         self, problem: Problem, plan: Plan, run: Arrivals, scheduler: OurScheduler, c: ChurnConfig
@@ -132,7 +133,7 @@ class _Churn:
         served = frozenset[str]().union(*parts)
         spare = {a.peer_id for a in plan.assignments if a.start < a.end} - served
         if spare:
-            parts[0] |= spare  # spare replicas belong to some cell: they may be needed
+            parts[0] |= spare  # spare replicas may be needed: add them to a cell
         self.cells = [_Cell(problem, plan, part) for part in parts]
         self.cell_of = {name: cell for cell in self.cells for name in cell.nodes}
         self.away: set[str] = set()
@@ -144,7 +145,7 @@ class _Churn:
             draw = random.Random(f"{c.seed} {name}")  # noqa: S311
             here = stays(draw, c.stay_mean_s, c.stay_shape)
             away = stays(draw, c.absence_mean_s, c.stay_shape)
-            # A swarm that has run for long: the first stay began at some time before.
+            # The swarm has run for a long time: a first stay began before the simulation.
             self._leave_at(name, next(here) * draw.random(), here, away)
 
     def _leave_at(
@@ -177,13 +178,13 @@ class _Churn:
         self._after(cut.end_s - cut.start_s, partial(self._return, spans))
 
     def _return(self, spans: Sequence[Assignment]) -> None:
-        """Those that were cut off hold still what they held."""
+        """Bring back peers that were cut off, with their old spans."""
         for span in spans:
             self.away.discard(span.peer_id)
             self._come(span.peer_id, span)
 
     def _lose(self, name: str) -> None:
-        """A peer is gone, and what it had of sessions; does nothing while it is away or loads."""
+        """Lose a peer and its sessions' KV; does nothing while the peer is away or loads."""
         cell = self.cell_of[name]
         if name not in cell.held:
             return
@@ -212,7 +213,7 @@ class _Churn:
         self.run.serve_line()
 
     def _replan(self, cell: _Cell) -> None:
-        """Have the fewest peers that must move hold what nobody holds."""
+        """Move the fewest peers to the layers without a holder."""
         if cell.moving or cell.covered():
             return
         for moved in cell.repaired():
@@ -223,7 +224,7 @@ class _Churn:
         self._watch_cover(cell)
 
     def _moved(self, cell: _Cell, span: Assignment) -> None:
-        """A peer has loaded what it was given; it may have left meanwhile."""
+        """Let a moved peer serve its new span, unless it has left meanwhile."""
         cell.moving.discard(span.peer_id)
         if span.peer_id not in self.away:
             self._come(span.peer_id, span)
@@ -247,7 +248,7 @@ class _Churn:
         self.run.serve_line()
 
     def _span_for(self, name: str) -> Assignment:
-        """With re-planning, where it is needed the most; otherwise what it held before."""
+        """The span for a returned peer: with re-planning the least served one, else its old one."""
         cell = self.cell_of[name]
         if not self.config.replan:
             return cell.old[name]
@@ -256,7 +257,7 @@ class _Churn:
         return next((a for a in found if a.peer_id == name and a.start < a.end), cell.old[name])
 
     def _adopt(self) -> None:
-        """Follow the flows of the cells."""
+        """Give the scheduler the layers and flows of all cells."""
         self.scheduler.adopt(
             replace(
                 self.plan,
@@ -275,7 +276,7 @@ class _Churn:
             cell.uncovered_since_s = now_s
 
     def end(self) -> None:
-        """Count gaps that are still open."""
+        """Add the time of layers that still have no holder."""
         for cell in self.cells:
             if cell.uncovered_since_s is not None:
                 self.uncovered_s += self.run.engine.now_s - cell.uncovered_since_s
@@ -288,7 +289,7 @@ def with_churn(
     arrivals: Sequence[Request],
     config: ChurnConfig,
 ) -> ChurnReport:
-    """Serve arrivals with the project's router while peers come and go."""
+    """Simulate ``arrivals`` with the project's router while peers come and go."""
     engine = SwarmSimulation(
         problem, profiles, plan.assignments, decodes_leave_first=True, weights_take_time=True
     )

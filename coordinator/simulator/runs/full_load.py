@@ -1,4 +1,4 @@
-"""Offline and online runs over one placement: the simulator's front door."""
+"""Runs offline and online simulations of one placement."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -34,8 +34,8 @@ from dht.messages.types import Assignment, Plan, PlanVersion, Problem
 
 SCHEDULERS = ("helix", "anabranch", "swarm", "random", "shortest-queue")
 LINKS = ("in-order", "decode-first", "framed", *POLICIES)
-"""``in-order``: whole pieces in the order of the batch, as Helix's simulator sends them;
-``decode-first``: the same, a batch's decodes before its prompts; ``framed``: decodes overtake
+"""Link models by name. ``in-order``: whole pieces in the order of the batch, as in Helix's
+simulator; ``decode-first``: a batch's decodes before its prompts; ``framed``: decodes overtake
 prompts on the link, in closed form; the others run the project's own link scheduler with that
 policy, frame by frame."""
 DRAIN_S = 4 * 3600.0
@@ -44,7 +44,7 @@ STEP_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineConfig:
-    """An offline run; the defaults are Helix's."""
+    """Options of an offline run; the defaults are Helix's."""
 
     seed: int = 0
     warm_up_s: float = 60.0
@@ -52,20 +52,20 @@ class OfflineConfig:
     scheduler: str = "helix"
     links: str = "in-order"
     first_requests: int = 20
-    """With ``helix``: what the run starts with."""
+    """Number of requests at the start of a run with ``helix``."""
     sessions: int = 180
-    """With ``swarm``, ``random`` and ``shortest-queue``: how many are kept in flight."""
+    """Number of sessions in flight with ``swarm``, ``random`` and ``shortest-queue``."""
     prompts_max: int = 8
-    """With ``anabranch``: prompts under way at a time."""
+    """Maximum prompts under way at a time with ``anabranch``."""
     chunk_tokens: int | None = None
-    """With ``anabranch``: a prompt goes in chunks of so many tokens (``chunks.MEASURED``: as the
-    stages choose)."""
+    """Tokens of a prompt's chunks with ``anabranch`` (``chunks.MEASURED``: as the stages choose;
+    None: whole prompts)."""
     rules: HelixRules = OFFLINE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineConfig:
-    """An online run: requests at their arrival times."""
+    """Options of an online run: requests come at their arrival times."""
 
     seed: int = 0
     warm_up_s: float = 0.0
@@ -77,7 +77,7 @@ class OnlineConfig:
 
 
 def as_plan(problem: Problem, placement: Plan | Placement | Sequence[Assignment]) -> Plan:
-    """A plan itself; for a placement, a plan with its max flow."""
+    """``placement`` as a plan; without edges, it gets its max flow."""
     if isinstance(placement, Plan):
         return placement
     solution: FlowSolution | None = None
@@ -114,7 +114,7 @@ def build_simulation(
     rules: HelixRules,
     seed: int,
 ) -> tuple[SwarmSimulation, RequestScheduler]:
-    """An engine and a scheduler by name; raises UserError for a name that there is not."""
+    """The engine and the named scheduler; raises UserError for an unknown name."""
     if scheduler not in SCHEDULERS:
         raise UserError(f"scheduler {scheduler!r}; there are {', '.join(SCHEDULERS)}")
     if links not in LINKS:
@@ -162,8 +162,8 @@ def offline(
 ) -> SimulationReport:
     """Simulate a placement under as much load as its KV room takes.
 
-    A plan's own flow is followed; otherwise the placement's max flow is computed. Deterministic:
-    the same arguments give the same report. ``progress`` is told the share that is done.
+    Routes follow a plan's own flow, otherwise the placement's max flow. The same arguments give the
+    same report. ``progress`` is called with the share that is done.
     """
     plan = as_plan(problem, placement)
     engine, scheduler = build_simulation(
@@ -208,7 +208,8 @@ def online(
     config: OnlineConfig,
     progress: Callable[[float], None] | None = None,
 ) -> SimulationReport:
-    """Simulate requests that come at their own times, until all are served (or four hours)."""
+    """Simulate requests at their arrival times, until all are served or ``DRAIN_S`` after the
+    end."""
     plan = as_plan(problem, placement)
     engine, scheduler = build_simulation(
         problem,

@@ -1,7 +1,7 @@
-"""The most KV that each peer was seen to hold, over many looks at all sessions. Pure.
+"""Samples the peak KV use of each simulated peer over all sessions. Pure.
 
-A look every simulated second at hundreds of sessions with a dozen stages each is a tenth of a run
-when it is written as loops; here a session's stages are turned into arrays once.
+A sample every simulated second of hundreds of sessions with a dozen stages each would take a tenth
+of a run as loops; here a session's stages are turned into arrays once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,17 +13,17 @@ from coordinator.simulator.core.parts import SimulatedPeer, SimulatedSession
 
 
 class KvPeaks:
-    """Remembers the stages of live sessions as arrays: peers' numbers, and layers there."""
+    """Keeps the stages of live sessions as arrays: peers' numbers, and their numbers of layers."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._known: dict[int, tuple[Sequence[object], Any]] = {}
-        """By session: its stages as they were looked at, and an array of shape (2, stages)."""
+        """By session number: the stages last seen, and their array of shape (2, stages)."""
 
     def look(
         self, sessions: Iterable[SimulatedSession], peers: Mapping[str, SimulatedPeer]
     ) -> None:
-        """Raise ``kv_peak`` of the peers that hold more entries (tokens x layers) than ever."""
+        """Raise ``kv_peak`` of peers that now hold more entries (tokens x layers) than before."""
         known: dict[int, tuple[Sequence[object], Any]] = {}
         held, tokens = [], []
         for session in sessions:
@@ -38,7 +38,7 @@ class KvPeaks:
             return
         where, layers = np.concatenate(held, axis=1)
         entries = layers * np.array(tokens).repeat(np.array([each.shape[1] for each in held]))
-        # Sums of whole numbers far below 2^53: exact as floats.
+        # The sums are whole numbers far below 2^53: exact as floats.
         used = np.bincount(where, entries, len(self._numbers)).astype(int).tolist()
         for name, number in self._numbers.items():
             peer = peers.get(name)

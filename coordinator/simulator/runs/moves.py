@@ -1,14 +1,14 @@
-"""Sessions that change their route while they decode, and when they do. Pure.
+"""Simulates moves of sessions between routes while they decode. Pure.
 
-A stage is rebuilt from tokens or logged rows, as the project does it: the new stages run what the
-session has so far while it goes on decoding on the old ones; at the next token the route is
-switched, and the few rows since go along with that token. A drained peer hands its sessions over in
-this way. After a loss, the stage is rebuilt first and the session waits.
+A stage is rebuilt from tokens or logged rows, as in the project: the new stages run the session's
+tokens so far while it goes on decoding on the old ones; at the next token the route is switched,
+and the few rows since then go along with that token. A draining peer hands its sessions over in
+this way. After a loss, the session waits until the stage is rebuilt.
 
-Moves for balance are Llumnix's rule (OSDI'24, §4.4) carried over to routes: from the least free to
-the freest while that evens them out, and to make room for a request that fits nowhere. The real
-peers have the same measure and the same test (:mod:`coordinator.routing.balance`), but one stage at
-a time moves there, each peer decides for itself, and a larger gap is needed.
+Moves for balance follow Llumnix's rule (OSDI'24, §4.4), applied to routes: from the least free to
+the freest while that evens them out, and to make room for a request that fits nowhere. Real peers
+use the same measure and test (:mod:`coordinator.routing.balance`), but there one stage moves at a
+time, each peer decides for itself, and a larger gap is needed.
 """
 
 from collections import deque
@@ -27,34 +27,35 @@ from dht.messages.types import SOURCE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveRules:
-    """Which moves are made."""
+    """Which moves are made. Times in seconds."""
 
     balance: bool = False
-    """Llumnix's: to even out, and to make room for who waits."""
+    """Whether to move sessions for balance by Llumnix's rule, and to make room for waiting
+    requests."""
     check_s: float = 1.0
     moves_max: int = 4
-    """At a time."""
+    """Maximum moves under way."""
     again_s: float = 10.0
-    """A session is not moved again so soon."""
+    """Minimum time between two moves of a session."""
     noticed_s: float = 2.0
-    """From a loss to the repair of its sessions."""
+    """Time from a loss to the repair of its sessions."""
     drain_s: float = 30.0
-    """After so long, a peer that drains is gone with what it still has."""
+    """Maximum time that a peer drains; then it is gone with its remaining sessions."""
 
 
 @dataclass(slots=True)
 class _Move:
-    """A session's new stages are being filled by a shadow of it."""
+    """A move under way: a shadow session fills the new stages."""
 
     shadow: SimulatedSession
     route: tuple[Stage, ...]
     waits: bool
-    """The session has lost a stage: it goes on once the new one is filled."""
+    """Whether the session has lost a stage and waits until the new one is filled."""
     ready: bool = False
 
 
 class Moving(Arrivals):
-    """Requests at their own times, urgent ones first; their sessions may move."""
+    """Requests at their arrival times, urgent ones first, whose sessions may move."""
 
     def __init__(
         self,
@@ -79,11 +80,11 @@ class Moving(Arrivals):
         self.moves = self.losses = 0
         self.urgent_prompt_s: list[float] = []
         self.moved_gaps_s: list[float] = []
-        """For sessions that moved or lost a stage: the token that was longest on its way then."""
+        """Time of the token under way at each move or repair of a session, in seconds."""
         if rules.balance:
             engine.call_at(rules.check_s, self._check)
 
-    # The line
+    # The waiting line
 
     def _arrive(self, request: Request) -> None:
         if not request.urgent:
@@ -94,7 +95,7 @@ class Moving(Arrivals):
         self.serve_line()
 
     def serve_line(self) -> None:
-        """Open what waits: lost sessions, urgent requests, then the others in order."""
+        """Open lost sessions, then urgent requests, then the others in order."""
         while self._urgent and not self.lost:
             if not self.open(self._urgent[0], self._urgent[0].arrival_s):
                 return
@@ -105,7 +106,7 @@ class Moving(Arrivals):
     def all_done(self) -> bool:
         return super().all_done and not self._urgent
 
-    # What the engine tells
+    # Called by the engine
 
     def prompt_done(self, session: SimulatedSession, now_s: float) -> None:
         if session.number >= 0:
@@ -146,7 +147,7 @@ class Moving(Arrivals):
         source: str = SOURCE,
         waits: bool = False,
     ) -> None:
-        """Fill those stages of ``route`` that the session does not have yet, from ``source`` on."""
+        """Fill the stages of ``route`` that the session does not have yet, from ``source`` on."""
         new = [stage for stage in route if stage not in session.stages]
         self._pipelines.take(session, new)
         tokens = max(1, session.tokens_in_kv)
@@ -157,7 +158,7 @@ class Moving(Arrivals):
         self.moves += 1
 
     def _switch(self, session: SimulatedSession, move: _Move) -> None:
-        """At a token's end: the next one goes over the new route, with the rows since the copy."""
+        """At a token's end, send the next one over the new route, with the rows since the copy."""
         del self._moves[session.number]
         since = session.tokens_in_kv - move.shadow.tokens_in_kv
         session.tokens_in_kv -= since
@@ -167,7 +168,7 @@ class Moving(Arrivals):
         self._settled(session, move)
 
     def _go_on(self, session: SimulatedSession, move: _Move) -> None:
-        """After a loss: the stage is there again, and so the token that was lost is made anew."""
+        """After a loss, with the stage rebuilt, run the lost token again over the new route."""
         del self._moves[session.number]
         self._settled(session, move)
         self.engine.resume(session, move.route)
@@ -187,7 +188,7 @@ class Moving(Arrivals):
             self._pipelines.keep_only(session, session.stages)
 
     def _movable(self) -> list[SimulatedSession]:
-        """Sessions that decode and have not moved lately; ordinary ones first, then the short."""
+        """Sessions that decode and have not moved lately: urgent ones last, short ones first."""
         now_s, again_s = self.engine.now_s, self._rules.again_s
         found = [
             s
@@ -210,7 +211,7 @@ class Moving(Arrivals):
         self.engine.call_at(self.engine.now_s + self._rules.check_s, self._check)
 
     def _make_room(self, head: Request) -> None:
-        """Where the head of the line lacks the least, move something elsewhere."""
+        """Move a session away from the route that lacks the least room for the line's head."""
         pipes = self._pipelines
         route = max(pipes.routes, key=pipes.free_tokens)
         for session in self._movable():
@@ -222,7 +223,7 @@ class Moving(Arrivals):
                     return
 
     def _even_out(self) -> None:
-        """One session from the least free route to the freest, if that evens them out."""
+        """Move one session from the least free route to the freest, if that evens them out."""
         pipes = self._pipelines
         ordered = sorted(pipes.routes, key=pipes.freeness)
         full, free = ordered[0], ordered[-1]
@@ -239,11 +240,11 @@ class Moving(Arrivals):
     # Peers that leave
 
     def drain_at(self, name: str, at_s: float) -> None:
-        """A peer leaves at a time, and hands its sessions over first."""
+        """Let a peer drain from a time on: it hands its sessions over, then leaves."""
         self.engine.call_at(at_s, partial(self._drain, name, at_s + self._rules.drain_s))
 
     def lose_at(self, name: str, at_s: float) -> None:
-        """A peer vanishes at a time."""
+        """Let a peer vanish at a time."""
         self.engine.call_at(at_s, partial(self._vanish, name))
 
     def _on(self, name: str) -> list[SimulatedSession]:
@@ -272,7 +273,7 @@ class Moving(Arrivals):
             self.engine.cancel(session)
             mend = partial(self._open_again, session) if unfinished else None
             self._soon(mend or partial(self._repair, name, session))
-        for number in onto:  # what was being filled there is filled elsewhere
+        for number in onto:  # stages that were being filled there are filled elsewhere
             if (move := self._moves.get(number)) is not None:
                 session = self.live[number]
                 self._forget_move(session)
@@ -283,7 +284,7 @@ class Moving(Arrivals):
         self.engine.call_at(self.engine.now_s + self._rules.noticed_s, call)
 
     def _open_again(self, session: SimulatedSession) -> None:
-        """A prompt that was lost on its way: from the start, over another route."""
+        """Run a session whose prompt was lost from the start, over another route."""
         self.lost.append(session)
         self.serve_line()
 
@@ -292,7 +293,7 @@ class Moving(Arrivals):
             self.engine.call_at(self.engine.now_s + 1.0, partial(self._repair, name, session))
 
     def _mend(self, session: SimulatedSession, name: str, *, waits: bool) -> bool:
-        """Have other peers take the place of ``name`` in the session's route, if some can."""
+        """Begin to replace ``name`` in the session's route; returns False if nobody can."""
         route = self._pipelines.mended(session, name)
         if route is None:
             return False

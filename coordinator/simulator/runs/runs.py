@@ -1,4 +1,4 @@
-"""Runs: who sends requests, and what is counted. The engine's observers."""
+"""Runs: observers of the engine that send requests and count results."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ from coordinator.simulator.runs.kv_peaks import KvPeaks
 
 FEED_DELAY_S = 0.1
 SAMPLE_S = 1.0
-"""How often KV use and sessions in flight are looked at."""
+"""Interval at which KV use and sessions in flight are sampled."""
 BUCKET_S = 10.0
 
 
 class Run:
-    """Opens sessions and counts what they get from ``start_s`` to ``end_s``."""
+    """Opens sessions and counts their tokens and latencies from ``start_s`` to ``end_s``."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Run:
         self.start_s = start_s
         self.end_s = end_s
         self.chunk_tokens = chunk_tokens
-        """None: whole prompts. :data:`MEASURED`: as the stages choose."""
+        """Tokens of a chunk. None: whole prompts. :data:`MEASURED`: as the stages choose."""
         self.live: dict[int, SimulatedSession] = {}
         self.opened = 0
         self.rejected = 0
@@ -52,7 +52,7 @@ class Run:
     # Sessions
 
     def open(self, request: Request, arrival_s: float) -> bool:
-        """Open a session for a request if there is a route; says whether."""
+        """Open a session for a request; returns False if there is no route."""
         session = SimulatedSession(self.opened, request, arrival_s)
         stages = self.scheduler.route(session)
         if stages is None:
@@ -74,7 +74,7 @@ class Run:
         return [SimulatedChunk(session, size, final=at == last) for at, size in enumerate(sizes)]
 
     def replay(self, session: SimulatedSession) -> bool:
-        """Open a lost session again over another route: prompt and answer so far, then on."""
+        """Replay a lost session's prompt and answer so far over another route; False: no route."""
         self.engine.cancel(session)
         self.scheduler.ended(session)
         stages = self.scheduler.route(session)
@@ -88,7 +88,7 @@ class Run:
         self.engine.open(session, stages, pieces)
         return True
 
-    # The engine tells
+    # Called by the engine
 
     def prompt_done(self, session: SimulatedSession, now_s: float) -> None:
         if session.replays == 0 and self.start_s <= now_s <= self.end_s:
@@ -112,21 +112,21 @@ class Run:
         self.after_session(now_s)
 
     def after_prompt(self, now_s: float) -> None:
-        """A prompt is through; a feeder may send another request."""
+        """Called when a prompt has ended; a feeder may send another request."""
 
     def after_session(self, now_s: float) -> None:
-        """A session has ended; a feeder may send another request."""
+        """Called when a session has ended; a feeder may send another request."""
 
-    # Looking
+    # Counts
 
     def sample(self) -> None:
-        """Look at KV use and sessions now, and again every second."""
+        """Sample KV use and sessions now, and again every ``SAMPLE_S``."""
         self._kv_peaks.look(self.live.values(), self.engine.peers)
         self.live_samples.append(len(self.live))
         self.engine.call_at(self.engine.now_s + SAMPLE_S, self.sample)
 
     def report(self, events: int) -> SimulationReport:
-        """What was counted."""
+        """The report of the run; ``events`` is the engine's number of events."""
         measured_s = self.end_s - self.start_s
         return SimulationReport(
             decode_tokens_per_s=len(self.decode_s) / measured_s,
@@ -152,7 +152,7 @@ class Run:
 
 
 class HelixFeed(Run):
-    """Helix's offline load: a prompt or session that ends feeds another while there is room."""
+    """Helix's offline load: the end of a prompt or session feeds a request while there is room."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class HelixFeed(Run):
 
 
 class ClosedLoop(Run):
-    """As many sessions as given, each replaced when it ends (Helix's load for Swarm and random)."""
+    """A fixed number of sessions, each replaced at its end (Helix's load for Swarm and random)."""
 
     def __init__(
         self,
@@ -218,10 +218,10 @@ class ClosedLoop(Run):
 
 
 class Standing(Run):
-    """A line of requests that never ends: each opens as soon as it finds a route.
+    """An endless line of requests: each opens as soon as it finds a route.
 
-    No more than ``prompts_max`` prompts are under way at a time: more would only wait for each
-    other inside the swarm, and hold KV room meanwhile.
+    At most ``prompts_max`` prompts are under way: more would only wait for each other inside the
+    swarm, and hold KV room meanwhile.
     """
 
     def __init__(
@@ -259,7 +259,8 @@ class Standing(Run):
 
 
 class Arrivals(Run):
-    """Requests at their own times; those without a route wait in line, first come first served."""
+    """Requests at their arrival times; without a route they wait in line, first come first
+    served."""
 
     def __init__(
         self,
@@ -284,7 +285,7 @@ class Arrivals(Run):
         self.serve_line()
 
     def serve_line(self) -> None:
-        """Open what waits, lost sessions first, until one finds no route."""
+        """Open waiting sessions, lost ones first, until one finds no route."""
         while self.lost:
             if not self.replay(self.lost[0]):
                 return
@@ -304,7 +305,7 @@ class Arrivals(Run):
 
 
 def peer_use(engine: SwarmSimulation) -> dict[str, PeerUse]:
-    """How busy and full each peer was."""
+    """The use of each peer over the simulated time."""
     span_s = max(engine.now_s, 1e-9)
     return {
         peer.name: PeerUse(
@@ -319,7 +320,7 @@ def peer_use(engine: SwarmSimulation) -> dict[str, PeerUse]:
 
 
 def link_use(engine: SwarmSimulation) -> dict[tuple[str, str], LinkUse]:
-    """How busy each link that was used at all was."""
+    """The use of each link that carried a piece."""
     span_s = max(engine.now_s, 1e-9)
     return {
         pair: LinkUse(
