@@ -158,7 +158,7 @@ def max_flow_tokens_per_s(
     for (tail, head), rate in edges.items():
         residual[tail, "out"][head, "in"] += rate
     source, sink = (SOURCE, "out"), (SINK, "in")
-    least = TOLERANCE * max(1e-9, sum(peers.values())) * 1e-3
+    least = TOLERANCE * min((rate for rate in peers.values() if rate > 0), default=1.0) * 1e-3
     total = 0.0
     while True:
         parent = {source: source}

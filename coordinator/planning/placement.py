@@ -1,5 +1,6 @@
 """Finds the best placement that all planners reach in the time allowed."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,8 @@ from dht.messages.types import (
     stage_bytes,
     worth_tokens_per_s,
 )
+
+logger = logging.getLogger(__name__)
 
 EXACT_PEERS_MAX = 12
 """Maximum peers for the exact program; with more, the heuristics' best is improved."""
@@ -146,10 +149,22 @@ def _best(
         return _best_with_spares(problem, better, service) if better else cells
     clock = peer_cells.ends_at(spent, SEARCH_SHARE)
     found = _heuristics(problem, service, clock)
-    found += _searched(problem, service, found, time_limit_s, seed, clock)
+    found += _unless_it_fails(lambda: _searched(problem, service, found, time_limit_s, seed, clock))
     if service is None:
-        found += _by_flow(problem, found, choose(found), time_limit_s, seed, clock)
+        found += _unless_it_fails(
+            lambda: _by_flow(problem, found, choose(found), time_limit_s, seed, clock)
+        )
     return _best_with_spares(problem, found, service)
+
+
+def _unless_it_fails(planner: Callable[[], list[Placement]]) -> list[Placement]:
+    """The placements of ``planner``; none if it raises: what strangers announce may break one
+    planner, and the others' placements must count then."""
+    try:
+        return planner()
+    except Exception:  # whatever a solver raises on figures that nobody foresaw
+        logger.exception("a planner failed; the others go on")
+        return []
 
 
 def _heuristics(

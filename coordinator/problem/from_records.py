@@ -1,6 +1,7 @@
 """Builds the planners' input from peers' records. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dht.messages.types import (
     Assignment,
@@ -13,6 +14,12 @@ from dht.messages.types import (
     Problem,
     in_precision_of,
 )
+
+LINK_BYTES_PER_S_MIN = 1000.0
+"""Bandwidth that a slower link counts with: no plan can use less, and solvers fail on ratios of
+1e300, which the wire allows."""
+TOKENS_PER_S_MIN, TOKENS_PER_S_MAX = 1e-2, 1e6
+"""Rates that slower and faster peers count with, for the same reason."""
 
 
 def problem_of(
@@ -32,7 +39,9 @@ def problem_of(
             peer_id=peer_id,
             memory_bytes=record.memory_bytes,
             kv_tokens_min=record.kv_tokens_min,
-            tokens_per_s=record.tokens_per_s,
+            tokens_per_s=tuple(
+                min(TOKENS_PER_S_MAX, max(TOKENS_PER_S_MIN, rate)) for rate in record.tokens_per_s
+            ),
             decode_layer_s=record.decode_layer_s,
             prompt_layer_s=record.prompt_layer_s,
             own_model=in_precision_of(model, record.model),
@@ -41,7 +50,7 @@ def problem_of(
         for peer_id, record in sorted(usable.items())
     )
     measured = tuple(
-        link
+        replace(link, bandwidth_bytes_per_s=max(LINK_BYTES_PER_S_MIN, link.bandwidth_bytes_per_s))
         for author, record in sorted(links.items())
         for link in record.links
         if author in {link.source, link.target} and link.source in usable and link.target in usable
