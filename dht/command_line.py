@@ -7,6 +7,7 @@ reached or cannot serve this now, but may later; 130 interrupted.
 
 import argparse
 import asyncio
+import importlib
 import logging
 import os
 import re
@@ -14,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -28,6 +29,8 @@ EXIT_MACHINE = 1
 EXIT_USER = 2
 EXIT_SWARM = 3
 EXIT_INTERRUPTED = 130
+DESCRIPTORS_MAX = 65_536
+"""Descriptors that a command asks the system for."""
 MODEL_HELP = "its directory, hub id org/name[@revision], or name in the swarm"
 """Help text of a consumer's ``--model``."""
 
@@ -121,6 +124,7 @@ def run_command(
     handler = logging.StreamHandler()
     handler.setFormatter(_Printable("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
+    raise_descriptor_limit()
     try:
         arguments = parse()
         kind = getattr(arguments, "transport", TransportKind.AUTO)
@@ -137,6 +141,21 @@ def run_command(
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process and its daemon have as many descriptors as the system allows, up to
+    ``DESCRIPTORS_MAX``: usual limits are 256 or 1024, and each stream takes one in both."""
+    try:
+        resource = importlib.import_module("resource")
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    with suppress(OSError, ValueError):  # macOS may allow less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _say(error: Exception, code: int) -> int:

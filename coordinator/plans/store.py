@@ -273,5 +273,5 @@ class PlanStore:
         async with self._changed:
             await self._changed.wait_for(lambda: self.version > version)
             if self.newest is None:
-                raise RuntimeError("an version without a plan")
+                raise RuntimeError("a version without a plan")
             return self.newest

@@ -19,7 +19,7 @@ from dht.messages.types import Address, PeerId
 class KvCopy:
     """Client to a serving stage, on a stream of its own: copy the session's KV to another peer.
 
-    The answer is a ``warm`` when only a few rows are missing there, or a ``refused``.
+    The answer is a ``migration-ready`` when only a few rows are missing there, or a ``refused``.
     """
 
     session: SessionId

@@ -12,8 +12,13 @@ from dht.transport.interface import Stream, StreamHandler
 
 PIPE_BYTES_MAX = 256 << 10
 """Unread bytes above which a writer's drain waits."""
-STREAMS_PER_PEER_MAX = 2048
-"""Maximum incoming streams of one peer; a gateway has one per session."""
+STREAMS_PER_PEER_MAX = 256
+"""Maximum incoming streams of one peer; a gateway has two per session, 64 sessions at most."""
+STREAMS_MAX = 2048
+"""Incoming streams of all peers above which a peer with ``STREAMS_WHEN_FULL`` gets no more: each
+holds two descriptors of this machine."""
+STREAMS_WHEN_FULL = 8
+"""Streams that a peer may open even then: a hop, a probe, records, a session or two."""
 HEARD_LIMIT_S = 10.0
 """Time for which a stream whose handler has returned waits for the other side to close it."""
 _UNHEARD_BYTES, _UNHEARD_READS = 64 << 10, 16
@@ -220,6 +225,7 @@ class StreamHandlers:
         self.errors: Counter[str] = Counter()
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order, so that runs replay
         self._streams: Counter[str] = Counter()
+        self._streams_held = 0
 
     def open_to_self(self, peer_id: str, protocol: str) -> Stream:
         """A stream of this peer to itself, within the process."""
@@ -244,14 +250,18 @@ class StreamHandlers:
         """Handle ``stream`` and close it; raises nothing but a cancellation."""
         peer_id = stream.remote_peer_id
         try:
-            if self._streams[peer_id] >= STREAMS_PER_PEER_MAX:
+            is_full = self._streams_held >= STREAMS_MAX
+            most = STREAMS_WHEN_FULL if is_full else STREAMS_PER_PEER_MAX
+            if self._streams[peer_id] >= most or self._streams_held >= 2 * STREAMS_MAX:
                 self.errors["TooManyStreams"] += 1
                 return
             self._streams[peer_id] += 1
+            self._streams_held += 1
             try:
                 await handler(stream)
                 await until_closed(stream)
             finally:
+                self._streams_held -= 1
                 self._streams[peer_id] -= 1
                 if not self._streams[peer_id]:
                     del self._streams[peer_id]

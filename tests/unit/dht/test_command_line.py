@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -44,3 +46,22 @@ def test_what_others_say_steers_no_terminal(capsys: pytest.CaptureFixture[str]) 
     assert said.count("owned") == 2
     assert not set(said) & set("\x1b\x07\x9b\u202e\r")
     assert printable("Ünïcode\tand\nlines, 日本") == "Ünïcode\tand\nlines, 日本"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on descriptors")
+@pytest.mark.parametrize(("soft", "hard", "allowed"), [(200, 900, 900), (200, 100_000, 65_536)])
+def test_a_command_raises_its_limit_on_descriptors(soft: int, hard: int, allowed: int) -> None:
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most not in (resource.RLIM_INFINITY,) and most < hard:
+        pytest.skip(f"this system allows {most} descriptors")
+    code = (
+        "import resource\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "from dht.command_line import raise_descriptor_limit\n"
+        "raise_descriptor_limit()\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [str(allowed), str(hard)]
