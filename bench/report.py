@@ -1,5 +1,6 @@
 """What every result file says of where it comes from."""
 
+import hashlib
 import json
 import os
 import platform
@@ -11,13 +12,15 @@ from typing import Any
 
 from bench.local_swarm import ROOT
 
+PACKAGES = ("node", "coordinator", "dht", "client")
+WRITERS = ("report", "results")
+"""Names in ``bench`` that begin so are figures or write about them; all the others measure."""
+
 
 def provenance(seed: int) -> dict[str, Any]:
-    """Commit, machine, versions and seed."""
-    commit = _git("rev-parse", "--short", "HEAD")
-    dirty = _git("status", "--porcelain", "--untracked-files=no")
+    """Code, machine, versions and seed."""
     return {
-        "commit": commit + ("+changes" if dirty else ""),
+        **code(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
@@ -28,9 +31,30 @@ def provenance(seed: int) -> dict[str, Any]:
     }
 
 
-def _git(*arguments: str) -> str:
+def code(root: Path = ROOT) -> dict[str, Any]:
+    """The code that measures: its trees, which a rebase keeps, and the commit as a hint. The commit
+    ends in ``+changes`` where the packages had changes that were not committed."""
+    paths = (*PACKAGES, "bench", ":!bench/results")
+    changed = git(root, "status", "--porcelain", "--", *paths)
+    commit = git(root, "rev-parse", "--short", "HEAD")
+    return {"commit": commit + ("+changes" if changed else ""), "trees": trees(root)}
+
+
+def trees(root: Path = ROOT, revision: str = "HEAD") -> dict[str, str]:
+    """Git's hash of every package at ``revision``, and one over what measures in ``bench``."""
+    listed = git(root, "ls-tree", revision, *PACKAGES).splitlines()
+    found = {name: tree[:12] for _, _, tree, name in map(str.split, listed)}
+    names = git(root, "ls-tree", "-r", revision, "bench/").splitlines()
+    measures = "\n".join(
+        line for line in names if not any(part.startswith(WRITERS) for part in Path(line).parts)
+    )
+    return found | ({"bench": hashlib.sha256(measures.encode()).hexdigest()[:12]} if names else {})
+
+
+def git(root: Path, *arguments: str) -> str:
+    """What Git says of the repository at ``root``; nothing where it fails."""
     done = subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
     )
     return done.stdout.strip()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.local_swarm import ROOT
-from bench.planner_tables import elections, flood, sizes
+from bench.results_planner import elections, flood, sizes
 from bench.results_sessions import (
     balance,
     chaos,
@@ -23,6 +23,7 @@ from bench.results_sessions import (
     overload,
     storms,
 )
+from bench.results_stale import warning
 
 RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- figures: python -m bench.results_table -->", "<!-- end of figures -->"
@@ -382,6 +383,14 @@ def from_(document: str, text: str) -> str:
     return text.replace("](bench/", "](../bench/").replace("](docs/", "](")
 
 
+def recorded() -> dict[str, dict[str, Any]]:
+    """Every result file by its name."""
+    return {
+        str(path.relative_to(RESULTS).with_suffix("")): json.loads(path.read_text())
+        for path in sorted(RESULTS.rglob("*.json"))
+    }
+
+
 def main() -> int:
     for document, parts in DOCUMENTS.items():
         path = ROOT / document
@@ -393,6 +402,8 @@ def main() -> int:
             for name, write in parts.items()
             if (RESULTS / f"{name}.json").exists()
         ]
+        if titles:
+            texts.append(warning(recorded()))
         path.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(texts) + f"\n\n{END}{after}")
     return 0
 
