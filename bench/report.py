@@ -1,11 +1,14 @@
-"""What every result file says of where it comes from."""
+"""What every result file says of where it comes from, and how its figures become a table."""
 
 import hashlib
 import json
 import os
 import platform
+import re
+import string
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -75,3 +78,37 @@ def write(path: Path, result: dict[str, Any]) -> None:
     """Write ``result`` as indented JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+class _Cells(string.Formatter):
+    """Formats of cells: ``{name:ms}`` is seconds in whole milliseconds; what is None or missing is
+    a dash."""
+
+    def get_value(self, key: int | str, args: Any, kwargs: Mapping[Any, Any]) -> Any:
+        return kwargs.get(key)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if value is None:
+            return "–"
+        return f"{1e3 * value:.0f}" if format_spec == "ms" else format(value, format_spec)
+
+
+def fill(cells: str, row: Mapping[Any, Any]) -> str:
+    """The format ``cells`` with a row's figures."""
+    return _Cells().vformat(cells, (), row)
+
+
+def table(heads: str, cells: str, rows: Iterable[Mapping[Any, Any]]) -> str:
+    """A Markdown table: a line for each of ``rows``, whose figures fill in the format ``cells``.
+
+    ``|`` stands between columns; one whose heading ends in ``:`` is aligned to the right.
+    """
+    rule = ["--:" if head.rstrip().endswith(":") else "---" for head in heads.split("|")]
+    lines = [re.sub(r":(?= \||$)", "", heads), *(fill(cells, row) for row in rows)]
+    head, *body = (f"| {line} |" for line in lines)
+    return "\n".join([head, f"|{'|'.join(rule)}|", *body])
+
+
+def made(name: str, command: str | None = None) -> str:
+    """Where a figure comes from: the command and the file."""
+    return f"(`python -m bench.{command or name}`, [JSON](bench/results/{name}.json))"

@@ -1,6 +1,8 @@
-"""Sentences and tables about elections, planning and the DHT, for the documents."""
+"""What the documents say of elections, placements, planning and the DHT."""
 
 from typing import Any
+
+from bench.report import made, table
 
 
 def elections(result: dict[str, Any]) -> str:
@@ -10,8 +12,7 @@ def elections(result: dict[str, Any]) -> str:
         f"{result['kills']} SIGKILLs of the coordinator of {result['peers']} peers under load:"
         f" another leads after {elected['median']:.1f} s (p95 {elected['p95']:.1f}) and has planned"
         f" after {planned['median']:.1f} s (p95 {planned['p95']:.1f}); of {result['requests']}"
-        f" requests meanwhile {len(result['failed'])} failed"
-        " (`python -m bench.elections`, [JSON](bench/results/elections.json))."
+        f" requests meanwhile {len(result['failed'])} failed {made('elections')}."
     )
 
 
@@ -23,29 +24,42 @@ def flood(result: dict[str, Any]) -> str:
         f" {result['attackers']} stock nodes: it takes {result['taken']:,} of them and"
         f" {result['memory_added_mib']:.0f} MiB more memory; honest peers that join through it"
         f" meanwhile are in after at most {max(joins):.1f} s, {result['joins_failed']} failed"
-        " (`python -m bench.dht_flood`, [JSON](bench/results/dht_flood.json))."
+        f" {made('dht_flood')}."
     )
 
 
 def sizes(result: dict[str, Any]) -> str:
     """The planner's seconds by the number of peers."""
-    lines = [
-        "| peers | limit, s | first answer, s | answer, s | serves by the estimate, tokens/s"
-        " | best heuristic | gap of the flow to its bound | of the plan for flow alone |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for each in result["sizes"]:
-        best, flow = each["best_heuristic_estimate_tokens_per_s"], each.get("flow_plan_gap")
-        lines.append(
-            f"| {each['peers']:,} ({each['cluster']}) | {each['limit_s']:.0f}"
-            f" | {each['first_answer_s']:.2f} | {each['seconds']:.1f}"
-            f" | {each['estimate_tokens_per_s']:.0f} | {'–' if best is None else f'{best:.0f}'}"
-            f" | {each['gap']:.0%} | {'–' if flow is None else f'{flow:.0%}'} |"
-        )
     return (
         "The planner on more and more peers, on one core: the first answer is what it says when its"
         " time is over before it begins. It plans for what is served, not for flow, so its flow is"
-        " far from the bound on purpose"
-        " (`python -m bench.placement_sizes`, [JSON](bench/results/placement_sizes.json)):\n\n"
-        + "\n".join(lines)
+        f" far from the bound on purpose {made('placement_sizes')}:\n\n"
+    ) + table(
+        "peers | limit, s | first answer, s | answer, s | serves by the estimate, tokens/s"
+        " | best heuristic | gap of the flow to its bound | of the plan for flow alone",
+        "{peers:,} ({cluster}) | {limit_s:.0f} | {first_answer_s:.2f} | {seconds:.1f}"
+        " | {estimate_tokens_per_s:.0f} | {best_heuristic_estimate_tokens_per_s:.0f} | {gap:.0%}"
+        " | {flow_plan_gap:.0%}",
+        result["sizes"],
+    )
+
+
+def placements(result: dict[str, Any]) -> str:
+    """Our planner beside the published plans, both in our simulator."""
+    planners = ("patterns", "published", "petals", "published, flow spread")
+    known = result["estimate_against_simulation"]
+    return (
+        "Placements on Helix's clusters (ASPLOS'25): decode tokens/s under full load in our event"
+        " simulator, which repeats Helix's own published runs within a few percent; every planner"
+        f" has {result['time_limit_s']:.0f} s. The estimate that chooses among plans ranks"
+        f" {known['plans']} of them like the simulation (Kendall tau {known['kendall_tau']:.2f})"
+        f" {made('placement')}:\n\n"
+    ) + table(
+        "cluster, model | ours, tokens/s | published plan, same simulator | Petals' rule"
+        " | ours, flow spread over the published plan",
+        "{cluster}, {model} | " + " | ".join(f"{{{planner}:.0f}}" for planner in planners),
+        [
+            case | {row["planner"]: row.get("simulated_tokens_per_s") for row in case["planners"]}
+            for case in result["cases"]
+        ],
     )

@@ -1,4 +1,4 @@
-"""Three stages with a stand-in engine, and who asks them: what :mod:`bench.wan` serves.
+"""Three stages with a stand-in engine, and who asks them: what :mod:`bench.papers.links` serves.
 
 The setting is MoLink's (EMNLP Findings 2025, §4): a model with Qwen-7B's shapes on RTX 4090s,
 requests from the Azure conversation trace at Poisson arrivals. Sessions, stages, hops and link
