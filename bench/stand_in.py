@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.local_swarm import ROOT
+from bench.papers.link_policies import SCHEDULERS
 from bench.timed_engine import GpuTimes, TimedEngine
 from client import Swarm, SwarmConfig
 from coordinator.failure.detector import WatchConfig
@@ -179,7 +180,7 @@ async def stand_in_peer(
         chunk_tokens=setting.chunk_tokens,
         idle_s=600.0,
         int8="prefill" if setting.policy.endswith("+int8") else "off",
-        hops=HopConfig(link_policy=setting.policy.split("+")[0], watch=PATIENT),
+        hops=HopConfig(scheduler=SCHEDULERS[setting.policy.split("+")[0]], watch=PATIENT),
     )
     peer = await serving(transport, span, QWEN_7B, setting.times, setting.limits, config)
     await asyncio.sleep(0.1)

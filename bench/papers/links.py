@@ -25,6 +25,7 @@ SOURCES = (
     "bench/stand_in.py",
     "bench/timed_engine.py",
     "bench/papers/links.py",
+    "bench/papers/link_policies.py",
     "bench/data/azure",
 )
 ROOMS = ("node", "client", "coordinator", "dht")

@@ -5,7 +5,6 @@ nothing but the wire: the next slice is asked for when the one before has left. 
 at once, so credits come back one round trip after a slice began its way.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from coordinator.links.scheduler import LinkScheduler, Slice, TrafficClass
@@ -14,17 +13,16 @@ from coordinator.simulator.core.parts import (
     SimulatedChunk,
     SimulatedHop,
     SimulatedLink,
-    SimulatedWire,
 )
 
 
 class ScheduledWire:
     """One directed link."""
 
-    def __init__(self, engine: SwarmSimulation, link: SimulatedLink, policy: str) -> None:
+    def __init__(self, engine: SwarmSimulation, link: SimulatedLink) -> None:
         self._engine = engine
         self._link = link
-        self.scheduler = LinkScheduler(policy)
+        self.scheduler = LinkScheduler()
         self._waiting: dict[int, tuple[SimulatedChunk, SimulatedHop, float]] = {}
         self._busy = False
         self._sent_bytes = 0
@@ -71,9 +69,3 @@ class ScheduledWire:
         self.scheduler.acknowledged(sent_bytes, slow_bytes, int(self._engine.now_s * 1e6))
         if not self._busy:
             self._pump()
-
-
-def wires(policy: str) -> Callable[[SwarmSimulation, SimulatedLink], SimulatedWire]:
-    """A maker of links that send by ``policy`` (see
-    :data:`coordinator.links.scheduler.POLICIES`)."""
-    return lambda engine, link: ScheduledWire(engine, link, policy)
