@@ -31,7 +31,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ class Trial:
     failovers: int
     peers: int
     commit: str
+    trees: dict[str, str] = field(default_factory=dict)
 
 
 def parse() -> argparse.Namespace:
@@ -96,7 +97,7 @@ class Chaos:
     def __init__(self, peers: int, seed: int) -> None:
         self._rng = random.Random(seed)
         self._peers = peers
-        self._commit = str(report.provenance(seed)["commit"])
+        self._code = report.code()
         self._gib = memory_for(MODEL) / 2**30
         self._spans: dict[str, str] = {}
         self._started_unix_s: dict[str, float] = {}
@@ -226,7 +227,7 @@ class Chaos:
             prefill_s=round(plain.ttft_s, 4),
             failovers=failovers,
             peers=self._peers,
-            commit=self._commit,
+            **self._code,
         )
 
     async def undisturbed(self) -> dict[bool, tuple[int, ...]]:

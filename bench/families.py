@@ -129,28 +129,30 @@ def refusal(name: str) -> str:
 
 def table(result: dict[str, Any]) -> str:
     """The figures as Markdown."""
+    rows = [
+        {"name": name, "packed": "yes" if found["sessions_share_a_call"] else "one by one"} | found
+        for name, found in result["families"].items()
+    ]
+    refused = [{"name": name, "reason": reason} for name, reason in result["refused"].items()]
     lines = [
         f"{len(result['families'])} families and variants; transformers"
         f" {result['provenance']['transformers']}, torch {result['provenance']['torch']}."
         " Errors are the largest |logit − logit of transformers in float32|; agreement is how often"
         " the greedy token is the same.",
         "",
-        "| family | in one batch | largest logit | error, float32 | agreement, float32"
-        " | error, bfloat16 | agreement, bfloat16 | transformers' own error, bfloat16 |",
-        "|---|---|---|---|---|---|---|---|",
+        report.table(
+            "family | in one batch | largest logit | error, float32 | agreement, float32"
+            " | error, bfloat16 | agreement, bfloat16 | transformers' own error, bfloat16",
+            "{name} | {packed} | {largest_logit:.1f} | {max_logit_error_float32:.1e}"
+            " | {greedy_agreement_float32:.0%} | {max_logit_error_bfloat16:.2g}"
+            " | {greedy_agreement_bfloat16:.0%} | {transformers_max_logit_error_bfloat16:.2g}",
+            rows,
+        ),
+        "",
+        "Refused when a peer joins:",
+        "",
+        report.table("family | reason", "{name} | {reason}", refused),
     ]
-    for name, found in result["families"].items():
-        packed = "yes" if found["sessions_share_a_call"] else "one by one"
-        lines.append(
-            f"| {name} | {packed} | {found['largest_logit']:.1f}"
-            f" | {found['max_logit_error_float32']:.1e}"
-            f" | {found['greedy_agreement_float32']:.0%}"
-            f" | {found['max_logit_error_bfloat16']:.2g}"
-            f" | {found['greedy_agreement_bfloat16']:.0%}"
-            f" | {found['transformers_max_logit_error_bfloat16']:.2g} |"
-        )
-    lines += ["", "Refused when a peer joins:", "", "| family | reason |", "|---|---|"]
-    lines += [f"| {name} | {reason} |" for name, reason in result["refused"].items()]
     return "\n".join(lines)
 
 

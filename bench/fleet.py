@@ -356,7 +356,7 @@ async def run(arguments: argparse.Namespace, result: dict[str, Any], say: Consol
             seed=arguments.seed + number,
         )
         round_ = await run_round(options, expected, say)
-        rounds.append({"commit": result["commit"], **round_})
+        rounds.append({"commit": result["commit"], "trees": result["trees"], **round_})
         result["summary"] = summary(rounds)
         if arguments.out is not None:
             report.write(arguments.out, result)

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from bench import results_links
 from bench.local_swarm import ROOT
 from bench.report import provenance, write
 from models.stories import texts
@@ -129,17 +128,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     arguments = parser.parse_args()
     result = measure()
-    table = Table("wire", "logit error", "max", "top token", "equal answers", "loss change")
-    for name, one in result["wires"].items():
-        table.add_row(
-            name,
-            f"{one['logit_error_mean']:.4f}",
-            f"{one['logit_error_max']:.3f}",
-            f"{one['top_token_agrees']:.1%}",
-            f"{one['greedy_answers_equal']:.0%}",
-            f"{one['loss_change']:+.5f}",
-        )
-    Console().print(table)
+    print(results_links.int8(result))
     if arguments.out:
         write(arguments.out, {**result, "provenance": provenance(seed=SEED)})
 

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from bench.local_swarm import ROOT
 from bench.report import provenance, write
+from bench.results_links import light_hop
 from bench.transport import DECODE_BYTES, echo, measure, prefill, round_trips
 from dht.command_line import loop_factory
 from dht.connecting import connect
@@ -124,15 +123,6 @@ def compare(light_python: str) -> dict[str, Any]:
     return {"medians": medians, "rounds": rounds}
 
 
-def show(result: dict[str, Any]) -> None:
-    """The table for people."""
-    medians = result["medians"]
-    table = Table("", *(pair.replace("_", " ") for pair in medians))
-    for name in medians["tcp"]:
-        table.add_row(name, *(f"{figures[name]:.3g}" for figures in medians.values()))
-    Console().print(table)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.light_transport",
@@ -155,7 +145,7 @@ def main() -> None:
             runner.run(work)
         return
     result = compare(arguments.light_python)
-    show(result)
+    print(light_hop(result))
     if arguments.out:
         made = {**provenance(seed=0), "command": "python -m bench.light_transport"}
         write(arguments.out, {**result, "provenance": made})

@@ -18,12 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.local_swarm import ROOT, LocalSwarm
 from bench.reference import memory_for
-from bench.report import provenance, write
+from bench.report import provenance, table, write
 from bench.wan_lab import Shape, WanLab, why_not
 
 MODEL = ROOT / "models" / "brook"
@@ -126,22 +123,6 @@ def measure(seed: int) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["source"], row["target"]))
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """The table for people."""
-    table = Table("link", "Mbit/s", "measured", "error", "round trip ms", "measured", "error")
-    for row in rows:
-        table.add_row(
-            f"{row['source']} → {row['target']}",
-            f"{row['truth_mbit']}",
-            f"{row['mbit']:.1f}",
-            f"{row['bandwidth_error']:+.0%}",
-            f"{row['truth_rtt_ms']:.0f}",
-            f"{row['rtt_ms']:.1f}",
-            f"{row['rtt_error']:+.0%}",
-        )
-    Console().print(table)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.links", description="Measured links beside the truth; needs root."
@@ -156,7 +137,14 @@ def main() -> None:
     if (reason := why_not()) is not None:
         raise SystemExit(f"error: {reason}")
     rows = measure(arguments.seed)
-    show(rows)
+    print(
+        table(
+            "link | Mbit/s | measured | error | round trip ms | measured | error",
+            "{source} → {target} | {truth_mbit} | {mbit:.1f} | {bandwidth_error:+.0%}"
+            " | {truth_rtt_ms:.0f} | {rtt_ms:.1f} | {rtt_error:+.0%}",
+            rows,
+        )
+    )
     if arguments.out:
         write(
             arguments.out,

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from bench import report
 from bench.local_swarm import ROOT, LocalSwarm
@@ -169,7 +168,7 @@ def main() -> int:
                 result["models"][name][str(peers)] = figures
                 if arguments.out is not None:
                     report.write(arguments.out, result)
-    console.print(table_of(result))
+    print(table_of(result))
     return 0
 
 
@@ -181,40 +180,21 @@ def model_of(name: str, scratch: Path) -> Path:
     return make_llama(scratch / name, hidden=hidden, layers=layers)
 
 
-def table_of(result: dict[str, Any]) -> Table:
+def table_of(result: dict[str, Any]) -> str:
     """The medians for people."""
-    table = Table(title="Local swarm beside one process (medians)")
-    for column in (
-        "model",
-        "peers",
-        "one process\ntokens/s",
-        "swarm\ntokens/s",
-        "ratio",
-        "4 streams\nratio",
-        "8 streams\nratio",
-        "TTFT 512\none process, s",
-        "TTFT 512\nswarm, s",
-        "token, ms: compute + serialise\n+ wait + transport",
-    ):
-        table.add_column(column, justify="right")
-    for model, by_peers in result["models"].items():
-        for peers, figures in by_peers.items():
-            median = figures["median"]
-            spent = median["token_ms"]
-            table.add_row(
-                model,
-                peers,
-                f"{median['single']['tokens_per_s']:.1f}",
-                f"{median['swarm']['tokens_per_s']:.1f}",
-                f"{median['ratio']['one_stream']:.2f}",
-                f"{median['ratio']['four_streams']:.2f}",
-                f"{median['ratio']['eight_streams']:.2f}",
-                f"{median['single']['ttft_512_s']:.3f}",
-                f"{median['swarm']['ttft_512_s']:.3f}",
-                f"{spent['compute']:.2f} + {spent['serialisation']:.2f}"
-                f" + {spent['waiting']:.2f} + {spent['transport']:.2f}",
-            )
-    return table
+    return report.table(
+        "model | peers | one process, tokens/s | swarm, tokens/s | ratio | 4 streams | 8 streams"
+        " | TTFT 512, one process, s | swarm, s | token, ms: compute + serialise + wait + travel",
+        "{model} | {peers} | {single[tokens_per_s]:.1f} | {swarm[tokens_per_s]:.1f}"
+        " | {ratio[one_stream]:.2f} | {ratio[four_streams]:.2f} | {ratio[eight_streams]:.2f}"
+        " | {single[ttft_512_s]:.3f} | {swarm[ttft_512_s]:.3f} | {token_ms[compute]:.2f}"
+        " + {token_ms[serialisation]:.2f} + {token_ms[waiting]:.2f} + {token_ms[transport]:.2f}",
+        [
+            {"model": model, "peers": peers, **figures["median"]}
+            for model, by_peers in result["models"].items()
+            for peers, figures in by_peers.items()
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -3,30 +3,23 @@
 import statistics
 from typing import Any
 
+from bench.report import made, table
+
 
 def chaos(result: dict[str, Any]) -> str:
     """What is felt when volunteers vanish."""
-    lines = [
-        "| strike | trials | tokens lost, repeated | answers that differ | requests failed"
-        " | gap p50, p95, max | prefill of that history p50, max |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for kind, name in STRIKES.items():
-        if (of_kind := result.get(kind)) is None:
-            continue
-        lines.append(
-            f"| {name} | {of_kind['trials']} | {of_kind['tokens_lost']},"
-            f" {of_kind['tokens_repeated']} | {of_kind['answers_that_differ']}"
-            f" | {of_kind['requests_failed']} | {of_kind['gap_p50_s']:.2f},"
-            f" {of_kind['gap_p95_s']:.2f}, {of_kind['gap_max_s']:.2f} s"
-            f" | {of_kind['prefill_p50_s']:.2f}, {of_kind['prefill_max_s']:.2f} s |"
-        )
     return (
         "Strikes in the middle of answers, greedy and sampled by turns:"
         f" {' or '.join(map(str, result['peers']))} real peers on one machine of"
         f" {result['cores']} cores, every layer held at least twice; gaps are of answers whose"
-        " route was struck"
-        " (`python -m bench.chaos`, [JSON](bench/results/chaos.json)):\n\n" + "\n".join(lines)
+        f" route was struck {made('chaos')}:\n\n"
+    ) + table(
+        "strike | trials | tokens lost, repeated | answers that differ | requests failed"
+        " | gap p50, p95, max | prefill of that history p50, max",
+        "{name} | {trials} | {tokens_lost}, {tokens_repeated} | {answers_that_differ}"
+        " | {requests_failed} | {gap_p50_s:.2f}, {gap_p95_s:.2f}, {gap_max_s:.2f} s"
+        " | {prefill_p50_s:.2f}, {prefill_max_s:.2f} s",
+        [{"name": name, **result[kind]} for kind, name in STRIKES.items() if kind in result],
     )
 
 
@@ -48,8 +41,7 @@ def storms(result: dict[str, Any]) -> str:
         f" {did['failovers']} failovers, {did.get('move_by_copy', 0)} moves by copied KV and"
         f" {did.get('move_by_replay', 0)} by replay; {len(result['failed_seeds'])} seeds had an"
         f" answer that was wrong or KV that was not freed, {result['replayed']} were run twice and"
-        f" {len(result['replayed_differently'])} differed"
-        " (`python -m bench.storm`, [JSON](bench/results/storm.json))."
+        f" {len(result['replayed_differently'])} differed {made('storm')}."
     )
 
 
@@ -60,7 +52,7 @@ def healing(result: dict[str, Any]) -> str:
         " joins, lost and late records, then healed: one leader and one plan that all follow after"
         f" {result['p50_s']:.1f} s (median), {result['p95_s']:.1f} s (95th percentile),"
         f" {result['max_s']:.1f} s at most; {result['never_settled']} seeds never did (simulated;"
-        " `python -m bench.healing`, [JSON](bench/results/healing.json))."
+        f" {made('healing')[1:]}."
     )
 
 
@@ -91,8 +83,7 @@ def fleet(result: dict[str, Any]) -> str:
         )
     if result["note"]:
         text += f"; measured {result['note']}"
-    out = f"bench/results/fleet_{peers}.json"
-    return f"{text} (`python -m bench.fleet --peers {peers}`, [JSON]({out}))."
+    return f"{text} {made(f'fleet_{peers}', f'fleet --peers {peers}')}."
 
 
 def moves(result: dict[str, Any]) -> str:
@@ -110,7 +101,7 @@ def moves(result: dict[str, Any]) -> str:
         f" longest is {over['undisturbed_longest_of_usual_median']:.1f} times){beside}; a peer with"
         f" {drain['live_sessions']} live sessions had left {drain['memory_free_s']:.1f} s after it"
         f" was asked to; {over['answers_that_differ'] + drain['differ']} answers differed"
-        " (`python -m bench.moves`, [JSON](bench/results/moves.json))."
+        f" {made('moves')}."
     )
 
 
@@ -127,8 +118,7 @@ def moves_apart(result: dict[str, Any]) -> str:
         f" with grouped-query attention, {links_}): a gap of {min(gaps):.1f} to {max(gaps):.1f}"
         " times the usual time per token, neighbours at the new stage slower by"
         f" {slower:.1%} at most; KV was copied in {copied} of {len(chosen)} settings, in the others"
-        " rows were replayed (`python -m bench.moves_virtual`,"
-        " [JSON](bench/results/moves_virtual.json))."
+        f" rows were replayed {made('moves_virtual')}."
     )
 
 
@@ -141,22 +131,13 @@ def moves_between_processes(result: dict[str, Any]) -> str:
         f" {len(result['rounds'])}, at most {result['gap_of_usual_max']:.1f}; under the virtual"
         f" clock {min(paper):.1f} to {max(paper):.1f}), neighbours at the new stage slower by"
         f" {result['neighbours_slowdown_median']:.1%} (median), {result['failovers']} failovers"
-        " (`python -m bench.moves_real`, [JSON](bench/results/moves_real.json))."
+        f" {made('moves_real')}."
     )
 
 
 def balance(result: dict[str, Any]) -> str:
     """What it gains to move sessions to freer peers."""
-
-    def ms(figures: dict[str, float]) -> str:
-        return " / ".join(f"{1e3 * figures[name]:.0f}" for name in ("p50", "p99", "max"))
-
-    rows = [
-        f"| {cell['requests_per_s']:g} | {'with' if cell['balance'] else 'without'} |"
-        f" {cell['moves']} | {cell['freeness_apart_tokens']} | {ms(cell['ttft_s'])} |"
-        f" {ms(cell['token_s'])} | {ms(cell['urgent_token_s'])} |"
-        for cell in result["cells"]
-    ]
+    ms = "{{{0}[p50]:ms}} / {{{0}[p99]:ms}} / {{{0}[max]:ms}}".format
     return (
         "Real sessions, stages and links under a virtual clock; slow stand-in devices. One holder"
         f" of each of three stages; after {result['join_s']:.0f} s a second one joins, and a plan"
@@ -165,11 +146,13 @@ def balance(result: dict[str, Any]) -> str:
         f" that came within {result['end_s']:.0f} s, {result['seeds']} seeds, the same with and"
         " without. Counted from the join on; apart: how far the two holders' freeness is apart, in"
         " tokens per session. Sessions have random names, so runs with moves differ a little"
-        " (`python -m bench.balance_virtual`,"
-        " [JSON](bench/results/balance_virtual.json)).\n\n"
-        "| requests/s | moves for balance | moved | apart | first token, ms, P50 / P99 / max |"
-        " between tokens, ms | urgent, between tokens, ms |\n"
-        "|---|---|---|---|---|---|---|\n" + "\n".join(rows)
+        f" {made('balance_virtual')}.\n\n"
+    ) + table(
+        "requests/s | moves for balance | moved | apart | first token, ms, P50 / P99 / max"
+        " | between tokens, ms | urgent, between tokens, ms",
+        "{requests_per_s:g} | {with} | {moves} | {freeness_apart_tokens} | "
+        + " | ".join(map(ms, ("ttft_s", "token_s", "urgent_token_s"))),
+        [{"with": "with" if each["balance"] else "without", **each} for each in result["cells"]],
     )
 
 
@@ -200,6 +183,21 @@ def overload(result: dict[str, Any]) -> str:
         f" {told['failed']} failed, {result['peers_ended']} peers ended, all KV was {again}."
         f"{_processors(result)}"
         f" Requests were begun {1e3 * late['p50']:.0f} ms late (p95 {1e3 * late['p95']:.0f})"
-        f"{note}"
-        " (`python -m bench.overload`, [JSON](bench/results/overload.json))."
+        f"{note} {made('overload')}."
+    )
+
+
+def losses(result: dict[str, Any]) -> str:
+    """How long a loss is felt."""
+    coordinator = result["coordinator_killed"]["median"]
+    layers = result["layers_lost"]["median"]
+    stage = result["stage_killed_mid_answer"]["median"]
+    return (
+        f"After SIGKILL: a coordinator is replaced after {coordinator['elected_s']:.1f} s, and the"
+        f" next request is answered {coordinator['answered_s']:.1f} s after the kill; a client"
+        f" names the layers that nobody holds {layers['named_s']:.2f} s after it asked, and its"
+        f" answer comes {layers['answered_after_restart_s']:.1f} s after the peer was started"
+        f" again; losing a stage in the middle of an answer is a gap of"
+        f" {stage['longest_gap_s']:.2f} s, new plan included where nobody else held its layers"
+        f" {made('losses')}."
     )

@@ -1,4 +1,4 @@
-"""Three stages with a stand-in engine, and who asks them: what :mod:`bench.wan` serves.
+"""Three stages with a stand-in engine, and who asks them: what :mod:`bench.papers.links` serves.
 
 The setting is MoLink's (EMNLP Findings 2025, §4): a model with Qwen-7B's shapes on RTX 4090s,
 requests from the Azure conversation trace at Poisson arrivals. Sessions, stages, hops and link
@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.local_swarm import ROOT
+from bench.papers.link_policies import SCHEDULERS
 from bench.timed_engine import GpuTimes, TimedEngine
 from client import Swarm, SwarmConfig
 from coordinator.failure.detector import WatchConfig
@@ -178,7 +179,7 @@ async def stand_in_peer(
         chunk_tokens=setting.chunk_tokens,
         idle_s=600.0,
         int8="prefill" if setting.policy.endswith("+int8") else "off",
-        hops=HopConfig(link_policy=setting.policy.split("+")[0], watch=PATIENT),
+        hops=HopConfig(scheduler=SCHEDULERS[setting.policy.split("+")[0]], watch=PATIENT),
     )
     peer = await serving(transport, span, QWEN_7B, setting.times, setting.limits, config)
     await asyncio.sleep(0.1)

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from bench.local_swarm import ROOT
 from bench.relay import relay
 from bench.report import provenance, write
+from bench.results_links import hop
 from dht.command_line import loop_factory
 from dht.errors import NetworkError
 from dht.messages import codec
@@ -241,17 +240,6 @@ def _run(work: Callable[[], Awaitable[Any]]) -> Any:
         return runner.run(wrapped())
 
 
-def show(result: dict[str, Any]) -> None:
-    """The table for people."""
-    table = Table("", "TCP", "relayed", "times", "p2p daemon", "times")
-    for name, raw in result["tcp"].items():
-        cells = [f"{raw:.3g}"]
-        for kind in ("relayed", "p2p"):
-            cells += [f"{result[kind][name]:.3g}", f"{result[f'{kind}_costs_times'][name]:.1f}"]
-        table.add_row(name, *cells)
-    Console().print(table)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.transport", description="What a hop costs beside plain TCP."
@@ -263,7 +251,7 @@ def main() -> None:
         _run(lambda: serve(arguments.serve))
         return
     result = compare()
-    show(result)
+    print(hop(result))
     if arguments.out:
         write(arguments.out, {**result, "provenance": provenance(seed=0)})
 

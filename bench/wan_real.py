@@ -2,8 +2,8 @@
 
     sudo python -m bench.wan_real [--policies fifo anabranch …] [--out bench/results/wan_real.json]
 
-Where :mod:`bench.wan` runs under a virtual clock, here each stage is a process in a namespace of
-its own with its own p2p daemon, and packets cross links of a set rate and delay
+Where :mod:`bench.papers.links` runs under a virtual clock, here each stage is a process in a
+namespace of its own with its own p2p daemon, and packets cross links of a set rate and delay
 (:mod:`bench.wan_lab`). The engine is the same stand-in (:mod:`bench.timed_engine`), as are the
 requests, so what differs between the two is the network and the transport alone. Policies are run
 one after the other and added to the file of ``--out``.
@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.local_swarm import ROOT
+from bench.papers.links import POLICIES
 from bench.report import provenance, write
+from bench.results_links import real_links
 from bench.stand_in import (
     SPANS,
     Request,
@@ -35,7 +37,6 @@ from bench.stand_in import (
     stand_in_peer,
     summary,
 )
-from bench.wan import POLICIES, print_cells
 from bench.wan_lab import Shape, WanLab, why_not
 from dht.command_line import loop_factory
 from dht.daemon.transport import HivemindTransport
@@ -168,10 +169,10 @@ def main() -> None:
         rows = {row["policy"]: row for row in json.loads(arguments.out.read_text())["rows"]}
     for policy in arguments.policies:
         rows[policy] = measure(Setting(policy=policy, seconds=arguments.seconds))
-        print_cells([rows[policy]])
+        result = {"what": WHAT, "rows": [rows[name] for name in POLICIES if name in rows]}
+        print(real_links(result))
         if arguments.out:
-            found = [rows[name] for name in POLICIES if name in rows]
-            write(arguments.out, {"what": WHAT, "rows": found})
+            write(arguments.out, result)
 
 
 WHAT = (

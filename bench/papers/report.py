@@ -8,6 +8,7 @@ from typing import Any
 from bench.papers import report_own as own_tables
 from bench.papers import report_tables as tables
 from bench.papers.report_verdict import FAITHFUL, verdict
+from bench.report import table
 
 Recipe = dict[str, Any]
 
@@ -100,6 +101,7 @@ def write(results: Path, names: Sequence[str], target: Path) -> None:
     target.write_text("\n".join(parts))
 
 
+KINDS = ("real", "simulated", "error")
 FIGURES = {
     "tokens_per_s": "tokens/s",
     "ttft_mean_s": "TTFT mean, s",
@@ -122,17 +124,17 @@ def _faithful(result: dict[str, Any]) -> str:
         f" ({lone['hop_s'] * 1e3:.1f} ms) and what opening takes ({lone['open_s'] * 1e3:.1f} ms)."
         " Nothing is fitted to the runs compared. The goal is 5%.",
         "",
-        "| load | | real | simulated | error |",
-        "|---|---|--:|--:|--:|",
+        table(
+            "load | | real: | simulated: | error:",
+            "{share:.0%} of the slower stage, {requests_per_s:.2f}/s | {title}"
+            " | {real:.4g} | {simulated:.4g} | {error:+.1%}",
+            [
+                {**load, "title": title, **{kind: load[kind][name] for kind in KINDS}}
+                for load in result["loads"]
+                for name, title in FIGURES.items()
+            ],
+        ),
     ]
-    for load in result["loads"]:
-        share = f"{load['share']:.0%} of the slower stage, {load['requests_per_s']:.2f}/s"
-        for name, title in FIGURES.items():
-            lines.append(
-                f"| {share} | {title}"
-                f" | {load['real'][name]:.4g} | {load['simulated'][name]:.4g}"
-                f" | {load['error'][name]:+.1%} |"
-            )
     worst = max(abs(load["error"][name]) for load in result["loads"] for name in FIGURES)
     met = "reached" if worst <= FAITHFUL else "**missed**"
     lines += [

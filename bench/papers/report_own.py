@@ -2,31 +2,33 @@
 
 from typing import Any
 
-from bench.papers.report_tables import number
+from bench.papers.report_tables import TIMES
+from bench.report import table
 
 Recipe = dict[str, Any]
 Row = dict[str, Any]
 
-HEADINGS = (
-    "requests | answered | peers lost | peers moved | replays | a layer without a holder, s |"
-    " tokens/s | prompt s, P50 / P99 | token s, P50 / P99 |"
+HEADS = (
+    "requests: | answered: | peers lost: | peers moved: | replays: | a layer without a holder, s:"
+    " | tokens/s: | prompt s, P50 / P99: | token s, P50 / P99:"
 )
-RULES = "--:|" * 9
-
-
-def _churned(row: Row) -> str:
-    return (
-        f"{row['requests']} | {row['answered']} | {row['losses']} | {row['moves']}"
-        f" | {row['replays']} | {row['uncovered_s']:.0f} | {row['tokens_per_s']:.1f}"
-        f" | {row['prompt_p50_s']:.2f} / {row['prompt_p99_s']:.2f}"
-        f" | {row['token_p50_s']:.2f} / {row['token_p99_s']:.2f} |"
-    )
+CELLS = (
+    "{requests} | {answered} | {losses} | {moves} | {replays} | {uncovered_s:.0f}"
+    " | {tokens_per_s:.1f} | {prompt_p50_s:.2f} / {prompt_p99_s:.2f}"
+    " | {token_p50_s:.2f} / {token_p99_s:.2f}"
+)
 
 
 def volunteers(recipe: Recipe) -> list[str]:
     """Stays of different lengths, with re-planning and without."""
     rate = recipe["rows"][0]["requests_per_s"]
-    lines = [
+    said = {None: "–", True: "yes", False: "no"}
+    rows = [
+        {"stay": f"{row['stay_h']:g} h" if row["stay_h"] else "all stay"}
+        | {"said": said[row["replan"] if row["stay_h"] else None], **row}
+        for row in recipe["rows"]
+    ]
+    return [
         f"Four hours of single24/70b under {rate:g} requests/s (Poisson, lengths of the trace)."
         " Stays are Pareto-distributed (shape 1.5) with the mean given, absences with a mean of"
         " 30 min; a loss is noticed after 2 s, layers load for 60 s. Re-planned: layers that"
@@ -34,31 +36,23 @@ def volunteers(recipe: Recipe) -> list[str]:
         " is served the least; otherwise peers return to what they held. What was not answered was"
         " under way or in line at the end.",
         "",
-        f"| mean stay | re-planned | {HEADINGS}",
-        f"|--:|---|{RULES}",
+        table(f"mean stay: | re-planned | {HEADS}", f"{{stay}} | {{said}} | {CELLS}", rows),
     ]
-    for row in recipe["rows"]:
-        stay = f"{row['stay_h']:g} h" if row["stay_h"] else "all stay"
-        said = ("yes" if row["replan"] else "no") if row["stay_h"] else "–"
-        lines.append(f"| {stay} | {said} | {_churned(row)}")
-    return lines
 
 
 def cut_off(recipe: Recipe) -> list[str]:
     """A region without links to the others."""
     rate = recipe["rows"][0]["requests_per_s"]
     cut = max(row["cut"] for row in recipe["rows"])
+    said = {None: "no cut", True: "re-planned", False: "not re-planned"}
+    rows = [{"said": said[row["replan"]], **row} for row in recipe["rows"]]
     lines = [
         f"An hour of geo24/70b under {rate:g} requests/s; {cut} of 24 peers, one region, are cut"
         " off after 20 minutes for 20 minutes and return with what they held. Re-planned: the"
         " fewest peers that must move take the layers that nobody holds.",
         "",
-        f"| | {HEADINGS}",
-        f"|---|{RULES}",
+        table(f"| {HEADS}", f"{{said}} | {CELLS}", rows),
     ]
-    for row in recipe["rows"]:
-        said = {None: "no cut", True: "re-planned", False: "not re-planned"}[row["replan"]]
-        lines.append(f"| {said} | {_churned(row)}")
     answered = {row["replan"]: row["answered"] for row in recipe["rows"]}
     if answered.get(True, 0) < answered.get(False, 0):
         lines += [
@@ -72,51 +66,43 @@ def cut_off(recipe: Recipe) -> list[str]:
 
 def growth(recipe: Recipe) -> list[str]:
     """More and more peers."""
-    lines = [
+    return [
         "Helix's 24 peers so many times over (100 ms between copies, names shuffled), planned as"
         " one swarm by cells, then an hour with stays of 4 h on average and absences of 30 min;"
         " requests grow with the peers.",
         "",
-        "| peers | planned in s | planner | max flow | × real time | requests/s | " + HEADINGS,
-        f"|--:|--:|---|--:|--:|--:|{RULES}",
+        table(
+            "peers: | planned in s: | planner | max flow: | × real time: | requests/s: | " + HEADS,
+            "{peers} | {searched_s:.0f} | {planner} | {flow_tokens_per_s:.0f}"
+            f" | {{times_real:.0f}} | {{requests_per_s:.2f}} | {CELLS}",
+            recipe["rows"],
+        ),
     ]
-    lines += [
-        f"| {row['peers']} | {row['searched_s']:.0f} | {row['planner']}"
-        f" | {row['flow_tokens_per_s']:.0f} | {row['times_real']:.0f}"
-        f" | {row['requests_per_s']:.2f} | {_churned(row)}"
-        for row in recipe["rows"]
-    ]
-    return lines
 
 
 def crowd(recipe: Recipe) -> list[str]:
     """A flash crowd."""
     first = recipe["rows"][0]
-    lines = [
+    return [
         f"single24/70b under {first['requests_per_s']:g} requests/s for half an hour, with"
         f" {first['crowd_per_s']:g} requests/s for three minutes of it; the same"
         f" {first['requests']} requests for everybody, run until all are answered (looked at"
         " every minute).",
         "",
-        "| placement | scheduler | links | all answered after s | prompt s, mean / P50 / P99 |"
-        " token s, mean / P50 / P99 | KV peak |",
-        "|---|---|---|--:|--:|--:|--:|",
+        table(
+            "placement | scheduler | links | all answered after s: | prompt s, mean / P50 / P99:"
+            " | token s, mean / P50 / P99: | KV peak:",
+            "{placement} | {scheduler} | {links} | {answered_after_s:.0f}"
+            f" | {TIMES} | {{kv_peak:.2f}}",
+            recipe["rows"],
+        ),
     ]
-    for row in recipe["rows"]:
-        times = [
-            " / ".join(number(row[f"{kind}{suffix}_s"], 2) for suffix in ("", "_p50", "_p99"))
-            for kind in ("prompt", "token")
-        ]
-        lines.append(
-            f"| {row['placement']} | {row['scheduler']} | {row['links']}"
-            f" | {row['answered_after_s']:.0f} | {times[0]} | {times[1]} | {row['kv_peak']:.2f} |"
-        )
-    return lines
 
 
 def llumnix(recipe: Recipe) -> list[str]:
     """Moves for balance, priorities, and peers that leave."""
-    lines = [
+    by_key = {row["key"]: row for row in recipe["rows"]}
+    return [
         "Four pipelines of four A100 with LLaMA 30B, 20 ms and 1 Gbit/s apart, each with KV"
         " room for the 13,616 tokens that one of Llumnix's instances holds; half an hour of"
         " Poisson arrivals with Pareto lengths (shape 1.2, mean 400 each, cut at 6,000), a"
@@ -127,33 +113,23 @@ def llumnix(recipe: Recipe) -> list[str]:
         " Drains, losses and the mending of a route are the real rules. Moved gap: the token that"
         " waited longest for a move or a repair.",
         "",
-        "| | requests/s | moves | prompt s, mean / P50 / P99 | urgent prompt s, mean / P99 | token"
-        " s, mean / P99 | moved gap s, P50 / max | KV peak |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for row in recipe["rows"]:
-        cells = [
-            " / ".join(number(row[name], 2) for name in names)
-            for names in (
-                ("prompt_s", "prompt_p50_s", "prompt_p99_s"),
-                ("urgent_prompt_s", "urgent_prompt_p99_s"),
-                ("token_s", "token_p99_s"),
-                ("moved_gap_p50_s", "moved_gap_max_s"),
-            )
-        ]
-        lines.append(
-            f"| {row['key'].split('/s, ')[-1]} | {row['requests_per_s']:g} | {row['moves']}"
-            f" | {' | '.join(cells)} | {row['kv_peak']:.2f} |"
-        )
-    by_key = {row["key"]: row for row in recipe["rows"]}
-    lines += ["", *(_moves_worth(by_key, rate) for rate in sorted(_rates(recipe)))]
-    lines += [
+        table(
+            "| requests/s: | moves: | prompt s, mean / P50 / P99: | urgent prompt s, mean / P99:"
+            " | token s, mean / P99: | moved gap s, P50 / max: | KV peak:",
+            "{name} | {requests_per_s:g} | {moves}"
+            " | {prompt_s:.2f} / {prompt_p50_s:.2f} / {prompt_p99_s:.2f}"
+            " | {urgent_prompt_s:.2f} / {urgent_prompt_p99_s:.2f}"
+            " | {token_s:.2f} / {token_p99_s:.2f}"
+            " | {moved_gap_p50_s:.2f} / {moved_gap_max_s:.2f} | {kv_peak:.2f}",
+            [{"name": key.split("/s, ")[-1], **row} for key, row in by_key.items()],
+        ),
+        "",
+        *(_moves_worth(by_key, rate) for rate in sorted(_rates(recipe))),
         "",
         "Llumnix (16 instances of LLaMA-7B, other GPUs and traces) reports P99 times to the first"
         " token up to 15 times shorter than without migration, urgent ones up to 1.5 times shorter"
         " than the others, and 20-30 ms for a move.",
     ]
-    return lines
 
 
 def _rates(recipe: Recipe) -> set[float]:

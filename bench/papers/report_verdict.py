@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bench.papers.report_tables import number, sums
+from bench.papers.report_tables import sums
+from bench.report import table
 
 Row = dict[str, Any]
 
@@ -36,17 +37,27 @@ def verdict(recipes: Sequence[dict[str, Any]]) -> str:
         "Under full load, beside the published plan and scheduler that serve the most here"
         " (every published figure is in the tables below):",
         "",
-        "| cluster | best published, simulated here | its published figure | ours | ratio |"
-        " wanted | mean prompt, theirs → ours | verdict |",
-        "|---|--:|--:|--:|--:|--:|--:|---|",
-        *full,
+        table(
+            "cluster | best published, simulated here: | its published figure: | ours: | ratio: |"
+            " wanted: | mean prompt, theirs → ours: | verdict",
+            "{cluster} | {best[tokens_per_s]:.1f} ({best[placement]}, {best[scheduler]})"
+            " | {best[published_tokens_per_s]:.1f} | {mine[tokens_per_s]:.1f} | {ratio:.2f}"
+            " | {wanted:.2f} | {best[prompt_s]:.2f} → {mine[prompt_s]:.2f} s | {said}",
+            full,
+        ),
         "",
         "At the same arrivals (seconds, P50 / P99):",
         "",
-        "| cluster | load | beside | prompt, theirs | prompt, ours | token, theirs | token, ours |"
-        " verdict |",
-        "|---|---|---|--:|--:|--:|--:|---|",
-        *timed,
+        table(
+            "cluster | load | beside | prompt, theirs: | prompt, ours: | token, theirs: |"
+            " token, ours: | verdict",
+            "{cluster} | {mode} | {other[placement]}, {other[scheduler]}"
+            " | {other[prompt_p50_s]:.2f} / {other[prompt_p99_s]:.2f}"
+            " | {mine[prompt_p50_s]:.2f} / {mine[prompt_p99_s]:.2f}"
+            " | {other[token_p50_s]:.2f} / {other[token_p99_s]:.2f}"
+            " | {mine[token_p50_s]:.2f} / {mine[token_p99_s]:.2f} | {said}",
+            timed,
+        ),
         "",
         *_trust(rows),
     ]
@@ -82,7 +93,7 @@ def _trust(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _full(cluster: str, theirs: Sequence[Row], mine: Row) -> str:
+def _full(cluster: str, theirs: Sequence[Row], mine: Row) -> Row:
     best = max(theirs, key=lambda r: r["tokens_per_s"])
     wanted = WANTED.get(cluster, 1.0)
     ratio = mine["tokens_per_s"] / best["tokens_per_s"]
@@ -91,30 +102,19 @@ def _full(cluster: str, theirs: Sequence[Row], mine: Row) -> str:
         failed.append("fewer tokens/s than wanted")
     if mine["prompt_s"] >= best["prompt_s"]:
         failed.append("prompts are slower")
-    return (
-        f"| {cluster} | {best['tokens_per_s']:.1f} ({best['placement']}, {best['scheduler']})"
-        f" | {number(best['published_tokens_per_s'])} | {mine['tokens_per_s']:.1f}"
-        f" | {ratio:.2f} | {wanted:.2f} | {best['prompt_s']:.2f} → {mine['prompt_s']:.2f} s"
-        f" | {_said(failed)} |"
-    )
+    figures = {"cluster": cluster, "best": best, "mine": mine, "ratio": ratio, "wanted": wanted}
+    return {**figures, "said": _said(failed)}
 
 
-def _timed(cluster: str, mode: str, other: Row, mine: Row) -> str:
+def _timed(cluster: str, mode: str, other: Row, mine: Row) -> Row:
     failed = [
         f"{kind} {percent.upper()}"
         for kind in ("prompt", "token")
         for percent in ("p50", "p99")
         if mine[f"{kind}_{percent}_s"] >= other[f"{kind}_{percent}_s"]
     ]
-    cells = [
-        f"{row[f'{kind}_p50_s']:.2f} / {row[f'{kind}_p99_s']:.2f}"
-        for kind in ("prompt", "token")
-        for row in (other, mine)
-    ]
-    return (
-        f"| {cluster} | {mode} | {other['placement']}, {other['scheduler']} |"
-        f" {' | '.join(cells)} | {_said([f'higher {what}' for what in failed])} |"
-    )
+    said = _said([f"higher {what}" for what in failed])
+    return {"cluster": cluster, "mode": mode, "other": other, "mine": mine, "said": said}
 
 
 def _said(failed: Sequence[str]) -> str:

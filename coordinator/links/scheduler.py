@@ -6,17 +6,9 @@ microseconds. So decodes go first, prefill leaves in bounded frames with a share
 overtaken any more: what is on its way is bounded by credits, which come back when the receiving
 application has read.
 
-Three policies behind one interface, so that they can be compared:
-
-- ``anabranch``: decode first, prefill with a weighted share, bulk with a smaller one; credits.
-- ``molink``: Algorithm 1 of MoLink (EMNLP Findings 2025, §3.2): decode first while fewer than N
-  decodes overtook the waiting prefill; prefill in chunks that end when the next decode is due.
-- ``fifo``: whole messages in their order, as vLLM and Helix send.
-
 Pure: time is an argument, in microseconds; sizes are bytes.
 """
 
-import math
 from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
@@ -35,9 +27,6 @@ WINDOW_BYTES_INITIAL = 256 << 10
 URGENT_BYTES_MAX = 128 << 10
 """Bytes unread beyond the window at most, or two windows if that is more: beyond, even decodes
 wait here, where the other classes' shares still count."""
-OVERTAKING_MAX = 30
-"""MoLink's N: decodes that may overtake a waiting prefill."""
-POLICIES = ("anabranch", "molink", "fifo")
 
 
 class TrafficClass(IntEnum):
@@ -91,22 +80,16 @@ class LinkScheduler:
     messages of one class come in the order in which they were offered.
     """
 
-    def __init__(self, policy: str = "anabranch", *, shares: Shares | None = None) -> None:
-        if policy not in POLICIES:
-            raise ValueError(f"policy {policy!r}; there are {', '.join(POLICIES)}")
-        self.policy = policy
+    def __init__(self, *, shares: Shares | None = None) -> None:
         self.delivery = DeliveryEstimator()
         self._shares = shares or Shares()
         self._numbers = 0
         self._queues: dict[TrafficClass, deque[_Message]] = {
             traffic: deque() for traffic in TrafficClass
         }
-        self._order: deque[_Message] = deque()  # fifo only
         self._slow_sent = 0
         self._slow_released = 0
         self._owed = {TrafficClass.PREFILL: 0.0, TrafficClass.BULK: 0.0}
-        self._overtook = 0
-        self._decode_due_us: int | None = None
         self.queued_bytes = 0
 
     # Offers
@@ -117,18 +100,12 @@ class LinkScheduler:
             raise ValueError("an empty message")
         self._numbers += 1
         message = _Message(number=self._numbers, traffic=traffic, size_bytes=size_bytes)
-        (self._order if self.policy == "fifo" else self._queues[traffic]).append(message)
+        self._queues[traffic].append(message)
         self.queued_bytes += size_bytes
         return message.number
 
-    def expect_decode(self, at_us: int | None) -> None:
-        """When the engine's next decode will be ready to leave, as far as known (``molink``)."""
-        self._decode_due_us = at_us
-
     def waiting(self, traffic: TrafficClass) -> int:
         """Messages of a class that have not left wholly."""
-        if self.policy == "fifo":
-            return sum(message.traffic is traffic for message in self._order)
         return len(self._queues[traffic])
 
     # Credits
@@ -181,17 +158,9 @@ class LinkScheduler:
     def next_slice(self, now_us: int, *, urgent_only: bool = False) -> Slice | None:
         """What to write now; None: nothing, until an offer or an acknowledgement.
 
-        With ``urgent_only``, prefill and bulk wait; policies that do not tell them apart wait
-        altogether.
+        With ``urgent_only``, prefill and bulk wait.
         """
-        if urgent_only and self.policy != "anabranch":
-            return None
-        if self.policy == "fifo":
-            chosen, limit = (self._order[0], math.inf) if self._order else (None, 0.0)
-        elif self.policy == "molink":
-            chosen, limit = self._molink(now_us)
-        else:
-            chosen, limit = self._anabranch(urgent_only)
+        chosen, limit = self._choose(now_us, urgent_only)
         if chosen is None:
             return None
         return self._take(chosen, limit, now_us)
@@ -202,7 +171,8 @@ class LinkScheduler:
                 return self._queues[traffic][0]
         return None
 
-    def _anabranch(self, urgent_only: bool) -> tuple[_Message | None, float]:
+    def _choose(self, _now_us: int, urgent_only: bool) -> tuple[_Message | None, float]:
+        """The message whose turn it is, and how many of its bytes may leave."""
         frame = self.frame_bytes
         urgent = self._head(TrafficClass.CONTROL, TrafficClass.DECODE)
         window = self.window_bytes
@@ -223,21 +193,6 @@ class LinkScheduler:
             return prefill or bulk
         return bulk if self._owed[TrafficClass.BULK] >= min(frame, bulk.rest_bytes) else prefill
 
-    def _molink(self, now_us: int) -> tuple[_Message | None, float]:
-        urgent = self._head(TrafficClass.CONTROL, TrafficClass.DECODE)
-        slow = self._head(TrafficClass.PREFILL, TrafficClass.BULK)
-        if slow is None:
-            return urgent, math.inf
-        if urgent is not None and self._overtook < OVERTAKING_MAX:
-            self._overtook += urgent.traffic is TrafficClass.DECODE
-            return urgent, math.inf
-        self._overtook = 0
-        bandwidth = self.delivery.bandwidth_bytes_per_s
-        if self._decode_due_us is None or bandwidth <= 0:
-            return slow, math.inf
-        room_us = max(0, self._decode_due_us - now_us)
-        return slow, max(room_us * bandwidth / 1e6, FRAME_BYTES_MIN)
-
     def _take(self, message: _Message, limit: float, now_us: int) -> Slice:
         size = int(min(message.rest_bytes, limit))
         offset = message.sent_bytes
@@ -245,7 +200,7 @@ class LinkScheduler:
         self.queued_bytes -= size
         last = message.rest_bytes == 0
         if last:
-            (self._order if self.policy == "fifo" else self._queues[message.traffic]).popleft()
+            self._queues[message.traffic].popleft()
         self._settle(message.traffic, size)
         if message.traffic >= TrafficClass.PREFILL:
             self._slow_sent += size

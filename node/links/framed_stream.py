@@ -25,8 +25,6 @@ QUEUED_BYTES_MAX = 256 << 20
 """Waiting to be sent; beyond, the channel is broken: a reader that slow is as good as gone."""
 STALLED_S = 30.0
 """A peer that gives no credit for so long while prefill waits is as good as gone."""
-DECODE_GAP_WEIGHT = 0.2
-"""Of the newest gap between decodes in their moving average."""
 PARTIAL_FRAMES_MAX = 8
 """Frames that may be under way in parts at once: one per class, and some room."""
 PARTIAL_BYTES_PER_PEER_MAX = 64 << 20
@@ -74,8 +72,6 @@ class LinkSender:
         self._wake = asyncio.Event()
         self._broken: str | None = None
         self._credit_us = now_us()
-        self._decode_us: int | None = None
-        self._decode_gap_us = 0.0
         self.scheduler = scheduler
 
     @property
@@ -101,8 +97,6 @@ class LinkSender:
                 self._slow_sessions.update(sessions)
             else:
                 sessions = ()
-        if kind is TrafficClass.DECODE and self.scheduler.policy == "molink":
-            self._expect_next_decode()
         data = memoryview(codec.encode_frame(message, body))
         if self.queued_bytes == 0:
             self._credit_us = self._now_us()
@@ -112,15 +106,6 @@ class LinkSender:
             self._broken = f"{self.queued_bytes} bytes queued, nothing is read"
         self._pump()
         self._wake.set()
-
-    def _expect_next_decode(self) -> None:
-        """MoLink predicts the next decode from profiles; here from the decodes before."""
-        now_us = self._now_us()
-        if self._decode_us is not None:
-            gap_us = now_us - self._decode_us
-            self._decode_gap_us += DECODE_GAP_WEIGHT * (gap_us - self._decode_gap_us)
-            self.scheduler.expect_decode(now_us + int(self._decode_gap_us))
-        self._decode_us = now_us
 
     def acknowledged(self, delivered: Delivered) -> None:
         """The peer read on. Raises :class:`dht.messages.codec.MalformedError` for what cannot

@@ -8,6 +8,7 @@ never breaks one.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,8 +48,8 @@ class HopConfig:
     """When a peer that sessions use counts as lost although the stream does not break."""
     idle_s: float = 60.0
     """An unused hop is closed after so long."""
-    link_policy: str = "anabranch"
-    """In which order frames leave; see :mod:`coordinator.links.scheduler`."""
+    scheduler: Callable[[], LinkScheduler] = LinkScheduler
+    """Makes what decides the order in which frames leave."""
 
 
 HopReply = SessionAccepted | SessionRefused | SessionFailed | SessionLeaving | MigrationReady
@@ -117,7 +118,7 @@ class Hop:
         loop = asyncio.get_running_loop()
         sender = LinkSender(
             stream,
-            LinkScheduler(self._config.link_policy),
+            self._config.scheduler(),
             lambda: int(loop.time() * 1e6),
             self._lent.up,
         )

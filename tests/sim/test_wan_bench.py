@@ -2,8 +2,8 @@
 
 import pytest
 
+from bench.papers.links import POLICIES
 from bench.stand_in import Setting, floor, requests, serve
-from bench.wan import POLICIES
 
 
 @pytest.mark.parametrize("policy", POLICIES)

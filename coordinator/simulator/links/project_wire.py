@@ -5,7 +5,6 @@ the wire: the next slice is taken when the one before has left. The receiver rea
 credits return one round trip after a slice has left.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from coordinator.links.scheduler import LinkScheduler, Slice, TrafficClass
@@ -14,17 +13,16 @@ from coordinator.simulator.core.parts import (
     SimulatedChunk,
     SimulatedHop,
     SimulatedLink,
-    SimulatedWire,
 )
 
 
 class ScheduledWire:
     """The sender of one directed link, with a real link scheduler."""
 
-    def __init__(self, engine: SwarmSimulation, link: SimulatedLink, policy: str) -> None:
+    def __init__(self, engine: SwarmSimulation, link: SimulatedLink) -> None:
         self._engine = engine
         self._link = link
-        self.scheduler = LinkScheduler(policy)
+        self.scheduler = LinkScheduler()
         self._waiting: dict[int, tuple[SimulatedChunk, SimulatedHop, float]] = {}
         self._busy = False
         self._sent_bytes = 0
@@ -71,9 +69,3 @@ class ScheduledWire:
         self.scheduler.acknowledged(sent_bytes, slow_bytes, int(self._engine.now_s * 1e6))
         if not self._busy:
             self._pump()
-
-
-def wires(policy: str) -> Callable[[SwarmSimulation, SimulatedLink], SimulatedWire]:
-    """A maker of links that send by ``policy``, one of
-    :data:`coordinator.links.scheduler.POLICIES`."""
-    return lambda engine, link: ScheduledWire(engine, link, policy)

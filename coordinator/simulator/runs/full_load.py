@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinator.evaluation.max_flow import FlowSolution, solve_flow
-from coordinator.links.scheduler import POLICIES
 from coordinator.planning.placement import Placement
 from coordinator.simulator.core.event_loop import SwarmSimulation
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import SimulationReport
 from coordinator.simulator.core.trace import Request, sampled
 from coordinator.simulator.links.closed_form_wire import FramedWire
-from coordinator.simulator.links.project_wire import wires
+from coordinator.simulator.links.project_wire import ScheduledWire
 from coordinator.simulator.routing.helix import (
     OFFLINE,
     ONLINE,
@@ -33,11 +32,11 @@ from dht.errors import UserError
 from dht.messages.types import Assignment, Plan, PlanVersion, Problem
 
 SCHEDULERS = ("helix", "anabranch", "swarm", "random", "shortest-queue")
-LINKS = ("in-order", "decode-first", "framed", *POLICIES)
+LINKS = ("in-order", "decode-first", "framed", "anabranch")
 """Link models by name. ``in-order``: whole pieces in the order of the batch, as in Helix's
 simulator; ``decode-first``: a batch's decodes before its prompts; ``framed``: decodes overtake
-prompts on the link, in closed form; the others run the project's own link scheduler with that
-policy, frame by frame."""
+prompts on the link, in closed form; ``anabranch``: the project's own link scheduler, frame by
+frame."""
 DRAIN_S = 4 * 3600.0
 STEP_S = 60.0
 
@@ -135,8 +134,8 @@ def build_simulation(
     )
     if links == "framed":
         engine.make_wire = FramedWire
-    elif links in POLICIES:
-        engine.make_wire = wires(links)
+    elif links == "anabranch":
+        engine.make_wire = ScheduledWire
     if scheduler == "helix":
         return engine, HelixScheduler(problem, profiles, plan.assignments, plan.edges, rules)
     if scheduler == "anabranch":

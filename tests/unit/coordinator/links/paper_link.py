@@ -4,7 +4,20 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hypothesis import strategies as st
+
 from coordinator.links.scheduler import LinkScheduler, Slice, TrafficClass
+
+OFFERS = st.lists(
+    st.tuples(
+        st.sampled_from(list(TrafficClass)),
+        st.one_of(st.integers(1, 200), st.integers(1, 300_000)),
+        st.integers(0, 50_000),
+    ),
+    min_size=1,
+    max_size=60,
+)
+"""Class, bytes, and microseconds since the one before."""
 
 
 @dataclass(slots=True)
@@ -64,3 +77,29 @@ class PaperLink:
             action()
         if until_us is not None:
             self.now_us = until_us
+
+
+def all_arrive(link: PaperLink, offers: list[tuple[TrafficClass, int, int]]) -> None:
+    """Whatever the scheduler: messages arrive whole and those of a class in their order."""
+    offered: dict[int, tuple[TrafficClass, int]] = {}
+    at_us = 0
+    for traffic, size, pause_us in offers:
+        at_us += pause_us
+        link.run(at_us)
+        offered[link.offer(traffic, size)] = (traffic, size)
+    link.run()
+    got: dict[int, int] = dict.fromkeys(offered, 0)
+    for _, piece in link.left:
+        assert piece.offset == got[piece.number], "a gap or a repetition"
+        assert piece.traffic is offered[piece.number][0]
+        got[piece.number] += piece.size_bytes
+        assert piece.last == (got[piece.number] == offered[piece.number][1])
+    assert got == {number: size for number, (_, size) in offered.items()}
+    assert set(link.arrived) == set(offered)
+    for traffic in TrafficClass:
+        ends = [piece.number for _, piece in link.left if piece.last and piece.traffic is traffic]
+        assert ends == sorted(ends)
+    scheduler = link.scheduler
+    assert scheduler.queued_bytes == 0
+    assert scheduler.slow_in_flight_bytes == 0
+    assert scheduler.delivery.in_flight_bytes == 0

@@ -1,4 +1,4 @@
-"""Laws of the link's scheduler, whatever the policy and whatever is offered."""
+"""Laws of the link's scheduler, whatever is offered."""
 
 import math
 
@@ -9,62 +9,28 @@ from hypothesis import strategies as st
 from coordinator.links.bandwidth_estimator import CreditError
 from coordinator.links.scheduler import (
     FRAME_BYTES_MAX,
-    POLICIES,
     LinkScheduler,
     Shares,
     Slice,
     TrafficClass,
 )
 from tests.examples import examples
-from tests.unit.coordinator.links.paper_link import PaperLink
+from tests.unit.coordinator.links.paper_link import OFFERS, PaperLink, all_arrive
 
 MBIT = 125_000.0
-
-OFFERS = st.lists(
-    st.tuples(
-        st.sampled_from(list(TrafficClass)),
-        st.one_of(st.integers(1, 200), st.integers(1, 300_000)),
-        st.integers(0, 50_000),
-    ),
-    min_size=1,
-    max_size=60,
-)
 
 
 @pytest.mark.property
 @examples(150)
 @given(
-    policy=st.sampled_from(POLICIES),
     offers=OFFERS,
     mbit=st.sampled_from([1, 20, 1000]),
     delay_us=st.sampled_from([0, 5_000, 150_000]),
 )
 def test_messages_arrive_whole_and_each_class_in_its_order(
-    policy: str, offers: list[tuple[TrafficClass, int, int]], mbit: int, delay_us: int
+    offers: list[tuple[TrafficClass, int, int]], mbit: int, delay_us: int
 ) -> None:
-    link = PaperLink(LinkScheduler(policy), lambda _: mbit * MBIT, delay_us)
-    offered: dict[int, tuple[TrafficClass, int]] = {}
-    at_us = 0
-    for traffic, size, pause_us in offers:
-        at_us += pause_us
-        link.run(at_us)
-        offered[link.offer(traffic, size)] = (traffic, size)
-    link.run()
-    got: dict[int, int] = dict.fromkeys(offered, 0)
-    for _, piece in link.left:
-        assert piece.offset == got[piece.number], "a gap or a repetition"
-        assert piece.traffic is offered[piece.number][0]
-        got[piece.number] += piece.size_bytes
-        assert piece.last == (got[piece.number] == offered[piece.number][1])
-    assert got == {number: size for number, (_, size) in offered.items()}
-    assert set(link.arrived) == set(offered)
-    for traffic in TrafficClass:
-        ends = [piece.number for _, piece in link.left if piece.last and piece.traffic is traffic]
-        assert ends == sorted(ends)
-    scheduler = link.scheduler
-    assert scheduler.queued_bytes == 0
-    assert scheduler.slow_in_flight_bytes == 0
-    assert scheduler.delivery.in_flight_bytes == 0
+    all_arrive(PaperLink(LinkScheduler(), lambda _: mbit * MBIT, delay_us), offers)
 
 
 @pytest.mark.property
@@ -182,39 +148,6 @@ def test_ten_thousand_tiny_sessions_all_get_through() -> None:
     assert set(link.arrived) == set(numbers)
 
 
-def test_molink_lets_thirty_decodes_overtake_and_then_a_chunk_until_the_next_decode() -> None:
-    """MoLink's Algorithm 1 on a link of 1 byte/us whose rate is known."""
-    scheduler = LinkScheduler("molink")
-    link = PaperLink(scheduler, lambda _: 1e6, 0)
-    link.offer(TrafficClass.PREFILL, 1 << 20)
-    link.run()
-    assert scheduler.delivery.bandwidth_bytes_per_s == pytest.approx(1e6, rel=0.01)
-    scheduler.offer(TrafficClass.PREFILL, 1 << 20)
-    for _ in range(40):
-        scheduler.offer(TrafficClass.DECODE, 10)
-    scheduler.expect_decode(link.now_us + 20_000)
-    order = [scheduler.next_slice(link.now_us) for _ in range(42)]
-    kinds = [piece.traffic for piece in order if piece is not None]
-    assert kinds == [TrafficClass.DECODE] * 30 + [TrafficClass.PREFILL] + [
-        TrafficClass.DECODE
-    ] * 10 + [TrafficClass.PREFILL]
-    chunk = order[30]
-    assert chunk is not None
-    assert chunk.size_bytes == pytest.approx(20_000, rel=0.02)
-
-
-def test_fifo_sends_whole_messages_in_their_order() -> None:
-    scheduler = LinkScheduler("fifo")
-    sizes = [1 << 20, 100, 1 << 22]
-    for traffic, size in zip(
-        (TrafficClass.PREFILL, TrafficClass.DECODE, TrafficClass.BULK), sizes, strict=True
-    ):
-        scheduler.offer(traffic, size)
-    pieces = [scheduler.next_slice(0) for _ in range(3)]
-    assert [piece.size_bytes for piece in pieces if piece is not None] == sizes
-    assert scheduler.next_slice(0) is None
-
-
 def test_a_frame_takes_about_as_long_whatever_the_link() -> None:
     for mbit in (1, 10, 100, 300, 10_000):
         link = PaperLink(LinkScheduler(), lambda _, mbit=mbit: mbit * MBIT, 5_000)
@@ -224,9 +157,7 @@ def test_a_frame_takes_about_as_long_whatever_the_link() -> None:
         assert math.isclose(link.scheduler.frame_bytes, wanted, rel_tol=0.15)
 
 
-def test_an_unknown_policy_and_an_empty_message_are_refused() -> None:
-    with pytest.raises(ValueError, match="anabranch, molink, fifo"):
-        LinkScheduler("lottery")
+def test_an_empty_message_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         LinkScheduler().offer(TrafficClass.DECODE, 0)
 

@@ -366,8 +366,8 @@ def test_links_in_closed_form_agree_with_the_link_scheduler_frame_by_frame() -> 
             typical(),
             OfflineConfig(warm_up_s=2.0, measured_s=12.0, scheduler="anabranch", links=links),
         )
-        for links in ("framed", "anabranch", "fifo")
+        for links in ("framed", "anabranch", "in-order")
     ]
-    framed, frames, fifo = (report.decode_tokens_per_s for report in reports)
+    framed, frames, in_order = (report.decode_tokens_per_s for report in reports)
     assert framed == pytest.approx(frames, rel=0.05)
-    assert frames > 1.1 * fifo
+    assert frames > 1.1 * in_order

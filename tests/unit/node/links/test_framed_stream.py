@@ -11,8 +11,6 @@ from coordinator.links.scheduler import LinkScheduler
 from dht.errors import NetworkError
 from dht.messages import codec
 from dht.messages.session import (
-    ActivationItem,
-    Activations,
     Delivered,
     FramePart,
     Ping,
@@ -21,6 +19,7 @@ from dht.messages.session import (
 from dht.transport.streams import stream_pair
 from node.links import framed_stream
 from node.links.framed_stream import LinkReader, LinkSender
+from tests.unit.node.links.ends import Ends, frames_arrive_whole, rows
 
 
 def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -31,78 +30,15 @@ def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     return run
 
 
-def rows(session: str, position: int, tokens: int, hidden: int = 64) -> tuple[Activations, bytes]:
-    item = ActivationItem(session=session, attempt=1, position=position, tokens=tokens)
-    size = tokens * hidden * 4
-    body = (bytes(range(position % 200, 251)) * (size // 51 + 1))[:size]
-    return Activations(items=(item,), dtype="float32", hidden=hidden), body
-
-
-class Ends:
-    """A sender and an attentive reader on the two ends of a stream."""
-
-    def __init__(self, policy: str = "anabranch") -> None:
-        near, far = stream_pair("near", "far")
-        self.sender = LinkSender(near, LinkScheduler(policy))
-        self.reader = LinkReader(far)
-        self.far = far
-        self.got: list[codec.Frame] = []
-        self.reading = asyncio.Event()
-        self.reading.set()
-
-    async def __aenter__(self) -> "Ends":
-        self.tasks = [
-            asyncio.create_task(self.sender.run()),
-            asyncio.create_task(self._read()),
-        ]
-        return self
-
-    async def _read(self) -> None:
-        while True:
-            await self.reading.wait()
-            frame = await self.reader.read()
-            if frame is not None:
-                self.got.append(frame)
-            if (said := self.reader.acknowledgement()) is not None:
-                self.sender.acknowledged(said)
-
-    async def until(self, count: int) -> None:
-        async with asyncio.timeout(60):
-            while len(self.got) < count:
-                done, _ = await asyncio.wait(self.tasks, timeout=0.001)
-                for task in done:
-                    task.result()
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-
-
-@pytest.mark.parametrize("policy", ["anabranch", "molink", "fifo"])
 @on_loop
-async def test_frames_of_all_sizes_arrive_whole_and_each_session_in_order(policy: str) -> None:
-    async with Ends(policy) as ends:
-        sent: dict[str, list[tuple[Any, bytes]]] = {}
-        for n in range(60):
-            session = f"session-{n % 3}"
-            tokens = (1, 300, 7, 1, 4000)[n % 5]
-            message, body = rows(session, n, tokens)
-            sent.setdefault(session, []).append((message, body))
-            ends.sender.send(message, body)
-        await ends.until(60)
-        got: dict[str, list[tuple[Any, bytes]]] = {}
-        for frame in ends.got:
-            got.setdefault(frame.message.items[0].session, []).append(
-                (frame.message, bytes(frame.body))
-            )
-        assert got == sent
-        assert ends.sender.queued_bytes == 0
+async def test_frames_of_all_sizes_arrive_whole_and_each_session_in_order() -> None:
+    async with Ends(LinkScheduler()) as ends:
+        await frames_arrive_whole(ends)
 
 
 @on_loop
 async def test_decodes_and_control_overtake_a_prompt_of_another_session() -> None:
-    async with Ends() as ends:
+    async with Ends(LinkScheduler()) as ends:
         ends.sender.send(*rows("long-prompt", 0, 40_000))
         ends.sender.send(*rows("other-answer", 7, 1))
         ends.sender.send(SessionClose(session="third-one", attempt=1))
@@ -114,7 +50,7 @@ async def test_decodes_and_control_overtake_a_prompt_of_another_session() -> Non
 
 @on_loop
 async def test_a_decode_row_waits_behind_its_own_sessions_prompt() -> None:
-    async with Ends() as ends:
+    async with Ends(LinkScheduler()) as ends:
         ends.sender.send(*rows("one-session", 0, 40_000))
         ends.sender.send(*rows("one-session", 40_000, 1))
         await ends.until(2)

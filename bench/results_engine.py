@@ -1,0 +1,67 @@
+"""What the documents say of speed: a local swarm and one engine beside ``transformers``."""
+
+from typing import Any
+
+from bench.report import made, table
+
+
+def speed(result: dict[str, Any]) -> str:
+    """A local swarm beside one process."""
+    where = f"{result['cores']} cores ({result['cpu']}), torch {result['torch']}"
+    return (
+        f"All peers share one machine of {where}; the single process, `transformers.generate` in"
+        " float32, has it to itself. Models are named by hidden size × layers, with random weights;"
+        f" ratios are to one stream of the single process {made('local')}:\n\n"
+    ) + table(
+        "model | peers | one process, tokens/s | swarm, tokens/s | ratio | 4 streams, total"
+        " | 8 streams, total | TTFT of 512 tokens",
+        "{model} | {peers} | {single[tokens_per_s]:.1f} | {swarm[tokens_per_s]:.1f}"
+        " | {ratio[one_stream]:.2f} | {ratio[four_streams]:.2f}× | {ratio[eight_streams]:.2f}×"
+        " | {swarm[ttft_512_s]:.2f} s ({ratio[ttft_512]:.2f}×)",
+        [
+            {"model": model, "peers": peers, **figures["median"]}
+            for model, by_peers in result["models"].items()
+            for peers, figures in by_peers.items()
+        ],
+    )
+
+
+def cost(result: dict[str, Any]) -> str:
+    """What an idle peer costs."""
+    idle, seconds = result["idle_peer"], result["seconds_to_median"]
+    return (
+        f"An idle peer of the bundled model is {idle['processes']} processes and"
+        f" {idle['pss_mib']:.0f} MiB (PSS); a peer that returns serves"
+        f" {seconds['serving']:.1f} s after its command {made('footprint')}."
+    )
+
+
+def engine(result: dict[str, Any]) -> str:
+    """One engine beside transformers."""
+    if "seconds" in result:
+        told = f"By {result['seconds']}, while others used the machine (`{result['command']}`)"
+    else:
+        told = (
+            "One engine with all layers beside `transformers` in the same process: `generate` for"
+            " one and for eight streams and for a prompt of 512, continuous batching for requests"
+            " of mixed lengths; ratios are medians of rounds that alternate, with their quartiles"
+            f" where they are known; the engine as of {result['commit']}; the floor is the weights'"
+            " bytes over the measured memory bandwidth, the products are the same matrices in a"
+            f" bare loop {made('engine')}"
+        )
+    return f"{told}:\n\n" + table(
+        "model | measured | engine, tokens/s | transformers, tokens/s | ratio | times the floor"
+        " | times its products alone",
+        "{model} | {name} | {engine:.0f} | {transformers:.0f} | {ratio:.2f}{spread}"
+        " | {times_floor:.1f} | {times_products:.1f}",
+        [
+            {"model": model, "name": name.replace("_", " "), "spread": _spread(one), **one}
+            for model, figures in result["models"].items()
+            for name, one in figures.items()
+            if isinstance(one, dict)
+        ],
+    )
+
+
+def _spread(one: dict[str, Any]) -> str:
+    return " ({} to {})".format(*one["ratio_quartiles"]) if "ratio_quartiles" in one else ""

@@ -1,0 +1,65 @@
+"""What the documents say of elections, placements, planning and the DHT."""
+
+from typing import Any
+
+from bench.report import made, table
+
+
+def elections(result: dict[str, Any]) -> str:
+    """Coordinators killed one after the other, with clients asking."""
+    elected, planned = result["elected_s"], result["planned_s"]
+    return (
+        f"{result['kills']} SIGKILLs of the coordinator of {result['peers']} peers under load:"
+        f" another leads after {elected['median']:.1f} s (p95 {elected['p95']:.1f}) and has planned"
+        f" after {planned['median']:.1f} s (p95 {planned['p95']:.1f}); of {result['requests']}"
+        f" requests meanwhile {len(result['failed'])} failed {made('elections')}."
+    )
+
+
+def flood(result: dict[str, Any]) -> str:
+    """Records of thousands of identities stored at one peer."""
+    joins = [seconds for seconds in result["join_s"] if seconds is not None]
+    return (
+        f"{result['records']:,} signed records of as many identities, stored at one peer by"
+        f" {result['attackers']} stock nodes: it takes {result['taken']:,} of them and"
+        f" {result['memory_added_mib']:.0f} MiB more memory; honest peers that join through it"
+        f" meanwhile are in after at most {max(joins):.1f} s, {result['joins_failed']} failed"
+        f" {made('dht_flood')}."
+    )
+
+
+def sizes(result: dict[str, Any]) -> str:
+    """The planner's seconds by the number of peers."""
+    return (
+        "The planner on more and more peers, on one core: the first answer is what it says when its"
+        " time is over before it begins. It plans for what is served, not for flow, so its flow is"
+        f" far from the bound on purpose {made('placement_sizes')}:\n\n"
+    ) + table(
+        "peers | limit, s | first answer, s | answer, s | serves by the estimate, tokens/s"
+        " | best heuristic | gap of the flow to its bound | of the plan for flow alone",
+        "{peers:,} ({cluster}) | {limit_s:.0f} | {first_answer_s:.2f} | {seconds:.1f}"
+        " | {estimate_tokens_per_s:.0f} | {best_heuristic_estimate_tokens_per_s:.0f} | {gap:.0%}"
+        " | {flow_plan_gap:.0%}",
+        result["sizes"],
+    )
+
+
+def placements(result: dict[str, Any]) -> str:
+    """Our planner beside the published plans, both in our simulator."""
+    planners = ("patterns", "published", "petals", "published, flow spread")
+    known = result["estimate_against_simulation"]
+    return (
+        "Placements on Helix's clusters (ASPLOS'25): decode tokens/s under full load in our event"
+        " simulator, which repeats Helix's own published runs within a few percent; every planner"
+        f" has {result['time_limit_s']:.0f} s. The estimate that chooses among plans ranks"
+        f" {known['plans']} of them like the simulation (Kendall tau {known['kendall_tau']:.2f})"
+        f" {made('placement')}:\n\n"
+    ) + table(
+        "cluster, model | ours, tokens/s | published plan, same simulator | Petals' rule"
+        " | ours, flow spread over the published plan",
+        "{cluster}, {model} | " + " | ".join(f"{{{planner}:.0f}}" for planner in planners),
+        [
+            case | {row["planner"]: row.get("simulated_tokens_per_s") for row in case["planners"]}
+            for case in result["cases"]
+        ],
+    )
