@@ -293,7 +293,6 @@ class HubShards:
         if expected is None:
             logger.warning("%s: the hub gives no SHA-256 to check it against", self._at(shard))
             return None
-
         try:
             hashes = hash_shard(path, self._still_wanted)
         except OSError as error:
