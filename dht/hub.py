@@ -5,10 +5,10 @@ It uses ``huggingface_hub``, so that its conventions hold: ``HF_HOME``, ``HF_HUB
 cache, so that a peer or a client can start again without the hub.
 """
 
+import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +51,10 @@ class HubUnreachableError(NetworkError):
     """The hub does not answer, or its answer makes no sense."""
 
 
+class HubOfflineError(UserError):
+    """Something is not here, and ``HF_HUB_OFFLINE`` forbids every request."""
+
+
 def served_name(model: str) -> str:
     """The name that a model is served under: its hub id, or the name of its directory."""
     directory = Path(model).expanduser()
@@ -73,28 +77,11 @@ class HubListing(msgspec.Struct, frozen=True, kw_only=True):
     files: Annotated[dict[str, HubFile], msgspec.Meta(max_length=FILES_MAX)]
 
 
-def is_offline() -> bool:
-    """Whether ``HF_HUB_OFFLINE`` forbids every request."""
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
-
-
 def notes_directory() -> Path:
     """The directory for listings and notes on hub files: ``anabranch`` in ``HF_HOME``."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HOME) / "anabranch"
-
-
-def cached_snapshot(listing: HubListing) -> Path:
-    """The directory in the usual cache where this commit's files are, or will be."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder: str = repo_folder_name(repo_id=listing.repo, repo_type="model")
-    cache = Path(constants.HF_HUB_CACHE)
-    return cache / folder / "snapshots" / listing.commit
 
 
 def list_model(hub_id: HubId) -> HubListing:
@@ -104,15 +91,18 @@ def list_model(hub_id: HubId) -> HubListing:
     the hub cannot be reached and no listing is known.
     """
     kept = notes_directory() / "listings" / f"{str(hub_id).replace('/', '--')}.json"
-    if is_offline():
-        return _kept_listing(kept, hub_id)
     try:
         listing = _ask(hub_id)
     except NetworkError as error:
-        if not kept.is_file():
+        if (said := _kept_listing(kept, hub_id)) is None:
             raise
         logger.warning("%s; going on with what it said last", error)
-        return _kept_listing(kept, hub_id)
+        return said
+    except HubOfflineError:
+        known = _kept_listing(kept, hub_id) or _cached_listing(hub_id)
+        if known is None:
+            raise
+        return known
     write_note(kept, msgspec.json.encode(listing))
     return listing
 
@@ -122,40 +112,24 @@ def _ask(hub_id: HubId) -> HubListing:
         from huggingface_hub import HfApi
 
         info = HfApi().model_info(hub_id.repo, revision=hub_id.revision, files_metadata=True)
-    try:
-        described = {
-            "repo": hub_id.repo,
-            "commit": info.sha,
-            "files": {
-                file.rfilename: {
-                    "size_bytes": file.size,
-                    "sha256": None if file.lfs is None else file.lfs.sha256,
-                }
-                for file in info.siblings or ()
-                if file.size is not None
-            },
+        files = {
+            file.rfilename: {
+                "size_bytes": file.size,
+                "sha256": None if file.lfs is None else file.lfs.sha256,
+            }
+            for file in info.siblings or ()
+            if file.size is not None
         }
+        described = {"repo": hub_id.repo, "commit": info.sha, "files": files}
         return msgspec.convert(described, HubListing)
-    except msgspec.ValidationError as error:
-        raise HubUnreachableError(
-            f"the hub's answer about {hub_id} makes no sense: {error}"
-        ) from error
 
 
-def _kept_listing(kept: Path, hub_id: HubId) -> HubListing:
+def _kept_listing(kept: Path, hub_id: HubId) -> HubListing | None:
     try:
         listing = msgspec.json.decode(kept.read_bytes(), type=HubListing)
-        if listing.repo == hub_id.repo:
-            return listing
     except (OSError, msgspec.MsgspecError):
-        pass
-    found = _cached_listing(hub_id)
-    if found is None:
-        raise UserError(
-            f"{hub_id} is neither a directory here nor in the cache, and HF_HUB_OFFLINE forbids to"
-            " ask the hub"
-        )
-    return found
+        return None
+    return listing if listing.repo == hub_id.repo else None
 
 
 def _cached_listing(hub_id: HubId) -> HubListing | None:
@@ -182,16 +156,11 @@ def _cached_listing(hub_id: HubId) -> HubListing | None:
 
 def write_note(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``, whole or not at all; a failure is only logged."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:64]}.")
-        try:
-            with os.fdopen(descriptor, "wb") as opened:
-                opened.write(content)
-            os.replace(name, path)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
+        beside.write_bytes(content)
+        beside.replace(path)
     except OSError as error:
         logger.warning("cannot keep %s: %s", path, error)
 
@@ -201,77 +170,85 @@ def fetch_text_files(hub_id: HubId) -> Path:
 
     Raises UserError and NetworkError as :func:`list_model`.
     """
-    listing = list_model(hub_id)
-    for name in TEXT_FILES:
-        if name in listing.files:
-            fetch_file(listing, name)
-    return cached_snapshot(listing)
+    return fetch_small_files(list_model(hub_id))
 
 
-def fetch_file(listing: HubListing, name: str) -> Path:
-    """Fetch one small file of the model, from the cache or the hub; returns its path."""
-    at = cached_snapshot(listing) / name
-    if at.is_file():
-        return at
-    size_bytes = listing.files[name].size_bytes
-    if size_bytes > TEXT_BYTES_MAX:
-        raise UserError(f"{listing.repo}: {name} has {size_bytes} bytes, {TEXT_BYTES_MAX} at most")
-    if is_offline():
-        raise UserError(
-            f"{name} of {listing.repo} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it"
-        )
-    with hub_errors(listing.repo):
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.utils import disable_progress_bars
+def fetch_small_files(listing: HubListing, *more: str) -> Path:
+    """:data:`TEXT_FILES` and ``more``, as far as the model has them, from the cache or the hub.
 
-        disable_progress_bars()
-        return Path(hf_hub_download(listing.repo, name, revision=listing.commit))
+    Returns their directory. Raises UserError without ``config.json`` or for a file too large.
+    """
+    if "config.json" not in listing.files:
+        raise UserError(f"{listing.repo} has no config.json; is it a model?")
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    for name in (*TEXT_FILES, *more):
+        if name not in listing.files:
+            continue
+        what, size_bytes = f"{name} of {listing.repo}", listing.files[name].size_bytes
+        if size_bytes > TEXT_BYTES_MAX:
+            raise UserError(f"{what} has {size_bytes} bytes, {TEXT_BYTES_MAX} at most")
+        with hub_errors(what):
+            path = hf_hub_download(listing.repo, name, revision=listing.commit)
+    return Path(path).parent
 
 
 @contextmanager
-def hub_errors(model: str) -> Iterator[None]:
-    """Turn all errors of the hub into one plain line: UserError or NetworkError."""
+def hub_errors(what: str) -> Iterator[None]:
+    """Turn all errors of the hub about ``what`` into one plain line: UserError or NetworkError."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.LocalEntryNotFoundError as error:  # not in the cache; why the hub was no help
+        raise _plain(what, error.__cause__ or error) from error
+    except (errors.HTTPError, OSError, ValueError) as error:
+        raise _plain(what, error) from error
+
+
+def _plain(what: str, error: BaseException) -> UserError | NetworkError:
     from huggingface_hub import constants, errors
 
     hub = constants.ENDPOINT
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise UserError(
-            f"{model} is gated: accept its terms at {hub} and set HF_TOKEN to a token that may"
-            " read it"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise UserError(
-            f"{model} is neither a directory here nor a model at {hub}; if it is private, set"
-            " HF_TOKEN to a token that may read it"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise UserError(f"{model}: there is no such branch, tag or commit at {hub}") from error
-    except errors.HFValidationError as error:
-        raise UserError(f"{model} is neither a directory here nor a hub id: {error}") from error
-    except errors.OfflineModeIsEnabled as error:
-        raise UserError(f"{model} is not all in the cache, and HF_HUB_OFFLINE is set") from error
-    except errors.EntryNotFoundError as error:
-        if isinstance(error, errors.LocalEntryNotFoundError):
-            cause = error.__cause__
-            if isinstance(cause, errors.HfHubHTTPError):
-                raise _http_error(model, hub, cause) from error
-            raise HubUnreachableError(f"{model}: the hub at {hub} cannot be reached") from error
-        raise UserError(f"{model}: a file that {hub} listed is not there") from error
-    except errors.HfHubHTTPError as error:
-        raise _http_error(model, hub, error) from error
-    except (errors.HTTPError, ConnectionError, TimeoutError) as error:
-        reason = str(error) or type(error).__name__
-        raise HubUnreachableError(
-            f"{model}: the hub at {hub} cannot be reached ({reason})"
-        ) from error
-
-
-def _http_error(model: str, hub: str, error: Exception) -> UserError | NetworkError:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status in {401, 403}:
-        return UserError(
-            f"{model}: {hub} refuses access ({status}); set HF_TOKEN to a token that may read it"
-        )
-    return HubUnreachableError(f"{model}: the hub at {hub} answered with an error ({status})")
+    match error:
+        case errors.OfflineModeIsEnabled():
+            return HubOfflineError(
+                f"{what} is neither here nor in the cache, and HF_HUB_OFFLINE forbids to fetch it"
+            )
+        case errors.GatedRepoError():
+            return UserError(
+                f"{what} is gated: accept its terms at {hub} and set HF_TOKEN to a token that may"
+                " read it"
+            )
+        case errors.RepositoryNotFoundError():
+            return UserError(
+                f"{what} is neither a directory here nor a model at {hub}; if it is private, set"
+                " HF_TOKEN to a token that may read it"
+            )
+        case errors.RevisionNotFoundError():
+            return UserError(f"{what}: there is no such branch, tag or commit at {hub}")
+        case errors.HFValidationError():
+            return UserError(f"{what} is neither a directory here nor a hub id: {error}")
+        case errors.RemoteEntryNotFoundError():
+            return UserError(f"{what} is not there, though {hub} listed it")
+        case errors.HfHubHTTPError():
+            status = error.response.status_code
+            if status in {401, 403}:
+                return UserError(
+                    f"{what}: {hub} refuses access ({status}); set HF_TOKEN to a token that may"
+                    " read it"
+                )
+            return HubUnreachableError(
+                f"{what}: the hub at {hub} answered with an error ({status})"
+            )
+        case json.JSONDecodeError() | msgspec.ValidationError():
+            return HubUnreachableError(f"the hub's answer about {what} makes no sense: {error}")
+        case ValueError():
+            return UserError(f"{what} cannot be fetched: {error}")
+        case errors.HTTPError() | ConnectionError() | TimeoutError() | errors.EntryNotFoundError():
+            reason = str(error) or type(error).__name__
+            return HubUnreachableError(f"{what}: the hub at {hub} cannot be reached ({reason})")
+        case _:
+            return HubUnreachableError(f"{what} cannot be fetched: {error}")

@@ -8,15 +8,9 @@ import msgspec
 
 from dht.command_line import EXIT_DONE, Parser, run_command
 from dht.errors import UserError
-from node.weights.hashes import (
-    MANIFEST,
-    Manifest,
-    ShardHashes,
-    hash_shard,
-    read_manifest,
-    write_atomically,
-)
+from node.weights.hashes import MANIFEST, Manifest, ShardHashes, hash_shard, read_manifest
 from node.weights.safetensors_header import DamagedError
+from node.weights.store import WeightStore
 
 
 def parse() -> argparse.Namespace:
@@ -37,8 +31,6 @@ def parse() -> argparse.Namespace:
 
 async def main(arguments: argparse.Namespace) -> int:
     """Hash, then write or compare."""
-    from node.weights.store import WeightStore
-
     store = WeightStore.open(arguments.model)
     path = store.directory / MANIFEST
     known = read_manifest(path) if arguments.check else None
@@ -56,8 +48,10 @@ async def main(arguments: argparse.Namespace) -> int:
     if known is not None:
         print(f"as {path} says")
     else:
+        beside = path.with_suffix(".new")  # the manifest is there whole, or as it was
         try:
-            write_atomically(path, msgspec.json.encode(Manifest(shards=shards)))
+            beside.write_bytes(msgspec.json.encode(Manifest(shards=shards)))
+            beside.replace(path)
         except OSError as error:
             raise UserError(f"{path} cannot be written: {error}") from error
         print(f"wrote {path}")

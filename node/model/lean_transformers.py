@@ -2,9 +2,9 @@
 
 Importing it pulls in SciPy (for the losses of object detectors), image and text processing, and
 torch's compiler with SymPy (for decorators of kernels, and for masks that paged attention does not
-build): some 120 MiB and more than a second in every peer. So does running a model on the meta
-device, as studying its structure does (:mod:`node.model.structure`). ``bench/footprint.py``
-measures what a peer costs.
+build): some 100 MiB and a second or two in every peer. So does running a model on the meta device,
+as studying its structure does (:mod:`node.model.structure`). ``bench/footprint.py`` measures what
+a peer costs.
 
 For processes that only serve: in one that uses transformers in other ways too, import transformers
 first, and :func:`prepare_transformers` does nothing.
@@ -13,22 +13,21 @@ first, and :func:`prepare_transformers` does nothing.
 import importlib
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
-OPTIONAL = ("PIL", "accelerate", "bitsandbytes", "jinja2", "scipy", "torchao", "trio")
+OPTIONAL = ("PIL", "jinja2", "scipy", "torchao", "trio")
 """Libraries that transformers, or the HTTP client that it imports, uses where they are installed.
-Those for quantised checkpoints import torch's compiler, whether or not such a checkpoint is
-served."""
+torchao cannot be imported without torch's compiler."""
 MODULES = (
     "transformers.modeling_utils",
     "transformers.masking_utils",
     "transformers.models.auto.modeling_auto",
 )
 DISTRIBUTED = "is_torch_distributed_available"
-"""A question of transformers that is answered with no: yes would bring in torch's compiler."""
+"""A question of transformers that is answered with no, which saves 15 MiB of torch's modules."""
 COMPILER = "torch._dynamo"
 TRACING = "torch._dynamo._trace_wrapped_higher_order_op"
 SYMBOLS = ("torch.fx.experimental.symbolic_shapes", "sympy")
@@ -98,18 +97,6 @@ def without_compiler() -> Iterator[None]:
         del vars(torch)["_dynamo"]
 
 
-def _itself(value: Any) -> Any:
-    return value
-
-
-def _all(*conditions: bool) -> bool:
-    return all(conditions)
-
-
-def _any(*conditions: bool) -> bool:
-    return any(conditions)
-
-
 WITHOUT_SYMBOLS: dict[str, Any] = {
     "expect_true": bool,
     "free_unbacked_symbols": lambda _: set(),
@@ -117,13 +104,13 @@ WITHOUT_SYMBOLS: dict[str, Any] = {
     "guard_or_false": bool,
     "guard_or_true": bool,
     "guard_size_oblivious": bool,
-    "guarding_hint_or_throw": _itself,
+    "guarding_hint_or_throw": lambda size: size,
     "has_guarding_hint": lambda _: True,
     "is_nested_int": lambda _: False,
     "statically_known_true": bool,
-    "sym_and": _all,
+    "sym_and": lambda *conditions: all(conditions),
     "sym_eq": operator.eq,
-    "sym_or": _any,
+    "sym_or": lambda *conditions: any(conditions),
 }
 """What torch asks of sizes and conditions, where none of them is a symbol."""
 
@@ -149,7 +136,4 @@ class _Undecorating(ModuleType):
 
 
 def _undecorated(function: Any = None, *_: Any, **__: Any) -> Any:
-    if callable(function):
-        return function
-    passed: Callable[[Any], Any] = lambda decorated: decorated  # noqa: E731
-    return passed
+    return function if callable(function) else _undecorated

@@ -7,8 +7,6 @@ the hub's own SHA-256, and kept (see :mod:`node.weights.hub_shards`).
 """
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -55,19 +53,6 @@ def read_manifest(path: Path) -> Manifest | None:
             f"{path} is damaged ({error}); remove it, or write it again with"
             " python -m node.weight_hashes"
         ) from error
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path``, whole or not at all. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(content)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def hash_shard(

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from dht.errors import UserError
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 VOLATILE = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
 """Configuration keys that do not tell two models apart."""
 
@@ -230,7 +230,8 @@ class LocalShards:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.is_local = True
-        self.shards = _local_shards(directory)
+        files = {file.name for file in directory.iterdir() if file.is_file()}
+        self.shards = shard_names(str(directory), files, read_index(directory))
         self._manifest = read_manifest(directory / MANIFEST)
         self.verified = self._manifest is not None
         for shard in self.shards:
@@ -305,20 +306,22 @@ def read_index(directory: Path) -> dict[str, str] | None:
     return weight_map
 
 
-def _local_shards(directory: Path) -> tuple[str, ...]:
-    index = read_index(directory)
+def shard_names(
+    where: str, files: Collection[str], index: dict[str, str] | None
+) -> tuple[str, ...]:
+    """The safetensors files of a model that has these files. Raises UserError."""
     if index is not None:
         names = sorted(set(index.values()))
-    elif (directory / SINGLE).is_file():
+    elif SINGLE in files:
         names = [SINGLE]
     else:
-        names = sorted(file.name for file in directory.glob("*.safetensors"))
+        names = sorted(n for n in files if n.endswith(".safetensors") and "/" not in n)
     if not names:
-        pickled = sorted(file.name for kind in PICKLED for file in directory.glob(kind))
+        pickled = sorted(name for name in files if name.endswith(PICKLED))
         only = f"only {pickled[0]}, which can run code" if pickled else "none"
-        raise UserError(f"{directory} has no safetensors files ({only}); weights must be in them")
+        raise UserError(f"{where} has no safetensors files ({only}); weights must be in them")
     for name in names:
-        file = directory / name
-        if file.parent != directory or not file.is_file():
-            raise UserError(f"{directory}: the index names {file.name}, which is not there")
+        path = PureWindowsPath(name)  # takes the other systems' names apart, too
+        if name not in files or path.anchor or ".." in path.parts:
+            raise UserError(f"{where}: the index names {name[:200]}, which is not there")
     return tuple(names)

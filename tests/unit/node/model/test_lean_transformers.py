@@ -23,7 +23,7 @@ from node.weights.store import WeightStore
 found = {}
 for name, directory in json.load(sys.stdin).items():
     anatomy = repr(ModelLayout.of(WeightStore.open(directory), "float32").anatomy)
-    needless = {"torch._dynamo", "sympy", *lean_transformers.OPTIONAL} - {"accelerate"}
+    needless = {"torch._dynamo", "sympy", *lean_transformers.OPTIONAL}
     heavy = sorted(module for module in needless if module in sys.modules)
     found[name] = [anatomy, heavy]
 print(json.dumps(found))

@@ -1,17 +1,20 @@
 """Models from a hub, against one that runs here."""
 
+import hashlib
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import huggingface_hub.constants as hub_constants
 import pytest
 import torch
+from filelock import FileLock
 from huggingface_hub import hf_hub_download
 from safetensors.torch import save_file
 
 from dht.errors import NetworkError, UserError
-from dht.hub import HubId, cached_snapshot, fetch_text_files, list_model
+from dht.hub import HubId, fetch_text_files
 from node.weights.hub_shards import open_hub_model
 from node.weights.safetensors_header import DamagedError
 from node.weights.store import WeightStore
@@ -176,7 +179,7 @@ def test_offline_serves_from_the_cache(hub: FakeHub, monkeypatch: pytest.MonkeyP
     store = open_hub_model(REPO)
     assert store.fingerprint == first.fingerprint
     assert len(dict(store.read(["c.weight"]))) == 1
-    with pytest.raises(UserError, match=f"{FIRST} of org/tiny is not in the cache"):
+    with pytest.raises(UserError, match=f"{FIRST} of org/tiny is neither here nor in the cache"):
         dict(store.read(["a.weight"]))
     assert hub.asked == []
 
@@ -263,10 +266,43 @@ def test_a_stopped_fetch_ends(hub: FakeHub) -> None:
         store.fetch(["c.weight"])
 
 
+def test_two_who_fetch_one_file_at_once_fetch_it_once(hub: FakeHub, model: Path) -> None:
+    stores = [open_hub_model(REPO), open_hub_model(REPO)]
+    hub.asked.clear()
+    with ThreadPoolExecutor(len(stores)) as pool:
+        read = list(pool.map(lambda store: dict(store.read(["c.weight"])), stores))
+    assert torch.equal(read[0]["c.weight"], read[1]["c.weight"])
+    assert hub.bytes_of(SECOND) == (model / SECOND).stat().st_size
+
+
+def test_who_waits_for_another_fetch_can_be_stopped(hub: FakeHub, model: Path) -> None:
+    store = open_hub_model(REPO)
+    sha256 = hashlib.sha256((model / SECOND).read_bytes()).hexdigest()
+    blobs = store.directory.parents[1] / "blobs"
+    with ThreadPoolExecutor(1) as pool, FileLock(blobs / f"{sha256}.lock"):
+        fetching = pool.submit(store.fetch, ["c.weight"])
+        with pytest.raises(TimeoutError):
+            fetching.result(0.2)
+        store.stop()
+        with pytest.raises(NetworkError, match="stopped"):
+            fetching.result(60)
+    assert not (store.directory / SECOND).exists()
+
+
+def test_a_file_longer_than_it_was_listed_is_cut_off(hub: FakeHub) -> None:
+    store = open_hub_model(REPO)
+    listed_bytes = len(hub.models[REPO.repo][SECOND])
+    hub.models[REPO.repo][SECOND] += bytes(1 << 20)
+    with pytest.raises(NetworkError, match="more than it listed"):
+        store.fetch(["c.weight"])
+    [partial] = (store.directory.parents[1] / "blobs").glob("*.partial")
+    assert listed_bytes - 10_000 < partial.stat().st_size <= listed_bytes
+
+
 def test_a_client_fetches_only_the_text_files(hub: FakeHub) -> None:
     directory = fetch_text_files(REPO)
     assert sorted(path.name for path in directory.iterdir()) == ["config.json", "tokenizer.json"]
-    assert directory == cached_snapshot(list_model(REPO))
+    assert directory.is_relative_to(hub_constants.HF_HUB_CACHE)
     assert directory.name == COMMIT
     assert hub.bytes_of(".safetensors") == 0
 
