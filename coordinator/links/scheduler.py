@@ -1,10 +1,9 @@
-"""In which order and in which pieces one peer's messages to another leave: the link's scheduler.
+"""Schedules one peer's messages on the link to another: their order, and slices of bounded size.
 
 On a volunteer's link a prompt's activations take seconds, a decode step's a few hundred
-microseconds. So decodes go first, prefill leaves in bounded frames with a share of its own, bulk
-(migration, weights) behind it, and nothing queues below this scheduler where it could not be
-overtaken any more: what is on its way is bounded by credits, which come back when the receiving
-application has read.
+microseconds. Decodes therefore go first; prefill follows in frames of bounded size with a share of
+its own, and bulk (KV that moves, weights) behind it. Bytes below this scheduler cannot be overtaken
+any more, so credits bound them: the receiver returns credit when its application has read.
 
 Pure: time is an argument, in microseconds; sizes are bytes.
 """
@@ -19,18 +18,19 @@ FRAME_BYTES_MIN = 4 << 10
 FRAME_BYTES_MAX = 64 << 10
 FRAME_BYTES_INITIAL = 16 << 10
 FRAME_US = 1_500
-"""A prefill frame takes the link about so long: what a decode may have to wait for."""
+"""Target time of one prefill frame on the link: the longest that a decode waits behind it."""
 WINDOW_GAIN = 1.25
-"""Bulk in flight, in bandwidth × base round trip. Above 1 finds a link that became faster."""
+"""Window of bulk in flight, as a multiple of bandwidth × base round trip. Above 1, it finds out when
+a link becomes faster."""
 WINDOW_GAIN_STARTING = 2.5
 WINDOW_BYTES_INITIAL = 256 << 10
 URGENT_BYTES_MAX = 128 << 10
-"""Bytes unread beyond the window at most, or two windows if that is more: beyond, even decodes
-wait here, where the other classes' shares still count."""
+"""Maximum unread bytes beyond the window (two windows, if that is more); beyond it even decodes wait
+here, where the other classes' shares still count."""
 
 
 class TrafficClass(IntEnum):
-    """What a message carries; the smaller, the more urgent."""
+    """Class of a message by what it carries; a smaller number is more urgent."""
 
     CONTROL = 0
     """Opens, closes, pings, ring tokens."""
@@ -42,12 +42,12 @@ class TrafficClass(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """What waiting classes are owed while a more urgent one keeps the link busy, in bytes."""
+    """Shares of the bytes that waiting classes get while a more urgent one keeps the link busy."""
 
     prefill: float = 0.2
-    """Of what leaves while decodes wait too. Strict priority starves prefill near saturation."""
+    """Share of prefill while decodes wait too. Strict priority starves prefill near saturation."""
     bulk: float = 0.1
-    """Of what leaves behind decodes while prefill waits too."""
+    """Share of bulk, of what decodes leave, while prefill waits too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
