@@ -20,13 +20,13 @@ FRAME_BYTES_INITIAL = 16 << 10
 FRAME_US = 1_500
 """Target time of one prefill frame on the link: the longest that a decode waits behind it."""
 WINDOW_GAIN = 1.25
-"""Window of bulk in flight, as a multiple of bandwidth × base round trip. Above 1, it finds out when
-a link becomes faster."""
+"""Window of bulk in flight, as a multiple of bandwidth × base round trip. Above 1 it finds a link
+that became faster."""
 WINDOW_GAIN_STARTING = 2.5
 WINDOW_BYTES_INITIAL = 256 << 10
 URGENT_BYTES_MAX = 128 << 10
-"""Maximum unread bytes beyond the window (two windows, if that is more); beyond it even decodes wait
-here, where the other classes' shares still count."""
+"""Maximum unread bytes beyond the window (two windows, if that is more). Beyond it even decodes
+wait here, where the other classes' shares still count."""
 
 
 class TrafficClass(IntEnum):
