@@ -29,8 +29,7 @@ class StageConfig:
     finished_s: float = 30.0
     """How long the answer of a finished session is kept for a client that attaches late."""
     queued_bytes_max: int = 4 << 20
-    """The first stage feeds no further prefill chunk while the next link's queue is longer than
-    this."""
+    """The first stage feeds no prefill chunk while the next link's queue is longer than this."""
     backlog_tokens_max: int = 1024
     """Stages before get no prefill credit while more rows of prefill than this wait here."""
     log_bytes_max: int = LOG_BYTES_MAX
@@ -87,7 +86,8 @@ class StageEngine(Protocol):
         ...
 
     async def export_kv(self, key: str, position: int, tokens: int) -> bytes:
-        """Export KV of up to ``tokens`` tokens from ``position`` on, between steps, by copy.
+        """Export KV of up to ``tokens`` tokens from ``position`` on, between steps; the KV stays
+        here.
 
         Raises KeyError or ValueError if the KV is not here, or no longer.
         """
