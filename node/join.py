@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from node.weights.store import WeightStore
 
 SPINS = 1000
-"""Spin count of a CPU thread that waits for the other threads of a product, before it sleeps: some
-microseconds."""
+"""Spin count of a CPU thread that waits for others of its product: some microseconds."""
 
 
 async def main(arguments: argparse.Namespace) -> int:

@@ -57,8 +57,7 @@ class BlockTable:
     def of(
         cls, parts: Sequence[PagedSegment], page_tokens: int, device: torch.device
     ) -> "BlockTable":
-        """The table of a step's sessions, in the order of their rows; each has its context's
-        pages."""
+        """The table of a step's sessions, in the order of their rows, with their pages."""
         used = [-(-part.context_tokens // page_tokens) for part in parts]
         firsts = torch.tensor([part.pages[0] for part in parts], dtype=torch.int32)
         pages = firsts[:, None] + torch.arange(max(used), dtype=torch.int32)
@@ -96,8 +95,7 @@ class BlockTable:
         return made
 
     def stage(self, rows: "BlockTable", scrap_page: int) -> None:
-        """Write a decode step's sessions to the first rows; the other rows attend to
-        ``scrap_page``."""
+        """Write a decode step's sessions first; the other rows attend to ``scrap_page``."""
         count, wide = rows.pages.shape
         self.segments[:count, 2] = rows.segments[:, 2]
         self.segments[count:, 2] = 1

@@ -13,8 +13,7 @@ from node.kv.layer_pool import LayerPool
 
 
 class PoolCache:
-    """The part of the cache's interface that models need; a model that keeps other state fails
-    here."""
+    """The cache interface that models need; a model that keeps other state fails here."""
 
     is_compileable = False
 
@@ -69,8 +68,7 @@ class PoolCache:
 
 
 class LookingCache(PoolCache):
-    """Raises :class:`KvShapeFound` where a layer would write, which ends a trial run of the
-    layer."""
+    """Ends a trial run of a layer: where it would write, :class:`KvShapeFound` is raised."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__(

@@ -23,16 +23,14 @@ from node.device.tensors import to_device
 logger = logging.getLogger(__name__)
 
 COPIED_BYTES_MAX = 4 << 20
-"""Maximum bytes of keys that a step's table may copy per layer on a CPU: what stays in its
-caches."""
+"""Maximum bytes of keys per layer in a step's table on a CPU, so that they stay in its caches."""
 PADDED_SHARE_MAX = 2.0
 """Maximum size of a table, relative to the sum of the contexts."""
 PADDING_BYTES_MAX = 64 << 20
 """Maximum bytes of keys and values that a mostly padded table may copy per layer: on an accelerator
 this takes less time than the launches of a loop over sessions."""
 TABLE_BYTES_MAX = 1 << 30
-"""Maximum bytes of keys and values that any table may copy per layer; they need memory beside the
-pool."""
+"""Maximum bytes of keys and values per layer in any table; they need memory beside the pool."""
 
 
 class Context(Protocol):

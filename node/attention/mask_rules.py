@@ -23,8 +23,7 @@ class MaskRule:
     predicate: Predicate | None = None
 
     def allowed(self, rows: int, context: int, device: torch.device) -> torch.Tensor | None:
-        """Mask ``[rows, context]`` for the last ``rows`` of ``context`` tokens; None: all
-        allowed."""
+        """Mask ``[rows, context]`` for the last ``rows`` of ``context`` tokens; None: all."""
         window = self.window
         if self.predicate is None and rows == 1 and not 0 < window < context:
             return None

@@ -166,7 +166,7 @@ def paged_attention(
         return _in_place(query, pool, step, rule, scaling, softcap, s_aux), None
     if step.decode is not None and rule.predicate is None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        assert isinstance(step.write_slots, torch.Tensor)  # noqa: S101 - so it is in such steps
+        assert isinstance(step.write_slots, torch.Tensor)  # noqa: S101 - a tensor in decode steps
         rows = (pool.keys, pool.values, step.write_slots, step.decode.spans, step.decode.table)
         # Scripted code may compile itself while it runs, which a CUDA graph cannot record.
         attend = scripted() if query.device.type == "cpu" else attend_rows
@@ -213,8 +213,7 @@ def _in_float32(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention in plain float32 torch, ``[1, rows, heads, value width]``, with unrounded
-    scores."""
+    """Attention in plain float32 torch, unrounded, ``[1, rows, heads, value width]``."""
     parts = [
         attend_openly(
             query[0, :, segment.first : segment.last].float(),

@@ -1,5 +1,4 @@
-"""Turns a step's hidden states into results: rows for the next stage, or tokens after the last
-layer."""
+"""Turns a step's hidden states into results: rows for the next stage, or sampled tokens."""
 
 from collections.abc import Sequence
 

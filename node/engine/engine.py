@@ -95,8 +95,7 @@ class Engine:
         self._steps = self._step_run()
 
     def _count_layers(self) -> int:
-        """Largest number of layers that fits somewhere in the model; UserError if not even one
-        does."""
+        """Maximum number of layers that fits in the model; UserError if not even one does."""
         spec = self.spec
         node = PlannerNode(
             peer_id="self",
@@ -120,8 +119,7 @@ class Engine:
 
     @property
     def by_pages(self) -> bool:
-        """Whether this engine has a kernel that reads contexts in place, to be tried at each
-        load."""
+        """Whether this engine has a kernel that reads contexts in place, for trial at each load."""
         return self._attend_pages is not None
 
     @property
@@ -194,8 +192,7 @@ class Engine:
             torch.cuda.empty_cache()
 
     def _drop_pools(self) -> None:
-        """Drop the pools and every reference to them: the weights that come may need their
-        memory."""
+        """Drop the pools and all references to them: new weights may need their memory."""
         self.held, self._pools = (0, 0), {}
         self._kv, self._steps = self._kv_pool(0), self._step_run()
 
@@ -232,8 +229,7 @@ class Engine:
         return LayerPool(keys=empty(key_width), values=empty(value_width))
 
     def reserve(self, session: str, tokens: int) -> str | None:
-        """Reserve KV for a whole session; if there is too little, return why and how much is
-        free."""
+        """Reserve KV for a whole session; if too little is free, return why and how much is."""
         return self._kv.reserve(session, tokens)
 
     def free(self, session: str) -> None:
@@ -304,13 +300,12 @@ class Engine:
         return [result for result in results if result is not None]
 
     def _raise_if_lost(self, error: Exception) -> None:
-        """Raise DeviceLostError if the device itself reported ``error`` and cannot compute any
-        more."""
+        """Raise DeviceLostError if the device itself reported ``error`` and no longer computes."""
         if not isinstance(error, AcceleratorError):
             return
         try:
             failed = lost(self.device) is not None
-        except RuntimeError:  # such as too little memory, which may come back
+        except RuntimeError:  # for example too little memory, which may come back
             return
         if failed:
             raise DeviceLostError(_line(error)) from error

@@ -29,8 +29,7 @@ pages, short contexts, and contexts split over several programs. The latter also
 only then may a small device have room to split them. Together they compile all variants of a
 kernel."""
 NUMBERS = 999_983
-"""Count of random numbers drawn and repeated: a prime, so that no two tokens of a session get the
-same keys or values."""
+"""Count of random numbers drawn and repeated: a prime, so that no two tokens get the same ones."""
 ROLLED = 7919
 """Offset, in numbers, between the keys or values of one session and those of the next."""
 

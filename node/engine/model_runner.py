@@ -1,5 +1,4 @@
-"""Runs one step: packs rows of many sessions, runs each layer over the rows that need it, and
-splits the results."""
+"""Runs one step: packs rows of many sessions, runs the layers that each needs, splits results."""
 
 import itertools
 import logging
@@ -110,8 +109,7 @@ class ModelRunner:
                 raise UserError(f"{where} cannot be served yet: its layers look at later tokens")
 
     def _looks_ahead(self, layer: int) -> bool:
-        """Whether a layer's output for a row depends on later rows; only a trial tells for masks
-        that are not ours."""
+        """Whether a row's output depends on later rows; for masks not ours, only a trial tells."""
         generator = torch.Generator().manual_seed(0)
         rows = torch.randn(ROWS_TRIED, self._layout.anatomy.width, generator=generator)
         rows = rows.to(self.device, self._layout.dtype)
@@ -176,8 +174,7 @@ class ModelRunner:
             self._loaded.prepare(min(self._pools), max(self._pools) + 1, step, like)
 
     def _tried(self, without: str, trial: Callable[[], float]) -> float | None:
-        """Result of a kernel's ``trial``; None if it failed, after logging what runs ``without``
-        it."""
+        """Result of ``trial``; None if it failed, having logged what runs ``without`` a kernel."""
         try:
             return trial()
         except torch.OutOfMemoryError:

@@ -53,8 +53,7 @@ class WorkResult:
     hidden: "Tensor | None" = None
     token_id: int | None = None
     score: bytes = b""
-    """Packed score of the token (:mod:`dht.messages.logprobs`), if ``sampling.logprobs`` asks for
-    it."""
+    """Packed score of the token (:mod:`dht.messages.logprobs`), if ``sampling`` asks for it."""
     prompt_scores: bytes = b""
     """Packed scores of the item's ``targets``."""
     error: str | None = None

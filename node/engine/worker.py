@@ -135,8 +135,7 @@ class Worker:
             self._on_loop(_finish, done, result)
 
     def _results(self, batch: Sequence[WorkItem]) -> Sequence[WorkResult]:
-        """The step's results; if the step raises, each of its items fails and the thread goes
-        on."""
+        """The step's results; if it raises, each of its items fails and the thread goes on."""
         try:
             return self._run_step(batch)
         except Exception as error:

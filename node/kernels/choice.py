@@ -11,8 +11,7 @@ from node.kernels.moe import GroupedKernel
 logger = logging.getLogger(__name__)
 
 CAPABILITY_LEAST = (8, 0)
-"""Minimum compute capability of NVIDIA's cards: on older ones Triton multiplies without tensor
-cores."""
+"""Minimum compute capability, NVIDIA: on older cards Triton multiplies without tensor cores."""
 DTYPES = frozenset({torch.bfloat16, torch.float16})
 """Dtypes that tensor cores multiply directly."""
 GROUPED_BY_TORCH = frozenset({9, 10})
@@ -37,8 +36,8 @@ def pages_kernel(device: torch.device, dtype: torch.dtype) -> AttendPages | None
 
 
 def experts_kernel(device: torch.device, dtype: torch.dtype) -> GroupedKernel | None:
-    """Grouped products that never wait for the device; None if torch's own do not either, or the
-    kernel cannot run."""
+    """Grouped products that never wait for the device; None if impossible here, or if torch's own
+    do not wait."""
     if not _runs_triton(device, dtype):
         return None
     if torch.version.hip is None and dtype is torch.bfloat16:

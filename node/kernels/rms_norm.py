@@ -1,4 +1,4 @@
-"""Fuses RMS norms into one launch: models' own code takes six, and a layer has two to six norms.
+"""Fuses each RMS norm into one launch; models' own code takes six. A layer has two to six norms.
 
 A norm is recognised by what it computes, not by its name: a module with one vector of weights and
 an epsilon is tried on random rows, and replaced if torch's fused norm gives the same.

@@ -87,8 +87,7 @@ def _attend_block(
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Attend some rows of a session, with the query heads of one KV head, to one part of its
-    context."""
+    """Attend some rows of a session, by one KV head's query heads, to a part of its context."""
     head = tl.program_id(1)
     part = tl.program_id(2)
     segment = tl.load(blocks + 2 * tl.program_id(0))

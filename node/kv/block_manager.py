@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _TAKEN, _CLAIMED = 1, 2
-"""States of a page. Taken: held, or kept for its digest. Claimed: a session hopes to grow into
-it."""
+"""States of a page. Taken: held, or kept for its digest. Claimed: a session may grow into it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,8 +131,7 @@ class BlockManager:
         self._unpromised += self._pages_of(reservation.tokens)
 
     def rewind(self, session: str, position: int) -> str | None:
-        """Let ``session`` write from ``position`` on again; returns why if a page there is
-        shared."""
+        """Let ``session`` write from ``position`` on again; returns why if it shares a page."""
         reservation = self._reservations[session]
         again = reservation.pages[position // self.page_tokens :]
         if any(page in self._digests for page in again):

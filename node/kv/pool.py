@@ -50,8 +50,7 @@ class KvPool:
             return self._accounts.get(session)
 
     def reserve(self, session: str, tokens: int) -> str | None:
-        """Reserve room for ``tokens`` tokens; if there is too little, return why and how much is
-        free."""
+        """Reserve room for ``tokens`` tokens; if it is lacking, return why and how much is free."""
         with self._lock:
             return self._accounts.reserve(session, tokens)
 

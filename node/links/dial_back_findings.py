@@ -33,8 +33,7 @@ class Findings:
     _said: dict[str, tuple[ReachAnswer, float]] = field(default_factory=dict)
 
     def note(self, peer_id: str, answer: ReachAnswer | None, now_s: float) -> None:
-        """Record the answer of ``peer_id``; None and "cannot say" leave its last answer
-        standing."""
+        """Record the answer of ``peer_id``; None and "cannot say" leave its last one standing."""
         if answer is None or answer.reached is None:
             return
         self._said.pop(peer_id, None)

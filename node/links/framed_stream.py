@@ -22,8 +22,7 @@ from dht.transport.interface import Stream
 UNDRAINED_BYTES_MAX = 256 << 10
 """Maximum bytes written and not yet taken by the transport."""
 QUEUED_BYTES_MAX = 256 << 20
-"""Maximum bytes waiting to be sent. Beyond, the link counts as broken: a reader that slow is as
-good as gone."""
+"""Maximum bytes waiting to be sent; beyond, the link is broken: its reader is as good as gone."""
 STALLED_S = 30.0
 """A peer that gives no credit for ``STALLED_S`` while prefill waits counts as gone."""
 DECODE_GAP_WEIGHT = 0.2
@@ -31,8 +30,7 @@ DECODE_GAP_WEIGHT = 0.2
 PARTIAL_FRAMES_MAX = 8
 """Maximum number of unfinished frames at once: one per class, and some room."""
 PARTIAL_BYTES_PER_PEER_MAX = 64 << 20
-"""Maximum bytes of unfinished frames over all streams of one peer; 1,024 tokens of a wide model are
-16 MiB."""
+"""Maximum bytes of unfinished frames of one peer; 1,024 tokens of a wide model are 16 MiB."""
 PARTIAL_BYTES_MAX = 256 << 20
 """Maximum bytes of unfinished frames of all peers together; identities cost nothing."""
 
@@ -117,8 +115,7 @@ class LinkSender:
         self._wake.set()
 
     def _expect_next_decode(self) -> None:
-        """Predict the next decode from the gaps between earlier ones; MoLink does it from
-        profiles."""
+        """Predict the next decode from the gaps between earlier ones (MoLink: from profiles)."""
         now_us = self._now_us()
         if self._decode_us is not None:
             gap_us = now_us - self._decode_us
@@ -127,8 +124,7 @@ class LinkSender:
         self._decode_us = now_us
 
     def acknowledged(self, delivered: Delivered) -> None:
-        """Take the peer's credit. Raises :class:`dht.messages.codec.MalformedError` if it is
-        impossible."""
+        """Take the peer's credit; :class:`dht.messages.codec.MalformedError` if impossible."""
         before = self.scheduler.slow_in_flight_bytes
         try:
             self.scheduler.acknowledged(delivered.total_bytes, delivered.slow_bytes, self._now_us())

@@ -60,8 +60,7 @@ class LentTraffic:
 
     @property
     def down_exceeded(self) -> bool:
-        """Whether more arrives than the owner lends, so that others get no credit for more
-        prefill."""
+        """Whether more arrives than the owner lends; others then get no credit for prefill."""
         return self.down.limited and self.down.wait_us(loop_us()) > 0
 
     def exhausted(self) -> str | None:

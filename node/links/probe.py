@@ -19,8 +19,8 @@ PINGS = 12
 FRAME_BYTES = 32 << 10
 PROBE_BYTES_FIRST = 128 << 10
 PROBE_BYTES_MAX = 4 << 20
-"""Maximum bytes of a probe, which grows by fours: 6.7 MB in all on a fast link, 131 kB on a slow
-one."""
+"""Maximum bytes of a probe, which grows by fours: 6.7 MB in all on a fast link, 131 kB on a
+slow."""
 PROBE_LONG_S = 0.4
 """A probe that took more than ``PROBE_LONG_S``, and more than ``PROBE_LONG_RTTS`` round trips, has
 left its slow start behind."""
@@ -28,8 +28,7 @@ PROBE_LONG_RTTS = 10
 LATE_S, LATE_RTTS = 0.2, 2
 """Length of the timed end of a probe: the longer of these seconds and these round trips."""
 SPAN_S = 0.04
-"""Minimum span within the timed end whose rate is meaningful: bursts come some milliseconds
-apart."""
+"""Minimum span of the timed end with a meaningful rate: bursts come some milliseconds apart."""
 SERVED_BYTES_MAX = 8 << 20
 """Maximum bytes that one stream may ask for, so that probes cannot make others upload for ever."""
 REQUESTS_MAX = 24

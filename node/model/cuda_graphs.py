@@ -31,8 +31,7 @@ logger = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 COLUMNS_LEAST = 128
-"""Minimum context bucket, in tokens; sizes double from here, so at most half of what is read is
-padding."""
+"""Minimum context bucket, in tokens; sizes double from here, so at most half is padding."""
 PAGES_COLUMNS_LEAST = 4096
 """Minimum context bucket, in tokens, if contexts are read page by page."""
 PAGES_COLUMNS_STEP = 8
@@ -63,8 +62,7 @@ def column_bucket(columns: int) -> int:
 
 
 def page_bucket(columns: int) -> int:
-    """Smallest bucket for a context of ``columns`` tokens, if it is read page by page; padding then
-    costs nothing."""
+    """Smallest bucket for contexts of ``columns`` tokens read by page, where padding is free."""
     size = PAGES_COLUMNS_LEAST
     while size < columns:
         size *= PAGES_COLUMNS_STEP
@@ -72,8 +70,7 @@ def page_bucket(columns: int) -> int:
 
 
 def recordable(anatomy: ModelStructure, start: int, end: int) -> bool:
-    """Whether layers ``[start, end)`` and the modules that compute their arguments can be
-    captured."""
+    """Whether layers ``[start, end)`` and the sources of their arguments can be captured."""
     return anatomy.packed and (
         all(traits.recordable for traits in anatomy.traits[start:end])
         and not any(looks_at_sessions(call) for call in anatomy.calls[start:end])
@@ -131,7 +128,7 @@ class Buffers:
 
     def stage(self, hidden: Tensor, positions: Tensor, step: Step) -> None:
         """Copy a step's rows to the first rows; padding rows write to the scrap row."""
-        assert isinstance(step.write_slots, Tensor)  # noqa: S101 - so it is in decode steps
+        assert isinstance(step.write_slots, Tensor)  # noqa: S101 - a tensor in decode steps
         count = hidden.shape[0]
         self.hidden[:count] = hidden
         self.hidden[count:] = 0
@@ -201,8 +198,7 @@ class CudaGraphs:
     def run(
         self, start: int, end: int, step: Step, hidden: Tensor, positions: Tensor
     ) -> Tensor | None:
-        """Output ``[rows, hidden]`` of layers ``[start, end)``; None if no graph can run the
-        step."""
+        """Output ``[rows, hidden]`` of layers ``[start, end)``; None if no graph can run it."""
         asked = _size_of(step)
         if asked is None or (start, end) in self._failed:
             return None
@@ -265,7 +261,7 @@ class CudaGraphs:
             logger.warning("steps of %d rows over %d tokens run without graphs", size, columns)
             self._too_large.add(key)
             return None
-        except Exception as error:  # noqa: BLE001 - Triton's are no RuntimeErrors
+        except Exception as error:  # noqa: BLE001 - Triton's errors have other bases
             told = str(error).strip().splitlines() or [repr(error)]
             logger.warning("layers [%d, %d) run without graphs: %s", start, end, told[0])
             self._failed.add((start, end))
@@ -307,8 +303,7 @@ class CudaCapture:
             finally:
                 before.wait_stream(aside)
             graph = cuda.CUDAGraph()
-            # The pool of a graph that is gone may not be used again, so take that of a living
-            # graph.
+            # Share the pool of a living graph: that of a graph that is gone may not be used again.
             pool = next((each.pool() for each in self._made), None)
             try:  # thread_local: other threads may use the device meanwhile
                 with cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):

@@ -146,8 +146,7 @@ class LayerForward:
     def prepare(
         self, layers: dict[int, nn.Module], start: int, end: int, step: Step, like: torch.Tensor
     ) -> None:
-        """Capture decode steps like ``step`` through layers ``[start, end)``, if graphs are
-        possible."""
+        """Capture decode steps like ``step`` through layers ``[start, end)``, if possible."""
         self._layers = layers
         if self.graphs is not None and recordable(self._anatomy, start, end):
             self.graphs.prepare(start, end, step, like)
@@ -216,8 +215,7 @@ class LayerForward:
         hidden: torch.Tensor,
         positions: torch.Tensor,
     ) -> torch.Tensor:
-        """Run each session alone, with the arguments that the model's own forward computes for
-        it."""
+        """Run each session alone, with the arguments that the model's own forward computes."""
         out = []
         for segment in step.segments:
             rows = hidden[None, segment.first : segment.last]

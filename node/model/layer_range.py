@@ -300,8 +300,7 @@ class LoadedRange:
         return holder.get_parameter("weight")
 
     def _missing(self, start: int, end: int, shared: torch.Tensor | None) -> "list[_Part]":
-        """Parts that ``[start, end)`` needs and that are not held; the tied matrix is needed
-        once."""
+        """Parts that ``[start, end)`` needs beyond those held; the tied matrix is needed once."""
         layout = self._layout
         parts = [
             self._part(f"{layout.layers_name}.{index}", layer=index)

@@ -36,8 +36,7 @@ SYMBOLS = ("torch.fx.experimental.symbolic_shapes", "sympy")
 
 
 def prepare_transformers() -> None:
-    """Import the modelling code without optional libraries; does nothing if it is imported
-    already."""
+    """Import the modelling code without optional libraries, unless it is imported already."""
     if "transformers.modeling_utils" in sys.modules:
         return
     with _absent(OPTIONAL), _undistributed(), without_compiler():

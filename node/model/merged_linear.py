@@ -25,8 +25,7 @@ class MergedLinear(nn.Module):
         self._made: dict[int, torch.Tensor] = {}
 
     def part(self, rows: torch.Tensor, index: int) -> torch.Tensor:
-        """Output of the module at ``index`` for ``rows``; nothing is kept once all parts are
-        taken."""
+        """Output of the module at ``index`` for ``rows``; dropped once all parts are taken."""
         if self._given is not rows or index not in self._made:
             self._given = rows
             parts: Iterable[torch.Tensor] = self.linear(rows).split(self._sizes, dim=-1)

@@ -45,8 +45,7 @@ def build_meta_model(
 
 
 def layers_name(model: nn.Module, config: Any) -> str:
-    """Name of the only module list as long as the model has layers; Unservable if there is not
-    exactly one."""
+    """Name of the only module list with as many modules as layers; Unservable otherwise."""
     count = config.get_text_config().num_hidden_layers
     stacks: list[str] = [
         name

@@ -15,8 +15,7 @@ PACKED_ROWS = 32
 """Number of rows that oneDNN is told to expect. By default it packs for one row, which is no
 packing at all; a matrix packed for several rows serves any number (``bench/linear_layouts.py``)."""
 NUMBERS_LEAST = 200_000
-"""Minimum numbers in a packed matrix: on smaller ones packing saves less than a call of oneDNN
-costs."""
+"""Minimum numbers in a packed matrix; below, a call of oneDNN costs more than packing saves."""
 TRIAL_ERROR_MAX = 1e-4
 """Maximum difference between the two ways to multiply, for numbers of size 1 in sums of 64."""
 

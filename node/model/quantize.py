@@ -24,8 +24,7 @@ KINDS = ("int8", "int4")
 BLOCK = 64
 """Number of weights that share a scale in 4 bits."""
 NUMBERS_MIN = 4096
-"""Minimum numbers in a quantised matrix. Smaller ones, such as routers, take little memory and
-decide much."""
+"""Minimum numbers in a quantised matrix: small ones, as of routers, weigh nothing, decide much."""
 INT8_MAX = 127
 
 
@@ -55,8 +54,7 @@ def held_bytes(module: nn.Module, kind: str | None, dtype: torch.dtype) -> int:
 
 
 def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """``(parent, name, linear)`` of the layers to quantise; a subclass may compute something
-    else."""
+    """``(parent, name, linear)`` to quantise; no subclasses, which may compute something else."""
     for parent in module.modules():
         for name, child in parent.named_children():
             if type(child) is not nn.Linear or child.weight.numel() < NUMBERS_MIN:

@@ -292,8 +292,7 @@ class _Inspection:
         )
 
     def _check_traced(self, sources: Sequence[LayerSource], calls: Sequence[Arguments]) -> None:
-        """Raise Untraceable if the traced arguments differ from the model's own at other
-        positions."""
+        """Raise Untraceable if traced arguments differ from the model's at other positions."""
         start = 7
         heard = self._heard(self._skeleton, seed=2, start=start)
         positions = _positions(start, TOKENS)
@@ -372,8 +371,7 @@ class _Inspection:
         )
 
     def _kv_shape(self, index: int) -> tuple[int, int, int]:
-        """KV shape that a layer writes per token; found on the meta device, where it costs
-        nothing."""
+        """KV shape that a layer writes per token; found on the meta device, at no cost."""
         layer = copy.deepcopy(self._layers[index]).to("meta")
         call = self._first.layers[index]
         set_looking(True)

@@ -26,8 +26,7 @@ from node.model.structure import LayerSource, ModelStructure
 logger = logging.getLogger(__name__)
 
 ROWS_MAX = 64
-"""Maximum rows of a step that runs recorded layers; beyond, computing takes longer than the
-interpreter."""
+"""Maximum rows of a step with recorded layers; with more, computing outweighs the interpreter."""
 ROWS_TRACED, ROWS_COMPARED, CONTEXT_COMPARED = 3, (1, 2, ROWS_MAX), 3
 ERROR_MAX = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Maximum difference between a recording and its layer, relative to the largest number."""
@@ -42,8 +41,7 @@ class TorchScriptLayers:
         self._anatomy = anatomy
         self._modules = list(sources)
         self._programs: dict[Any, Recorded | None] = {}
-        """Programs by kind of layer. TorchScript never forgets a program, so weights are
-        arguments."""
+        """By kind of layer. TorchScript never forgets a program, so weights are arguments."""
         self._layers: dict[int, tuple[Recorded, tuple[Tensor, ...]]] = {}
         """Program and weights of each layer."""
         self._sources: list[Recorded | None] = [None] * len(sources)

@@ -33,8 +33,7 @@ class Contribution:
 
 
 def load(path: Path) -> Contribution:
-    """The contribution in ``path``; zero if the file is missing or damaged, so that joining still
-    works."""
+    """The contribution in ``path``; zero if missing or damaged, so that joining still works."""
     try:
         with path.open("rb") as file:
             read = json.loads(file.read(FILE_BYTES_MAX))

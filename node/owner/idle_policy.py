@@ -14,8 +14,7 @@ _WINDOW = re.compile(r"([01]\d|2[0-4]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A half-open part of the day, in minutes since midnight; ``end <= start`` wraps around
-    midnight."""
+    """A half-open part of the day, in minutes since midnight; wraps if ``end <= start``."""
 
     start: int
     end: int
@@ -54,8 +53,7 @@ class UseConfig:
     input_s: float = 120.0
     """Time since the last keyboard input below which the user counts as present."""
     busy_for_s: float = 6.0
-    """How long other programs' work must last before it counts; programs, windows and input count
-    at once."""
+    """How long other work must last before it counts; programs, windows, input count at once."""
     calm_for_s: float = 60.0
     """How long the machine must be free before the peer comes back."""
 

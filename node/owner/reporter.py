@@ -1,5 +1,4 @@
-"""Reports what a joining peer does to its owner: as a terminal view, plain lines, or JSON
-events."""
+"""Reports a joining peer's progress to its owner: a terminal view, plain lines, or JSON events."""
 
 import json
 import sys
@@ -132,8 +131,7 @@ class Reporter:
 
 
 class _Lines:
-    """Progress for plain output: a line and an event every ``LINE_EVERY_S``, none for short
-    phases."""
+    """Plain progress: a line and an event every ``LINE_EVERY_S``, none for short phases."""
 
     def __init__(self, reporter: Reporter, text: str) -> None:
         self._reporter = reporter

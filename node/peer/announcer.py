@@ -31,8 +31,7 @@ class Announcer:
         record: NodeRecord,
         every_s: float,
     ) -> None:
-        """``every_s``: maximum delay until a change of load is published; other changes are at
-        once."""
+        """``every_s``: maximum delay to publish a change of load; others are published at once."""
         self._transport = transport
         self._directory = directory
         self._engine = engine

@@ -117,8 +117,7 @@ async def _dialled_back(
 
 
 def reach_sentence(through: int, dialled: int, port: int, *, may_relay: bool) -> str:
-    """Sentence on what it means that ``through`` of ``dialled`` peers got through, and what to
-    do."""
+    """A sentence for the owner: how many peers got through, and what to do about it."""
     if not dialled:
         return f"No peer could say whether others reach port {port}: try again in a minute"
     count = f"{through} of {dialled} peer{'' if dialled == 1 else 's'} that dialled port {port}"

@@ -71,7 +71,7 @@ def join_parser() -> Parser:
     rare("--power-limit", type=float, metavar="W", help="hold the GPU to so many watts meanwhile")
     add_swarm(parser, may_found=True)
     add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
-    host = "0.0.0.0"  # noqa: S104  a peer is there to be reached
+    host = "0.0.0.0"  # noqa: S104  others must reach a peer
     rare("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
     identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
     add("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)

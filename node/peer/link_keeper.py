@@ -74,8 +74,7 @@ class LinkKeeper:
             if peer_id in nodes and now_s - link.measured_unix_s < config.fresh_s
         }
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {me: None}]
-        # In an order of this peer's own: links that all peers measure would leave others
-        # unmeasured.
+        # In an order of this peer's own, so that peers probe different links: a record bounds them.
         missing.sort(key=lambda peer_id: crc32(f"{me}{peer_id}".encode()))
         room = min(config.per_round, LINKS_MAX - len(fresh))
         for peer_id in missing[: max(0, room)]:

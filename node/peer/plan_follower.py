@@ -1,5 +1,4 @@
-"""Decides which layers a peer holds: the newest plan's, or without a coordinator the worst
-served."""
+"""Decides which layers a peer holds: the newest plan's, or without a leader the worst served."""
 
 import asyncio
 import logging
@@ -218,8 +217,7 @@ class PlanFollower:
             await self._engine.fetch(mine.start, mine.end, meter.update)
 
     async def _wait_for_turn(self, plan: Plan) -> bool:
-        """Wait, within bounds, until this peer may give up its layers; False if the plan is
-        outdated."""
+        """Wait, within bounds, until this peer may give up its layers; False if the plan is old."""
         clock = asyncio.get_running_loop()
         waited_s: dict[WaitFor, float] = {}
         while self._plans.version <= plan.version:
@@ -247,8 +245,7 @@ class PlanFollower:
         return False
 
     async def _make_room(self, mine: Assignment) -> None:
-        """Take no new sessions and let those that run end or move, within bounds, before loading
-        ``mine``."""
+        """Take no new sessions, and let the others end or move, within bounds, to load ``mine``."""
         self._engine.stop_serving()
         version, now_s = self._announcer.record.plan_version, self._transport.now()
         self._announcer.set_moved(now_s)

@@ -15,8 +15,7 @@ SECONDS_MIN = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Time of one layer for one decode row each of ``batch`` sessions of ``context_tokens``
-    tokens."""
+    """Time of one layer for a decode row each of ``batch`` sessions of ``context_tokens``."""
 
     batch: int
     context_tokens: int

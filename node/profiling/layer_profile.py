@@ -25,8 +25,7 @@ from node.profiling.layer_fit import LayerFit, Timing, fit
 STEP_OVERHEAD_S = 0.002
 """Overhead per step, whatever it runs: receiving, queueing, sending."""
 SESSION_TOKENS = 512
-"""Typical length of a session, which bounds the batch by KV room; half of it is the typical
-context."""
+"""Typical length of a session, which bounds the batch by KV room; half of it is its context."""
 BATCHES = (1, 4, 16)
 CONTEXTS = (1, 512, 2048)
 CHECKS = ((2, 512), (8, 1), (4, 1024))

@@ -61,6 +61,5 @@ def score_prompt(
 def _bounded(
     values: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]",
 ) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
-    """Log probabilities fit to be sent: at most 0 despite rounding, and the minimum instead of
-    NaN."""
+    """Log probabilities that can be sent: at most 0, and the minimum instead of NaN."""
     return np.clip(np.nan_to_num(values, nan=LOGPROB_MIN), LOGPROB_MIN, 0.0)

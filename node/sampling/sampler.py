@@ -94,8 +94,7 @@ def _likeliest(row: torch.Tensor, sampling: Sampling, kept: int) -> tuple[Floats
 
 
 def _nucleus(scores: Floats, total: float, top_p: float) -> int:
-    """Number of ``scores``, in descending order, that make up ``top_p`` of ``total``; 0: too
-    few."""
+    """Number of ``scores``, descending, that make up ``top_p`` of ``total``; 0: too few."""
     if top_p >= 1.0:
         return len(scores)
     cumulated = np.cumsum(np.exp(scores))

@@ -23,8 +23,7 @@ UNTRIED_SESSIONS = 32
 """Maximum number of untried sessions (:func:`untried_of`), or as many as decode if that is more. A
 crowd comes faster than its tokens; its effect on other sessions shows with this many."""
 UNTRIED_S = 5.0
-"""A session counts as untried for ``UNTRIED_S`` at most; after that its prompt is long, or nobody
-sends it."""
+"""Time limit for counting a session as untried; later, its prompt is long or nobody sends it."""
 UNTRIED_PER_CLIENT = 16
 """Maximum number of one client's sessions that count as untried, so that no client keeps all others
 out by opening sessions that it does not use."""

@@ -39,7 +39,7 @@ class StageEvent(StrEnum):
     REFUSED = "refused"
     """A stage after refused or cannot be reached, under an attempt that began here."""
     REFUSED_AGAIN = "refused_again"
-    """The same for a session that was taken over from an earlier attempt."""
+    """A stage after refused or cannot be reached, for a session that was taken over."""
     NEIGHBOUR_LOST = "neighbour_lost"
     """A stage that this one sends to or receives from is gone, or says that it gave up."""
     COMPLETED = "completed"
@@ -81,8 +81,7 @@ class StageSession:
     open: SessionOpen
     state: StageState = StageState.OPENING
     kv_key: str = ""
-    """Name of the reservation in the engine; a take-over keeps that of the attempt that
-    reserved."""
+    """Name of the reservation in the engine; a take-over keeps that of the earlier attempt."""
     taken_over: bool = False
     """Whether KV of an earlier attempt is in use."""
     importing: bool = False
@@ -98,11 +97,9 @@ class StageSession:
     next_position: int = 0
     """Next position that this stage runs."""
     done_position: int = 0
-    """Number of leading positions that have left the engine: their KV is written, their rows are
-    logged."""
+    """Positions before it have left the engine: their KV is written, their rows are logged."""
     send_position: int = 0
-    """Position before which the next stage has everything; rows before it are logged but not
-    sent."""
+    """Position before which the next stage has everything: earlier rows are logged, not sent."""
     in_flight: bool = False
     """At the first stage: whether a chunk is in the engine; the next one waits for its result."""
     sampled: list[int] = field(default_factory=list)
@@ -112,8 +109,7 @@ class StageSession:
     prompt_scores: list[tuple[int, int, bytes]] = field(default_factory=list)
     """At the last stage: ``(position, tokens, packed)`` of the prompt's scores so far."""
     history: TokenHistory | None = field(init=False, default=None)
-    """At the last stage: the tokens that penalties and the minimum length need, if either is asked
-    for."""
+    """At the last stage: tokens for penalties and the minimum length, if either is asked for."""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
@@ -182,8 +178,7 @@ class StageSession:
 
     @property
     def ring_peer(self) -> str | None:
-        """At the last of several stages: the first stage's peer, which gets the tokens; otherwise
-        None."""
+        """At the last of several stages: the first stage's peer, which gets the tokens."""
         if self.is_warming:
             return None
         return self.open.route[0].peer_id if self.is_last and not self.is_first else None
@@ -241,8 +236,7 @@ class StageSession:
         return True
 
     def rewind(self, position: int) -> None:
-        """Run rows from ``position`` on again, because the next stage needs them and no log has
-        them."""
+        """Run rows from ``position`` on again: the next stage needs them and no log has them."""
         self.next_position = self.done_position = min(self.next_position, position)
 
     @property
@@ -283,8 +277,7 @@ class StageSession:
         return self._work(position, end, token_ids=tuple(self.inputs[position:end]))
 
     def take_rows(self, position: int, hidden: "Tensor") -> WorkItem | None:
-        """At later stages: take rows ``[tokens, hidden]`` from upstream; None if not the next
-        ones."""
+        """At later stages: take rows ``[tokens, hidden]``; None if they are not the next ones."""
         end = position + int(hidden.shape[0])
         crosses = position < self.open.prompt_tokens < end
         if (
@@ -322,8 +315,7 @@ class StageSession:
         )
 
     def _targets(self, position: int) -> PromptTargets | None:
-        """Prompt tokens to score the rows from ``position`` to ``next_position`` against, if
-        any."""
+        """Prompt tokens to score the rows from ``position`` on against, or None."""
         top = self.open.sampling.prompt_logprobs
         first = max(position + 1, self.open.scores_from)
         end = min(self.next_position + 1, self.open.scores_end)
@@ -339,8 +331,7 @@ class StageSession:
             self.prompt_scores.append((position, len(targets.token_ids), result.prompt_scores))
 
     def add_sampled(self, token_id: int, score: bytes = b"") -> int:
-        """At the last stage: log a token; returns its position. Sets ``finish_reason`` at the
-        end."""
+        """At the last stage: log a token; returns its position. Sets ``finish_reason``."""
         position = self.open.prompt_tokens + len(self.sampled)
         self.sampled.append(token_id)
         self.scores.append(score)

@@ -24,8 +24,8 @@ class StageConfig:
     paused_s: float = 30.0
     """How long a session that lost a neighbour is kept for its owner's next attempt."""
     paused_moving_s: float = 1.0
-    """The same while the session's layers are to be given up here: a session that waits for a layer
-    that nobody else serves must not hold back the move that brings the layer."""
+    """Like ``paused_s``, for a session whose layers are to be given up here: a session that waits
+    for a layer that nobody else serves must not hold back the move that brings the layer."""
     finished_s: float = 30.0
     """How long the answer of a finished session is kept for a client that attaches late."""
     queued_bytes_max: int = 4 << 20

@@ -138,8 +138,7 @@ class KvMover:
         return outgoing.refused
 
     def told(self, peer_id: str, told: KvTaken) -> None:
-        """Record how far the new stage has got; a position that does not grow counts as no
-        progress."""
+        """Record how far the new stage has got; an unchanged position is no progress."""
         outgoing = self._outgoing.get((told.session, told.attempt))
         before = 0 if outgoing is None else outgoing.plan.taken
         if outgoing is None or outgoing.to != peer_id or not outgoing.plan.took(told.position):

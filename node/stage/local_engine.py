@@ -1,5 +1,4 @@
-"""Runs the engine in a worker thread behind the interface that the stage server and the peer
-use."""
+"""Runs the engine in a worker thread, behind the interface of the stage server and the peer."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -219,8 +218,7 @@ class LocalEngine:
             self.lost.set_result(reason)
 
     def _watched(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in the engine's thread; if it fails because the device is lost, set
-        ``lost``."""
+        """Run ``work`` in the engine's thread; set ``lost`` if it shows that the device is."""
         try:
             return work()
         except DeviceLostError as error:

@@ -74,8 +74,7 @@ class Opening:
         self._bandwidth_from = bandwidth_from
 
     def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
-        """Take the session over or reserve KV for it, then pass the open on; or answer with a
-        refusal."""
+        """Take the session over or reserve KV, then pass the open on; or answer with a refusal."""
         before = self._table.get(open_.session)
         if open_.migrate_until is not None and before is not None:
             self._announce_move(before, open_, upstream)
@@ -90,8 +89,7 @@ class Opening:
             session.on(StageEvent.ACCEPTED)
             session.importing = session.is_warming and self._way(open_) is Way.COPY
             self._accept(live)
-            # Connect to the next stage now, also when a move only begins, so that no row waits for
-            # it.
+            # Connect to the next stage now, also when a move only begins: rows need not wait then.
             at = (open_.hop + 1) % len(open_.route)
             if len(open_.route) > 1:
                 self._hops.get(open_.route[at].peer_id, open_.addresses[at])
@@ -147,8 +145,7 @@ class Opening:
         return way
 
     def _move_replied(self, live: Live, warming: MigrationTarget, message: HopReply) -> None:
-        """Pass the new stages' answer to a planned move up; on acceptance send them copies of
-        rows."""
+        """Pass the new stages' answer to a move up; if they accept, send them copies of rows."""
         waits = warming.copies and not warming.ready
         if waits and isinstance(message, SessionAccepted) and message.rows:
             session, log = live.session, self._table.log
@@ -275,8 +272,7 @@ class Opening:
         self._refused_below(live, refused)
 
     def move_failed(self, live: Live, peer_id: str, reason: str) -> None:
-        """Cancel a planned move because the link to its new stage was lost; the session stays
-        here."""
+        """Cancel a move because the link to its new stage was lost; the session stays here."""
         if live.warming is not None:
             warming = live.warming
             code = RefusalCode.UNREACHABLE
@@ -284,8 +280,7 @@ class Opening:
             self._table.warm(live, None)
 
     def _refused_below(self, live: Live, refused: SessionRefused) -> None:
-        """Pass a refusal up. A session that was taken over waits for its next attempt; a new one is
-        forgotten."""
+        """Pass a refusal up. Forget a new session; a taken-over one waits for its next attempt."""
         live.upstream.send(refused)
         if live.session.state is not StageState.OPENING:
             return
@@ -296,8 +291,7 @@ class Opening:
             self._table.forget(live)
 
     def _resume(self, live: Live, asked: int) -> None:
-        """Send the next stage rows from position ``asked`` on: from the log, or by running them
-        again."""
+        """Send the next stage rows from ``asked`` on: from the log, or by running them again."""
         session, log = live.session, self._table.log
         own = session.next_position
         resume = resume_at(asked, own, logged=log.covers(session.key, asked, own))

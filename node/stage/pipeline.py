@@ -66,8 +66,7 @@ class StagePipeline:
         self._stalled: dict[str, None] = {}
         self.pace = EnginePace()
         self.decode_waits = StepTimes()
-        """Times from a decode's arrival here to the end of its step: this stage's part of a token's
-        time."""
+        """Times from a decode's arrival to its step's end: this stage's part of a token's time."""
         self.sizer = ChunkSizer()
         self.serialisation_s = 0.0
         """Seconds spent converting tensors to frames and frames to tensors, writing included."""
@@ -108,8 +107,7 @@ class StagePipeline:
         self.push(live)
 
     def take_ring(self, peer_id: str, tokens: Sequence[RingToken]) -> None:
-        """At the first stage: take tokens that ``peer_id`` sampled, if it is the route's last
-        stage."""
+        """At the first stage: take tokens from ``peer_id`` if it is the route's last stage."""
         for token in tokens:
             live = self._table.find(token.session, token.attempt)
             if live is None or not live.session.is_first:
@@ -164,8 +162,7 @@ class StagePipeline:
         self._engine.submit(replace(item, queued_s=now_s))
 
     def _run_copies(self, live: Live) -> None:
-        """Run rows of a planned move, few at a time, so that decodes in the same step are hardly
-        slower."""
+        """Run rows of a planned move, few at a time, so that decodes are hardly slower."""
         alone = self._table.holding == 1
         if item := live.copied.take(RESENT_TOKENS if alone else self.sizer.beside()):
             self._submit(item)
@@ -198,8 +195,7 @@ class StagePipeline:
                 self._submit(work)
 
     def _chunk_tokens(self, live: Live) -> int:
-        """Number of rows of the session's next chunk, from measured times of steps and of the next
-        link."""
+        """Rows of the session's next chunk, from measured times of steps and the next link."""
         session = live.session
         if self._config.chunk_tokens is not None:
             return self._config.chunk_tokens
@@ -385,8 +381,7 @@ class StagePipeline:
             self._finish(live)
 
     def send_tokens(self, live: Live) -> None:
-        """At the last stage: send the attached client its missing scores of the prompt, then its
-        tokens."""
+        """At the last stage: send the client its missing prompt scores, then its tokens."""
         if live.attached is None:
             return
         session = live.session

@@ -200,8 +200,7 @@ class StageServer:
 
     @property
     def wanted_tokens(self) -> int:
-        """KV tokens that should be free: headroom for urgent sessions, and the demand refused
-        last."""
+        """KV tokens that should be free: urgent sessions' headroom and the last refused demand."""
         capacity = self._engine.kv_tokens_free + self._table.kv_tokens
         demand = self._opening.demand.wanted(asyncio.get_running_loop().time())
         kept = headroom(capacity) if self._table.serves_urgent else 0
@@ -209,8 +208,7 @@ class StageServer:
 
     @property
     def load(self) -> PeerLoad:
-        """The peer's load, from which its freeness follows; no layers while its sessions are to
-        leave."""
+        """The peer's load, for its freeness; no layers while its sessions are to leave."""
         view = self._engine.view
         serving = view.serving and self._keep is None
         return PeerLoad(
@@ -236,8 +234,7 @@ class StageServer:
         await self._hops.close()
 
     def fail_outside(self, start: int, end: int, reason: str) -> None:
-        """Fail sessions whose layers here are not within ``[start, end)``, after a change of
-        plan."""
+        """Fail sessions whose layers here are not within ``[start, end)`` of a new plan."""
         for live in self._table:
             if live.session.holds_kv and not self._within(live, (start, end)):
                 self._fail(live, reason)
@@ -250,19 +247,16 @@ class StageServer:
     # Messages from streams (node.stage.streams)
 
     def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
-        """Take the session over or reserve KV for it, then pass the open on; or answer with a
-        refusal."""
+        """Take the session over or reserve KV, then pass the open on; or answer with a refusal."""
         self._opening.open(open_, upstream)
 
     def close_from(self, session: str, upstream: FrameSender) -> None:
-        """Close the session whose client stream ended; harmless if the client has opened another
-        since."""
+        """Close the session of an ended client stream; harmless if another has been opened."""
         if (live := self._table.get(session)) is not None and live.upstream is upstream:
             self._close(live)
 
     def close_for(self, close: SessionClose, client: str) -> None:
-        """Free this stage at its own client's request, when it is no longer on the session's
-        route."""
+        """Free this stage at its own client's request, as it is not on the route any more."""
         live = self._table.get(close.session)
         if live is None or live.session.open.client != client:
             return
@@ -280,8 +274,7 @@ class StageServer:
         return True
 
     def detach(self, session: str, sender: FrameSender) -> None:
-        """Stop sending tokens on an ended stream; the session goes on and may be attached to
-        again."""
+        """Stop sending tokens on an ended stream; the session may be attached to again."""
         if (live := self._table.get(session)) is not None and live.attached is sender:
             live.attached = None
 
@@ -353,8 +346,7 @@ class StageServer:
             self._hops.get(session.ring_peer).send(close_of(session))
 
     def _close(self, live: Live) -> None:
-        """Free the session here and at the stages after. A finished session at its last stage is
-        kept."""
+        """Free the session here and at the stages after; a finished one is kept for its client."""
         session = live.session
         if session.state is StageState.FINISHED:
             return

@@ -51,11 +51,9 @@ class StreamLimits:
     credit_s: float = 0.02
     """Interval at which held-back credit is looked at again."""
     client_silence_s: float = 30.0
-    """A client that is silent for ``client_silence_s`` (clients ping) is gone; its session is
-    freed."""
+    """A client silent for ``client_silence_s`` is gone (clients ping); its session is freed."""
     hop_silence_s: float = 120.0
-    """Silence after which a hop is closed. A stage closes hops unused for a minute and pings the
-    others."""
+    """Silence after which a hop is closed; stages ping hops in use, close others after a minute."""
     part_s: float = 60.0
     """Longest pause within a frame that comes in parts."""
 
@@ -121,8 +119,7 @@ class StageStreams:
                 self._stage.close_from(open_.session, sender)
 
     async def _copy_kv(self, stream: Stream, order: KvCopy) -> None:
-        """Copy a session's KV to another peer for its client, until done or until the client is
-        gone."""
+        """Copy a session's KV to another peer for its client, until done or the client is gone."""
         copying = asyncio.create_task(self._stage.copies.send(order, stream.remote_peer_id))
         gone = asyncio.create_task(codec.read_frame(stream, limit_bytes=CONTROL_BYTES_MAX))
         try:

@@ -58,8 +58,7 @@ class CheckpointNames:
         return parameter in self._by_parameter
 
     def conversions(self, parameters: Iterable[str]) -> list[Conversion]:
-        """Conversions that make these parameters, each once; UserError names a parameter without
-        tensors."""
+        """Conversions that make these parameters, each once; UserError if one lacks tensors."""
         wanted: dict[str, Conversion] = {}
         for name in parameters:
             if name not in self._by_parameter:
