@@ -29,8 +29,7 @@ def sensors(gpu: str) -> tuple[float | None, float | None]:
 def held_to(gpu: str, limit_w: float | None) -> Iterator[None]:
     """Limit the GPU to ``limit_w`` watts within the context, then restore its former limit.
 
-    Raises UserError if the driver does not accept the limit, with the range it accepts or the
-    reason.
+    Raises UserError if the driver refuses the limit, with the range it accepts or the reason.
     """
     if limit_w is None:
         yield

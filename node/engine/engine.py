@@ -327,8 +327,7 @@ class Engine:
         return self.config.share_prefixes and whole and item.token_ids is not None
 
     def _run_apart(self, rows: list[StepRows]) -> list[WorkResult]:
-        """Run rows together; if that raises, in halves, until the error falls on the item that
-        caused it.
+        """Run rows together; if that raises, in halves, until the error falls on its own item.
 
         Running an item again writes the same KV to the same rows.
         """

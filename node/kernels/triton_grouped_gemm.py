@@ -32,7 +32,7 @@ class Tiles:
 
 
 FEW = Tiles(rows=16, outs=32, ins=128, warps=4, stages=3)
-"""Tiles for decodes: reading the weights dominates, so many programs read."""
+"""Tiles for decodes: reading the weights dominates, and many programs share it."""
 MANY = Tiles(rows=64, outs=128, ins=32, warps=4, stages=3)
 """Tiles for prefills: weights that were read are reused often."""
 
@@ -119,8 +119,7 @@ def _grouped_product(
 
 
 def group(chosen: Tensor, experts: int) -> tuple[Groups, Tensor]:
-    """Group the experts that a router chose, ``[tokens, each]`` int64, without waiting for the
-    device.
+    """Group the experts that a router chose, ``[tokens, each]`` int64, without a device wait.
 
     Returns the groups, and the order ``[pairs]``: the index of the pair at each place, counting
     pairs token by token.

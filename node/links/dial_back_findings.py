@@ -1,5 +1,4 @@
-"""Concludes from other peers' dial-backs whether this peer can be reached. Pure: time is an
-argument.
+"""Concludes from dial-backs whether others can reach this peer. Pure: time is an argument.
 
 Any peer may lie about what it found. So a single failed dial-back proves nothing, and only the
 newest answer of each peer counts.

@@ -163,8 +163,7 @@ class ReachKeeper:
         else_every_s: float = 60.0,
         unknown_every_s: float = 15.0,
     ) -> None:
-        """``on_change`` gets how others reach this peer, and its addresses beside those that it
-        listens on.
+        """``on_change`` gets how others reach this peer, and at which addresses beside its own.
 
         The peer is dialled back every ``sure_every_s`` while others get through, every
         ``else_every_s`` while a relay takes calls, and otherwise every ``unknown_every_s``.

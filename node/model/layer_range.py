@@ -239,7 +239,7 @@ class LoadedRange:
     def set(
         self, start: int, end: int, progress: Progress | None = None, *, made_up: bool = False
     ) -> int:
-        """Hold exactly layers ``[start, end)``; layers that stay are not read again. Returns bytes
+        """Hold exactly layers ``[start, end)``; those that stay are not read again. Returns bytes
         read.
 
         ``made_up`` fills the parts with random numbers instead; the next call forgets them.

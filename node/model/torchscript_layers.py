@@ -104,8 +104,7 @@ class TorchScriptLayers:
     ) -> Tensor | None:
         """Output ``[1, rows, hidden]`` of layers ``[start, end)``; None if not all are recorded.
 
-        ``positions`` is ``[1, rows]``; ``make`` returns the output of a source that is not
-        recorded.
+        ``positions`` is ``[1, rows]``; ``make`` returns the output of an unrecorded source.
         """
         rows = step.decode
         if rows is None or hidden.shape[1] > ROWS_MAX:

@@ -160,8 +160,7 @@ class PlanFollower:
         )
 
     async def help_oneself(self) -> None:
-        """Take the worst served layers if nobody has led for ``alone_s`` and no plan names this
-        peer.
+        """Take the worst served layers if nobody led for ``alone_s`` and no plan names this peer.
 
         A later coordinator may plan around it; until then the last plan serves on.
         """

@@ -113,8 +113,7 @@ def feasible(engine: Engine) -> tuple[Point, ...]:
 def measure(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> Profile:
     """Time one layer, filled with random numbers so that no weights need to be here yet.
 
-    Batches are timed in turn and contexts in two passes, so that a busy moment does not affect only
-    one of them.
+    Batches are timed in turn and contexts in two passes, so that a busy moment affects all of them.
     """
     index = layer_to_time(engine)
     engine.load(index, index + 1, made_up=True)

@@ -40,8 +40,7 @@ def race(scores: Floats, ids: Ids, seed: int, position: int) -> int:
 
 
 def pick(row: torch.Tensor, sampling: Sampling, position: int) -> int:
-    """Pick a token id from float32 scores ``[vocab]``: temperature, ``top_k``, ``top_p``,
-    ``min_p``.
+    """Pick a token id by temperature, ``top_k``, ``top_p``, ``min_p`` from float32 ``[vocab]``.
 
     Among equally likely tokens, smaller ids are kept. Computed in float64 on the CPU.
     """
@@ -117,8 +116,7 @@ def _sorted(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
 def draw_rows(
     logits: torch.Tensor, draws: Sequence[SamplingRow], greedy: Sequence[int] | None = None
 ) -> list[int]:
-    """Draw one token per row of ``[rows, vocab]``; plain greedy rows share one argmax on the
-    device.
+    """Draw one token per row of ``[rows, vocab]``; plain greedy rows share one device argmax.
 
     Temperature 0 is greedy, and ties go to the smallest id. ``greedy``: each row's likeliest token,
     if known already. All other rows come to the CPU in one transfer.

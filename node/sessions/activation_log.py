@@ -1,5 +1,4 @@
-"""Logs the rows that a stage sent on, in bounded host memory, so that a lost next stage can be
-rebuilt.
+"""Logs the rows that a stage sent on, in bounded host memory, to rebuild a lost next stage.
 
 The KV of a lost stage is a function of the rows it was sent. The stage that sent them sends them
 again to the replacement, and no stage before computes anything again (architecture.md, "The

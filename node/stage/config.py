@@ -86,8 +86,7 @@ class StageEngine(Protocol):
         ...
 
     async def export_kv(self, key: str, position: int, tokens: int) -> bytes:
-        """Export KV of up to ``tokens`` tokens from ``position`` on, between steps; the KV stays
-        here.
+        """Copy out KV of up to ``tokens`` tokens from ``position`` on, between steps.
 
         Raises KeyError or ValueError if the KV is not here, or no longer.
         """

@@ -218,7 +218,7 @@ class LocalEngine:
             self.lost.set_result(reason)
 
     def _watched(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in the engine's thread; set ``lost`` if it shows that the device is."""
+        """Run ``work`` in the engine's thread; set ``lost`` if it raises DeviceLostError."""
         try:
             return work()
         except DeviceLostError as error:

@@ -175,8 +175,7 @@ class StageServer:
         self._keep = None
 
     def relieve(self, moves: Mapping[str, str]) -> None:
-        """Ask the owners of the sessions in ``moves``, and no others, to move to the peers named
-        there.
+        """Ask owners of the sessions in ``moves``, and no others, to move to the named peers.
 
         The owners are asked again every keepalive until they have moved, or until the next call.
         """
@@ -285,7 +284,7 @@ class StageServer:
             self._close(live)
 
     def upstream_lost(self, peer_id: str, upstream: FrameSender) -> None:
-        """Pause the sessions of a stream from the stage before that ended."""
+        """Pause the sessions whose stream from the stage before ended."""
         for live in self._table:
             if live.upstream is upstream and live.session.holds_kv:
                 self._pause(live, peer_id, "the connection to it ended")

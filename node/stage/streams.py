@@ -163,7 +163,7 @@ class StageStreams:
         return True
 
     async def _serve_tokens(self, stream: Stream) -> None:
-        """Serve the tokens of a session, whose last stage is here, to its client."""
+        """Send the tokens of a session, whose last stage is here, to its client."""
         limits = self._limits
         attach = (await self._read(stream, limits.first_frame_s, CONTROL_BYTES_MAX)).message
         if not isinstance(attach, TokensAttach):
@@ -223,7 +223,7 @@ class StageStreams:
     async def _keep_crediting(
         self, reader: LinkReader, sender: FrameSender, held: asyncio.Event
     ) -> None:
-        """Give the credit that was ``held`` back once this stage has caught up."""
+        """Give held-back credit as soon as this stage has caught up."""
         while True:
             await held.wait()
             await asyncio.sleep(self._limits.credit_s)
