@@ -256,7 +256,7 @@ class LinkReader:
         self.slow_bytes = 0
 
     async def read(self, *, limit_bytes: int = codec.FRAME_BYTES_MAX) -> codec.Frame | None:
-        """The next whole frame, or None after a part of one. Raises as :func:`wire.read_frame`."""
+        """The next whole frame, or None after a part of one. Raises as `codec.read_frame`."""
         frame = await codec.read_frame(self._stream, limit_bytes=limit_bytes)
         if isinstance(frame.message, FramePart):
             self._part_read = True
