@@ -19,8 +19,7 @@ PINGS = 12
 FRAME_BYTES = 32 << 10
 PROBE_BYTES_FIRST = 128 << 10
 PROBE_BYTES_MAX = 4 << 20
-"""Maximum bytes of a probe, which grows by fours: 6.7 MB in all on a fast link, 131 kB on a
-slow."""
+"""Maximum size of a probe, growing by fours: 6.7 MB in all on a fast link, 131 kB on a slow one."""
 PROBE_LONG_S = 0.4
 """A probe that took more than ``PROBE_LONG_S``, and more than ``PROBE_LONG_RTTS`` round trips, has
 left its slow start behind."""
