@@ -29,7 +29,7 @@ class Line:
     batch: int
     base_s: float
     token_s: float
-    """Extra seconds per token of each session's context."""
+    """Extra seconds for one more token of context in every session."""
 
     def seconds(self, context_tokens: float) -> float:
         """Time at a context of ``context_tokens``."""
