@@ -1,4 +1,4 @@
-"""Short texts that are all about who is who, for the first part of the training.
+"""Generates short texts about who is who, for the first part of the training.
 
 In a story only one word in twenty is a name, so a small model learns late that a name comes from
 the text before it. In a drill it is every second or third word.
@@ -35,7 +35,7 @@ _MEETINGS: tuple[str, ...] = (
 
 
 def drill(seed: int, index: int) -> str:
-    """Return the drill of that number in the sequence that the seed starts."""
+    """Return drill number ``index`` of the sequence that the seed starts."""
     rng = random.Random(f"drill:{seed}:{index}")
     cast = Teller(rng).cast[: rng.choice((2, 2, 3, 4))]
     lines = [rng.choice(_INTRODUCTIONS).format(a=person) for person in cast]

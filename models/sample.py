@@ -142,7 +142,7 @@ def card_samples(tokenizer: Any, model: Any) -> str:
 
 
 def story_tokens(recipe: Recipe) -> int:
-    """Return how many of the training tokens are of stories."""
+    """Return the number of training tokens that belong to stories."""
     total = 0
     for step in range(recipe.steps):
         length = recipe.long_length if recipe.is_long(step) else recipe.length
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--card", action="store_true", help="write README.md beside the weights")
     args = parser.parse_args()
-    import torch  # --help is answered without
+    import torch  # imported late: --help needs no torch
 
     torch.set_num_threads(args.threads)
     if args.card:

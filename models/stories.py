@@ -20,7 +20,7 @@ from models.words import BAKED, Character
 
 @dataclass(frozen=True)
 class Story:
-    """A finished story and what it was made of."""
+    """A finished story and its ingredients."""
 
     text: str
     plot: str
@@ -40,7 +40,7 @@ def _meet(t: Teller) -> None:
 
 
 def _thanks(t: Teller, who: Character, to: Character) -> None:
-    """Let one thank the other."""
+    """Let one character thank another."""
     t.fields["to"] = to
     t.quote(
         who,
@@ -322,7 +322,7 @@ def fair_trades(t: Teller) -> None:
 
 @dataclass(frozen=True)
 class Fear:
-    """What somebody is afraid of, how it shows, and what is behind it."""
+    """A fear: its object, how it shows, and what is behind it."""
 
     what: str
     shown: str
@@ -1236,7 +1236,7 @@ PLOTS: tuple[Callable[[Teller], None], ...] = (
 
 
 def story(seed: int, index: int) -> Story:
-    """Return the story of that number in the sequence that the seed starts."""
+    """Return story number ``index`` of the sequence that the seed starts."""
     rng = random.Random(f"{seed}:{index}")
     teller = Teller(rng)
     plot = rng.choice(PLOTS)
@@ -1245,7 +1245,7 @@ def story(seed: int, index: int) -> Story:
 
 
 def texts(seed: int, start: int = 0) -> Iterator[str]:
-    """Yield the stories of a seed from a number on, without end."""
+    """Yield the stories of a seed without end, from number ``start`` on."""
     return (story(seed, index).text for index in itertools.count(start))
 
 

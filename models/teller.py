@@ -1,4 +1,4 @@
-"""Puts sentences together: a cast, a place, and the choice between ways of saying a thing."""
+"""Composes a story's sentences: a cast, a place, and a choice between phrasings."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Teller:
         self.maybe(*ASIDES, chance=0.45)
 
     def some(self, count: int, options: Sequence[str]) -> None:
-        """Add that many different options."""
+        """Add ``count`` different options."""
         for option in self.rng.sample(list(options), count):
             self.say(option)
 
@@ -172,8 +172,8 @@ class Teller:
     def open_on_the_day(self, *options: str) -> None:
         """Start with the day itself, or with the hero and then the day; then the weather.
 
-        The options go on from "One morning, ..." and must name the hero; the hero's kind is
-        told either by the opening or by ``{who}``.
+        The options go on from "One morning, ..." and must name the hero. Either the opening or
+        ``{who}`` tells the hero's kind.
         """
         if self.habit is None and self.rng.random() < 0.45:
             self.fields["who"] = self.a.intro

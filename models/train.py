@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from models.drills import drills
 from models.stories import texts
 
-if TYPE_CHECKING:  # imported where they are needed: --help is answered before
+if TYPE_CHECKING:  # imported late: --help needs no torch
     import torch
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -33,7 +33,7 @@ TOKENIZER_OFFSET = 2_000_000
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the weights."""
+    """All settings that decide the weights."""
 
     steps: int = 2300
     seed: int = 1
@@ -67,7 +67,7 @@ class Recipe:
         return self.learning_rate * share
 
     def drill_rows(self, step: int, rows: int) -> int:
-        """How many rows of a step's batch are drills: fewer and fewer, and then none."""
+        """Number of drills in a step's batch of ``rows``; it falls to none."""
         for end, share in self.drill_shares:
             if step < end * self.steps:
                 return int(rows * share)
@@ -135,10 +135,10 @@ def make_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> LlamaForCa
 def initialize(model: LlamaForCausalLM, recipe: Recipe) -> None:
     """Draw the weights so that every attention head starts as a weak copier.
 
-    Names are copied from the text before, and a model this small, on batches this small, takes
-    very long to find out how. The output matrix of each head therefore starts as the scaled
-    transpose of its value matrix, whose rows are orthonormal: what a head attends to becomes a
-    little more likely as output from the first step on.
+    Names are copied from the text before, and a model this small, on batches this small, takes very
+    long to find out how. The output matrix of each head therefore starts as the scaled transpose of
+    its value matrix, whose rows are orthonormal: from the first step on, what a head attends to
+    becomes a little more likely as output.
     """
     import torch
 
@@ -162,7 +162,7 @@ def initialize(model: LlamaForCausalLM, recipe: Recipe) -> None:
 
 
 def token_stream(tokenizer: PreTrainedTokenizerFast, lines: Iterator[str]) -> Iterator[int]:
-    """Yield the tokens of the texts, each from its bos to its eos."""
+    """Yield the tokens of the texts, each from bos to eos."""
     eos = tokenizer.eos_token_id
     for text in lines:
         yield from tokenizer(text)["input_ids"]

@@ -25,7 +25,7 @@ def with_article(noun: str) -> str:
 
 @dataclass(frozen=True)
 class Character:
-    """Somebody in a story; the name alone decides the pronouns."""
+    """A character of a story; the name alone decides the pronouns."""
 
     name: str
     kind: str
@@ -90,7 +90,7 @@ PEOPLE: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Thing:
-    """Something that can be owned, lost, lent and found."""
+    """A thing that can be owned, lost, lent and found."""
 
     noun: str
     look: str
@@ -101,17 +101,17 @@ class Thing:
 
     @property
     def a(self) -> str:
-        """With its looks and article: "a red kite"."""
+        """Looks and noun with an article: "a red kite"."""
         return with_article(f"{self.look} {self.noun}")
 
     @property
     def the(self) -> str:
-        """Definite: "the kite"."""
+        """Noun with the definite article: "the kite"."""
         return f"the {self.noun}"
 
     @property
     def full(self) -> str:
-        """With its looks: "red kite"."""
+        """Looks and noun: "red kite"."""
         return f"{self.look} {self.noun}"
 
 
@@ -133,7 +133,7 @@ NEST_THINGS: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Place:
-    """Somewhere along the river, with the preposition it takes."""
+    """A place along the river, with its preposition."""
 
     name: str
     preposition: str
@@ -143,7 +143,7 @@ class Place:
 
     @property
     def at(self) -> str:
-        """Where something happens: "under the stone bridge"."""
+        """Preposition and place: "under the stone bridge"."""
         return f"{self.preposition} {self.name}"
 
 

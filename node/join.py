@@ -1,7 +1,7 @@
-"""``python -m node.join``: lend this machine to a swarm.
+"""``python -m node.join``: lends this machine to a swarm.
 
-Without ``--initial-peers`` it founds a swarm and prints the command that others should type.
-Ctrl-C leaves cleanly: live sessions finish first; a second Ctrl-C leaves at once.
+Without ``--initial-peers`` it founds a swarm and prints the command that others should type. Ctrl-C
+leaves cleanly: live sessions finish first; a second Ctrl-C leaves at once.
 """
 
 import argparse
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     from node.weights.store import WeightStore
 
 SPINS = 1000
-"""Of a CPU thread that waits for the others of its product, before it sleeps: microseconds."""
+"""Spin count of a CPU thread that waits for others of its product: some microseconds."""
 
 
 async def main(arguments: argparse.Namespace) -> int:
     """Join, serve until interrupted, leave."""
     reporter = Reporter(json_log=arguments.json_log)
-    # Read when torch loads. Threads that spin while they wait for each other take turns with other
-    # programs on the same cores: one product of matrices then waits for whole time slices.
+    # torch reads this when it is loaded. Threads that spin while they wait for each other take
+    # turns with other programs on the same cores; a matrix product then waits for whole time
+    # slices.
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
     try:
         return await _join(arguments, reporter)
@@ -63,7 +64,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     identity = Identity.load_or_create(arguments.identity.expanduser())
     traffic = _traffic(arguments)
     traffic.refuse_if_exhausted()
-    # Before others are told to join: what this machine lacks ends the command.
+    # Before others are told to join, because this command ends if the machine lacks something.
     found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory)
     machine = at_most(found, arguments.max_vram)
     reporter.say(
@@ -102,7 +103,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
 
 
 def _traffic(arguments: argparse.Namespace) -> "LentTraffic":
-    """What the owner lends of the connection; the month's count is kept beside the identity."""
+    """The owner's limits on traffic; the month's count is kept beside the identity."""
     from coordinator.links.token_bucket import Allowance
     from node.links.lent_traffic import LentTraffic
 
@@ -145,7 +146,7 @@ async def _connect(
 
 
 def _interpreter() -> str:
-    """This process's, as it is called from here."""
+    """Path of this process's Python, relative to the working directory if it is below it."""
     try:
         path = os.path.relpath(sys.executable)
     except ValueError:  # on another drive
@@ -154,7 +155,7 @@ def _interpreter() -> str:
 
 
 def _say_how_to_join(arguments: argparse.Namespace, address: str, reporter: Reporter) -> None:
-    """Commands to hand out, which run where they are pasted with this peer's interpreter."""
+    """Print commands for others, which run as pasted with this peer's interpreter."""
     if arguments.initial_peers:
         reporter.say(f"Others may name it in --initial-peers, too: {address}")
         return
@@ -297,8 +298,8 @@ async def _serve(
 
 
 def _relays(arguments: argparse.Namespace) -> bool:
-    """Whether this peer offers to pass calls on for others. That is the daemon's work, which is not
-    counted: those who count their traffic do not offer it."""
+    """Whether this peer offers to relay for others. The daemon does that uncounted, so a peer that
+    limits its traffic does not offer it."""
     from dht.connecting import chosen_transport
     from dht.transport.config import TransportKind
 
@@ -307,8 +308,8 @@ def _relays(arguments: argparse.Namespace) -> bool:
 
 
 def _told(reporter: Reporter, event: str, **fields: object) -> None:
-    """An event of the coordinator's; why there is no plan is for people, too, who else see nothing
-    happen."""
+    """Report an event of the coordinator. A missing plan is also told to people, who would
+    otherwise see nothing happen."""
     reporter.event(event, **fields)
     if event == "no_plan":
         reporter.say(f"No plan for all layers now: {fields['reason']}. Waiting for that.")
@@ -326,7 +327,7 @@ def _pinned(layers: str | None, peer_id: str, engine: "LocalEngine") -> Assignme
 
 
 async def _refuse_other_weights(directory: "Directory", mine: ModelSpec) -> None:
-    """A swarm serves one set of weights under one name."""
+    """Raise UserError if the swarm serves other weights under this name."""
     others = [record.model for record in (await directory.nodes()).values()]
     if others and all(model.fingerprint != mine.fingerprint for model in others):
         raise UserError(

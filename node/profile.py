@@ -1,4 +1,4 @@
-"""``python -m node.profile MODEL`` prints what a peer here would announce of its speed."""
+"""``python -m node.profile MODEL`` prints the speed that a peer here would announce."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""Where the contexts of a step's rows are, page by page: what a kernel over pages goes by."""
+"""Block table of a step: where its rows' contexts are, page by page, for a kernel over pages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,37 +31,37 @@ class PagedSegment(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBlocks:
-    """Rows of a step as a kernel takes them."""
+    """Rows of a step, grouped for a kernel."""
 
     blocks: Tensor
-    """``[blocks, 2]`` int32: the session, and the block's first row within it."""
+    """``[blocks, 2]`` int32: the session, and the block's first row within the session."""
     tokens: Tensor
-    """``[rows]`` int32: all rows that are in the blocks."""
+    """``[rows]`` int32: all rows in the blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTable:
-    """Sessions of a step: which rows are whose, and the pages of their contexts."""
+    """Sessions of a step: their rows, and the pages of their contexts."""
 
     segments: Tensor
-    """``[sessions, 3]`` int32: the first row of each, its rows, and the tokens that the last of
-    them attends to."""
+    """``[sessions, 3]`` int32: each session's first row, its number of rows, and the number of
+    tokens that its last row attends to."""
     pages: Tensor
-    """``[sessions, most pages]`` int32; behind a context's end anything."""
+    """``[sessions, most pages]`` int32; values beyond a context's end are arbitrary."""
     page_tokens: int
     spans: tuple[int, ...]
-    """Rows of each session, as the CPU knows them."""
+    """Number of rows of each session, on the CPU."""
     _blocks: dict[tuple[int, bool], RowBlocks | None] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls, parts: Sequence[PagedSegment], page_tokens: int, device: torch.device
     ) -> "BlockTable":
-        """Of a step's sessions, in the order of their rows; each has the pages of its context."""
+        """The table of a step's sessions, in the order of their rows, with their pages."""
         used = [-(-part.context_tokens // page_tokens) for part in parts]
         firsts = torch.tensor([part.pages[0] for part in parts], dtype=torch.int32)
         pages = firsts[:, None] + torch.arange(max(used), dtype=torch.int32)
-        table = pages.numpy()  # copies an array of pages twenty times as fast as torch a list
+        table = pages.numpy()  # numpy copies an array 20 times as fast as torch a list
         for at, part in enumerate(parts):
             if not part.run:
                 table[at, : used[at]] = part.pages[: used[at]]
@@ -79,8 +79,9 @@ class BlockTable:
     def room(
         cls, rows: int, columns: int, page_tokens: int, scrap_page: int, device: torch.device
     ) -> "BlockTable":
-        """For steps of so many sessions of one row each, with contexts of up to ``columns`` tokens;
-        all of them look at the first token of ``scrap_page`` until something is staged."""
+        """An empty table for steps of ``rows`` sessions with one row each and contexts of up to
+        ``columns`` tokens. Until :meth:`stage`, all sessions attend to the first token of
+        ``scrap_page``."""
         at = torch.arange(rows, dtype=torch.int32)
         ones = torch.ones(rows, dtype=torch.int32)
         pages = torch.full((rows, -(-columns // page_tokens)), scrap_page, dtype=torch.int32)
@@ -90,11 +91,11 @@ class BlockTable:
             page_tokens=page_tokens,
             spans=(1,) * rows,
         )
-        made.blocks(1, single=True)  # now: while a graph is captured nothing can be brought
+        made.blocks(1, single=True)  # now: a graph's capture allows no transfer to the device
         return made
 
     def stage(self, rows: "BlockTable", scrap_page: int) -> None:
-        """Put a decode step's sessions first; the others look at ``scrap_page`` again."""
+        """Write a decode step's sessions first; the other rows attend to ``scrap_page``."""
         count, wide = rows.pages.shape
         self.segments[:count, 2] = rows.segments[:, 2]
         self.segments[count:, 2] = 1
@@ -108,12 +109,12 @@ class BlockTable:
 
     @property
     def columns(self) -> int:
-        """Tokens that the pages of the longest context hold."""
+        """Number of tokens that the pages of the longest context hold."""
         return int(self.pages.shape[1]) * self.page_tokens
 
     def blocks(self, rows: int, *, single: bool) -> RowBlocks | None:
-        """Rows in blocks of ``rows`` at most, of the sessions that have one row each or of the
-        others; None where there are none. Made once per step."""
+        """Rows in blocks of at most ``rows``: of sessions with one row if ``single``, otherwise of
+        the other sessions. None if there are none. Made once per step."""
         key = (rows, single)
         if key not in self._blocks:
             self._blocks[key] = self._cut(rows, single)
@@ -140,6 +141,6 @@ class BlockTable:
 AttendPages = Callable[
     [Tensor, Tensor, Tensor, BlockTable, Tensor | None, int, float, float], Tensor
 ]
-"""(query ``[1, heads, tokens, width]``, keys and values ``[slots, kv_heads, width]``, rows, sinks,
-window, scale, softcap) → ``[1, tokens, heads, value width]``; see
+"""Attention over pages: (query ``[1, heads, tokens, width]``, keys and values ``[slots, kv_heads,
+width]``, rows, sinks, window, scale, softcap) → ``[1, tokens, heads, value width]``; see
 :func:`node.kernels.triton_paged_attention.attend_pages`."""

@@ -1,7 +1,7 @@
-"""One session's pages in the place of ``transformers``' cache.
+"""Gives a ``transformers`` model one session's pages as its cache.
 
-For families whose layers do not call attention through the interface, or bias it by what their own
-forward computes: they run session by session, and their cache is this view of the page pool.
+For families whose layers do not call attention through the interface, or add a bias that their own
+forward computes. They run session by session, with this view of the page pool as their cache.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from node.kv.layer_pool import LayerPool
 
 
 class PoolCache:
-    """What a model asks of its cache and no more: a model that keeps another state fails here."""
+    """The cache interface that models need; a model that keeps other state fails here."""
 
     is_compileable = False
 
@@ -27,11 +27,11 @@ class PoolCache:
 
     @property
     def calls(self) -> int:
-        """How many layers wrote."""
+        """Number of layers that wrote."""
         return len(self._written)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens that the layer holds."""
+        """Number of tokens that the layer holds."""
         segment = self._segment
         return segment.context_tokens if layer_idx in self._written else segment.position
 
@@ -40,11 +40,11 @@ class PoolCache:
         return self._segment.position
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """``(keys, offset of the first key)``: pages hold a session from its first token."""
+        """``(keys, offset of the first key)``; pages hold a session from its first token on."""
         return self._segment.position + query_length, 0
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        """-1: pages come as tokens do."""
+        """-1: the cache grows without a fixed length."""
         return -1
 
     def update(
@@ -68,7 +68,7 @@ class PoolCache:
 
 
 class LookingCache(PoolCache):
-    """Ends a look at a layer by raising :class:`KvShapeFound` where it would write."""
+    """Ends a trial run of a layer: where it would write, :class:`KvShapeFound` is raised."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__(

@@ -1,11 +1,10 @@
-"""Attention of a step in which every session has one row: all of them at once.
+"""Attention of a step in which every session has one row, for all sessions at once.
 
-Each row sees the whole of its own context, so there is nothing causal left to do: the contexts are
-read by a table of pool rows, padded to one width, or one after the other where they are runs of
-pages and copying them would cost more than calling more often. The function is written so that
-``torch.jit.script`` takes it: traced layers (:mod:`node.model.torchscript_layers`) call it, and it
-has no shape that depends on what is in the tensors when it goes by a table, so that CUDA can record
-it.
+Each row sees the whole of its own context, so no causal mask is needed. Contexts are read through a
+table of pool rows, padded to one width. If they are runs of pages and copying them would cost more
+than extra calls, they are read one after the other instead. The function is written so that
+``torch.jit.script`` accepts it, because traced layers (:mod:`node.model.torchscript_layers`) call
+it. With a table no shape depends on the tensors' values, so that CUDA can record it.
 """
 
 import functools
@@ -24,14 +23,14 @@ from node.device.tensors import to_device
 logger = logging.getLogger(__name__)
 
 COPIED_BYTES_MAX = 4 << 20
-"""Of the keys that a step's table may copy in each layer on a CPU: what stays in its caches."""
+"""Maximum bytes of keys per layer in a step's table on a CPU, so that they stay in its caches."""
 PADDED_SHARE_MAX = 2.0
-"""How many times the contexts together a table may be."""
+"""Maximum size of a table, relative to the sum of the contexts."""
 PADDING_BYTES_MAX = 64 << 20
-"""Of keys and values that a table may copy in a layer however much of it is padding: less than the
-launches of a loop over sessions take, on an accelerator."""
+"""Maximum bytes of keys and values that a mostly padded table may copy per layer: on an accelerator
+this takes less time than the launches of a loop over sessions."""
 TABLE_BYTES_MAX = 1 << 30
-"""Of keys and values that a table may copy in a layer at all: they need memory beside the pool."""
+"""Maximum bytes of keys and values per layer in any table; they need memory beside the pool."""
 
 
 class Context(Protocol):
@@ -46,15 +45,15 @@ class Context(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRows:
-    """Where the contexts of a step's rows are in the pool, by one of two ways."""
+    """Where the contexts of a step's rows are in the pool: as a table, or as runs of pool rows."""
 
     spans: Tensor
-    """``[rows, 2]`` int64: the first pool row of each context and its tokens. The first means
-    nothing where there is a table."""
+    """``[rows, 2]`` int64: each context's first pool row and its number of tokens. The first row
+    has no meaning if there is a table."""
     table: Tensor
-    """``[rows, columns]`` int64: pool rows of each context, its last one again behind its end, as
-    what was never written could be no number; ``[0, 0]`` where each context is one run of pool
-    rows, as ``spans`` says."""
+    """``[rows, columns]`` int64: pool rows of each context. Beyond a context's end its last row is
+    repeated, because unwritten rows may hold NaN. ``[0, 0]`` if each context is one run of pool
+    rows, given by ``spans``."""
 
 
 def decode_rows(
@@ -65,11 +64,11 @@ def decode_rows(
     *,
     tables_only: bool,
 ) -> DecodeRows | None:
-    """How to read the contexts of a decode step; None where neither way is worth it.
+    """How to read the contexts of a decode step; None if neither a table nor runs are worth it.
 
-    ``kv_bytes_per_token`` are those of one layer's keys and values. With ``tables_only`` it is by a
-    table or not at all: graphs are captured with tables, and a loop over sessions is for steps that
-    a table would pad too much, as one long context beside many short ones.
+    ``kv_bytes_per_token``: bytes of one layer's keys and values. ``tables_only`` allows no runs:
+    graphs are captured with tables, and a loop over sessions is for steps that a table would pad
+    too much, such as one long context beside many short ones.
     """
     lengths = [context.context_tokens for context in contexts]
     columns, rows = max(lengths), len(lengths)
@@ -81,7 +80,7 @@ def decode_rows(
         by_table = copied_bytes <= (TABLE_BYTES_MAX if fits else PADDING_BYTES_MAX)
         if not by_table:
             return None
-    elif runs:  # reading a run copies nothing, but each costs a call
+    elif runs:  # reading a run copies nothing, but each run costs a call
         by_table = rows > 1 and fits and copied_bytes <= COPIED_BYTES_MAX
     elif fits:
         by_table = True
@@ -91,7 +90,7 @@ def decode_rows(
     if not by_table:
         return DecodeRows(spans=spans, table=spans.new_empty(0, 0))
     pages = -(-columns // page_tokens)
-    firsts = torch.zeros(rows, pages, dtype=torch.long)  # pool rows at which pages begin
+    firsts = torch.zeros(rows, pages, dtype=torch.long)  # first pool row of each page
     for row, context in enumerate(contexts):
         slots = context.slots
         if isinstance(slots, slice):
@@ -100,7 +99,7 @@ def decode_rows(
         else:
             used = slots[::page_tokens]
             firsts[row, : len(used)] = used
-    # Only pages travel to the device; the pool rows within them are counted there.
+    # Only page indices travel to the device; the rows within pages are computed there.
     spans, firsts = to_device(spans, device), to_device(firsts, device)
     at = torch.arange(columns, device=device).minimum(spans[:, 1:] - 1)
     table = firsts.gather(1, at // page_tokens) + at % page_tokens
@@ -121,17 +120,17 @@ def attend_rows(
     scale: float,
     softcap: float,
 ) -> Tensor:
-    """Write each row's key and value, attend it to its context.
+    """Write each row's key and value, and attend the row to its context.
 
-    ``query`` is ``[1, heads, rows, width]``, ``key`` and ``value`` ``[1, kv_heads, rows, width]``,
-    ``keys`` and ``values`` are the pools, ``slots`` the pool row of each row; ``window`` and
-    ``softcap`` 0: none. Returns ``[1, rows, heads, value width]``.
+    ``query`` is ``[1, heads, rows, width]``; ``key`` and ``value`` are ``[1, kv_heads, rows,
+    width]``; ``keys`` and ``values`` are the pools; ``slots`` is the pool row of each row.
+    ``window`` and ``softcap``: 0 means none. Returns ``[1, rows, heads, value width]``.
     """
     keys.index_copy_(0, slots, key[0].transpose(0, 1))
     values.index_copy_(0, slots, value[0].transpose(0, 1))
     heads, rows, width = query.size(1), query.size(2), query.size(3)
     kv_heads = keys.size(1)
-    # A row sees all it is given, so the heads of a group can be its rows.
+    # A row sees all keys it is given, so the heads of a group can take the place of rows.
     grouped = query[0].transpose(0, 1).reshape(rows, kv_heads, heads // kv_heads, width)
     if table.size(0) > 0:
         columns = table.size(1)
@@ -166,7 +165,7 @@ def _weighed(
     scale: float,
     softcap: float,
 ) -> Tensor:
-    """``[rows, kv_heads, group, value width]``; see
+    """Attention with scores and mask, ``[rows, kv_heads, group, value width]``; see
     :func:`node.attention.paged_attention._attend_explicitly`."""
     if sinks is None and softcap == 0.0:
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=allowed, scale=scale)
@@ -186,7 +185,7 @@ def _weighed(
 
 @functools.cache
 def scripted() -> Callable[..., Any]:
-    """:func:`attend_rows` without Python between its operations, where torch can do that."""
+    """:func:`attend_rows` compiled by TorchScript, or as it is if torch cannot compile it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,8 +1,8 @@
-"""Which keys a row may see: the rule of a model's own mask, apart from any step.
+"""Rules for which keys a row may see, taken from a model's own mask.
 
 ``transformers`` composes a layer's mask from predicates over (query, key) positions. A registered
-mask function receives the predicate; :class:`MaskRule` takes the mask's place in the layer's
-arguments, so that attention over pages follows the model's own words for it, whatever they are.
+mask function receives the predicate. :class:`MaskRule` takes the mask's place in the layer's
+arguments, so that attention over pages follows the model's own rule, whatever it is.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ Predicate = Callable[[Any, Any, Any, Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskRule:
-    """``window`` keys up to and including the row itself (0: all of them), or a predicate."""
+    """The last ``window`` keys including the row's own (0: all of them), or a predicate."""
 
     window: int = 0
     predicate: Predicate | None = None
 
     def allowed(self, rows: int, context: int, device: torch.device) -> torch.Tensor | None:
-        """For the last ``rows`` of ``context`` tokens: ``[rows, context]``; None: all of it."""
+        """Mask ``[rows, context]`` for the last ``rows`` of ``context`` tokens; None: all."""
         window = self.window
         if self.predicate is None and rows == 1 and not 0 < window < context:
             return None
@@ -45,10 +45,10 @@ CAUSAL = MaskRule()
 
 
 def settled(rule: MaskRule) -> MaskRule:
-    """The same rule, as a plain window where its predicate is one.
+    """The same rule, as a plain window if its predicate is equal to one.
 
     ``rule.window`` is the length that the model's code names beside the predicate. Raises
-    LookupError, RuntimeError or TypeError where the predicate holds for one input only.
+    LookupError, RuntimeError or TypeError if the predicate only works for a particular input.
     """
     plain = MaskRule(window=rule.window)
     if rule.predicate is None:
@@ -65,5 +65,5 @@ def settled(rule: MaskRule) -> MaskRule:
 
 
 def describe(*, mask_function: Predicate, local_size: int | None = None, **_: Any) -> MaskRule:
-    """``transformers``' mask interface: a rule instead of a tensor."""
+    """Mask function for ``transformers``' interface that returns a rule instead of a tensor."""
     return MaskRule(window=local_size or 0, predicate=mask_function)

@@ -1,6 +1,6 @@
 """Attention over the paged KV pool, registered with ``transformers`` as an attention function.
 
-The model's own code stays untouched: it calls :func:`paged_attention` in every layer, which finds
+The model's own code stays untouched. It calls :func:`paged_attention` in every layer, which finds
 the running step in a thread-local variable, because not every family passes keywords through.
 Queries of all sessions in the step come packed in one row, ``[1, heads, tokens, width]``.
 """
@@ -21,51 +21,52 @@ from node.kv.layer_pool import LayerPool
 ATTENTION_NAME = "anabranch_paged"
 
 SCORES_BYTES_MAX = 64 << 20
-"""Of the float32 scores of one session's rows that an accelerator may be asked for at once: several
-copies are alive, beside all that is lent to weights and pages."""
+"""Maximum bytes of float32 scores of one session's rows at once on an accelerator: several copies
+are alive, beside the memory lent to weights and pages."""
 
 SHARE_LEAST = 1e-3
-"""Of the size of values around 1: answers that are smaller are compared as if they were not."""
+"""Smallest norm used when comparing outputs, relative to values of size 1; smaller outputs are
+compared as if they had this norm."""
 
 WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "position_embeddings", "deterministic", "use_cache"}
 )
-"""Keywords that layers hand on, which say nothing of how attention is computed."""
+"""Keywords passed by layers that do not affect how attention is computed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Segment:
-    """Rows ``[first, last)`` of the step belong to one session whose context ends with them."""
+    """Rows ``[first, last)`` of a step, which are the end of one session's context."""
 
     first: int
     last: int
     context_tokens: int
     """Tokens attended to by the last row, itself included."""
     slots: torch.Tensor | slice
-    """Pool rows of the whole context: a slice where the pages are one run; empty where they are not
+    """Pool rows of the whole context. A slice if the pages are consecutive; empty if they are not
     and a kernel finds them by ``pages``."""
     pages: Sequence[int] = ()
-    """Of the pool, at least those of the context, in its order."""
+    """Page indices in the pool, at least those of the context, in the context's order."""
     run: bool = True
-    """Whether the pages are consecutive."""
+    """Whether ``pages`` are consecutive."""
     tokens_max: int = 0
-    """Tokens that the session may reach: what rotary embeddings that depend on the length of the
-    context go by, the same for every row of the session however often it is replayed."""
+    """Maximum number of tokens of the session. Rotary embeddings that depend on the context's
+    length use it: it is the same for every row of the session, however often it is replayed."""
     masks: dict[MaskRule, torch.Tensor | None] = field(default_factory=dict)
-    """Made once per step."""
+    """Masks of the session's rows by rule, made once per step."""
 
     @property
     def rows(self) -> int:
-        """How many rows of the step are this session's."""
+        """Number of rows of the session in the step."""
         return self.last - self.first
 
     @property
     def position(self) -> int:
-        """Where in the session its first row stands."""
+        """Position of the first row in the session."""
         return self.context_tokens - self.rows
 
     def mask(self, rule: MaskRule, device: torch.device) -> torch.Tensor | None:
-        """Which of the context each row may see, ``[rows, context]``; None: all of it."""
+        """Mask ``[rows, context]`` of the context that each row may see; None: all of it."""
         if rule not in self.masks:
             self.masks[rule] = rule.allowed(self.rows, self.context_tokens, device)
         return self.masks[rule]
@@ -73,28 +74,28 @@ class Segment:
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """What the attention function must know of the running step."""
+    """State of the running step that the attention function needs."""
 
     pools: dict[int, LayerPool]
-    """By layer index."""
+    """KV pools by layer index."""
     write_slots: torch.Tensor | slice
-    """Pool rows of the step's new tokens, ``[tokens]``; a slice where they are consecutive."""
+    """Pool rows of the step's new tokens, ``[tokens]``; a slice if they are consecutive."""
     segments: list[Segment]
     decode: DecodeRows | None = None
-    """Set where every segment is one row; ``write_slots`` is a tensor then."""
+    """Set if every segment is one row; ``write_slots`` is a tensor then."""
     paged: BlockTable | None = None
-    """Set where ``attend_pages`` is there: it goes by these."""
+    """Block table for ``attend_pages``, set together with it."""
     attend_pages: AttendPages | None = None
     compared: list[float] | None = None
-    """Where it is a list, layers give what attention in float32 gives, and how far ``attend_pages``
-    is from that is added: of all rows and heads the greatest norm of the difference, over the norm
-    of what is right."""
+    """If a list: layers return attention computed in float32, and each appends the error of
+    ``attend_pages``, which is the largest norm of the difference over all rows and heads, relative
+    to the norm of the float32 result."""
     calls: int = 0
-    """How often attention was called."""
+    """Number of attention calls."""
 
 
 class KvShapeFound(Exception):
-    """Raised by a look at a layer as soon as its attention is reached."""
+    """Ends a trial run of a layer as soon as its attention is reached, with the KV shape found."""
 
     def __init__(self, layer: int, kv_heads: int, key_width: int, value_width: int) -> None:
         super().__init__(layer, kv_heads, key_width, value_width)
@@ -112,7 +113,7 @@ _running = _Running()
 
 
 def set_step(step: Step | None) -> None:
-    """Name the step that this thread's next attention calls belong to."""
+    """Set the step that this thread's next attention calls belong to."""
     _running.step = step
 
 
@@ -122,7 +123,7 @@ def set_looking(looking: bool) -> None:
 
 
 def set_passing(passing: bool) -> None:
-    """While set, attention gives a tensor of the right shape and computes nothing."""
+    """While set, attention returns a tensor of the right shape and computes nothing."""
     _running.passing = passing
 
 
@@ -140,13 +141,13 @@ def paged_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Write the new keys and values, attend each session to its own context.
+    """Write the new keys and values, and attend each session to its own context.
 
-    ``query`` is ``[1, heads, tokens, width]``, ``key`` and ``value`` ``[1, kv_heads, tokens,
-    width]``; values may have a width of their own. Returns ``[1, tokens, heads, width]``. The mask
-    decides who sees whom, ``sliding_window`` does not: it only repeats what the mask says. Raises
-    NotImplementedError for what it cannot compute, which makes the model unservable at load rather
-    than wrong later.
+    ``query`` is ``[1, heads, tokens, width]``; ``key`` and ``value`` are ``[1, kv_heads, tokens,
+    width]``, where values may have a width of their own. Returns ``[1, tokens, heads, width]``.
+    Only the mask decides which keys a row sees; ``sliding_window`` repeats what the mask says.
+    Raises NotImplementedError for what it cannot compute, so that the model is refused at load
+    rather than wrong later.
     """
     rule = CAUSAL if attention_mask is None else attention_mask
     if _running.looking:
@@ -165,9 +166,9 @@ def paged_attention(
         return _in_place(query, pool, step, rule, scaling, softcap, s_aux), None
     if step.decode is not None and rule.predicate is None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        assert isinstance(step.write_slots, torch.Tensor)  # noqa: S101 - so it is in such steps
+        assert isinstance(step.write_slots, torch.Tensor)  # noqa: S101 - a tensor in decode steps
         rows = (pool.keys, pool.values, step.write_slots, step.decode.spans, step.decode.table)
-        # Scripted code may compile itself while it runs, which a CUDA graph could not hold.
+        # Scripted code may compile itself while it runs, which a CUDA graph cannot record.
         attend = scripted() if query.device.type == "cpu" else attend_rows
         attended: torch.Tensor = attend(
             query, key, value, *rows, s_aux, rule.window, float(scale), float(softcap or 0.0)
@@ -186,7 +187,7 @@ def _in_place(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``[1, rows, heads, value width]``, by the kernel over pages."""
+    """Attention by the kernel over pages, ``[1, rows, heads, value width]``."""
     assert step.attend_pages is not None and step.paged is not None  # noqa: S101, PT018 - together
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attended = step.attend_pages(
@@ -196,7 +197,7 @@ def _in_place(
         return attended
     right = _in_float32(query, pool, step, rule, scale, softcap, sinks)
     apart = torch.linalg.vector_norm(attended.float() - right, dim=-1)
-    # Where nearly all goes to a sink, what is left may be less than the dtype can tell.
+    # If nearly all weight goes to a sink, the rest may be below the dtype's resolution.
     least = SHARE_LEAST * right.shape[-1] ** 0.5
     whole = torch.linalg.vector_norm(right, dim=-1).clamp_min(least)
     step.compared.append(float((apart / whole).max()))
@@ -212,7 +213,7 @@ def _in_float32(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``[1, rows, heads, value width]``: in the open, with scores that no dtype has rounded."""
+    """Attention in plain float32 torch, unrounded, ``[1, rows, heads, value width]``."""
     parts = [
         attend_openly(
             query[0, :, segment.first : segment.last].float(),
@@ -231,12 +232,12 @@ def _in_float32(
 def _whole_prompt(
     step: Step, rule: MaskRule, softcap: float | None, sinks: torch.Tensor | None
 ) -> bool:
-    """Whether the step is one session's first rows, all causal and in one run of pages: what
-    torch's own kernels are best at."""
+    """Whether the step is one session's first rows, all causal and in one run of pages; torch's own
+    kernels are fastest for it."""
     if len(step.segments) != 1 or softcap is not None or sinks is not None:
         return False
     segment = step.segments[0]
-    # Not by ``slots``: where pages are no run and a kernel goes by them, those are an empty slice.
+    # ``slots`` does not tell: it is an empty slice if pages are not a run and a kernel reads them.
     whole = 1 < segment.rows == segment.context_tokens and segment.run
     return whole and not 0 < rule.window < segment.rows
 
@@ -250,7 +251,7 @@ def _session_by_session(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``[1, rows, heads, value width]``, by torch's kernels."""
+    """Attention by torch's kernels, session by session, ``[1, rows, heads, value width]``."""
     if softcap is None and sinks is None:
         parts = [_attend(query, pool, segment, rule, scaling) for segment in step.segments]
     else:
@@ -275,14 +276,14 @@ def _refuse_unknown(module: Any, rule: Any, is_causal: bool | None, others: dict
 def _attend(
     query: torch.Tensor, pool: LayerPool, segment: Segment, rule: MaskRule, scaling: float | None
 ) -> torch.Tensor:
-    """One session's rows, ``[1, rows, heads, width]``."""
+    """Attention of one session's rows, ``[1, rows, heads, width]``."""
     keys = pool.keys[segment.slots].transpose(0, 1)[None]  # [1, kv_heads, context, width]
     values = pool.values[segment.slots].transpose(0, 1)[None]
     rows, window = segment.rows, rule.window
     heads, kv_heads = query.shape[1], keys.shape[1]
     part = query[:, :, segment.first : segment.last]
     if rows == 1 and rule.predicate is None:
-        # A single row sees all it is given, so the heads of a group can be its rows.
+        # A row sees all keys it is given, so the heads of a group can take the place of rows.
         if 0 < window < segment.context_tokens:
             keys, values = keys[:, :, -window:], values[:, :, -window:]
         grouped = part.reshape(1, kv_heads, heads // kv_heads, -1)
@@ -312,13 +313,12 @@ def attend_grouped(
     scaling: float | None,
     bytes_max: int,
 ) -> torch.Tensor:
-    """Masked attention as accelerators like it, ``[1, rows, heads, value width]``.
+    """Masked attention that is fast on accelerators, ``[1, rows, heads, value width]``.
 
     CUDA's kernels take a mask or groups of heads, not both: with both, torch repeats the keys and
-    keeps all scores in float32. So the heads of a group become rows, and where the scores of all
-    rows might still be kept, never more than ``bytes_max`` of them. ``query`` is ``[1, heads, rows,
-    width]``, ``keys`` and ``values`` ``[1, kv_heads, context, width]``, ``allowed`` ``[rows,
-    context]``.
+    keeps all scores in float32. So the heads of a group become rows, in blocks whose scores take at
+    most ``bytes_max``, in case torch keeps them. ``query`` is ``[1, heads, rows, width]``, ``keys``
+    and ``values`` ``[1, kv_heads, context, width]``, ``allowed`` ``[rows, context]``.
     """
     heads, rows, kv_heads = query.shape[1], query.shape[2], keys.shape[1]
     group, parts = heads // kv_heads, []
@@ -331,7 +331,7 @@ def attend_grouped(
 
 
 def _blocks(rows: int, row_bytes: int, bytes_max: int) -> list[tuple[int, int]]:
-    """``[first, last)`` of as few parts as stay within ``bytes_max``; of one row each at least."""
+    """The fewest blocks ``[first, last)`` within ``bytes_max`` each, of at least one row."""
     size = max(1, bytes_max // row_bytes)
     return [(first, min(rows, first + size)) for first in range(0, rows, size)]
 
@@ -345,9 +345,9 @@ def _attend_explicitly(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Like :func:`_attend`, with scores in the open: capped softly, or beside a sink per head.
+    """Like :func:`_attend`, but with explicit scores: soft-capped, or beside a sink per head.
 
-    A sink is a score that takes its share of the softmax and gives nothing ("Efficient Streaming
+    A sink is a score that takes its share of the softmax and adds no value ("Efficient Streaming
     Language Models with Attention Sinks", ICLR'24; here learned, ``[heads]``).
     """
     keys = pool.keys[segment.slots].permute(1, 2, 0)  # [kv_heads, width, context]
@@ -382,9 +382,10 @@ def attend_openly(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``[rows, heads, value width]`` of ``[heads, rows, width]``; see :func:`_attend_explicitly`.
+    """Attention with explicit scores: ``[rows, heads, value width]`` from ``[heads, rows, width]``.
 
-    ``keys`` are ``[kv_heads, width, context]``, ``values`` ``[kv_heads, context, width]``.
+    See :func:`_attend_explicitly`. ``keys`` are ``[kv_heads, width, context]``, ``values``
+    ``[kv_heads, context, width]``.
     """
     heads, rows, kv_heads = part.shape[0], part.shape[1], keys.shape[0]
     group = heads // kv_heads
@@ -406,7 +407,7 @@ def attend_openly(
 
 
 def register_attention() -> None:
-    """Make the function known to ``transformers`` under :data:`ATTENTION_NAME`."""
+    """Register the attention and mask functions with ``transformers`` as :data:`ATTENTION_NAME`."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 

@@ -1,1 +1,1 @@
-"""The machine and its GPU, and numbers to and from the device."""
+"""The machine and its GPU, and transfers to and from the device."""

@@ -1,4 +1,4 @@
-"""What this machine can lend, found out before anything heavy is started."""
+"""Finds what this machine can lend, before anything heavy is started."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     import torch
 
 CPU_SHARE = 0.5
-"""Part of the memory that is free which a CPU peer lends by default."""
+"""Share of the free memory that a CPU peer lends by default."""
 GPU_SHARE = 0.85
-"""Part of a GPU's free memory that is lent by default; the rest is for activations."""
+"""Share of a GPU's free memory that is lent by default; the rest is for activations."""
 GPU_SHARE_MAX = 0.95
-"""What may be lent of it on request: with less left over, steps would fail."""
+"""Maximum share of a GPU's free memory that may be lent; with less left over, steps would fail."""
 PROBE = 64
-"""Rows and columns of a product that shows that a GPU multiplies at all."""
+"""Rows and columns of a test product that shows whether a GPU multiplies at all."""
 BFLOAT16_SINCE = 8
-"""Major compute capability from which NVIDIA's GPUs multiply in bfloat16 by themselves."""
+"""Major compute capability from which NVIDIA's GPUs multiply bfloat16 in hardware."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +34,18 @@ class Machine:
     free_bytes: int
     lend_bytes: int
     driver_name: str = ""
-    """What NVIDIA's driver calls the GPU; empty for others."""
+    """NVIDIA's driver's name of the GPU; empty for other devices."""
     dtype: str = "float32"
-    """What layers are computed in unless the owner says otherwise."""
+    """Dtype in which layers are computed by default."""
     hint: str = ""
-    """What the owner should know of that dtype here."""
+    """Hint for the owner about that dtype on this device."""
 
 
 def machine_of(gpu: int | None, memory_gib: float | None) -> Machine:
-    """Look at the CPU, or at GPU number ``gpu``.
+    """Find what the CPU, or GPU number ``gpu``, can lend.
 
-    Raises UserError for a GPU that does not exist or has no working driver, and for more memory
-    than is free.
+    Raises UserError if the GPU does not exist or has no working driver, or if ``memory_gib`` is
+    more than can be lent.
     """
     machine = _cpu() if gpu is None else _gpu(gpu)
     share, share_max = (CPU_SHARE, 1.0) if gpu is None else (GPU_SHARE, GPU_SHARE_MAX)
@@ -64,7 +64,7 @@ def machine_of(gpu: int | None, memory_gib: float | None) -> Machine:
 
 
 def at_most(machine: Machine, max_vram_gib: float | None) -> Machine:
-    """``machine`` lending no more than so much of its GPU's memory; raises UserError."""
+    """``machine`` lending at most ``max_vram_gib`` of its GPU's memory; raises UserError."""
     if max_vram_gib is None:
         return machine
     if machine.device.kind == "cpu":
@@ -90,7 +90,7 @@ def _gpu(index: int) -> Machine:
             " Install a build for CUDA into this environment (https://pytorch.org/get-started says"
             " how), or lend the CPU with --cpu"
         )
-    with warnings.catch_warnings(record=True) as warned:  # torch warns of drivers that are too old
+    with warnings.catch_warnings(record=True) as warned:  # torch warns if drivers are too old
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not 0 <= index < count:
@@ -131,9 +131,9 @@ def _gpu(index: int) -> Machine:
 
 
 def _dtype_of(device: "torch.device") -> str:
-    """``bfloat16``, or ``float16`` where a GPU is too old to multiply in that.
+    """``bfloat16``, or ``float16`` if the GPU is too old to multiply in bfloat16.
 
-    Raises RuntimeError where it multiplies in neither.
+    Raises RuntimeError if it multiplies in neither.
     """
     import torch
 

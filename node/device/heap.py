@@ -1,7 +1,7 @@
-"""Memory that was freed goes back to the machine, where the allocator would keep it.
+"""Returns freed memory to the system, where the allocator would keep it.
 
-glibc keeps most of what lies between pieces that are still in use, and weights are many pieces: a
-peer on a CPU that gave up its layers would hold on to more than half of their memory.
+glibc keeps most free memory between blocks that are still in use, and weights are many blocks: a
+CPU peer that gave up its layers would hold on to more than half of their memory.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 def give_back() -> None:
-    """Return what was freed to the system. Takes some 0.1 s per GiB."""
+    """Return freed memory to the system. Takes about 0.1 s per GiB."""
     trim = _trim()
     if trim is not None:
         trim(0)
@@ -19,7 +19,7 @@ def give_back() -> None:
 
 @functools.cache
 def _trim() -> Callable[[int], int] | None:
-    """glibc's; other allocators have none."""
+    """glibc's ``malloc_trim``; None with other allocators."""
     if sys.platform != "linux":
         return None
     try:

@@ -1,6 +1,6 @@
-"""What NVIDIA's driver tells of one GPU, and the power it may be held to, through ``nvidia-smi``.
+"""Reads sensors and sets the power limit of one NVIDIA GPU, through ``nvidia-smi``.
 
-A GPU is named by its UUID: torch and the driver may number the GPUs of a machine differently.
+A GPU is named by its UUID: torch and the driver may number a machine's GPUs differently.
 """
 
 import logging
@@ -17,7 +17,7 @@ SETTLED_W = 0.5
 
 
 def sensors(gpu: str) -> tuple[float | None, float | None]:
-    """Temperature in °C and power in W; None where the driver is silent."""
+    """Temperature in °C and power in W; None if the driver does not report it."""
     try:
         first, second = _query(gpu, "temperature.gpu", "power.draw")
     except _DriverError:
@@ -27,9 +27,9 @@ def sensors(gpu: str) -> tuple[float | None, float | None]:
 
 @contextmanager
 def held_to(gpu: str, limit_w: float | None) -> Iterator[None]:
-    """Hold the GPU to ``limit_w`` watts while this lasts, then to what it was held to before.
+    """Limit the GPU to ``limit_w`` watts within the context, then restore its former limit.
 
-    Raises UserError where the driver takes no such limit, with the range it takes or the reason.
+    Raises UserError if the driver refuses the limit, with the range it accepts or the reason.
     """
     if limit_w is None:
         yield
@@ -65,7 +65,7 @@ def held_to(gpu: str, limit_w: float | None) -> Iterator[None]:
 
 
 class _DriverError(Exception):
-    """nvidia-smi is missing, slow, or refused; the text says which."""
+    """nvidia-smi is missing, slow, or failed; the message says which."""
 
 
 def _query(gpu: str, *names: str) -> list[float | None]:
@@ -75,7 +75,7 @@ def _query(gpu: str, *names: str) -> list[float | None]:
 
 
 def parse_answer(line: str) -> list[float | None]:
-    """``61, 143.20`` as numbers; what is no number (``[N/A]``) is None."""
+    """``61, 143.20`` as numbers; anything else (``[N/A]``) is None."""
     values: list[float | None] = []
     for part in line.strip().split(","):
         try:

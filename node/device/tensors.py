@@ -1,4 +1,4 @@
-"""The dtypes of hidden states, and numbers to and from a device."""
+"""Dtypes of hidden states, and transfers to and from a device."""
 
 from collections.abc import Sequence
 
@@ -9,22 +9,22 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-"""The dtypes that may travel."""
+"""Dtypes that may be sent."""
 
 
 def to_device(numbers: Sequence[int] | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``numbers`` (int64 where they are no tensor) on ``device``, without waiting for it.
+    """``numbers`` on ``device`` (int64 unless they are a tensor), without waiting for the device.
 
-    CUDA takes what is in ordinary memory into buffers of its own before the call returns.
+    CUDA copies ordinary memory into buffers of its own before the call returns.
     """
     here = numbers if isinstance(numbers, torch.Tensor) else torch.tensor(numbers)
     return here.to(device, non_blocking=device.type == "cuda")
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` on the CPU, whole as soon as its device has been waited for.
+    """``tensor`` on the CPU; complete only once its device has been waited for.
 
-    Page-locked, where that is what makes the copy as fast as the bus and not waited for.
+    From CUDA the target is page-locked, so that the copy is as fast as the bus and does not block.
     """
     if tensor.device.type != "cuda":
         return tensor.to("cpu")
@@ -33,8 +33,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all numbers are finite; one pass without a temporary copy, twenty times as fast as
-    asking each."""
+    """Whether all numbers are finite, in one pass: twenty times as fast as checking each."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     low, high = torch.aminmax(tensor)
@@ -42,7 +41,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def finite_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """``[rows]`` int64 where ``tensor`` is: 1 for each of its rows that is finite throughout."""
+    """``[rows]`` int64 on the device of ``tensor``: 1 for each row whose numbers are all finite."""
     if tensor.device.type == "cpu" and is_finite(tensor):
         return torch.ones(tensor.shape[0], dtype=torch.long)
     return torch.isfinite(tensor).all(dim=-1).to(torch.long)

@@ -1,1 +1,1 @@
-"""Work items in, results out: scheduler, worker thread, model runner."""
+"""Runs work items over layers: scheduler, worker thread, model runner."""

@@ -1,4 +1,4 @@
-"""What comes out of a step: hidden states for the next stage, or tokens where layers end."""
+"""Turns a step's hidden states into results: rows for the next stage, or sampled tokens."""
 
 from collections.abc import Sequence
 
@@ -19,8 +19,8 @@ def results_of(
 ) -> list[WorkResult]:
     """One result per item, in order, from the step's hidden states ``[tokens, hidden]``.
 
-    An item with rows that are not finite gets an error instead. Sampling and scoring happen only
-    where ``loaded`` has the model's head.
+    An item with rows that are not finite gets an error instead. Sampling and scoring happen only if
+    ``loaded`` has the model's head.
     """
     drawn = [row for row in rows if row.item.sampling is not None and loaded.head is not None]
     logits, greedy = hidden, torch.empty(0, dtype=torch.long, device=hidden.device)
@@ -28,8 +28,8 @@ def results_of(
         last = to_device([row.last - 1 for row in drawn], hidden.device)
         logits = loaded.leave(hidden[last])
         greedy = torch.argmax(logits, dim=-1)
-    # What is needed here of a step comes from the device at once: rows for the next stage, or
-    # tokens together with whether they were made of numbers.
+    # One transfer brings the step's output from the device: rows for the next stage, or tokens
+    # together with whether their rows are finite.
     finite = finite_rows(hidden)
     passed_on = hidden
     if any(row.item.end < spec.layers for row in rows):
@@ -59,9 +59,9 @@ def results_of(
 def _sampled(
     rows: Sequence[StepRows], logits: torch.Tensor, greedy: Sequence[int]
 ) -> dict[int, tuple[int, bytes]]:
-    """By item: the token behind its last row, and that token's packed score where asked.
+    """By item index: the token after the item's last row, and its packed score if asked for.
 
-    ``greedy`` are the likeliest tokens of ``logits``, ``[rows, vocab]``.
+    ``greedy``: the likeliest token of each row of ``logits``, ``[rows, vocab]``.
     """
     draws = [
         SamplingRow(

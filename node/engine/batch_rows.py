@@ -1,4 +1,4 @@
-"""The rows of a step: which item each belongs to, packed one behind the other."""
+"""Which rows of a packed step belong to which item."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from node.kv.block_manager import Reservation
 
 @dataclass(slots=True, kw_only=True)
 class StepRows:
-    """An item that takes part in a step, and its rows ``[first, last)`` in the packed batch."""
+    """An item of a step, and its rows ``[first, last)`` in the packed batch."""
 
     index: int
-    """Of the item among those that the step was given."""
+    """Index of the item among those given to the step."""
     item: WorkItem
     reservation: Reservation
     first: int = 0
@@ -24,5 +24,5 @@ class StepRows:
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The parts one behind the other; a single one is not copied."""
+    """The parts concatenated; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -1,7 +1,8 @@
-"""The engine: one batch of rows of many sessions through the layers that this peer holds.
+"""The engine: runs batches of rows of many sessions through the layers that this peer holds.
 
-Synchronous and used from one thread (:mod:`node.engine.worker`), except :meth:`Engine.reserve` and
-:meth:`Engine.free`, which :mod:`node.kv.pool` makes safe from another. Importable without hivemind.
+It is synchronous and used from one thread (:mod:`node.engine.worker`), except
+:meth:`Engine.reserve` and :meth:`Engine.free`, which :mod:`node.kv.pool` makes safe from another.
+Importable without hivemind.
 """
 
 import gc
@@ -38,17 +39,17 @@ KV_TOKENS_MOST = 1 << 20
 
 
 def kv_tokens_least(spec: ModelSpec) -> int:
-    """KV tokens that a peer keeps per layer at least: one full context, but at most 2048."""
+    """Minimum KV tokens that a peer keeps per layer: one full context, but at most 2048."""
     return min(spec.context_tokens, KV_TOKENS_LEAST_MAX)
 
 
 class DeviceLostError(MachineError):
-    """The device does not compute any more in this process, which has to start anew."""
+    """The device has failed for good in this process, which has to start anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What an engine is built from."""
+    """Configuration of an engine."""
 
     store: WeightStore
     name: str
@@ -57,14 +58,15 @@ class EngineConfig:
     quantize: str | None = None
     """``int8`` or ``int4`` for the layers' weights; see :mod:`node.model.quantize`."""
     memory_bytes: int
-    """For weights and KV pages together."""
+    """Memory for weights and KV pages together."""
     page_tokens: int = 16
     threads: int | None = None
     kernels: bool = True
-    """Kernels of our own where the device can run them; see :mod:`node.kernels.choice`."""
+    """Whether to use our own kernels where the device can run them; see
+    :mod:`node.kernels.choice`."""
     share_prefixes: bool = False
-    """Sessions whose tokens begin the same hold the same KV pages, where this engine has all
-    layers. Off by default: how soon an answer begins then tells what others have asked."""
+    """Whether sessions with the same leading tokens share KV pages, if this engine has all layers.
+    Off by default: how soon an answer begins then tells what others have asked."""
 
 
 class Engine:
@@ -93,7 +95,7 @@ class Engine:
         self._steps = self._step_run()
 
     def _count_layers(self) -> int:
-        """How many layers fit somewhere in the model; UserError when not even one does."""
+        """Maximum number of layers that fits in the model; UserError if not even one does."""
         spec = self.spec
         node = PlannerNode(
             peer_id="self",
@@ -117,21 +119,21 @@ class Engine:
 
     @property
     def by_pages(self) -> bool:
-        """Whether there is a kernel here that reads contexts in place, to be tried at each load."""
+        """Whether this engine has a kernel that reads contexts in place, for trial at each load."""
         return self._attend_pages is not None
 
     @property
     def reads_in_place(self) -> bool:
-        """Whether that kernel passed its trial on the layers that are held."""
+        """Whether the kernel that reads contexts in place passed its trial on the layers held."""
         return self._steps.reads_in_place
 
     @property
     def kv_tokens_free(self) -> int:
-        """Tokens that a new session could reserve here."""
+        """KV tokens that a new session could reserve here."""
         return self._kv.free_tokens
 
     def fetch(self, start: int, end: int, progress: Progress | None = None) -> None:
-        """Bring the files of ``[start, end)`` to this machine; may run beside steps.
+        """Download the files of layers ``[start, end)`` to this machine; may run beside steps.
 
         Raises UserError and NetworkError.
         """
@@ -143,9 +145,9 @@ class Engine:
         """Hold exactly layers ``[start, end)`` and give the rest of the memory to KV pages.
 
         Sessions must have ended: their KV is gone afterwards. Returns bytes read from disk.
-        ``made_up`` weights are for timing only; the next load forgets them.
-        Raises UserError when the range does not fit what is lent or cannot be run, MachineError
-        when there is less memory than is lent or the device has failed.
+        ``made_up``: load random weights, for timing only; the next load forgets them. Raises
+        UserError if the range does not fit the lent memory or cannot be run, MachineError if there
+        is less memory than lent or the device has failed.
         """
         if not 0 <= start < end <= self.spec.layers:
             raise UserError(f"layers [{start}, {end}) asked of {self.spec.layers}")
@@ -166,22 +168,22 @@ class Engine:
             self._raise_if_lost(error)
             raise
         except torch.OutOfMemoryError as error:
-            reason = str(error).partition(". ")[0]  # the rest is about settings of torch
+            reason = str(error).partition(". ")[0]  # the rest is about torch's settings
         else:
             self._kv = self._kv_pool(pages)
             self.held = (start, end)
-            give_back()  # what left, and the copies that were made on the way
+            give_back()  # weights that were replaced, and copies made while loading
             return self.bytes_loaded
-        self.unload()  # only now: what was raised holds what was computed
+        self.unload()  # after the handler: until then the exception's traceback holds the tensors
         lent_gib = self.config.memory_bytes / 2**30
-        raise MachineError(  # which may fit when it starts again: it asks what is free then
+        raise MachineError(  # not a UserError: a new start asks again how much memory is free
             f"{self.device} ran out of memory with layers [{start}, {end}) of {self.spec.name}"
             f" ({reason}): lend less than {lent_gib:.1f} GiB with --memory, or close what else"
             " uses it"
         )
 
     def unload(self) -> None:
-        """Give the memory of weights and KV back; sessions must have ended."""
+        """Free the memory of weights and KV; sessions must have ended."""
         self._drop_pools()
         self._range.clear()
         gc.collect()
@@ -190,19 +192,19 @@ class Engine:
             torch.cuda.empty_cache()
 
     def _drop_pools(self) -> None:
-        """Let the pools go, and all that knows them: weights that come may need their memory."""
+        """Drop the pools and all references to them: new weights may need their memory."""
         self.held, self._pools = (0, 0), {}
         self._kv, self._steps = self._kv_pool(0), self._step_run()
 
     def _pages_beside(self, start: int, end: int) -> int:
-        """Pages of KV that the memory has room for beside the weights of ``[start, end)``."""
+        """Number of KV pages that fit in memory beside the weights of layers ``[start, end)``."""
         weights = stage_bytes(self.spec, start, end, 0)
         per_token = self.spec.kv_bytes_per_token_layer * (end - start)
         tokens = min((self.config.memory_bytes - weights) // per_token, KV_TOKENS_MOST)
         return tokens // self.config.page_tokens
 
     def kv_tokens_beside(self, start: int, end: int) -> int:
-        """Tokens of KV that there would be room for beside layers ``[start, end)``."""
+        """KV tokens that fit in memory beside the weights of layers ``[start, end)``."""
         return self._pages_beside(start, end) * self.config.page_tokens
 
     def _step_run(self) -> ModelRunner:
@@ -227,35 +229,35 @@ class Engine:
         return LayerPool(keys=empty(key_width), values=empty(value_width))
 
     def reserve(self, session: str, tokens: int) -> str | None:
-        """Promise KV for a whole session; the reason, with how much is free, when there is none."""
+        """Reserve KV for a whole session; if too little is free, return why and how much is."""
         return self._kv.reserve(session, tokens)
 
     def free(self, session: str) -> None:
-        """Give a session's KV back at once. Its items that still come get an error."""
+        """Free a session's KV at once. Its items that still come get an error."""
         self._kv.free(session)
 
     def export_kv(self, session: str, position: int, tokens: int) -> KvRows:
-        """A session's KV for up to ``tokens`` tokens from ``position`` on; it stays as it is.
+        """Copy a session's KV of up to ``tokens`` tokens from ``position`` on; the KV stays here.
 
-        Raises KeyError for a session that holds none, ValueError where nothing is written yet.
+        Raises KeyError if the session holds no KV, ValueError if nothing is written there yet.
         """
         return self._kv.take(session, position, tokens)
 
     def import_kv(self, session: str, rows: KvRows | KvBytes) -> str | None:
-        """Append KV that another engine exported to a reservation; the reason where it cannot be.
+        """Append KV that another engine exported to a reservation; returns why if that fails.
 
-        Rows must follow what is written, for the session's layers, and be finite and of the pools'
-        shape and dtype. The session then goes on as if it had run those tokens here.
+        Rows must follow the rows already written, cover the session's layers, be finite, and have
+        the pools' shape and dtype. The session then goes on as if it had run those tokens here.
         """
         return self._kv.put(session, rows)
 
     def step(self, items: Sequence[WorkItem]) -> list[WorkResult]:
         """Run one batch; results come in the order of the items.
 
-        At most one item per session, each at the position where its session stands. What cannot
-        run (:func:`node.engine.work_check.work_refusal`), what fails and what comes out infinite or
-        as no number gets an error; the others go on, and a session whose item failed stands where
-        it stood. Raises DeviceLostError where the device has failed for good.
+        A batch has at most one item per session, each at the session's position. An item gets an
+        error if it cannot run (:func:`node.engine.work_check.work_refusal`), fails, or yields
+        values that are not finite; its session stays where it stood, and the others go on. Raises
+        DeviceLostError if the device has failed for good.
         """
         results: list[WorkResult | None] = [None] * len(items)
         rows: list[StepRows] = []
@@ -298,12 +300,12 @@ class Engine:
         return [result for result in results if result is not None]
 
     def _raise_if_lost(self, error: Exception) -> None:
-        """DeviceLostError where the device's own error leaves it unable to do anything."""
+        """Raise DeviceLostError if the device itself reported ``error`` and no longer computes."""
         if not isinstance(error, AcceleratorError):
             return
         try:
             failed = lost(self.device) is not None
-        except RuntimeError:  # such as no memory, which may come back
+        except RuntimeError:  # for example too little memory, which may come back
             return
         if failed:
             raise DeviceLostError(_line(error)) from error
@@ -311,7 +313,7 @@ class Engine:
     def _shared(self, item: WorkItem, reservation: Reservation) -> WorkItem:
         """``item`` without the leading tokens whose KV another session has left here.
 
-        Its last token always runs, because something is to come out of it.
+        The item's last token always runs, because the step must yield its output.
         """
         if not self._shares(item) or item.token_ids is None or item.targets is not None:
             return item
@@ -325,13 +327,13 @@ class Engine:
         return self.config.share_prefixes and whole and item.token_ids is not None
 
     def _run_apart(self, rows: list[StepRows]) -> list[WorkResult]:
-        """Run rows together; where that raises, in halves, so that it falls on who caused it.
+        """Run rows together; if that raises, in halves, until the error falls on its own item.
 
         Running an item again writes the same KV to the same rows.
         """
         try:
             return self._steps.run(rows)
-        except Exception as error:  # whatever one session's rows raise is theirs alone
+        except Exception as error:  # whatever one session's rows raise fails that session alone
             self._raise_if_lost(error)
             item = rows[0].item
             told = f"layers [{item.start}, {item.end}) failed: {_line(error)}"
@@ -339,7 +341,7 @@ class Engine:
                 logger.exception("layers [%d, %d) failed for one session", item.start, item.end)
         if len(rows) == 1:
             return [WorkResult(item=item, error=told)]
-        # Only now: what was raised holds the memory of all that had been computed.
+        # Outside the handler, where the exception no longer holds the memory of what was computed.
         half = len(rows) // 2
         return self._run_apart(rows[:half]) + self._run_apart(rows[half:])
 

@@ -1,8 +1,8 @@
-"""A kernel that reads contexts page by page, tried on the device and the layers that it will serve.
+"""Tries a kernel that reads contexts page by page on the device and layers that it will serve.
 
-Kernels are compiled for a card, a driver and a shape that nobody has seen before. So before any
-session comes, every layer attends to random contexts both ways: by the kernel, and in the open and
-in float32 over copies. A kernel that fails or differs is not used.
+Kernels are compiled for cards, drivers and shapes that we have not seen. So before any session
+comes, every layer attends to random contexts both ways: with the kernel, and in plain float32 torch
+over copies. A kernel that fails or differs is not used.
 """
 
 import functools
@@ -24,18 +24,19 @@ CONTEXTS = (
     ((1, 700),),
     ((9, 300),),
 )
-"""Rows and tokens of the sessions in each step of a trial: chunks and decodes, ends within pages,
-contexts that are short, and that are split over several programs; these alone, too, as only then
-a small device may have room to split them. All variants of a kernel are compiled by these."""
+"""``(rows, tokens)`` of the sessions in each step of a trial: chunks and decodes, ends within
+pages, short contexts, and contexts split over several programs. The latter also come alone, because
+only then may a small device have room to split them. Together they compile all variants of a
+kernel."""
 NUMBERS = 999_983
-"""That are drawn and repeated: a prime, so that no two tokens of a session have the same."""
+"""Count of random numbers drawn and repeated: a prime, so that no two tokens get the same ones."""
 ROLLED = 7919
-"""By so many numbers what one session has as keys or values differs from what the next has."""
+"""Offset, in numbers, between the keys or values of one session and those of the next."""
 
 
 @functools.cache
 def _numbers() -> torch.Tensor:
-    """Drawn once, as a step of each layer takes them."""
+    """Random numbers, drawn once because every layer's step takes them."""
     return torch.randn(NUMBERS, generator=torch.Generator().manual_seed(SEED))
 
 
@@ -45,10 +46,10 @@ def trial_step(
     page_tokens: int,
     device: torch.device,
 ) -> tuple[Step, torch.Tensor]:
-    """A step of sessions with so many ``(rows, tokens)`` over random keys and values, and its
-    positions ``[rows]``; sessions have no more tokens than there are pages for in the pools.
+    """A step over sessions of the given ``(rows, tokens)``, with random keys and values, and its
+    positions ``[rows]``. Sessions are cut short to the pages that the pools have.
 
-    Writes over the pools.
+    Overwrites the pools.
     """
     wanted = 2 * sum(-(-tokens // page_tokens) for _, tokens in contexts)
     there = min(pool.scrap_row for pool in pools.values()) // page_tokens
@@ -103,9 +104,9 @@ def try_attention_kernel(
     width: int,
     dtype: torch.dtype,
 ) -> float:
-    """How far the kernel is off at most, of the norm of what attention gives a row in a head.
+    """Largest error of the kernel, relative to the norm of attention's output for a row and head.
 
-    Every layer of ``pools`` takes part, with hidden states of ``width`` numbers. Writes over the
+    Every layer of ``pools`` takes part, with hidden states of ``width`` numbers. Overwrites the
     pools. Raises KernelRefused, and whatever the kernel and its compiler raise.
     """
     device = loaded.device
@@ -121,7 +122,7 @@ def try_attention_kernel(
                 apart.extend(step.compared or [])
     if not apart:
         raise KernelRefused("no layer attends by rows and columns alone")
-    worst = float(torch.tensor(apart).max())  # no number where any is none
+    worst = float(torch.tensor(apart).max())  # NaN if any is NaN
     if not worst <= ERROR_MAX:
         raise KernelRefused(f"its answers are off by {worst:.3g} of their norm")
     return worst

@@ -1,4 +1,4 @@
-"""One step: rows of many sessions packed, run through the layers that each needs, and split."""
+"""Runs one step: packs rows of many sessions, runs the layers that each needs, splits results."""
 
 import itertools
 import logging
@@ -28,21 +28,22 @@ logger = logging.getLogger(__name__)
 ALONE = slice(0, 1)
 ROWS_TRIED = 4
 AHEAD_LEAST = 0.03
-"""Of the norm of what a layer makes of rows: more than rounding to bfloat16 changes it."""
+"""Minimum difference that counts as looking ahead, relative to the norm of a layer's output: more
+than rounding to bfloat16 causes."""
 ELSEWHERE = slice(0, 0)
-"""In the place of a context's pool rows where a kernel finds them by its pages."""
+"""Placeholder for a context's pool rows when a kernel finds them by page."""
 
 
 class _NeverRaised(RuntimeError):
-    """Stands for an error that this torch does not have."""
+    """Stands for an error class that this version of torch does not have."""
 
 
 AcceleratorError: type[RuntimeError] = getattr(torch, "AcceleratorError", _NeverRaised)
-"""What CUDA itself reports, as against what torch refuses; since torch 2.8."""
+"""Errors that CUDA itself reports, as opposed to torch's own; since torch 2.8."""
 
 
 def lost(device: torch.device) -> RuntimeError | None:
-    """What a device says that does nothing any more in this process; None where it computes."""
+    """The error of a device that has failed for good in this process; None if it computes."""
     try:
         torch.ones(1, device=device).add_(1).tolist()
     except AcceleratorError as error:
@@ -51,7 +52,7 @@ def lost(device: torch.device) -> RuntimeError | None:
 
 
 class ModelRunner:
-    """Runs steps over the layers that ``loaded`` holds, with their KV in ``pools``."""
+    """Runs steps over the layers in ``loaded``, with their KV in ``pools``."""
 
     def __init__(
         self,
@@ -68,8 +69,7 @@ class ModelRunner:
         self._spec = spec
         self._attend_pages: AttendPages | None = None
         self._by_pages_alone = not any(map(looks_at_sessions, layout.anatomy.calls))
-        """Whether no layer needs a context's pool rows where ``attend_pages`` or a table is
-        there."""
+        """Whether no layer needs a context's pool rows if ``attend_pages`` or a table is there."""
         self._kv_bytes = layout.dtype.itemsize * max(
             kv_heads * (key_width + value_width)
             for kv_heads, key_width, value_width in layout.anatomy.kv_shapes
@@ -77,7 +77,7 @@ class ModelRunner:
 
     @property
     def device(self) -> torch.device:
-        """Where layers and pools are."""
+        """Device of the layers and pools."""
         return self._loaded.device
 
     @property
@@ -86,7 +86,7 @@ class ModelRunner:
         return self._attend_pages is not None
 
     def warm_up(self) -> None:
-        """One row through every layer; UserError when its attention cannot be computed here."""
+        """Run one row through every layer; UserError if its attention cannot be computed here."""
         where = self._layout.store.directory
         row = torch.zeros(1, self._layout.anatomy.width, dtype=self._layout.dtype)
         row, position = row.to(self.device), torch.zeros(1, dtype=torch.long, device=self.device)
@@ -97,7 +97,7 @@ class ModelRunner:
                 with torch.inference_mode():
                     out = self._loaded.run(index, index + 1, step, row, position)
             except (torch.OutOfMemoryError, AcceleratorError):
-                raise  # says nothing of the model
+                raise  # tells nothing about the model
             except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
                 raise UserError(f"{where} cannot be served yet: {error}") from error
             if step.calls != 1 or out.shape != row.shape:
@@ -109,8 +109,7 @@ class ModelRunner:
                 raise UserError(f"{where} cannot be served yet: its layers look at later tokens")
 
     def _looks_ahead(self, layer: int) -> bool:
-        """Whether what a layer makes of a row depends on rows behind it: where its masks are not
-        ours, only trying tells."""
+        """Whether a row's output depends on later rows; for masks not ours, only a trial tells."""
         generator = torch.Generator().manual_seed(0)
         rows = torch.randn(ROWS_TRIED, self._layout.anatomy.width, generator=generator)
         rows = rows.to(self.device, self._layout.dtype)
@@ -128,9 +127,9 @@ class ModelRunner:
             return bool(difference > AHEAD_LEAST * torch.linalg.vector_norm(whole))
 
     def use_experts(self, kernel: GroupedKernel) -> None:
-        """Let ``kernel`` run mixtures of experts if it does so rightly on this device.
+        """Let ``kernel`` run mixtures of experts if its results are right on this device.
 
-        To be called before any session comes. Raises MachineError where it crashed the device.
+        Call it before any session comes. Raises MachineError if the kernel crashed the device.
         """
         layers = list(self._loaded.layers.values())
         apart = self._tried(
@@ -140,10 +139,10 @@ class ModelRunner:
             logger.info("experts run without waiting for the device; off by %.1g at most", apart)
 
     def use_pages(self, attend_pages: AttendPages) -> None:
-        """Let ``attend_pages`` read contexts if it does so rightly on this device, see
-        :mod:`node.engine.kernel_trial`; and capture the steps that it makes possible.
+        """Let ``attend_pages`` read contexts if its results are right on this device
+        (:mod:`node.engine.kernel_trial`), and capture the steps that it makes possible.
 
-        To be called before any session comes. Raises MachineError where it crashed the device.
+        Call it before any session comes. Raises MachineError if the kernel crashed the device.
         """
         anatomy = self._layout.anatomy
         if not anatomy.packed:
@@ -175,13 +174,13 @@ class ModelRunner:
             self._loaded.prepare(min(self._pools), max(self._pools) + 1, step, like)
 
     def _tried(self, without: str, trial: Callable[[], float]) -> float | None:
-        """What ``trial`` of a kernel says; None where it failed, and what that means is logged."""
+        """Result of ``trial``; None if it failed, having logged what runs ``without`` a kernel."""
         try:
             return trial()
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # a compiler's, a driver's: there is another way
-            # Who launched what crashed the device may be Triton, whose errors are not torch's.
+        except Exception as error:  # from a compiler or driver; there is another way
+            # The crash may come from a launch by Triton, whose errors are not torch's.
             if (crash := lost(self.device)) is not None:
                 raise MachineError(
                     f"{self.device} failed in a kernel of ours ({crash}): start again with"
@@ -194,7 +193,7 @@ class ModelRunner:
     def run(self, rows: list[StepRows]) -> list[WorkResult]:
         """Pack the rows, run each layer over those that need it, split the results.
 
-        Rows are ordered by the layers they need, so that those active in a layer are few slices.
+        Rows are ordered by the layers they need, so that a layer's active rows form few slices.
         """
         ordered = sorted(rows, key=lambda row: (row.item.start, row.item.end))
         at = 0
@@ -213,7 +212,7 @@ class ModelRunner:
         return results_of(rows, hidden, self._loaded, self._spec)
 
     def _embed(self, rows: list[StepRows]) -> torch.Tensor:
-        """Hidden states going in, ``[tokens, hidden]``."""
+        """Input hidden states, ``[tokens, hidden]``."""
         entering = [row.item for row in rows if row.item.token_ids is not None]
         embedded: Iterator[torch.Tensor] = iter(())
         if entering and self._loaded.embed is not None:
@@ -223,12 +222,12 @@ class ModelRunner:
                 return hidden
             embedded = iter(torch.split(hidden, [item.tokens for item in entering]))
         parts = [next(embedded) if row.item.hidden is None else row.item.hidden for row in rows]
-        if not entering:  # one transfer for all
+        if not entering:  # one transfer for all rows
             return to_device(joined(parts), self.device).to(self._layout.dtype)
         return joined([to_device(part, self.device).to(self._layout.dtype) for part in parts])
 
     def _positions(self, rows: Sequence[StepRows]) -> torch.Tensor:
-        """``[tokens]``: where in its session each row stands."""
+        """Position of each row in its session, ``[tokens]``."""
         spans = [range(row.item.position, row.item.position + row.item.tokens) for row in rows]
         return to_device(list(itertools.chain.from_iterable(spans)), self.device)
 
@@ -240,7 +239,7 @@ class ModelRunner:
         return to_device(list(itertools.chain.from_iterable(found)), self.device)
 
     def _new_rows(self, row: StepRows) -> Sequence[int]:
-        """Pool rows of an item's own tokens; a range where its pages are one run."""
+        """Pool rows of an item's own tokens; a range if its pages are contiguous."""
         pages, size, first = row.reservation.pages, self._page_tokens, row.item.position
         last = first + row.item.tokens
         if row.reservation.run:
@@ -257,7 +256,7 @@ class ModelRunner:
             whole = ELSEWHERE
         else:
             whole = pool_rows(pages, context, size)
-            if row.item.tokens > 1 or not self._loaded.has_graphs:  # a table needs it here
+            if row.item.tokens > 1 or not self._loaded.has_graphs:  # a table needs it on the host
                 whole = to_device(whole, self.device)
         return Segment(
             first=0,
@@ -284,7 +283,7 @@ class ModelRunner:
         positions: torch.Tensor,
         slots: torch.Tensor | slice,
     ) -> torch.Tensor:
-        """Layers ``[start, end)`` over the active rows; the others pass unchanged."""
+        """Run layers ``[start, end)`` over the active rows; other rows pass unchanged."""
         at = 0
         for row in active:
             row.segment.first, row.segment.last = at, at + row.last - row.first

@@ -1,7 +1,7 @@
-"""What the next engine step runs: decodes of all sessions, with a share for prefill.
+"""Chooses what the next engine step runs: decodes of all sessions, and a share of prefill. Pure.
 
-Pure. A step's time grows with its rows, so prefill rows per step are bounded; decodes are one row
-each and go first, but a waiting prefill always gets its share, so neither starves (Sarathi-Serve,
+A step's time grows with its rows, so prefill rows per step are bounded. Decodes are one row each
+and go first, but a waiting prefill always gets its share, so neither starves (Sarathi-Serve,
 OSDI'24, §4; Orca, OSDI'22, §3).
 """
 
@@ -20,12 +20,12 @@ class BatchLimits:
 
     decodes_max: int = 256
     prefill_tokens_max: int = 256
-    """Prefill rows per step; a single larger chunk still runs, alone among prefills."""
+    """Prefill rows per step; a single larger chunk still runs, as the step's only prefill."""
 
 
 PREFILL_TOKENS_LEAST, PREFILL_TOKENS_MOST = 16, 512
 DECODE_S_MAX = 0.1
-"""How long a step may take that a decode waits for: ten tokens/s stay readable."""
+"""Maximum time of a step that a decode waits for: ten tokens/s stay readable."""
 
 
 def limits_of(
@@ -33,9 +33,9 @@ def limits_of(
 ) -> BatchLimits:
     """Limits from measurement: the most prefill rows whose step stays under ``decode_s_max``.
 
-    ``layer_s`` are seconds that one layer takes by rows; between and beyond the points a straight
-    line through the two nearest counts. On a machine that is too slow for the bound, prefill
-    still gets its least share, or a prompt would never end.
+    ``layer_s``: seconds of one layer by number of rows. Other row counts are interpolated, or
+    extrapolated from the two nearest points. On a machine too slow for the bound, prefill still
+    gets ``PREFILL_TOKENS_LEAST`` rows; otherwise a prompt would never end.
     """
     points = sorted(layer_s.items())
     best = PREFILL_TOKENS_LEAST
@@ -47,7 +47,7 @@ def limits_of(
 
 
 def seconds_at(points: Sequence[tuple[int, float]], rows: int) -> float:
-    """The time for ``rows`` rows by the line through the two measured points around it."""
+    """Time for ``rows`` rows, on the line through the two nearest measured points."""
     if len(points) == 1:
         return points[0][1] * max(1.0, rows / points[0][0])
     above = next((i for i, (at, _) in enumerate(points) if at >= rows), len(points) - 1)
@@ -56,12 +56,12 @@ def seconds_at(points: Sequence[tuple[int, float]], rows: int) -> float:
 
 
 BACKGROUND_QUIET_S = 0.05
-"""Background work runs by itself only after so long without other work: the next decode, which is
-on its way round the other stages, would have to wait for it."""
+"""Time without other work after which background work runs by itself: the next decode, which is on
+its way round the other stages, would have to wait for it."""
 
 
 class Scheduler:
-    """Queues work in order of arrival; only a session's oldest item may be in a step."""
+    """Queues work in order of arrival; a step takes only a session's oldest item."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
@@ -74,7 +74,7 @@ class Scheduler:
 
     @property
     def backlog_tokens(self) -> int:
-        """Rows of prefill that wait."""
+        """Number of prefill rows that wait."""
         queued = (work for queue in self._queues.values() for _, work in queue)
         return sum(work.tokens for work in queued if work.tokens != 1)
 
@@ -87,16 +87,16 @@ class Scheduler:
         self._queues.pop(session, None)
 
     def wait_s(self, now_s: float) -> float | None:
-        """When to look again although nothing new came; None: not before something does."""
+        """Seconds until background work may run; None if nothing is queued."""
         if not self._queues:
             return None
         return max(0.0, self._busy_s + BACKGROUND_QUIET_S - now_s)
 
     def next_batch(self, now_s: float) -> list[WorkItem]:
-        """The items of the next step, which leave the queue; empty when there is none to run now.
+        """Take the items of the next step from the queue; empty if none may run now.
 
-        The oldest waiting prefill is always among them, so each is in time the oldest. Background
-        work adds one item at most, to a step that runs anyway or while the engine is quiet.
+        The oldest waiting prefill is always among them, so every prefill gets its turn. Background
+        work adds at most one item, to a step that runs anyway or while the engine is quiet.
         """
         queued = [queue[0] for queue in self._queues.values()]
         queued.sort(key=lambda head: head[0])

@@ -1,4 +1,4 @@
-"""What an engine checks an item of work against before it runs."""
+"""Checks a work item before the engine runs it."""
 
 from dataclasses import dataclass
 
@@ -11,20 +11,23 @@ from node.kv.block_manager import Reservation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkBounds:
-    """What an engine that holds layers ``[start, end)`` can be asked."""
+    """Bounds on the work items of an engine that holds layers ``[start, end)``."""
 
     start: int
     end: int
     width: int
-    """Of hidden states."""
+    """Width of hidden states."""
     vocab: int
     context_tokens: int
-    """The longest context that the model reads; behind it there are no positions."""
+    """Longest context that the model supports; there are no positions beyond it."""
 
 
 def work_refusal(item: WorkItem, reservation: Reservation | None, bounds: WorkBounds) -> str | None:
-    """Why ``item`` cannot run, or None. Positions come in order; earlier ones may come again, when
-    a session goes on over a mended route, and then those behind them must, too."""
+    """Why ``item`` cannot run, or None.
+
+    Positions come in order. Earlier ones may come again when a session goes on over a mended route;
+    all later ones must then come again, too.
+    """
     if reservation is None:
         return "this session holds no KV here"
     span = f"layers [{item.start}, {item.end})"

@@ -1,4 +1,4 @@
-"""One request of the engine and its result, from a stage's session to the model runner and back."""
+"""A request to the engine and its result, from a stage's session to the model runner and back."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkItem:
-    """Rows of one session: layers ``[start, end)`` at ``position`` onwards.
+    """Rows of one session from ``position`` on, to run through layers ``[start, end)``.
 
     The first stage sets ``token_ids``, later stages ``hidden`` of shape ``[tokens, hidden]``. The
-    last stage samples the token behind the last row when ``sampling`` is set.
+    last stage samples the token after the last row if ``sampling`` is set.
     """
 
     session: str
@@ -29,13 +29,13 @@ class WorkItem:
     history: TokenHistory | None = None
     """Tokens that the sampling's penalties count."""
     targets: PromptTargets | None = None
-    """Last stage: tokens of the prompt to score behind some of the rows."""
+    """At the last stage: tokens of the prompt against which rows are scored."""
     background: bool = False
-    """Whether nobody waits for it: a replay for a planned move."""
+    """Whether nobody waits for the item, as in a replay for a planned move."""
     queued_s: float = 0.0
-    """When it was queued, on the event loop's clock."""
+    """Time at which the item was queued, on the event loop's clock."""
     owner: Any = None
-    """Returned with the result; the engine does not look at it."""
+    """Returned with the result; the engine does not look at ``owner``."""
 
     @property
     def tokens(self) -> int:
@@ -53,8 +53,7 @@ class WorkResult:
     hidden: "Tensor | None" = None
     token_id: int | None = None
     score: bytes = b""
-    """Packed score of the token (:mod:`dht.messages.logprobs`), where ``sampling.logprobs`` asks
-    for it."""
+    """Packed score of the token (:mod:`dht.messages.logprobs`), if ``sampling`` asks for it."""
     prompt_scores: bytes = b""
     """Packed scores of the item's ``targets``."""
     error: str | None = None

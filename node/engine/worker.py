@@ -1,7 +1,7 @@
-"""The thread that owns an engine: takes what is ready, runs steps, hands results back.
+"""The thread that owns an engine: takes ready items, runs steps, hands results back.
 
-Submitting is cheap and safe from the event loop's thread. Results of a step come back by one call
-on the loop. Other work on the engine (loading layers) runs between steps in the same thread.
+Submitting is cheap and safe from the event loop's thread. A step's results come back in one call on
+the loop. Other work on the engine, such as loading layers, runs between steps in the same thread.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 STOPPED = "the engine's worker has stopped"
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread may keep the interpreter while another wants it: the event loop must answer
+"""How long a thread may hold the interpreter while another wants it: the event loop must answer
 while a step prepares its next operation."""
 
 T = TypeVar("T")
@@ -29,17 +29,17 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class WorkerTimes:
-    """Where the worker's time went since it started."""
+    """How the worker's time was spent since it started."""
 
     steps: int = 0
     tokens: int = 0
     compute_s: float = 0.0
     waiting_s: float = 0.0
-    """Summed over items: from being submitted to the start of their step."""
+    """Sum over items of the time from submission to the start of the item's step."""
 
 
 class Worker:
-    """Runs ``run_step`` over batches in a thread of its own."""
+    """Runs batches with ``run_step`` in a thread of its own."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Worker:
 
     @property
     def backlog_tokens(self) -> int:
-        """Rows of prefill that wait for a step."""
+        """Number of prefill rows that wait for a step."""
         with self._ready:
             return self._scheduler.backlog_tokens
 
@@ -77,9 +77,9 @@ class Worker:
             self._scheduler.drop(session)
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Run ``work`` between steps in the engine's thread and return what it returns.
+        """Run ``work`` between steps in the engine's thread and return its result.
 
-        Raises RuntimeError when the worker has stopped or stops before.
+        Raises RuntimeError if the worker stops before ``work`` has run.
         """
         done: asyncio.Future[T] = self._loop.create_future()
         with self._ready:
@@ -135,7 +135,7 @@ class Worker:
             self._on_loop(_finish, done, result)
 
     def _results(self, batch: Sequence[WorkItem]) -> Sequence[WorkResult]:
-        """The step's results; where it raises, every item of it fails and the thread goes on."""
+        """The step's results; if it raises, each of its items fails and the thread goes on."""
         try:
             return self._run_step(batch)
         except Exception as error:

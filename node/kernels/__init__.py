@@ -1,1 +1,1 @@
-"""Kernels of our own (Triton, fused norms, experts), and when a device may use them."""
+"""Our own kernels (Triton attention, fused norms, experts), and which devices may use them."""

@@ -1,4 +1,4 @@
-"""Which kernels of our own a device can run."""
+"""Chooses which of our own kernels a device can run."""
 
 import logging
 import sys
@@ -11,16 +11,16 @@ from node.kernels.moe import GroupedKernel
 logger = logging.getLogger(__name__)
 
 CAPABILITY_LEAST = (8, 0)
-"""Of NVIDIA's cards: on older ones Triton multiplies without tensor cores."""
+"""Minimum compute capability, NVIDIA: on older cards Triton multiplies without tensor cores."""
 DTYPES = frozenset({torch.bfloat16, torch.float16})
-"""That tensor cores multiply as they are."""
+"""Dtypes that tensor cores multiply directly."""
 GROUPED_BY_TORCH = frozenset({9, 10})
-"""Major capabilities on which torch multiplies bfloat16 by groups without waiting for the device
-(``aten/src/ATen/native/cuda/GroupedBlas.cpp``)."""
+"""Major compute capabilities on which torch multiplies bfloat16 by groups without waiting for the
+device (``aten/src/ATen/native/cuda/GroupedBlas.cpp``)."""
 
 
 def pages_kernel(device: torch.device, dtype: torch.dtype) -> AttendPages | None:
-    """Attention over pages without a copy, where the device and what is installed allow it."""
+    """Attention over pages without a copy, if the device and the installed libraries allow it."""
     if not _runs_triton(device, dtype):
         return None
     try:
@@ -36,7 +36,8 @@ def pages_kernel(device: torch.device, dtype: torch.dtype) -> AttendPages | None
 
 
 def experts_kernel(device: torch.device, dtype: torch.dtype) -> GroupedKernel | None:
-    """Products by groups of rows that never wait for the device, where torch's own do."""
+    """Grouped products that never wait for the device; None if impossible here, or if torch's own
+    do not wait."""
     if not _runs_triton(device, dtype):
         return None
     if torch.version.hip is None and dtype is torch.bfloat16:
@@ -45,7 +46,7 @@ def experts_kernel(device: torch.device, dtype: torch.dtype) -> GroupedKernel | 
             return None
     try:
         from node.kernels import triton_grouped_gemm
-    except ImportError:  # said already
+    except ImportError:  # :func:`pages_kernel` has logged it
         return None
     return triton_grouped_gemm
 

@@ -1,7 +1,7 @@
-"""Mixtures of experts by a kernel of ours, registered with ``transformers``.
+"""Runs mixtures of experts by our own kernel, registered with ``transformers``.
 
-Modules that ``transformers`` wrote for several implementations name theirs in their configuration.
-:func:`use` names ours there, once :func:`try_grouped_gemm` has seen that both give the same.
+Modules for which ``transformers`` has several implementations name the chosen one in their
+configuration. :func:`use` puts ours there, once :func:`try_grouped_gemm` has seen that both agree.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from node.kernels.trial import ERROR_MAX, SEED, KernelRefused
 
 THEIRS = "grouped_mm"
-"""What ours takes the place of; other choices are left alone."""
+"""The implementation that ours replaces; others are left alone."""
 OURS = "anabranch_grouped"
 TRIAL_EACH = 2
-"""Experts of a token in a trial."""
+"""Experts per token in a trial."""
 TRIAL_TOKENS = (1, 9, 0)
-"""In a trial; 0: as many as make every expert's rows many."""
+"""Tokens in a trial; 0 stands for as many as give every expert many rows."""
 
 
 class GroupedKernel(Protocol):
-    """What :mod:`node.kernels.triton_grouped_gemm` offers."""
+    """Interface of :mod:`node.kernels.triton_grouped_gemm`."""
 
     FEW_ROWS: int
 
@@ -41,7 +41,7 @@ class GroupedKernel(Protocol):
 
 
 def mixtures_of(layers: Iterable[nn.Module]) -> Iterator[Any]:
-    """Modules of experts within the layers that run as ``transformers`` groups them."""
+    """Modules of experts within the layers that run by ``transformers``' grouped implementation."""
     for layer in layers:
         for module in layer.modules():
             config = getattr(module, "config", None)
@@ -56,9 +56,10 @@ def mixtures_of(layers: Iterable[nn.Module]) -> Iterator[Any]:
 def run(
     kernel: GroupedKernel, module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor
 ) -> Tensor:
-    """``[tokens, width]``: what each token's experts make of it, by their shares.
+    """Weighted sum of the outputs of each token's experts, ``[tokens, width]``.
 
-    ``hidden`` is ``[tokens, width]``, ``chosen`` and ``shares`` are ``[tokens, each]``.
+    ``hidden`` is ``[tokens, width]``; ``chosen`` and ``shares``, the experts and their weights, are
+    ``[tokens, each]``.
     """
     groups, order = kernel.group(chosen, module.num_experts)
     name = "gate_up_proj" if module.has_gate else "up_proj"
@@ -88,9 +89,9 @@ def run(
 
 
 def try_grouped_gemm(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> float:
-    """How far the kernel is off at most, of the norm of what ``transformers`` gives a token.
+    """Largest error of the kernel, relative to the norm of ``transformers``' output for a token.
 
-    0 where ``layers`` have no mixture of experts. Raises KernelRefused, and whatever the kernel and
+    0 if ``layers`` have no mixture of experts. Raises KernelRefused, and whatever the kernel and
     its compiler raise.
     """
     worst = 0.0
@@ -114,14 +115,14 @@ def try_grouped_gemm(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> floa
                 ours = run(kernel, module, *given).float()
             norm = torch.linalg.vector_norm
             apart = float((norm(ours - theirs, dim=-1) / norm(theirs, dim=-1)).max())
-            if not apart <= ERROR_MAX:  # or it is no number
+            if not apart <= ERROR_MAX:  # true for NaN, too
                 raise KernelRefused(f"its answers are off by {apart:.3g} of their norm")
             worst = max(worst, apart)
     return worst
 
 
 def use(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> int:
-    """Let all mixtures of experts in ``layers`` run by ``kernel``; returns how many there are."""
+    """Let ``kernel`` run all mixtures of experts in ``layers``; returns their number."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     def forward(module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:

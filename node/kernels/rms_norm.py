@@ -1,7 +1,7 @@
-"""RMS norms in one launch: models' own code takes six, and a decode step of a layer has two to six.
+"""Fuses each RMS norm into one launch; models' own code takes six. A layer has two to six norms.
 
-A norm is known by what it computes, not by its name: a module with one vector of weights and an
-epsilon is tried on random rows, and replaced where torch's fused norm gives the same.
+A norm is recognised by what it computes, not by its name: a module with one vector of weights and
+an epsilon is tried on random rows, and replaced if torch's fused norm gives the same.
 """
 
 from typing import Any
@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 EPSILONS = ("variance_epsilon", "eps", "epsilon")
-"""What models call the epsilon."""
+"""Attribute names of the epsilon in models."""
 TRIAL_SCALES = (1.0, 30.0, 1e-3)
-"""Of the rows in a trial; in the last, the epsilon is as large as what it is added to."""
+"""Scales of the rows in a trial; with the last, the epsilon is as large as the mean square."""
 ERRORS_MAX = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Of the norm of what a module gives for a row: a few roundings."""
+"""Maximum error, relative to the norm of a module's output for a row: a few roundings."""
 
 
 class FusedNorm(nn.Module):
-    """``x / sqrt(mean(x²) + eps) · w``, or ``· (1 + w)`` where it is ``shifted``."""
+    """``x / sqrt(mean(x²) + eps) · w``, or ``· (1 + w)`` if ``shifted``."""
 
     def __init__(self, weight: Tensor, eps: float, *, shifted: bool) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class FusedNorm(nn.Module):
 
 
 def fuse_norms(layer: nn.Module, dtype: torch.dtype) -> int:
-    """Replace the RMS norms in ``layer``, which compute in ``dtype``; returns how many."""
+    """Replace the RMS norms in ``layer``, which computes in ``dtype``; returns their number."""
     fused = 0
     for parent in list(layer.modules()):
         for name, child in list(parent.named_children()):
@@ -48,7 +48,7 @@ def fuse_norms(layer: nn.Module, dtype: torch.dtype) -> int:
 
 
 def _fused(module: Any, dtype: torch.dtype) -> FusedNorm | None:
-    """What may stand for ``module``; None where nothing may."""
+    """Replacement for ``module``; None if there is none."""
     if isinstance(module, FusedNorm) or next(module.children(), None) is not None:
         return None
     eps = next((e for e in (getattr(module, n, None) for n in EPSILONS) if e is not None), None)
@@ -70,7 +70,7 @@ def _fused(module: Any, dtype: torch.dtype) -> FusedNorm | None:
     with torch.inference_mode():
         try:
             wanted = module(rows)
-        except (RuntimeError, TypeError, ValueError):  # it takes something else
+        except (RuntimeError, TypeError, ValueError):  # it takes other arguments
             return None
         for shifted in (False, True):
             made = FusedNorm(weight.data, eps, shifted=shifted)

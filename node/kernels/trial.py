@@ -1,10 +1,10 @@
-"""What a kernel's trial on a device draws and allows, and how it says no."""
+"""Parameters of a kernel's trial on a device, and the error of a failed trial."""
 
 SEED = 0
 ERROR_MAX = 0.02
-"""Of the norm of what attention gives a row in a head: rounding to bfloat16 is 0.003 of it, and one
-token of 700 that is forgotten 0.04."""
+"""Maximum error, relative to the norm of attention's output for a row and head. Rounding to
+bfloat16 causes 0.003; forgetting one token of 700 causes 0.04."""
 
 
 class KernelRefused(Exception):
-    """Says what the kernel did wrong."""
+    """A kernel failed its trial; the message says how."""

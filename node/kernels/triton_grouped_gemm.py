@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Products of rows with the matrix of the expert that each was sent to, as a Triton kernel.
+"""Multiplies rows by the matrix of the expert that each was sent to, as a Triton kernel.
 
-torch multiplies by groups in one launch on some data-centre GPUs alone; on others it reads on the
-CPU where groups end, so that every mixture of experts waits for the device and no CUDA graph can
-hold it. Here each program finds its own group: rows are ordered by expert, cut into blocks, and a
-block's expert is found in the running count of blocks (as in MegaBlocks, MLSys'23, §5.1). Only
-matrices of experts that have rows are read. Imports ``triton``.
+On some data-centre GPUs torch multiplies by groups in one launch. On others it reads on the CPU
+where groups end, so every mixture of experts waits for the device and no CUDA graph can record it.
+Here each program finds its own group: rows are ordered by expert and cut into blocks, and a block's
+expert is found in the running count of blocks (as in MegaBlocks, MLSys'23, §5.1). Only matrices of
+experts that have rows are read. Imports ``triton``.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from torch import Tensor
 
 LANES_LEAST = 16
 FEW_ROWS = 16
-"""Of an expert on average: up to here a block is as small as a tensor core allows."""
+"""Maximum mean number of rows per expert for which a block is as small as tensor cores allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """Numbers of the output's rows and columns and of a sum that a program takes at once."""
+    """Tile of a program: rows and columns of the output, and terms of the sum per iteration."""
 
     rows: int
     outs: int
@@ -32,23 +32,23 @@ class Tiles:
 
 
 FEW = Tiles(rows=16, outs=32, ins=128, warps=4, stages=3)
-"""For decodes: what is read counts, and many programs read it."""
+"""Tiles for decodes: reading the weights dominates, and many programs share it."""
 MANY = Tiles(rows=64, outs=128, ins=32, warps=4, stages=3)
-"""For prefills: what was read is used often."""
+"""Tiles for prefills: weights that were read are reused often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """Pairs of a token and an expert, ordered by expert."""
+    """(token, expert) pairs, ordered by expert."""
 
     tokens: Tensor
-    """``[pairs]`` int32: the token of each."""
+    """``[pairs]`` int32: the token of each pair."""
     ends: Tensor
-    """``[experts]`` int32: where each expert's pairs end."""
+    """``[experts]`` int32: end of each expert's pairs."""
     block_ends: Tensor
-    """``[experts]`` int32: where each expert's blocks end."""
+    """``[experts]`` int32: end of each expert's blocks."""
     blocks: int
-    """There can be at most so many, whatever the router does."""
+    """Upper bound on the number of blocks, whatever the router chooses."""
     tiles: Tiles
 
 
@@ -75,7 +75,7 @@ def _grouped_product(
     GATHERED: tl.constexpr,
     BIASED: tl.constexpr,
 ):
-    """A block of one expert's rows by some of its columns."""
+    """Multiply a block of one expert's rows by some of its columns."""
     block = tl.program_id(1)
     lanes = tl.arange(0, EXPERTS)
     there = lanes < experts
@@ -119,9 +119,10 @@ def _grouped_product(
 
 
 def group(chosen: Tensor, experts: int) -> tuple[Groups, Tensor]:
-    """Order what a router chose, ``[tokens, each]`` int64, without waiting for the device.
+    """Group the experts that a router chose, ``[tokens, each]`` int64, without a device wait.
 
-    Returns the groups and the order, ``[pairs]``: which pair, counted token by token, is where.
+    Returns the groups, and the order ``[pairs]``: the index of the pair at each place, counting
+    pairs token by token.
     """
     tokens, each = chosen.shape
     pairs = tokens * each
@@ -151,11 +152,11 @@ def grouped_product(
     gathered: bool,
     transposed: bool,
 ) -> Tensor:
-    """``[pairs, outs]``: each pair's row by its expert's matrix.
+    """Product of each pair's row with its expert's matrix, ``[pairs, outs]``.
 
-    ``weights`` are ``[experts, outs, ins]``, or ``[experts, ins, outs]`` where ``transposed``;
-    ``bias`` ``[experts, outs]``. ``rows`` are ``[tokens, ins]`` where ``gathered``, which takes
-    each pair's row from its token's, and ``[pairs, ins]`` in the groups' order otherwise.
+    ``weights`` are ``[experts, outs, ins]``, or ``[experts, ins, outs]`` if ``transposed``;
+    ``bias`` is ``[experts, outs]``. If ``gathered``, ``rows`` are ``[tokens, ins]`` and each pair
+    takes its token's row; otherwise they are ``[pairs, ins]`` in the groups' order.
     """
     experts = weights.shape[0]
     outs, ins = weights.shape[1:]
@@ -167,7 +168,7 @@ def grouped_product(
     tiles, pairs = groups.tiles, groups.tokens.shape[0]
     out = rows.new_empty(pairs, outs)
     grid = (triton.cdiv(outs, tiles.outs), groups.blocks)
-    # Triton launches on the current device, whatever device its arguments are on.
+    # Triton launches on the current device, even if its arguments are on another.
     with torch.cuda.device_of(rows):
         _grouped_product[grid](
             rows,

@@ -1,14 +1,14 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Attention straight from the pages of the KV pool, as Triton kernels.
+"""Computes attention directly from the pages of the KV pool, as Triton kernels.
 
-Rows of all sessions of a step, prefill and decode alike, go through one launch: a program takes a
-block of one session's rows, all query heads that share a KV head, and reads that session's pages
-once, with the softmax taken online (FlashAttention-2, ICLR'24, §3.1) over pages found by a table
-(PagedAttention, SOSP'23, §4.1). Where a step has too few blocks for the device, a context is split
+Rows of all sessions of a step, prefill and decode alike, go through one launch. A program takes a
+block of one session's rows and all query heads that share a KV head, and reads that session's pages
+once, with an online softmax (FlashAttention-2, ICLR'24, §3.1) over pages found by a table
+(PagedAttention, SOSP'23, §4.1). If a step has too few blocks for the device, a context is split
 over several programs and their parts are merged (Flash-Decoding).
 
-Nothing is copied, nothing depends on how sessions' lengths differ, and what a step costs depends on
-the tokens that it attends to. Imports ``triton``, which CUDA builds of torch bring along on Linux.
+Nothing is copied, and differences in sessions' lengths cost nothing: a step's cost depends on the
+tokens that it attends to. Imports ``triton``, which CUDA builds of torch include on Linux.
 """
 
 import functools
@@ -24,28 +24,29 @@ from node.attention.block_table import BlockTable, RowBlocks
 
 SPLITS_MAX = 64
 TILE_TOKENS = (16, 64)
-"""Of context that a program reads at once: at least, because a tensor core wants it; and at most,
-because more of it does not hide more of the memory's latency."""
+"""Minimum and maximum context tokens per iteration of a program. A tensor core needs the minimum;
+more than the maximum hides no more of the memory's latency."""
 BLOCK_LANES = 64
-"""Rows times heads of a group that a program of a prefill takes at most, where a group is smaller:
-each reads the context once."""
+"""Maximum rows times heads of a group per program of a prefill, unless one row has more; each
+program reads the context once."""
 LANES_LEAST = 16
-"""Of a product on a tensor core."""
+"""Minimum size of a tensor core's product."""
 LOADED_AT_ONCE = 8
 """Numbers of two bytes that a thread loads with one instruction."""
 SHARED_BYTES_KNOWN = 48 << 10
-"""Of memory that the programs of one block share: what every device has."""
+"""Minimum shared memory per block of threads, which every device has."""
 SHARED_SHARE_MAX = 0.75
 PROGRAMS_PER_PROCESSOR = 4
-"""Wanted at least, by splitting contexts: some compute while others wait for their pages. Their
-registers and shared memory fit a processor of compute capability 8.0 and above."""
+"""Minimum programs per processor that splitting contexts aims at: some compute while others wait
+for their pages. Their registers and shared memory fit a processor of compute capability 8.0 and
+above."""
 STAGES = 3
-"""Of a tile: its page numbers come, its keys and values come, it is computed."""
+"""Pipeline stages of a tile: load its page numbers, load its keys and values, compute."""
 WIDE_LANES = 64 * 128
-"""Rows times heads times numbers of a head that the registers of four warps hold."""
+"""Maximum rows times heads times numbers per head that fit the registers of four warps."""
 
 _SIZES = ["splits", "window", "pages_wide", "query_token", "query_head"]
-"""Arguments that may differ from step to step: a kernel is not compiled anew for each."""
+"""Arguments that may differ from step to step without compiling a kernel again."""
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -86,7 +87,7 @@ def _attend_block(
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Some rows of a session by the query heads of one KV head, over one part of its context."""
+    """Attend some rows of a session, by one KV head's query heads, to a part of its context."""
     head = tl.program_id(1)
     part = tl.program_id(2)
     segment = tl.load(blocks + 2 * tl.program_id(0))
@@ -112,7 +113,7 @@ def _attend_block(
         other=0.0,
     )
 
-    # Tiles of context that any of the rows may see, and this program's share of them.
+    # Tiles of context that any of the rows may see, and this program's share of the tiles.
     end = tl.minimum(context, context - count + offset + BLOCK_ROWS)
     begin = 0
     if WINDOWED:
@@ -145,7 +146,7 @@ def _attend_block(
             seen = seen & (column[None, :] > at[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # no key seen yet
         weights = tl.exp(scores - base[:, None])
         kept = tl.exp(peak - base)
         value = tl.load(
@@ -196,7 +197,7 @@ def _merge_parts(
     PARTS: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """One row by one query head: what the parts of its context gave, weighed by their peaks."""
+    """Merge the parts of the context of one row and query head, weighted by the parts' peaks."""
     token = tl.load(tokens + tl.program_id(0)).to(tl.int64)
     head = tl.program_id(1)
     part = tl.arange(0, PARTS)
@@ -213,7 +214,7 @@ def _merge_parts(
     if SINKS:
         total += tl.exp(sink - highest)
     lanes = tl.arange(0, VALUE_LANES)
-    # A part without tokens gave nothing, and is not read.
+    # A part without tokens wrote nothing, and is not read.
     found = tl.load(
         parts + each[:, None] * VALUE_WIDTH + lanes[None, :],
         mask=(weights > 0.0)[:, None] & (lanes < VALUE_WIDTH)[None, :],
@@ -229,7 +230,7 @@ def _merge_parts(
 
 @functools.cache
 def processors(device: torch.device) -> int:
-    """Streaming multiprocessors of a device; 1 where that is not a thing."""
+    """Number of streaming multiprocessors of a device; 1 if it is not a GPU."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -237,18 +238,18 @@ def processors(device: torch.device) -> int:
 
 @functools.cache
 def shared_bytes(device: torch.device) -> int:
-    """Memory that a block of threads may share."""
+    """Bytes of shared memory that a block of threads may use."""
     if device.type != "cuda":
         return SHARED_BYTES_KNOWN
     found = torch.cuda.get_device_properties(device)
-    # AMD's may say 0 there.
+    # AMD's devices may report 0.
     return max(SHARED_BYTES_KNOWN, getattr(found, "shared_memory_per_block_optin", 0))
 
 
 def tile_tokens(lanes: int, key_lanes: int, value_lanes: int, item: int, room_bytes: int) -> int:
-    """Tokens of context of a tile: keys and values of two of them fit, beside the queries.
+    """Context tokens per tile, so that keys and values of two tiles fit beside the queries.
 
-    ``item`` is the bytes of a number, ``lanes`` the rows times heads of a program.
+    ``item``: bytes per number; ``lanes``: rows times heads of a program.
     """
     least, most = TILE_TOKENS
     room = room_bytes * SHARED_SHARE_MAX - lanes * key_lanes * item
@@ -259,15 +260,15 @@ def tile_tokens(lanes: int, key_lanes: int, value_lanes: int, item: int, room_by
 
 
 def query_unit(width: int) -> int:
-    """In how many numbers the strides of a query are counted: a constant of the kernel, which so
-    knows that it may load as many at once, and a divisor of ``width``."""
+    """Unit of a query's strides, in numbers; divides ``width``. It is a constant of the kernel,
+    which therefore knows that it may load a whole unit at once."""
     return math.gcd(width, LOADED_AT_ONCE)
 
 
 def splits_of(programs: int, wanted: int, tiles: int) -> int:
-    """Into how many parts a context is split, a power of two, for ``wanted`` programs in all.
+    """Number of parts of a context, a power of two, to get ``wanted`` programs in all.
 
-    None is of less than two of the ``tiles`` that the longest context may have.
+    No part has less than two of the ``tiles`` that the longest context may have.
     """
     splits, most = 1, min(SPLITS_MAX, tiles // 2)
     while 2 * splits <= most and 2 * splits * programs <= wanted:
@@ -287,9 +288,9 @@ def attend_pages(
 ) -> Tensor:
     """Attend each row to its session's pages; new keys and values must be written before.
 
-    ``query`` is ``[1, heads, tokens, width]``, ``keys`` and ``values`` are pools ``[slots,
-    kv_heads, width]``; ``window`` and ``softcap`` 0: none; ``sinks`` ``[heads]``. Returns ``[1,
-    tokens, heads, value width]``.
+    ``query`` is ``[1, heads, tokens, width]``; ``keys`` and ``values`` are pools ``[slots,
+    kv_heads, width]``; ``sinks`` is ``[heads]``. ``window`` and ``softcap``: 0 means none. Returns
+    ``[1, tokens, heads, value width]``.
     """
     unit = query_unit(query.shape[3])
     if query.stride(3) != 1 or query.stride(1) % unit or query.stride(2) % unit:
@@ -297,9 +298,9 @@ def attend_pages(
     out = query.new_empty(1, query.shape[2], query.shape[1], values.shape[2])
     given = out if sinks is None else sinks.contiguous()
     group_lanes = triton.next_power_of_2(query.shape[1] // keys.shape[1])
-    # Triton launches on the current device, whatever device its arguments are on.
+    # Triton launches on the current device, even if its arguments are on another.
     with torch.cuda.device_of(query):
-        for single in (True, False):  # rows that are alone in their session, and chunks
+        for single in (True, False):  # rows alone in their session, and chunks
             block_rows = 1 if single else max(1, BLOCK_LANES // group_lanes)
             block = rows.blocks(block_rows, single=single)
             if block is not None:
@@ -311,7 +312,7 @@ def attend_pages(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """Of a program."""
+    """Sizes of a program."""
 
     group: int
     group_lanes: int
@@ -324,7 +325,7 @@ class _Shape:
     def of(
         cls, query: Tensor, keys: Tensor, values: Tensor, group_lanes: int, block_rows: int
     ) -> "_Shape":
-        group_lanes = max(group_lanes, LANES_LEAST // block_rows)  # the rest is masked
+        group_lanes = max(group_lanes, LANES_LEAST // block_rows)  # surplus lanes are masked
         key_lanes = max(LANES_LEAST, triton.next_power_of_2(keys.shape[2]))
         value_lanes = max(LANES_LEAST, triton.next_power_of_2(values.shape[2]))
         return cls(
@@ -368,7 +369,7 @@ def _attend(
     unit = query_unit(query.shape[3])
     programs = block.blocks.shape[0] * kv_heads
     wanted = PROGRAMS_PER_PROCESSOR * processors(query.device)
-    # What a block sees at most: behind a window there is nothing to split.
+    # Context that a block sees at most; tokens before the window need no program.
     reach = min(rows.columns, window + shape.block_rows) if window else rows.columns
     splits = splits_of(programs, wanted, reach // shape.tile)
     parts, peaks, sums = out, out, out

@@ -1,1 +1,1 @@
-"""The paged KV pool: its rows, who holds which pages, shared prefixes, export and import."""
+"""The paged KV pool: its rows, page accounting, shared prefixes, export and import."""

@@ -1,13 +1,13 @@
-"""Accounts of the paged KV pool: who may hold how much, and who holds which pages. No tensors.
+"""Accounts for the pages of the KV pool: how many each session may hold, and which it holds.
 
-One space of page indices is shared by all layers that a peer holds: page p of a session is page p
-in every layer's pool. Opening a session promises it room for its whole length, so that nothing
-that was admitted is refused later; the pages themselves are given as its tokens come. Where it can
-be, a session's pages are one run, because a run is read without a copy.
+It has no tensors. All layers that a peer holds share one space of page indices: page p of a session
+is page p in every layer's pool. Opening a session reserves room for its whole length, so that an
+admitted session is never refused later; pages are assigned as its tokens come. Where possible a
+session's pages are consecutive (a run), because a run is read without a copy.
 
 A full page can be sealed with the digest of all tokens up to its end (:mod:`node.kv.prefix_hash`).
-Another session whose tokens begin the same then holds that page, too (vLLM's automatic prefix
-caching). Sealed pages that nobody holds stay until the room is needed, the longest unused first.
+Another session with the same leading tokens then holds that page, too (vLLM's automatic prefix
+caching). Sealed pages that nobody holds stay until the room is needed; the longest unused go first.
 """
 
 from array import array
@@ -15,29 +15,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _TAKEN, _CLAIMED = 1, 2
-"""Of a page: somebody holds it or it is kept for its digest; a session hopes to grow into it."""
+"""States of a page. Taken: held, or kept for its digest. Claimed: a session may grow into it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Reservation:
-    """What one session may hold and holds, its pages in the order of its tokens."""
+    """Pages that one session may hold and holds, in the order of its tokens."""
 
     tokens: int
-    """How long the session may become."""
+    """Maximum number of tokens of the session."""
     home: range
-    """Pages that the session would like to be its own, in one run; empty where none was free."""
+    """Consecutive pages that the session prefers; empty if no such run was free."""
     pages: "array[int]" = field(default_factory=lambda: array("i"))
     run: bool = True
-    """Whether the pages are consecutive."""
+    """Whether ``pages`` are consecutive."""
     written: int = 0
-    """Tokens whose KV is there; behind them the pages hold what an earlier session left. Only the
-    engine's thread changes it, and it dies with the session."""
+    """Number of leading tokens whose KV is written; pages beyond hold an earlier session's data.
+    Only the engine's thread changes ``written``, and it ends with the session."""
     layers: tuple[int, int] | None = None
-    """The layers that the session runs here, from its first rows on."""
+    """Layers that the session runs here, set with its first rows."""
 
 
 class BlockManager:
-    """Pages of ``page_tokens`` tokens each."""
+    """Assigns pages of ``page_tokens`` tokens each to sessions."""
 
     def __init__(self, pages: int, page_tokens: int) -> None:
         self._state = bytearray(pages)
@@ -46,7 +46,7 @@ class BlockManager:
         self._reservations: dict[str, Reservation] = {}
         self._digests: dict[int, bytes] = {}
         self._sealed: dict[bytes, int] = {}
-        self._unheld: dict[int, None] = {}  # sealed pages without a holder, longest unused first
+        self._unheld: dict[int, None] = {}  # sealed pages that nobody holds, longest unused first
         self.page_tokens = page_tokens
 
     @property
@@ -58,9 +58,9 @@ class BlockManager:
         return -(-tokens // self.page_tokens)
 
     def reserve(self, session: str, tokens: int) -> str | None:
-        """Promise room for ``tokens`` tokens; returns the reason when there is too little.
+        """Reserve room for ``tokens`` tokens; returns why if there is too little.
 
-        Raises ValueError for a session that has a promise already.
+        Raises ValueError if the session has a reservation already.
         """
         if session in self._reservations:
             raise ValueError(f"session {session} holds pages already")
@@ -76,9 +76,9 @@ class BlockManager:
         return None
 
     def grow(self, session: str, tokens: int) -> None:
-        """Give ``session`` pages for its first ``tokens`` tokens; those it has, it keeps.
+        """Assign pages for the first ``tokens`` tokens of ``session``, which keeps those it has.
 
-        Raises KeyError for an unknown session, ValueError beyond what was promised.
+        Raises KeyError for an unknown session, ValueError beyond its reservation.
         """
         reservation = self._reservations[session]
         if tokens > reservation.tokens:
@@ -95,7 +95,7 @@ class BlockManager:
         self._holders[page] += 1
 
     def _next_page(self, reservation: Reservation) -> int:
-        """A page that nobody holds; promises never exceed the pages, so there is one."""
+        """A page that nobody holds; one exists, because reservations never exceed the pages."""
         pages, home = reservation.pages, reservation.home
         wanted = pages[-1] + 1 if pages else (home.start if home else -1)
         if wanted in home and not self._state[wanted] & _TAKEN:
@@ -108,19 +108,19 @@ class BlockManager:
         return page
 
     def _forget(self, page: int) -> None:
-        """Let go of what a sealed page without holders was kept for."""
+        """Drop the digest of a sealed page that nobody holds, which frees the page."""
         del self._unheld[page]
         del self._sealed[self._digests.pop(page)]
         self._state[page] &= ~_TAKEN
 
     def free(self, session: str) -> None:
-        """Give back a session's pages and its promise; unknown sessions are ignored."""
+        """Free a session's pages and reservation; an unknown session is ignored."""
         reservation = self._reservations.pop(session, None)
         if reservation is None:
             return
         for page in reservation.home:
             self._state[page] &= ~_CLAIMED
-        # From the end: where room is needed, the end of a prefix goes before its beginning.
+        # Last page first: if room is needed, the end of a prefix goes before its beginning.
         for page in reversed(reservation.pages):
             self._holders[page] -= 1
             if not self._holders[page]:
@@ -131,7 +131,7 @@ class BlockManager:
         self._unpromised += self._pages_of(reservation.tokens)
 
     def rewind(self, session: str, position: int) -> str | None:
-        """Let ``session`` write from ``position`` on again; the reason where others share that."""
+        """Let ``session`` write from ``position`` on again; returns why if it shares a page."""
         reservation = self._reservations[session]
         again = reservation.pages[position // self.page_tokens :]
         if any(page in self._digests for page in again):
@@ -143,17 +143,17 @@ class BlockManager:
         return None
 
     def seal(self, session: str, index: int, digest: bytes) -> None:
-        """Name the content of a session's full page ``index``; what is named already stays."""
+        """Seal a session's full page ``index`` with ``digest``, unless either is sealed already."""
         page = self._reservations[session].pages[index]
         if digest not in self._sealed and page not in self._digests:
             self._sealed[digest] = page
             self._digests[page] = digest
 
     def adopt(self, session: str, digests: Iterable[bytes]) -> int:
-        """Let ``session`` hold the sealed pages of its next tokens; returns how many there were.
+        """Let ``session`` hold the sealed pages of its next tokens; returns how many it got.
 
         Stops at the first digest that no page has. Raises KeyError for an unknown session,
-        ValueError beyond what was promised.
+        ValueError beyond its reservation.
         """
         reservation = self._reservations[session]
         adopted = 0
@@ -169,11 +169,11 @@ class BlockManager:
         return adopted
 
     def get(self, session: str) -> Reservation | None:
-        """A session's pages, None when it has none (any more)."""
+        """A session's reservation; None if it has none, or no longer."""
         return self._reservations.get(session)
 
     def check(self) -> None:
-        """Raise AssertionError when a page is lost or held by more than it should be."""
+        """Raise AssertionError if a page is lost or held too often."""
         holders = [0] * len(self._state)
         for reservation in self._reservations.values():
             if len(reservation.pages) > self._pages_of(reservation.tokens):

@@ -1,7 +1,7 @@
-"""Moving a session's KV between engines: rows in the order in which they were appended.
+"""Moves a session's KV between engines, as rows in the order in which they were appended.
 
-KV is append-only, so what is exported stays true while the session goes on decoding (Llumnix,
-OSDI'24, §4.2): the bulk is copied while it runs, the rest when it has stopped.
+KV is append-only, so exported KV stays valid while the session goes on decoding (Llumnix, OSDI'24,
+§4.2): most of it is copied while the session runs, the rest once it has stopped.
 """
 
 import math
@@ -21,18 +21,18 @@ class KvRows:
     end: int
     position: int
     keys: tuple[torch.Tensor, ...]
-    """Per layer ``[tokens, kv_heads, width]``, on the CPU."""
+    """Keys per layer, ``[tokens, kv_heads, width]``, on the CPU."""
     values: tuple[torch.Tensor, ...]
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         return int(self.keys[0].shape[0]) if self.keys else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvBytes:
-    """The same as it travels: per layer the keys of all tokens, then their values."""
+    """:class:`KvRows` as sent: per layer the keys of all tokens, then their values."""
 
     start: int
     end: int
@@ -42,14 +42,14 @@ class KvBytes:
 
 
 def pack_kv(rows: KvRows) -> bytes:
-    """The body of :class:`KvBytes` of ``rows``."""
+    """Body of :class:`KvBytes` for ``rows``."""
     pairs = zip(rows.keys, rows.values, strict=True)
     parts = [part.contiguous().view(torch.uint8).flatten() for pair in pairs for part in pair]
     return torch.cat(parts).numpy().tobytes()
 
 
 def unpack_kv(pools: Mapping[int, LayerPool], packed: KvBytes) -> KvRows | str:
-    """Rows of the pools' shapes and dtypes, or why the body holds none; checked before use."""
+    """Rows of the pools' shapes and dtypes, or why the body does not match; checked before use."""
     if not packed.start < packed.end or packed.tokens < 1:
         return f"KV of {packed.tokens} tokens in layers [{packed.start}, {packed.end}) came"
     if any(index not in pools for index in range(packed.start, packed.end)):
@@ -64,7 +64,7 @@ def unpack_kv(pools: Mapping[int, LayerPool], packed: KvBytes) -> KvRows | str:
     if len(packed.body) != sum(sizes):
         return f"{len(packed.body)} bytes of KV came, {sum(sizes)} expected"
     flat = torch.split(torch.frombuffer(bytearray(packed.body), dtype=torch.uint8), sizes)
-    # A part may begin where its dtype may not: views need their own memory then.
+    # A part may start at an address unaligned for its dtype; a view then needs its own memory.
     parts = [
         part.clone().view(dtype).view(shape)
         for part, (shape, dtype) in zip(flat, shapes, strict=True)
@@ -93,7 +93,7 @@ def take(
 
 
 def put(pools: Mapping[int, LayerPool], slots: torch.Tensor, rows: KvRows) -> None:
-    """Write rows that :func:`kv_refusal` found nothing against."""
+    """Write rows to the pools; :func:`kv_refusal` must have accepted them."""
     for index, keys, values in zip(
         range(rows.start, rows.end), rows.keys, rows.values, strict=True
     ):
@@ -105,7 +105,7 @@ def put(pools: Mapping[int, LayerPool], slots: torch.Tensor, rows: KvRows) -> No
 
 
 def kv_refusal(pools: Mapping[int, LayerPool], rows: KvRows) -> str | None:
-    """Why rows that came from elsewhere do not fit the pools, or None."""
+    """Why rows from another engine do not fit the pools, or None."""
     span = f"layers [{rows.start}, {rows.end})"
     if not rows.start < rows.end or any(i not in pools for i in range(rows.start, rows.end)):
         return f"KV of {span} came, which are not all held here"

@@ -1,8 +1,8 @@
-"""The paged KV pool of one peer: every layer's rows, and whose they are.
+"""The paged KV pool of one peer: every layer's rows, and the sessions that hold them.
 
-Reserving and freeing come from the event loop's thread, all else from the engine's; a lock keeps
-the accounts whole. A session that is freed while a step runs may lose its pages to another at once:
-that other's rows are written by a later step.
+Reserving and freeing come from the event loop's thread, everything else from the engine's; a lock
+keeps the accounts consistent. A session that is freed while a step runs may lose its pages to
+another session at once; that other session's rows are written by a later step.
 """
 
 import threading
@@ -26,12 +26,12 @@ def pool_rows(pages: Sequence[int], tokens: int, page_tokens: int) -> torch.Tens
 
 
 class KvPool:
-    """``pages`` pages of ``page_tokens`` tokens in each of ``pools``, which are by layer."""
+    """KV pools by layer, each with ``pages`` pages of ``page_tokens`` tokens."""
 
     def __init__(
         self, pools: Mapping[int, LayerPool], pages: int, page_tokens: int, root: bytes
     ) -> None:
-        """``root`` stands for the model where pages are named by their content."""
+        """``root``: start of page digests, which stands for the model."""
         self._pools = pools
         self._page_tokens = page_tokens
         self._root = root
@@ -45,24 +45,23 @@ class KvPool:
         return self._accounts.free_tokens
 
     def get(self, session: str) -> Reservation | None:
-        """What a session holds, None when it holds nothing (any more)."""
+        """A session's reservation; None if it has none, or no longer."""
         with self._lock:
             return self._accounts.get(session)
 
     def reserve(self, session: str, tokens: int) -> str | None:
-        """Promise room for ``tokens`` tokens; the reason, with how much is free, when there is
-        none."""
+        """Reserve room for ``tokens`` tokens; if it is lacking, return why and how much is free."""
         with self._lock:
             return self._accounts.reserve(session, tokens)
 
     def free(self, session: str) -> None:
-        """Give back all that a session holds, at once."""
+        """Free all that a session holds, at once."""
         with self._lock:
             self._accounts.free(session)
             self._chains.pop(session, None)
 
     def grow(self, session: str, reservation: Reservation, tokens: int) -> bool:
-        """Give a session pages for its first ``tokens`` tokens; False when it ended meanwhile."""
+        """Assign pages for a session's first ``tokens`` tokens; False if it ended meanwhile."""
         with self._lock:
             if self._accounts.get(session) is not reservation:
                 return False
@@ -70,9 +69,9 @@ class KvPool:
         return True
 
     def rewind(self, session: str, reservation: Reservation, position: int) -> str | None:
-        """Let a session write from an earlier position on again; the reason where it may not.
+        """Let a session write from an earlier position on again; returns why if it may not.
 
-        What it writes from then on is not offered to others.
+        Pages that it writes from then on are not shared.
         """
         with self._lock:
             if self._accounts.get(session) is not reservation:
@@ -83,7 +82,7 @@ class KvPool:
             return refused
 
     def check(self) -> None:
-        """Raise AssertionError where the accounts do not add up."""
+        """Raise AssertionError if the accounts are inconsistent."""
         with self._lock:
             self._accounts.check()
 
@@ -92,7 +91,7 @@ class KvPool:
         return pool_rows(reservation.pages, tokens, self._page_tokens)
 
     def take(self, session: str, position: int, tokens: int) -> KvRows:
-        """See :meth:`node.engine.engine.Engine.export_kv`."""
+        """Export KV; see :meth:`node.engine.engine.Engine.export_kv`."""
         reservation = self.get(session)
         if reservation is None:
             raise KeyError(session)
@@ -103,7 +102,7 @@ class KvPool:
         return export.take(self._pools, slots, *reservation.layers, position)
 
     def put(self, session: str, came: KvRows | KvBytes) -> str | None:
-        """See :meth:`node.engine.engine.Engine.import_kv`."""
+        """Import KV; see :meth:`node.engine.engine.Engine.import_kv`."""
         reservation = self.get(session)
         if reservation is None:
             return ENDED
@@ -128,9 +127,9 @@ class KvPool:
     def adopt(
         self, session: str, reservation: Reservation, position: int, token_ids: Sequence[int]
     ) -> int:
-        """Let a session that stands at ``position`` hold the sealed pages of the tokens that come.
+        """Let a session at ``position`` hold the sealed pages of the tokens that come.
 
-        Returns how many tokens need not be run; the session then stands behind them.
+        Returns the number of tokens that need not be run; the session then stands after them.
         """
         with self._lock:
             if self._accounts.get(session) is not reservation:
@@ -147,7 +146,7 @@ class KvPool:
     def seal(
         self, session: str, reservation: Reservation, position: int, token_ids: Sequence[int]
     ) -> None:
-        """Name the pages that the tokens from ``position`` on have filled."""
+        """Seal the pages that the tokens from ``position`` on have filled."""
         with self._lock:
             chain = self._chains.get(session)
             if self._accounts.get(session) is not reservation or chain is None:

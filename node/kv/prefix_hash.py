@@ -1,7 +1,7 @@
-"""Names of KV pages by their content: the tokens that led to it, through which layers.
+"""Names KV pages by their content: digests of the tokens up to the page's end. Pure.
 
-Pure. A page's digest covers every token up to the page's end, so equal digests mean equal KV as
-far as the model is the same, which is why the chain begins with the model's fingerprint.
+A page's digest covers every token up to the page's end, so equal digests mean equal KV for the same
+model. The chain therefore begins with the model's fingerprint.
 """
 
 import hashlib
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, kw_only=True)
 class PrefixChain:
-    """Digests of one session's full pages, as its tokens come."""
+    """Digests of one session's full pages, extended as tokens come."""
 
     page_tokens: int
     digests: list[bytes]
-    """The root, then one per full page."""
+    """The root, then one digest per full page."""
     rest: list[int] = field(default_factory=list)
-    """Tokens of the page that is not full yet."""
+    """Tokens of the last page, which is not full yet."""
 
     @classmethod
     def of(cls, root: bytes, page_tokens: int) -> "PrefixChain":
@@ -26,11 +26,11 @@ class PrefixChain:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the chain covers."""
+        """Number of tokens that the chain covers."""
         return (len(self.digests) - 1) * self.page_tokens + len(self.rest)
 
     def ahead(self, token_ids: Sequence[int]) -> list[bytes]:
-        """Digests of the pages that would be full with ``token_ids``; the chain stays as it is."""
+        """Digests of the pages that ``token_ids`` would fill; the chain does not change."""
         tokens, digest, found = [*self.rest, *token_ids], self.digests[-1], []
         for at in range(0, len(tokens) - self.page_tokens + 1, self.page_tokens):
             page = b"".join(t.to_bytes(8, "little") for t in tokens[at : at + self.page_tokens])
@@ -39,7 +39,7 @@ class PrefixChain:
         return found
 
     def extend(self, token_ids: Sequence[int]) -> list[tuple[int, bytes]]:
-        """Take tokens; returns index and digest of each page that they filled."""
+        """Append tokens; returns index and digest of each page that they filled."""
         found = self.ahead(token_ids)
         first = len(self.digests) - 1
         self.rest = [*self.rest, *token_ids][len(found) * self.page_tokens :]

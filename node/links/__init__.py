@@ -1,1 +1,1 @@
-"""Streams to other stages: send order, probes, reachability, relays, rows as bytes."""
+"""Streams between stages: send order, probes, reachability, relays, rows as bytes."""

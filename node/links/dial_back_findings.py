@@ -1,7 +1,7 @@
-"""What follows from what others found who dialled this peer back. Pure: time is an argument.
+"""Concludes from dial-backs whether others can reach this peer. Pure: time is an argument.
 
-Anybody may lie about what it found. So nothing is concluded from one peer that did not get through,
-and of each peer only the newest word counts.
+Any peer may lie about what it found. So a single failed dial-back proves nothing, and only the
+newest answer of each peer counts.
 """
 
 import ipaddress
@@ -13,26 +13,26 @@ from dht.messages.peer import ReachAnswer
 from dht.messages.types import Reach
 
 NEWEST = 6
-"""So many peers' words count, the newest: two looks at three each."""
+"""Number of newest answers that count: two looks at three peers each."""
 KEPT_S = 3600.0
 FAILED_MIN = 2
-"""Fewer peers that did not get through mean nothing."""
+"""Minimum number of failed dial-backs from which anything is concluded."""
 OUTVOTED = 3
-"""So many of them outweigh one that says it did, as a liar might."""
+"""Number of failed dial-backs that outweigh one success, which a liar might report."""
 RETURN_MIN = 2
-"""So many must get through before a closed peer counts as open, where others did not."""
+"""Minimum number of successes before a closed peer counts as open, if others failed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """The newest word of each peer that was asked, and what this peer makes of them."""
+    """The newest answer of each peer that was asked, and what this peer concludes."""
 
     closed: bool = False
-    """Whether others cannot get through. Changes with :meth:`conclude` only."""
+    """Whether others cannot get through; only :meth:`conclude` changes it."""
     _said: dict[str, tuple[ReachAnswer, float]] = field(default_factory=dict)
 
     def note(self, peer_id: str, answer: ReachAnswer | None, now_s: float) -> None:
-        """What ``peer_id`` found; None and "cannot say" leave its last word standing."""
+        """Record the answer of ``peer_id``; None and "cannot say" leave its last one standing."""
         if answer is None or answer.reached is None:
             return
         self._said.pop(peer_id, None)
@@ -42,28 +42,28 @@ class Findings:
 
     @property
     def suspect(self) -> bool:
-        """Whether a relay is worth having: somebody did not get through, and nobody did."""
+        """Whether a relay is worth having: a dial-back failed, and none succeeded."""
         reached, failed = self.counts
         return self.closed or (failed > 0 and not reached)
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many of the words that count say that they got through, and how many not."""
+        """Number of successes and of failures among the answers that count."""
         counted = self._counted()
         reached = sum(bool(each.reached) for each in counted)
         return reached, len(counted) - reached
 
     @property
     def host(self) -> str:
-        """The public address that those who got through dialled; empty where none is known.
+        """Public address that successful dial-backs used; empty if unknown.
 
-        Where they differ, the one that most of them name.
+        If they differ, the most frequent address.
         """
         hosts = [each.host for each in self._counted() if each.reached and is_public(each.host)]
         return Counter(hosts).most_common(1)[0][0] if hosts else ""
 
     def conclude(self, now_s: float, *, relayed: bool) -> Reach:
-        """How others reach this peer; ``relayed``: a relay takes calls for it."""
+        """How others reach this peer; ``relayed``: whether a relay takes calls for it."""
         self._said = {p: said for p, said in self._said.items() if now_s - said[1] < KEPT_S}
         reached, failed = self.counts
         if self.closed:
@@ -78,15 +78,18 @@ class Findings:
         return Reach.NONE if self.closed else Reach.UNKNOWN
 
     def _counted(self) -> Sequence[ReachAnswer]:
-        """The words that count. A neighbour on the same local network gets through where the
-        world does not, so it counts only where nobody looked from outside."""
+        """The answers that count.
+
+        A neighbour on the same local network gets through where peers outside cannot, so its answer
+        counts only if nobody looked from outside.
+        """
         said = [answer for answer, _ in self._said.values()]
         outside = [answer for answer in said if is_public(answer.host)]
         return (outside or said)[-NEWEST:]
 
 
 def is_public(host: str) -> bool:
-    """Whether an IP address is one of the internet's."""
+    """Whether ``host`` is a public IP address."""
     try:
         return ipaddress.ip_address(host).is_global
     except ValueError:

@@ -1,8 +1,8 @@
-"""The shell around :mod:`coordinator.links.scheduler`: one peer's frames to another over a stream.
+"""Sends and reads frames over a stream, in the order of :mod:`coordinator.links.scheduler`.
 
-:class:`LinkSender` cuts long frames into parts, lets decodes overtake them and keeps what is on
-its way within the receiver's credits. :class:`LinkReader` puts frames together again, counts what
-was read and says when to acknowledge. Both are bounded: see the constants.
+:class:`LinkSender` cuts long frames into parts, lets decodes overtake them, and keeps bytes in
+flight within the receiver's credits. :class:`LinkReader` reassembles frames, counts what was read
+and says when to acknowledge. Both are bounded: see the constants.
 """
 
 import asyncio
@@ -20,21 +20,21 @@ from dht.messages.session import Activations, Delivered, FramePart
 from dht.transport.interface import Stream
 
 UNDRAINED_BYTES_MAX = 256 << 10
-"""Written and not yet taken by the transport."""
+"""Maximum bytes written and not yet taken by the transport."""
 QUEUED_BYTES_MAX = 256 << 20
-"""Waiting to be sent; beyond, the channel is broken: a reader that slow is as good as gone."""
+"""Maximum bytes waiting to be sent; beyond, the link is broken: its reader is as good as gone."""
 STALLED_S = 30.0
-"""A peer that gives no credit for so long while prefill waits is as good as gone."""
+"""A peer that gives no credit for ``STALLED_S`` while prefill waits counts as gone."""
 PARTIAL_FRAMES_MAX = 8
-"""Frames that may be under way in parts at once: one per class, and some room."""
+"""Maximum number of unfinished frames at once: one per class, and some room."""
 PARTIAL_BYTES_PER_PEER_MAX = 64 << 20
-"""Unfinished frames of all streams of one peer: 1,024 tokens of a wide model are 16 MiB."""
+"""Maximum bytes of unfinished frames of one peer; 1,024 tokens of a wide model are 16 MiB."""
 PARTIAL_BYTES_MAX = 256 << 20
-"""Unfinished frames of all peers together: identities cost nothing."""
+"""Maximum bytes of unfinished frames of all peers together; identities cost nothing."""
 
 
 def traffic_of(message: object) -> TrafficClass:
-    """The class of a message whose sender does not say: rows by their number, others urgent."""
+    """Traffic class of a message whose sender gives none: rows by their number, others urgent."""
     if isinstance(message, Activations):
         decode = all(item.tokens == 1 for item in message.items)
         return TrafficClass.DECODE if decode else TrafficClass.PREFILL
@@ -51,9 +51,10 @@ class LinkSender:
     """Writes frames to one stream in the scheduler's order; :meth:`send` never waits.
 
     Rows of one session always arrive in the order in which they were sent: its decode rows wait
-    behind its own prefill, should that still be queued. :meth:`run` must be running; it raises
-    NetworkError when the stream is dead, the queue beyond its bound or no credit comes. What is
-    written waits for ``up``, which all links of a peer share and the stream itself draws from.
+    behind its own prefill if that is still queued. :meth:`run` must be running; it raises
+    NetworkError if the stream is dead, the queue exceeds its bound or no credit comes. Writing
+    waits for the allowance ``up``, which all links of a peer share and the stream itself draws
+    from.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class LinkSender:
         *,
         traffic: TrafficClass | None = None,
     ) -> None:
-        """Queue one frame and write what may leave. Errors show in :meth:`run`."""
+        """Queue one frame and write what may leave. Errors are raised by :meth:`run`."""
         kind = traffic_of(message) if traffic is None else traffic
         sessions: tuple[str, ...] = ()
         if isinstance(message, Activations):
@@ -108,8 +109,7 @@ class LinkSender:
         self._wake.set()
 
     def acknowledged(self, delivered: Delivered) -> None:
-        """The peer read on. Raises :class:`dht.messages.codec.MalformedError` for what cannot
-        be."""
+        """Take the peer's credit; :class:`dht.messages.codec.MalformedError` if impossible."""
         before = self.scheduler.slow_in_flight_bytes
         try:
             self.scheduler.acknowledged(delivered.total_bytes, delivered.slow_bytes, self._now_us())
@@ -172,14 +172,15 @@ class LinkSender:
                 self._pump()
 
     def _look_again_s(self) -> float | None:
-        """How long to sleep without news: until the allowance lets more leave, or may stall."""
+        """Seconds to sleep without news, until the allowance permits more or the link may have
+        stalled; None: until news."""
         if not self.queued_bytes:
             return None
         now_us = self._now_us()
         wait_us = self._up.wait_us(now_us, urgent=True) or self._up.wait_us(now_us)
         if not wait_us:
             return STALLED_S / 4
-        self._credit_us = now_us  # it is this peer's owner who keeps the bytes waiting
+        self._credit_us = now_us  # this peer's owner delays the bytes, not the receiver
         return wait_us / 1e6
 
     def _check(self) -> None:
@@ -198,14 +199,14 @@ class _Partial:
 
 
 class PartialBytes:
-    """Accounts for unfinished frames, by peer and in all."""
+    """Accounts for bytes of unfinished frames, per peer and in total."""
 
     def __init__(self) -> None:
         self._by_peer: Counter[str] = Counter()
         self._all = 0
 
     def take(self, peer_id: str, size: int) -> None:
-        """Raises NetworkError where there is no room for ``size`` bytes more."""
+        """Add ``size`` bytes. Raises NetworkError if there is no room for them."""
         if self._by_peer[peer_id] + size > PARTIAL_BYTES_PER_PEER_MAX:
             raise NetworkError(f"over {PARTIAL_BYTES_PER_PEER_MAX} bytes of unfinished frames")
         if self._all + size > PARTIAL_BYTES_MAX:
@@ -223,9 +224,9 @@ class PartialBytes:
 class LinkReader:
     """Reads whole frames from a stream whose sender is a :class:`LinkSender`.
 
-    At most one frame per class is under way in parts: more than ``PARTIAL_FRAMES_MAX``, or what
-    else does not fit the rules, raises MalformedError. ``budget`` is shared with the readers of
-    other streams; :meth:`close` gives back what this one holds of it.
+    Each class has at most one unfinished frame. More than ``PARTIAL_FRAMES_MAX`` of them, or any
+    other breach of the rules, raises MalformedError. ``budget`` is shared with the readers of other
+    streams; :meth:`close` gives back this reader's part.
     """
 
     def __init__(self, stream: Stream, budget: PartialBytes | None = None) -> None:
@@ -236,11 +237,11 @@ class LinkReader:
         self._said_slow_bytes = 0
         self._part_read = False
         self.total_bytes = 0
-        """Of frames and of parts' bodies, as the sender's scheduler counts them."""
+        """Bytes read of frames and of parts' bodies, as the sender's scheduler counts them."""
         self.slow_bytes = 0
 
     async def read(self, *, limit_bytes: int = codec.FRAME_BYTES_MAX) -> codec.Frame | None:
-        """The next whole frame, or None after a part of one. Raises as :func:`wire.read_frame`."""
+        """The next whole frame, or None after a part of one. Raises as `codec.read_frame`."""
         frame = await codec.read_frame(self._stream, limit_bytes=limit_bytes)
         if isinstance(frame.message, FramePart):
             self._part_read = True
@@ -285,24 +286,24 @@ class LinkReader:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a frame is under way in parts."""
+        """Whether a frame is unfinished."""
         return bool(self._partial)
 
     def close(self) -> None:
-        """Forget what is unfinished."""
+        """Drop unfinished frames."""
         size = sum(len(partial.data) for partial in self._partial.values())
         self._partial.clear()
         self._budget.give_back(self._stream.remote_peer_id, size)
 
     @property
     def holds(self) -> bool:
-        """Whether credit was held back that the sender may wait for."""
+        """Whether credit is held back that the sender may wait for."""
         return self._said_slow_bytes < self.slow_bytes
 
     def acknowledgement(self, *, hold: bool = False) -> Delivered | None:
-        """What to tell the sender now; None while it is not worth a frame.
+        """Acknowledgement to send now; None while it is not worth a frame.
 
-        With ``hold``, no further credit is given for prefill and bulk: this peer is behind.
+        With ``hold``, it gives no further credit for prefill and bulk, because this peer is behind.
         """
         released = self._said_slow_bytes if hold else self.slow_bytes
         worth = (

@@ -1,9 +1,9 @@
 """Outbound links to other stages: one stream per next peer, shared by all sessions.
 
-A hop carries opens, activations and ring tokens down and brings accepts, refusals and failures
-back. While sessions use it, it is pinged and watched (:mod:`coordinator.failure.detector`):
-silence, or an engine that is stuck, is as good as a broken connection, because a stopped process
-never breaks one.
+A hop carries opens, activations and ring tokens down the route, and accepts, refusals and failures
+back. While sessions use it, it is pinged and watched (:mod:`coordinator.failure.detector`).
+Silence, or a stuck engine, counts as a broken connection, because a stopped process never breaks
+its connections.
 """
 
 import asyncio
@@ -34,30 +34,31 @@ from node.links.lent_traffic import LentTraffic as Lent
 logger = logging.getLogger(__name__)
 
 UNREACHABLE = "cannot be reached"
-"""All that anyone is told of a hop that did not open. Clients name peers and their addresses: what
-was found at one (a closed port, another protocol, nothing) is for this peer's log alone."""
+"""The only reason given to others for a hop that did not open. Clients name peers and their
+addresses, so what was found there (a closed port, another protocol, nothing) only goes into this
+peer's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopConfig:
-    """Time limits of a hop, in seconds."""
+    """Settings of a hop; times in seconds."""
 
     open_s: float = 4.0
-    """To open the stream before the peer counts as unreachable."""
+    """Time limit to open the stream, after which the peer counts as unreachable."""
     watch: WatchConfig = field(default_factory=WatchConfig)
-    """When a peer that sessions use counts as lost although the stream does not break."""
+    """When a peer that sessions use counts as lost although its stream is open."""
     idle_s: float = 60.0
-    """An unused hop is closed after so long."""
+    """Time after which an unused hop is closed."""
     scheduler: Callable[[], LinkScheduler] = LinkScheduler
-    """Makes what decides the order in which frames leave."""
+    """Makes the scheduler of a hop, which decides the order in which frames leave."""
 
 
 HopReply = SessionAccepted | SessionRefused | SessionFailed | SessionLeaving | MigrationReady
-"""What a next stage may say of a session."""
+"""Messages about a session from its next stage."""
 
 
 class HopEvents(Protocol):
-    """What a hop tells its owner, on the event loop's thread."""
+    """Callbacks of a hop to its owner, on the event loop's thread."""
 
     def hop_replied(self, peer_id: str, message: HopReply) -> None: ...
 
@@ -206,7 +207,7 @@ class HopTable:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def get(self, peer_id: str, addresses: tuple[str, ...] = ()) -> Hop:
-        """The hop to ``peer_id``, opened if need be."""
+        """The hop to ``peer_id``, opened if necessary."""
         hop = self._hops.get(peer_id)
         if hop is None:
             hop = self._hops[peer_id] = Hop(
@@ -218,11 +219,11 @@ class HopTable:
         return hop
 
     def find(self, peer_id: str) -> Hop | None:
-        """The living hop to ``peer_id``, if there is one."""
+        """The open hop to ``peer_id``, if there is one."""
         return self._hops.get(peer_id)
 
     def links(self) -> dict[str, LinkScheduler]:
-        """The schedulers of all open hops, with what they measured, by peer."""
+        """Schedulers of all open hops by peer, with their measurements."""
         return {peer_id: hop.link for peer_id, hop in self._hops.items() if hop.link is not None}
 
     async def _run(self, hop: Hop, addresses: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What this peer sends and receives, held to what its owner lends of the connection."""
+"""Limits this peer's traffic to what its owner lends of the connection."""
 
 import asyncio
 import json
@@ -17,12 +17,12 @@ SAVE_EVERY_S = 30.0
 
 
 def loop_us() -> int:
-    """The running loop's time, which tests may have made virtual."""
+    """The running loop's time in microseconds; tests may use a virtual clock."""
     return int(asyncio.get_running_loop().time() * 1e6)
 
 
 class LentTraffic:
-    """Counts bytes of all streams and draws them from the owner's allowances."""
+    """Counts the bytes of all streams and draws them from the owner's allowances."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class LentTraffic:
         self.up = up or Allowance()
         self.down = down or Allowance()
         self.purposes: Mapping[str, int] = {}
-        """Bytes both ways by what they were for, where somebody counts that."""
+        """Bytes in both directions by purpose, if somebody counts them."""
         self.sent_bytes = 0
         self.received_bytes = 0
         self.month_bytes_max = month_bytes_max
@@ -44,12 +44,12 @@ class LentTraffic:
         self.month = _load(month_file) or MonthlyUse.at(time.time())
 
     def sent(self, size_bytes: int) -> None:
-        """Bytes were written to a stream."""
+        """Count bytes written to a stream."""
         self.sent_bytes += size_bytes
         self.up.spend(size_bytes, loop_us())
 
     def received(self, size_bytes: int) -> None:
-        """Bytes were read from a stream."""
+        """Count bytes read from a stream."""
         self.received_bytes += size_bytes
         self.down.spend(size_bytes, loop_us())
 
@@ -60,11 +60,11 @@ class LentTraffic:
 
     @property
     def down_exceeded(self) -> bool:
-        """More arrives than the owner lends: give others no credit for further prefill."""
+        """Whether more arrives than the owner lends; others then get no credit for prefill."""
         return self.down.limited and self.down.wait_us(loop_us()) > 0
 
     def exhausted(self) -> str | None:
-        """Why this peer must leave for the rest of the month, if it must. Books the use so far."""
+        """Why this peer must leave for the rest of the month, or None. Books the use so far."""
         total = self.sent_bytes + self.received_bytes
         self.month = self.month.spent(total - self._saved_bytes, time.time())
         self._saved_bytes = total
@@ -76,12 +76,12 @@ class LentTraffic:
         )
 
     def refuse_if_exhausted(self) -> None:
-        """Raises UserError when nothing is left of the month."""
+        """Raise UserError if nothing is left of the month."""
         if (why := self.exhausted()) is not None:
             raise UserError(f"{why}; a higher --monthly-cap lends more")
 
     def save(self) -> None:
-        """Keep the month's count over restarts, where the file can be written."""
+        """Save the month's count for later runs, if the file can be written."""
         if self._month_file is None:
             return
         self.exhausted()
@@ -100,7 +100,7 @@ def _load(file: Path | None) -> MonthlyUse | None:
     try:
         kept = json.loads(file.read_text())
         use = MonthlyUse(month=str(kept["month"]), used_bytes=int(kept["used_bytes"]))
-        _ = use.next_month  # a month, or ValueError
+        _ = use.next_month  # ValueError unless it is a month
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("%s is unreadable, this month counts from 0: %s", file, error)
         return None

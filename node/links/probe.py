@@ -1,4 +1,4 @@
-"""Links measured by their receiver: round trip by pings, bandwidth by timing arriving bytes.
+"""Measures links at their receiver: round trip by pings, bandwidth by timing arriving bytes.
 
 The sender's clock and claims play no part, so a peer can only make a link look slower than it is.
 """
@@ -19,16 +19,17 @@ PINGS = 12
 FRAME_BYTES = 32 << 10
 PROBE_BYTES_FIRST = 128 << 10
 PROBE_BYTES_MAX = 4 << 20
-"""A probe grows by fours up to this: 6.7 MB in all on a fast link, 131 kB on a slow one."""
+"""Maximum size of a probe, growing by fours: 6.7 MB in all on a fast link, 131 kB on a slow one."""
 PROBE_LONG_S = 0.4
-"""A probe that took so long, and ten round trips, has left its slow start behind."""
+"""A probe that took more than ``PROBE_LONG_S``, and more than ``PROBE_LONG_RTTS`` round trips, has
+left its slow start behind."""
 PROBE_LONG_RTTS = 10
 LATE_S, LATE_RTTS = 0.2, 2
-"""The end of a probe that is timed, in seconds or round trips, whichever is longer."""
+"""Length of the timed end of a probe: the longer of these seconds and these round trips."""
 SPAN_S = 0.04
-"""The shortest span within it whose rate means something: bursts come some milliseconds apart."""
+"""Minimum span of the timed end with a meaningful rate: bursts come some milliseconds apart."""
 SERVED_BYTES_MAX = 8 << 20
-"""What one stream may ask for: a probe is no way to make others upload for ever."""
+"""Maximum bytes that one stream may ask for, so that probes cannot make others upload for ever."""
 REQUESTS_MAX = 24
 PROBE_S = 10.0
 
@@ -42,7 +43,6 @@ class ProbeServer:
         self._noise = os.urandom(FRAME_BYTES)
 
     async def start(self) -> None:
-        """Accept probe streams."""
         await self._transport.serve(PROBE_PROTOCOL, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
@@ -71,9 +71,9 @@ class ProbeServer:
 async def measure_link(transport: Transport, peer_id: str, addresses: tuple[str, ...] = ()) -> Link:
     """Measure the link from ``peer_id`` to this peer.
 
-    Bandwidth is the rate at which the end of a probe arrived. Probes grow until one took
-    long enough to have left TCP's slow start behind. Raises NetworkError when the peer does not
-    answer in time.
+    Bandwidth is the rate at which the end of a probe arrived. Probes grow until one took long
+    enough to leave TCP's slow start behind. Raises NetworkError if the peer does not answer in
+    time.
     """
     try:
         async with asyncio.timeout(PROBE_S):
@@ -116,13 +116,13 @@ async def _bandwidth(stream: Stream, rtt_s: float) -> float:
 
 
 def late_rate(arrivals_s: list[float], window_s: float) -> float:
-    """Bytes/s at which the end of a probe arrived.
+    """Rate, in bytes/s, at which the end of a probe arrived.
 
-    What counts is what came in the last ``window_s``, at most half of the frames, which leaves out
-    the slow start, and at least a quarter. Within it the rate is that of the median span of a few
-    frames: a stream on a long link stops now and then for a round trip, until its flow-control
-    window is opened again, and such a pause says nothing about the link. Spans take ``SPAN_S`` or
-    more, to even out bursts; where all is over sooner, all is one span.
+    The frames that count are those of the last ``window_s``: at most half of all, which leaves out
+    the slow start, and at least a quarter. Their rate is that of the median span of a few frames. A
+    stream on a long link pauses now and then for a round trip, until its flow-control window is
+    reopened, and such a pause says nothing about the link. Spans take ``SPAN_S`` or more, to even
+    out bursts; if all frames arrive sooner, they are one span.
     """
     frames, end_s = len(arrivals_s), arrivals_s[-1]
     within = sum(at_s > end_s - window_s for at_s in arrivals_s)
@@ -138,7 +138,7 @@ def late_rate(arrivals_s: list[float], window_s: float) -> float:
 
 
 async def _ping(stream: Stream, nonce: int) -> float:
-    """One round trip in seconds."""
+    """Round-trip time in seconds."""
     loop = asyncio.get_running_loop()
     started_s = loop.time()
     await codec.send_frame(stream, Ping(nonce=nonce))

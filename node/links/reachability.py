@@ -1,8 +1,8 @@
-"""Whether others can reach this peer: another peer dials it back, from outside.
+"""Finds whether others can reach this peer, by asking other peers to dial it back from outside.
 
 A peer behind NAT sees nothing wrong from the inside. So it asks a few others to open a connection
-to the address that they see it come from, at the port that it listens on. Nothing else is dialled
-for anybody: who asks can only have itself looked at, a few times a minute.
+to the address from which they see it come, at the port on which it listens. A peer can only have
+itself dialled, a few times a minute, and no other address.
 """
 
 import asyncio
@@ -24,25 +24,25 @@ from node.links.dial_back_findings import Findings
 from node.links.relay_slots import Relays
 
 GREETING = b"\x13/multistream/1.0.0\n"
-"""What every libp2p listener says first (multistream-select 1.0)."""
+"""First bytes from every libp2p listener (multistream-select 1.0)."""
 ASKED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachLimits:
-    """Times in seconds."""
+    """Limits of a dial-back server; times in seconds."""
 
     dial_s: float = 4.0
     answer_s: float = 8.0
     per_peer_s: float = 20.0
-    """One dial for a peer, and for an address, in so long; three at once."""
+    """Interval between dials for one peer, and to one address, after a burst of three."""
     burst: float = 3.0
     all_per_s: float = 2.0
     at_once: int = 16
 
 
 class ReachServer:
-    """Dials back those who ask, where they come from and nowhere else."""
+    """Dials back the peers that ask, at the address they come from and nowhere else."""
 
     def __init__(self, transport: Transport, limits: ReachLimits | None = None) -> None:
         self._transport = transport
@@ -53,7 +53,6 @@ class ReachServer:
         self._dialling = 0
 
     async def start(self) -> None:
-        """Accept requests."""
         await self._transport.serve(REACH_PROTOCOL, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
@@ -66,7 +65,7 @@ class ReachServer:
             await codec.send_frame(stream, ReachAnswer(reached=reached, host=host[:128]))
 
     async def _dial(self, peer_id: str, host: str, port: int) -> bool | None:
-        """Whether libp2p answers there; None where this peer cannot say or will not look."""
+        """Whether libp2p answers there; None if this peer cannot tell or will not look."""
         now_s = asyncio.get_running_loop().time()
         if not host or self._dialling >= self._limits.at_once:
             return None
@@ -98,7 +97,7 @@ async def _greets(host: str, port: int) -> bool:
 
 
 def port_of(addresses: tuple[str, ...]) -> int | None:
-    """The TCP port that a peer listens on, by its addresses; None where it listens nowhere."""
+    """The TCP port in a peer's listening addresses; None if it listens on none."""
     for address in addresses:
         parts = address.split("/")
         if CIRCUIT not in address and len(parts) > 4 and parts[3] == "tcp":
@@ -109,9 +108,9 @@ def port_of(addresses: tuple[str, ...]) -> int | None:
 
 @asynccontextmanager
 async def greeter(host: str, port: int) -> AsyncIterator[int]:
-    """A port that answers those who dial it as libp2p would; yields its number.
+    """Listen on a port and answer as libp2p would; yields the port's number.
 
-    Raises UserError where it cannot be listened on.
+    Raises UserError if it cannot listen there.
     """
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -133,7 +132,7 @@ async def greeter(host: str, port: int) -> AsyncIterator[int]:
 async def ask_back(
     transport: Transport, peer_id: str, where: tuple[str, ...], port: int
 ) -> ReachAnswer | None:
-    """Ask ``peer_id`` to dial this peer's ``port``; None where it does not answer."""
+    """Ask ``peer_id`` to dial this peer's ``port``; None if it does not answer."""
     try:
         async with asyncio.timeout(ReachLimits().answer_s):
             stream = await transport.open_stream(peer_id, REACH_PROTOCOL, addresses=where)
@@ -148,9 +147,9 @@ async def ask_back(
 
 
 class ReachKeeper:
-    """Has this peer dialled back from time to time, and knows what came of it.
+    """Has this peer dialled back from time to time, and keeps the conclusion.
 
-    Where others do not get through, it holds slots at relays.
+    While others do not get through, it holds slots at relays.
     """
 
     def __init__(
@@ -164,11 +163,10 @@ class ReachKeeper:
         else_every_s: float = 60.0,
         unknown_every_s: float = 15.0,
     ) -> None:
-        """``on_change`` is told how others reach this peer, and at which addresses beside those
-        that it listens on.
+        """``on_change`` gets how others reach this peer, and at which addresses beside its own.
 
-        It looks every ``sure_every_s`` while others get through, every ``else_every_s`` while
-        a relay takes calls, otherwise every ``unknown_every_s``.
+        The peer is dialled back every ``sure_every_s`` while others get through, every
+        ``else_every_s`` while a relay takes calls, and otherwise every ``unknown_every_s``.
         """
         self._transport = transport
         self._directory = directory
@@ -180,21 +178,21 @@ class ReachKeeper:
         self._findings = Findings()
         self._told: tuple[Reach, tuple[str, ...]] = (Reach.UNKNOWN, ())
         self.settled = asyncio.Event()
-        """Set once somebody got through, or everybody that was asked at first has answered."""
+        """Set once a dial-back succeeded, or all peers asked first have answered."""
 
     @property
     def reach(self) -> Reach:
-        """How others reach this peer, as it was last told."""
+        """How others reach this peer, as last given to ``on_change``."""
         return self._told[0]
 
     async def run(self) -> None:
-        """Look again and again until cancelled."""
+        """Ask for dial-backs at intervals until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(self._every_s.get(self.reach, self._else_every_s))
 
     async def look(self) -> None:
-        """Ask others once, and look after the relays."""
+        """Ask some peers once, and hold or release relays."""
         try:
             nodes = await self._directory.nodes()
             await self._ask_some(nodes)
@@ -203,7 +201,7 @@ class ReachKeeper:
             else:
                 self._relays.let_go()
         except NetworkError:
-            pass  # nobody to ask just now changes nothing about what others found before
+            pass  # with nobody to ask just now, earlier findings stand
         self._conclude()
         self.settled.set()
 
@@ -214,7 +212,7 @@ class ReachKeeper:
             self._findings.closed = not self._transport.addresses
             return
         self._looks += 1
-        # Others each time, and not the same ones as everybody asks.
+        # Other peers each time, in an order of this peer's own.
         others = sorted(nodes.keys() - {me}, key=lambda p: crc32(f"{self._looks}{me}{p}".encode()))
         async with asyncio.TaskGroup() as group:
             for peer_id in others[:ASKED]:
@@ -240,7 +238,7 @@ class ReachKeeper:
             self._on_change(reach, circuits)
 
     def _seen_from_outside(self) -> tuple[str, ...]:
-        """The address of the router in between that forwards a port here, where there is one."""
+        """Address of a router that forwards a port to this peer, if there is one."""
         host, port = self._findings.host, port_of(self._transport.addresses)
         if not host or any(host_of(each) == host for each in self._transport.addresses):
             return ()

@@ -1,4 +1,4 @@
-"""The relays of a peer that others cannot reach: slots reserved at peers that they can."""
+"""Holds slots at relays for a peer that others cannot reach."""
 
 import asyncio
 import logging
@@ -13,17 +13,19 @@ from dht.transport.relay_reservation import circuit_addresses, reserve
 logger = logging.getLogger(__name__)
 
 RELAYS = 2
-"""One may go at any time."""
+"""Number of relays that a peer holds; one of them may go at any time."""
 TRIED_MAX = 4
-"""New ones that one look asks."""
+"""Maximum number of new relays asked per look."""
 MISSES_MAX = 2
-"""Renewals that fail in a row before a relay is given up."""
+"""Number of failed renewals in a row after which a relay is given up."""
 RESERVE_S = 6.0
 
 
 def relay_candidates(nodes: Mapping[str, NodeRecord], me: str) -> list[str]:
-    """Peers that relay for ``me``: they offer it, and others dialled them back. In an order of its
-    own for each peer, so that not all of them take the same."""
+    """Peers that can relay for ``me``: they offer it and others dialled them back.
+
+    Each peer gets an order of its own, so that not all take the same relays.
+    """
     able = [
         peer_id
         for peer_id, record in nodes.items()
@@ -36,7 +38,7 @@ def relay_candidates(nodes: Mapping[str, NodeRecord], me: str) -> list[str]:
 
 
 class Relays:
-    """Slots that this peer holds at relays; :meth:`hold` renews them."""
+    """The slots that this peer holds at relays; :meth:`hold` renews them."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -45,15 +47,15 @@ class Relays:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where others reach this peer through them."""
+        """Addresses at which others reach this peer through its relays."""
         return tuple(address for addresses, _ in self._held.values() for address in addresses)
 
     def let_go(self) -> None:
-        """Use none any more; what is reserved lapses by itself."""
+        """Stop using relays; their reservations lapse by themselves."""
         self._held.clear()
 
     async def hold(self, nodes: Mapping[str, NodeRecord]) -> None:
-        """Renew what is held, and look for others where that is not enough."""
+        """Renew the slots held, and reserve others if these are too few."""
         me = self._transport.peer_id
         able = relay_candidates(nodes, me)
         await asyncio.gather(*(self._renew(relay_id, nodes, able) for relay_id in [*self._held]))

@@ -1,4 +1,4 @@
-"""Hidden states as bytes on the wire and back, with every length checked before use."""
+"""Converts hidden states to bytes for the wire and back; every length is checked before use."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ import torch
 from node.device.tensors import DTYPES
 
 INT8 = "int8"
-"""Rows of int8, each behind its float32 scale: on request for slow links, and never exact."""
+"""Rows of int8, each preceded by its float32 scale: used on request for slow links, never exact."""
 SCALE_BYTES = 4
 
 
 class RowsError(ValueError):
-    """Bytes that are not the rows their header promises."""
+    """Bytes are not the rows that their header announces."""
 
 
 def split_rows(
@@ -20,7 +20,7 @@ def split_rows(
 ) -> Sequence[torch.Tensor]:
     """Rows ``[count, hidden]`` of several sessions from one body, ``counts`` rows of each.
 
-    Raises RowsError where dtype or length do not fit; nothing is allocated before the check.
+    Raises RowsError if dtype or length do not match; nothing is allocated before the check.
     """
     torch_dtype = DTYPES.get(dtype)
     if torch_dtype is None:
@@ -54,16 +54,16 @@ def _check_length(
 
 
 def join_rows(rows: Sequence[torch.Tensor]) -> memoryview:
-    """Bytes of the rows in order; copied off the device in one go."""
+    """Bytes of the rows in order, copied off the device in one transfer."""
     tensor = rows[0] if len(rows) == 1 else torch.cat(list(rows))
     array = tensor.contiguous().cpu().view(torch.uint8).numpy()
     return memoryview(array.data).cast("B")
 
 
 def quantized(body: bytes | memoryview, dtype: str, hidden: int) -> bytes:
-    """Rows of ``dtype`` as int8 with a scale per row: its greatest magnitude over 127.
+    """Quantise rows of ``dtype`` to int8 with a scale per row: its largest magnitude over 127.
 
-    Half of float16's bytes, a quarter of float32's.
+    The result takes half of float16's bytes, a quarter of float32's.
     """
     values = torch.frombuffer(bytearray(body), dtype=DTYPES[dtype]).view(-1, hidden).float()
     scales = values.abs().amax(dim=1, keepdim=True) / 127

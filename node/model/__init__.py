@@ -1,1 +1,1 @@
-"""A transformers model run over a range of layers: structure, filling, forward, graphs."""
+"""Runs a range of layers of a transformers model: structure, filling, forward, graphs."""

@@ -1,8 +1,8 @@
-"""Where a layer's arguments come from, so that they can be made for other rows.
+"""Traces where a layer's arguments come from, so that they can be computed for other rows.
 
-Beside the hidden states a layer is given constants, the positions, and what weightless modules
-(rotary embeddings) make of the positions. An argument's origin is found by identity in one forward
-pass, and checked against others.
+Beside the hidden states a layer receives constants, the positions, and what weightless modules
+(rotary embeddings) compute from the positions. An argument's origin is found by object identity in
+one forward pass, and checked against other passes.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Untraceable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The same for all rows."""
+    """A value that is the same for all rows."""
 
     value: Any
 
@@ -33,14 +33,14 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Positions of the rows, ``[1, tokens]``, or ``[tokens]`` when ``flat``."""
+    """Positions of the rows, ``[1, tokens]``, or ``[tokens]`` if ``flat``."""
 
     flat: bool
 
 
 @dataclass(frozen=True, slots=True)
 class OutputOf:
-    """What a call of a weightless module gave, or one part of it."""
+    """The output of a weightless module's call, or one part of the output."""
 
     call: int
     index: int | None
@@ -58,7 +58,7 @@ Origin = Constant | Hidden | Positions | OutputOf | Several
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What a call takes beside the hidden states."""
+    """Origins of a call's arguments beside the hidden states."""
 
     positional: tuple[Origin, ...]
     named: tuple[tuple[str, Origin], ...]
@@ -66,7 +66,7 @@ class Arguments:
     def resolve(
         self, hidden: torch.Tensor, positions: torch.Tensor, outputs: Sequence[Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments for rows at ``positions``, ``[1, tokens]``."""
+        """Arguments for rows at ``positions``, ``[1, tokens]``."""
         positional = tuple(_resolve(o, hidden, positions, outputs) for o in self.positional)
         named = {name: _resolve(o, hidden, positions, outputs) for name, o in self.named}
         return positional, named
@@ -89,21 +89,21 @@ def _resolve(
 
 
 class Tracer:
-    """Finds origins within one forward pass over ``positions``."""
+    """Finds the origins of arguments within one forward pass over ``positions``."""
 
     def __init__(self, positions: torch.Tensor, width: int) -> None:
         self._positions = positions
         self._width = width
         self._rules: list[tuple[MaskRule, MaskRule]] = []
         self.calls: list[PartCall] = []
-        """Calls of weightless modules that arguments come from."""
+        """Calls of weightless modules whose outputs are arguments."""
 
     def offer(self, calls: Sequence[PartCall]) -> None:
-        """Calls that arguments may come from."""
+        """Set the calls whose outputs may be arguments."""
         self._offered = list(calls)
 
     def arguments(self, positional: Sequence[Any], named: dict[str, Any]) -> Arguments:
-        """Origins of a call's arguments; raises Untraceable."""
+        """Origins of a call's arguments. Raises Untraceable."""
         return Arguments(
             positional=tuple(self._origin(value, "") for value in positional),
             named=tuple((name, self._origin(value, name)) for name, value in named.items()),
@@ -159,7 +159,7 @@ class Tracer:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two arguments are equal, numbers included."""
+    """Whether two arguments are equal; tensors are compared by value."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and torch.equal(one, other)
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):

@@ -1,12 +1,11 @@
-"""Decode steps as CUDA graphs, one for each size of step, so that a step is one launch.
+"""Runs decode steps as CUDA graphs, one per size of step, so that a step is one launch.
 
-A graph replays on the tensors with which it was captured. A step is therefore padded to a bucket
-of rows and a bucket of context, and staged into the buffers of that bucket; rows that pad it write
-to a row of the pool that belongs to nobody, and what comes out of them is dropped. Where a kernel
-reads contexts page by page, one bucket of context serves most steps, and its graphs are captured at
-load; where contexts are copied by a table, padding is read too, and graphs are captured as steps
-come. Capturing itself is a function that is passed in: everything else runs, and is tested, without
-CUDA. Has not been run on a GPU yet.
+A graph replays on the tensors with which it was captured. So a step is padded to a bucket of rows
+and a bucket of context, and staged into that bucket's buffers. Padding rows write to a pool row
+that belongs to no session, and their output is dropped. If a kernel reads contexts page by page,
+one context bucket serves most steps, and its graphs are captured at load. If contexts are copied by
+a table, padding is read too, and graphs are captured as steps come. The capture function is passed
+in: everything else runs, and is tested, without CUDA. Has not been run on a GPU yet.
 """
 
 import logging
@@ -32,30 +31,30 @@ logger = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 COLUMNS_LEAST = 128
-"""Of context; buckets double from here, so that at most half of what is read is padding."""
+"""Minimum context bucket, in tokens; sizes double from here, so at most half is padding."""
 PAGES_COLUMNS_LEAST = 4096
-"""Of context where it is read page by page."""
+"""Minimum context bucket, in tokens, if contexts are read page by page."""
 PAGES_COLUMNS_STEP = 8
 GRAPHS_MAX = 64
-"""Kept at a time, those used last; each holds its buffers and its intermediate results."""
+"""Maximum number of graphs, the last used; each holds its buffers and intermediate results."""
 BYTES_MAX = TABLE_BYTES_MAX
-"""Of keys and values that a graph's table, padding included, may copy in a layer."""
+"""Maximum bytes of keys and values that a graph's table, padding included, may copy per layer."""
 WARM_UPS = 3
-"""Runs before a capture, in which libraries choose their kernels and allocate workspaces."""
+"""Number of runs before a capture, in which libraries choose kernels and allocate workspaces."""
 
 Run = Callable[[int, int, Step, Tensor, Tensor], Tensor]
 """(start, end, step, hidden ``[rows, hidden]``, positions ``[rows]``) → ``[rows, hidden]``."""
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Captures what a function does to tensors; what it returns does that again."""
+"""Captures a function's operations on tensors and returns a function that repeats them."""
 
 
 def row_bucket(rows: int) -> int | None:
-    """The smallest bucket that holds so many rows; None behind the largest."""
+    """Smallest bucket of at least ``rows`` rows; None beyond the largest."""
     return next((size for size in ROW_BUCKETS if size >= rows), None)
 
 
 def column_bucket(columns: int) -> int:
-    """The smallest bucket that holds a context of so many tokens."""
+    """Smallest bucket for a context of ``columns`` tokens, if contexts are copied by a table."""
     size = COLUMNS_LEAST
     while size < columns:
         size *= 2
@@ -63,7 +62,7 @@ def column_bucket(columns: int) -> int:
 
 
 def page_bucket(columns: int) -> int:
-    """Likewise for contexts that are read page by page, which cost nothing where they end."""
+    """Smallest bucket for contexts of ``columns`` tokens read by page, where padding is free."""
     size = PAGES_COLUMNS_LEAST
     while size < columns:
         size *= PAGES_COLUMNS_STEP
@@ -71,7 +70,7 @@ def page_bucket(columns: int) -> int:
 
 
 def recordable(anatomy: ModelStructure, start: int, end: int) -> bool:
-    """Whether layers ``[start, end)`` and what makes their arguments can be captured at all."""
+    """Whether layers ``[start, end)`` and the sources of their arguments can be captured."""
     return anatomy.packed and (
         all(traits.recordable for traits in anatomy.traits[start:end])
         and not any(looks_at_sessions(call) for call in anatomy.calls[start:end])
@@ -80,7 +79,7 @@ def recordable(anatomy: ModelStructure, start: int, end: int) -> bool:
 
 
 def looks_at_sessions(call: Arguments) -> bool:
-    """Whether a layer's mask is a predicate, which is asked session by session."""
+    """Whether a layer's mask is a predicate, which is evaluated session by session."""
     origins = [*call.positional, *(origin for _, origin in call.named)]
     rules = [o.value for o in origins if isinstance(o, Constant) and isinstance(o.value, MaskRule)]
     return any(rule.predicate is not None for rule in rules)
@@ -88,15 +87,15 @@ def looks_at_sessions(call: Arguments) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Buffers:
-    """What a graph reads and writes, at fixed addresses."""
+    """Inputs and output of a graph, at fixed addresses."""
 
     hidden: Tensor
     positions: Tensor
     slots: Tensor
     decode: DecodeRows | None
-    """Where contexts are, by a table; or else"""
+    """Table of contexts; None if ``paged`` is used."""
     paged: BlockTable | None
-    """page by page."""
+    """Pages of contexts; None if ``decode`` is used."""
     scrap_row: int
     out: Tensor | None = field(default=None)
 
@@ -104,9 +103,9 @@ class Buffers:
     def of(
         cls, rows: int, columns: int, like: Tensor, scrap_row: int, page_tokens: int = 0
     ) -> "Buffers":
-        """For steps of so many rows of the width, dtype and device of ``like``.
+        """Buffers for steps of ``rows`` rows, with the width, dtype and device of ``like``.
 
-        Their contexts are found by a table, or by pages of ``page_tokens`` where that is not 0.
+        Contexts are found by a table, or by pages of ``page_tokens`` tokens if that is not 0.
         """
         device = like.device
 
@@ -128,8 +127,8 @@ class Buffers:
         )
 
     def stage(self, hidden: Tensor, positions: Tensor, step: Step) -> None:
-        """Put a step's rows first and let the others write where nobody reads."""
-        assert isinstance(step.write_slots, Tensor)  # noqa: S101 - so it is in decode steps
+        """Copy a step's rows to the first rows; padding rows write to the scrap row."""
+        assert isinstance(step.write_slots, Tensor)  # noqa: S101 - a tensor in decode steps
         count = hidden.shape[0]
         self.hidden[:count] = hidden
         self.hidden[count:] = 0
@@ -146,15 +145,15 @@ class Buffers:
         count, columns = rows.table.shape
         into.spans[:count] = rows.spans
         into.spans[count:] = 1
-        # Behind a row's end stands its last token: masked, but a number in any case.
+        # Beyond a row's end its last token is repeated: masked, but certainly not NaN.
         into.table[:count, :columns] = rows.table
         into.table[:count, columns:] = rows.table[:, -1:]
         into.table[count:] = self.scrap_row
 
 
 def _size_of(step: Step) -> tuple[int, int] | None:
-    """Rows and columns of a step that a graph could run; None where none could."""
-    if step.compared is not None:  # which waits for the device
+    """Rows and columns of a step that a graph could run; None if no graph could."""
+    if step.compared is not None:  # a comparison waits for the device
         return None
     if step.paged is not None:
         return (len(step.paged.spans), step.paged.columns) if step.paged.decode else None
@@ -165,7 +164,7 @@ def _size_of(step: Step) -> tuple[int, int] | None:
 
 
 def _token_bytes(step: Step, start: int, end: int) -> int:
-    """Of one token's keys and values in a layer of ``[start, end)``, at most."""
+    """Maximum bytes of one token's keys and values in a layer of ``[start, end)``."""
     pools = [step.pools[index] for index in range(start, end)]
     return max(p.keys[0].nbytes + p.values[0].nbytes for p in pools)
 
@@ -177,10 +176,10 @@ class _Graph:
 
 
 class CudaGraphs:
-    """Graphs of the layers that are held, made when a step of their size first comes."""
+    """Graphs of the layers held, captured when a step of their size first comes."""
 
     def __init__(self, run: Run, capture: Capture) -> None:
-        """``run`` runs layers without a graph; see :data:`Capture`."""
+        """``run`` runs layers without a graph; for ``capture`` see :data:`Capture`."""
         self._run = run
         self._capture = capture
         self._graphs: OrderedDict[tuple[int, int, int, int], _Graph] = OrderedDict()
@@ -191,7 +190,7 @@ class CudaGraphs:
         return len(self._graphs)
 
     def clear(self) -> None:
-        """Forget all graphs: the layers or the pools are others from now on."""
+        """Forget all graphs, because the layers or pools change."""
         self._graphs.clear()
         self._failed.clear()
         self._too_large.clear()
@@ -199,7 +198,7 @@ class CudaGraphs:
     def run(
         self, start: int, end: int, step: Step, hidden: Tensor, positions: Tensor
     ) -> Tensor | None:
-        """``[rows, hidden]`` behind layers ``[start, end)``; None where no graph can do it."""
+        """Output ``[rows, hidden]`` of layers ``[start, end)``; None if no graph can run it."""
         asked = _size_of(step)
         if asked is None or (start, end) in self._failed:
             return None
@@ -223,16 +222,16 @@ class CudaGraphs:
         graph.replay()
         step.calls += end - start
         assert graph.buffers.out is not None  # noqa: S101 - the capture made it
-        return graph.buffers.out[:count].clone()  # the next replay writes there
+        return graph.buffers.out[:count].clone()  # the next replay overwrites it
 
     def prepare(self, start: int, end: int, step: Step, like: Tensor) -> int:
-        """Capture steps of every number of rows over contexts of :data:`PAGES_COLUMNS_LEAST`
-        tokens, so that no answer waits for it; returns how many there are.
+        """Capture steps of all row buckets over contexts of :data:`PAGES_COLUMNS_LEAST` tokens, so
+        that no answer waits for a capture; returns the number of graphs.
 
-        ``step`` says where pages are and who reads them; ``like`` is a row of hidden states.
+        ``step`` names the pools, the page size and the kernel; ``like`` is a row of hidden states.
         """
         made = 0
-        for size in reversed(ROW_BUCKETS):  # what the largest needs in between serves the others
+        for size in reversed(ROW_BUCKETS):  # the largest first: others reuse its memory
             key = (start, end, size, PAGES_COLUMNS_LEAST)
             if (start, end) in self._failed:
                 break
@@ -262,7 +261,7 @@ class CudaGraphs:
             logger.warning("steps of %d rows over %d tokens run without graphs", size, columns)
             self._too_large.add(key)
             return None
-        except Exception as error:  # noqa: BLE001 - Triton's are no RuntimeErrors
+        except Exception as error:  # noqa: BLE001 - Triton's errors have other bases
             told = str(error).strip().splitlines() or [repr(error)]
             logger.warning("layers [%d, %d) run without graphs: %s", start, end, told[0])
             self._failed.add((start, end))
@@ -276,10 +275,10 @@ class CudaGraphs:
 class CudaCapture:
     """Captures functions as CUDA graphs on one device; see :data:`Capture`.
 
-    All graphs share one pool of memory for what they compute in between, as they never run at once
-    and what one gives is copied before the next runs; blocks of a pool are reused on one stream
-    only, so there is one of these, too. A capture that fails leaves torch's allocator unsure of
-    what is being captured, so ``body`` is first run with every wait for the device forbidden.
+    All graphs share one memory pool for intermediate results, because they never run at the same
+    time and a graph's output is copied before the next runs. A pool's blocks are reused on one
+    stream only, so there is one stream, too. A failed capture leaves torch's allocator in an
+    unclear state, so ``body`` first runs with every wait for the device forbidden.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -288,9 +287,9 @@ class CudaCapture:
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __call__(self, body: Callable[[], None]) -> Callable[[], None]:
-        """Raises whatever ``body`` or its capture raises; the current stream stays what it was."""
+        """Raises whatever ``body`` or its capture raises; the current stream does not change."""
         cuda = torch.cuda
-        with cuda.device(self._device):  # streams and captures are the current device's
+        with cuda.device(self._device):  # streams and captures belong to the current device
             if self._stream is None:
                 self._stream = cuda.Stream()  # type: ignore[no-untyped-call]
             before, aside = cuda.current_stream(), self._stream
@@ -304,22 +303,22 @@ class CudaCapture:
             finally:
                 before.wait_stream(aside)
             graph = cuda.CUDAGraph()
-            # A pool without a graph may not be asked for again: it is always a living one's.
+            # Share the pool of a living graph: that of a graph that is gone may not be used again.
             pool = next((each.pool() for each in self._made), None)
-            try:  # other threads may use the device meanwhile
+            try:  # thread_local: other threads may use the device meanwhile
                 with cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
                     body()
             finally:
-                cuda.set_stream(before)  # a capture that fails at its end does not do that
+                cuda.set_stream(before)  # a capture that fails at its end does not restore it
         self._made.add(graph)
         return graph.replay
 
 
 @contextmanager
 def _waiting_forbidden() -> Iterator[None]:
-    """Let operations raise that make the CPU wait for the device."""
+    """Within the context, operations that make the CPU wait for the device raise."""
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():  # that it does not find all of them
+    with warnings.catch_warnings():  # torch warns that it does not find all waits
         warnings.simplefilter("ignore", UserWarning)
         torch.cuda.set_sync_debug_mode("error")
     try:

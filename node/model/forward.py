@@ -1,6 +1,6 @@
-"""A step through the parts that a peer holds: into the layers, along them, and out to logits.
+"""Runs a step through the parts that a peer holds: embedding, layers, and head.
 
-Where a model is plain (:mod:`node.model.structure`) its modules are called directly; otherwise its
+If a model is plain (:mod:`node.model.structure`), its modules are called directly. Otherwise its
 own forward runs around the layers, with this peer's parts in it.
 """
 
@@ -24,19 +24,19 @@ from node.model.torchscript_layers import TorchScriptLayers
 
 
 class LayerForward:
-    """Runs rows of hidden states, ``[tokens, hidden]``, through parts of one model."""
+    """Runs hidden states, ``[tokens, hidden]``, through parts of one model."""
 
     def __init__(
         self, anatomy: ModelStructure, skeleton: Skeleton, capture: Capture | None = None
     ) -> None:
-        """``skeleton`` is on the device of the parts; ``capture`` makes graphs of decode steps."""
+        """``skeleton`` is on the parts' device; ``capture`` makes graphs of decode steps."""
         self._anatomy = anatomy
         self._skeleton = skeleton
         self._embed_width = int(skeleton.parts[anatomy.before[0]].get_parameter("weight").shape[-1])
         self._sources = [skeleton.module(source.name) for source in anatomy.sources]
         self._parts: dict[str, nn.Module] = {}
         self.traced = TorchScriptLayers(anatomy, self._sources)
-        """Layers as they run in decode steps; empty where none is recorded."""
+        """Layers recorded for decode steps; empty if none are."""
         self._layers: dict[int, nn.Module] = {}
         self.graphs = None if capture is None else CudaGraphs(self._as_they_are, capture)
 
@@ -51,7 +51,7 @@ class LayerForward:
     def prepared(
         self, index: int, layer: nn.Module, dtype: torch.dtype, device: torch.device
     ) -> nn.Module:
-        """A layer as it runs: fewer products and launches, a better layout, recorded on a CPU."""
+        """Optimise a layer: fewer products and launches, a better layout, recorded on a CPU."""
         if self._anatomy.packed:
             share_products(layer, self._anatomy.traits[index].siblings)
         layer = favour_few_rows(layer)
@@ -62,7 +62,7 @@ class LayerForward:
         return layer
 
     def keep(self, layers: Sequence[int]) -> None:
-        """Forget what was made of all layers but these, and all graphs."""
+        """Forget what was made of all other layers, and all graphs."""
         self._layers = {}
         self.traced.keep(layers)
         if self.graphs is not None:
@@ -71,9 +71,9 @@ class LayerForward:
     def enter(
         self, token_ids: Sequence[Sequence[int]], starts: Sequence[int], device: torch.device
     ) -> torch.Tensor:
-        """What goes into the first layer for several sessions' tokens, ``[tokens, hidden]``.
+        """Input of the first layer for several sessions' tokens, ``[tokens, hidden]``.
 
-        ``starts`` says at which position each session's tokens begin.
+        ``starts``: position of each session's first token.
         """
         if not self._anatomy.packed:
             return _joined(
@@ -100,7 +100,7 @@ class LayerForward:
         return heard.layers[0].hidden[0]
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits ``[rows, vocabulary]`` of rows that come out of the last layer."""
+        """Logits ``[rows, vocabulary]`` from output rows of the last layer."""
         if self._anatomy.plain_tail:
             flowing = hidden
             for name in self._anatomy.behind:
@@ -125,7 +125,7 @@ class LayerForward:
         hidden: torch.Tensor,
         positions: torch.Tensor,
     ) -> torch.Tensor:
-        """``hidden`` behind layers ``[start, end)``; ``positions`` is ``[tokens]``."""
+        """Output of layers ``[start, end)`` for input ``hidden``; ``positions`` is ``[tokens]``."""
         if not self._anatomy.packed:
             return self._session_by_session(layers, start, end, step, hidden, positions)
         self._layers = layers
@@ -146,7 +146,7 @@ class LayerForward:
     def prepare(
         self, layers: dict[int, nn.Module], start: int, end: int, step: Step, like: torch.Tensor
     ) -> None:
-        """Capture decode steps like ``step`` through layers ``[start, end)``, if any are."""
+        """Capture decode steps like ``step`` through layers ``[start, end)``, if possible."""
         self._layers = layers
         if self.graphs is not None and recordable(self._anatomy, start, end):
             self.graphs.prepare(start, end, step, like)
@@ -154,7 +154,7 @@ class LayerForward:
     def _as_they_are(
         self, start: int, end: int, step: Step, hidden: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Layers as modules, one after the other."""
+        """Run layers as modules, one after the other."""
         packed, position_ids = hidden[None], positions[None]
         set_step(step)
         try:
@@ -177,7 +177,7 @@ class LayerForward:
         positions: torch.Tensor,
         segments: list[Segment],
     ) -> Any:
-        """What a weightless module makes of the positions of all rows."""
+        """Output of a weightless module for the positions of all rows."""
         source, module = self._anatomy.sources[at], self._sources[at]
         if not source.by_length:
             positional, named = source.arguments.resolve(hidden, positions, ())
@@ -186,8 +186,8 @@ class LayerForward:
         whole = True
         for segment in segments:
             rows = positions[:, segment.first : segment.last]
-            # One position more, behind all that the session may reach: every chunk of a session
-            # must see the same frequencies, however it is cut and wherever it is replayed.
+            # Append the last position that the session may reach: every chunk of a session must see
+            # the same frequencies, however it is cut and wherever it is replayed.
             reached = max(segment.tokens_max, segment.context_tokens) - 1
             longer = torch.cat([rows, rows.new_full((1, 1), reached)], dim=1)
             positional, named = source.arguments.resolve(hidden, longer, ())
@@ -215,7 +215,7 @@ class LayerForward:
         hidden: torch.Tensor,
         positions: torch.Tensor,
     ) -> torch.Tensor:
-        """Each session alone, with the arguments that the model's own forward makes for it."""
+        """Run each session alone, with the arguments that the model's own forward computes."""
         out = []
         for segment in step.segments:
             rows = hidden[None, segment.first : segment.last]

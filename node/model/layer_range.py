@@ -1,8 +1,8 @@
-"""Layers of a decoder-only model, built from its configuration and filled range by range.
+"""Builds layers of a decoder-only model from its configuration, and fills ranges of them.
 
-``transformers`` supplies every line of model code. Its parts are found by structure, never by a
-model's name: the one list of ``num_hidden_layers`` modules, the input embedding, the output head,
-and whatever the model's own forward does around them (:mod:`node.model.structure`).
+``transformers`` supplies every line of model code. A model's parts are found by structure, never by
+its name: the one list of ``num_hidden_layers`` modules, the input embedding, the output head, and
+whatever the model's own forward does around them (:mod:`node.model.structure`).
 """
 
 import copy
@@ -31,7 +31,7 @@ from node.weights.store import Progress, WeightStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayout:
-    """Where the parts of a model are, on the meta device: shapes without memory."""
+    """A model's parts on the meta device: shapes without memory."""
 
     store: WeightStore
     dtype: torch.dtype
@@ -45,16 +45,16 @@ class ModelLayout:
     anatomy: ModelStructure
     names: CheckpointNames
     kept_float32: frozenset[str]
-    """Parameters that the model's code computes in float32 whatever the dtype."""
+    """Parameters that the model's code computes in float32, whatever the dtype."""
     quantize: str | None = None
-    """The layers' linear parts in fewer bits, one of :data:`node.model.quantize.KINDS`."""
+    """Quantisation of the layers' linear modules, one of :data:`node.model.quantize.KINDS`."""
 
     @classmethod
     def of(cls, store: WeightStore, dtype: str, quantize: str | None = None) -> "ModelLayout":
-        """Build the model without weights; UserError when its structure cannot be served."""
+        """Build the model without weights; UserError if its structure cannot be served."""
         register_attention()
         reason = ""
-        for packed in (True, False):  # all sessions in one row where that is right
+        for packed in (True, False):  # all sessions in one row if that is right
             try:
                 return replace(cls._studied(store, DTYPES[dtype], packed), quantize=quantize)
             except (Unservable, *FAILURES, OSError) as error:
@@ -103,7 +103,7 @@ class ModelLayout:
         return Skeleton(self.model, self.layers_name, tuples=self.anatomy.tuples)
 
     def spec(self, name: str) -> ModelSpec:
-        """What planners must know; sizes are in the dtype that peers compute in."""
+        """The model as planners need it; sizes are in the dtype that peers compute in."""
         text = self.config.get_text_config()
         item = self.dtype.itemsize
         behind = sum(_numbers(self.model.get_submodule(part)) for part in self.anatomy.behind)
@@ -122,19 +122,19 @@ class ModelLayout:
         )
 
     def part_parameters(self, path: str) -> list[str]:
-        """Names of what a module takes from a checkpoint, under the model's code's names."""
+        """Names of a module's parameters in a checkpoint, in the terms of the model's code."""
         module = self.model.get_submodule(path)
         return [f"{path}.{name}" for name in module.state_dict()]
 
     def dtype_of(self, parameter: str) -> torch.dtype:
-        """What a parameter is computed in: some must stay float32, whatever the rest is in."""
+        """The dtype of a parameter; some must stay float32, whatever the rest uses."""
         if parameter in self.kept_float32:
             return torch.float32
         return self.dtype
 
 
 def kv_shape(layout: ModelLayout, layer: int) -> tuple[int, int, int]:
-    """``(kv_heads, key width, value width)`` of what a layer writes for each token."""
+    """``(kv_heads, key width, value width)`` that a layer writes per token."""
     return layout.anatomy.kv_shapes[layer]
 
 
@@ -152,14 +152,14 @@ class _Part:
     """A module to fill: a layer, or one beside the layers."""
 
     path: str
-    """Of the module in the model."""
+    """Name of the module in the model."""
     parameters: list[str]
-    """What it takes from the checkpoint, under the model's code's names."""
+    """The module's parameters from the checkpoint, by the names of the model's code."""
     names: list[str]
-    """The checkpoint's tensors that these are made of."""
+    """Checkpoint tensors from which the parameters are made."""
     layer: int | None = None
     shares: bool = False
-    """Its weight is the tied matrix, which another part holds."""
+    """Whether its weight is the tied matrix, which another part holds."""
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class _Meter:
 
 
 class LoadedRange:
-    """The modules of the layers that this peer holds, filled on its device."""
+    """Modules of the layers that this peer holds, filled on its device."""
 
     def __init__(self, layout: ModelLayout, device: torch.device) -> None:
         self._layout = layout
@@ -189,48 +189,48 @@ class LoadedRange:
 
     @property
     def device(self) -> torch.device:
-        """Where parts are filled."""
+        """Device on which parts are filled."""
         return self._device
 
     @property
     def has_graphs(self) -> bool:
-        """Whether decode steps are captured, which have to come with tables."""
+        """Whether decode steps are captured; such steps must come with tables."""
         return self._flow.graphs is not None
 
     @property
     def embed(self) -> nn.Module | None:
-        """The token embedding, where the first layer is held."""
+        """The token embedding, if the first layer is held."""
         return self.parts.get(self._layout.embed_name)
 
     @property
     def head(self) -> nn.Module | None:
-        """The output head, where the last layer is held."""
+        """The output head, if the last layer is held."""
         return self.parts.get(self._layout.head_name)
 
     def enter(self, token_ids: Sequence[Sequence[int]], starts: Sequence[int]) -> torch.Tensor:
-        """What goes into layer 0 for several sessions' tokens, ``[tokens, hidden]``.
+        """Input of layer 0 for several sessions' tokens, ``[tokens, hidden]``.
 
-        ``starts`` says at which position each session's tokens begin.
+        ``starts``: position of each session's first token.
         """
         return self._flow.enter(token_ids, starts, self._device)
 
     def run(
         self, start: int, end: int, step: Step, hidden: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Rows ``[tokens, hidden]`` behind layers ``[start, end)``, which must be held."""
+        """Output ``[tokens, hidden]`` of layers ``[start, end)``, which must be held."""
         return self._flow.run(self.layers, start, end, step, hidden, positions)
 
     def prepare(self, start: int, end: int, step: Step, like: torch.Tensor) -> None:
-        """Capture decode steps through layers ``[start, end)`` before they come, where that is
-        possible; see :meth:`node.model.cuda_graphs.CudaGraphs.prepare`."""
+        """Capture decode steps through layers ``[start, end)`` before they come, if possible; see
+        :meth:`node.model.cuda_graphs.CudaGraphs.prepare`."""
         self._flow.prepare(self.layers, start, end, step, like)
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits ``[rows, vocabulary]`` of rows that come out of the last layer."""
+        """Logits ``[rows, vocabulary]`` from output rows of the last layer."""
         return self._flow.leave(hidden)
 
     def fetch(self, start: int, end: int, progress: Progress | None = None) -> None:
-        """Bring the files that ``[start, end)`` needs beyond what is held to this machine."""
+        """Download the files that layers ``[start, end)`` need beyond what is held."""
         if self._made_up:
             self.layers, self.parts, self._made_up = {}, {}, False
         names = [name for part in self._missing(start, end, None) for name in part.names]
@@ -239,13 +239,14 @@ class LoadedRange:
     def set(
         self, start: int, end: int, progress: Progress | None = None, *, made_up: bool = False
     ) -> int:
-        """Hold exactly ``[start, end)``; what stays is not read again. Returns bytes read.
+        """Hold exactly layers ``[start, end)``; those that stay are not read again. Returns bytes
+        read.
 
-        ``made_up`` fills the parts with random numbers instead, which the next call forgets.
+        ``made_up`` fills the parts with random numbers instead; the next call forgets them.
 
-        What leaves is freed first, and parts are filled one after the other, so that at most the
-        larger of the two ranges and what one parameter is made of are in memory. After an error
-        the parts that were filled stay, and are not read again by the next call.
+        Layers that leave are freed first, and parts are filled one after the other. So memory holds
+        at most the larger of the two ranges, and the source tensors of one parameter. After an
+        error, filled parts stay and the next call does not read them again.
         """
         store = self._layout.store
         if self._made_up or made_up:
@@ -256,7 +257,7 @@ class LoadedRange:
         shared = self._tied_weight()
         beside = self._beside(start, end)
         self.parts = {path: part for path, part in self.parts.items() if path in beside}
-        self._flow.hold(self.parts)  # lets the others go
+        self._flow.hold(self.parts)  # drops the other parts
         missing = self._missing(start, end, shared)
         entries = [store.tensors[n] for part in missing for n in part.names if n in store.tensors]
         meter = _Meter(sum(entry.size_bytes for entry in entries), progress)
@@ -279,27 +280,27 @@ class LoadedRange:
         return store.bytes_read - before
 
     def clear(self) -> None:
-        """Hold nothing; the memory is free as soon as nobody uses the parts any more."""
+        """Hold nothing; the memory is free once nobody uses the parts."""
         self.layers, self.parts, self._made_up = {}, {}, False
         self._flow.keep([])
         self._flow.hold({})
 
     def _beside(self, start: int, end: int) -> list[str]:
-        """Modules beside the layers that ``[start, end)`` goes with."""
+        """Modules beside the layers that ``[start, end)`` needs."""
         anatomy = self._layout.anatomy
         before = anatomy.before if start == 0 else ()
         behind = anatomy.behind if end == len(self._layout.layers) else ()
         return [*before, *behind]
 
     def _tied_weight(self) -> torch.Tensor | None:
-        """The matrix that embedding and head share, where the model has one and it is here."""
+        """The matrix shared by embedding and head, if the model has one and it is here."""
         holder = self.embed if self.embed is not None else self.head
         if not self._layout.tied or holder is None:
             return None
         return holder.get_parameter("weight")
 
     def _missing(self, start: int, end: int, shared: torch.Tensor | None) -> "list[_Part]":
-        """What ``[start, end)`` needs and is not held; the tied matrix is needed once."""
+        """Parts that ``[start, end)`` needs beyond those held; the tied matrix is needed once."""
         layout = self._layout
         parts = [
             self._part(f"{layout.layers_name}.{index}", layer=index)
@@ -332,7 +333,7 @@ class LoadedRange:
     def _tensors(
         self, part: "_Part", shared: torch.Tensor | None, meter: _Meter
     ) -> dict[str, torch.Tensor]:
-        """The part's parameters by name, each made as soon as all that it is made of was read."""
+        """The part's parameters by name, each made as soon as all its source tensors are read."""
         layout, weight = self._layout, f"{part.path}.weight"
         made = {weight: shared} if part.shares and shared is not None else {}
         borrowed = f"{layout.embed_name}.weight"
@@ -374,7 +375,7 @@ class LoadedRange:
         }
         try:
             module.load_state_dict(state, strict=True, assign=True)
-        except RuntimeError as error:  # names or shapes that the model's code does not have
+        except RuntimeError as error:  # names or shapes that the model's code lacks
             reason = " ".join(str(error).split())
             raise UserError(
                 f"{self._layout.store.directory} cannot be served yet: {reason}"

@@ -1,8 +1,8 @@
-"""What can be known of a layer without its weights: seen in one run on the meta device.
+"""Finds traits of a layer without its weights, by one run on the meta device.
 
-There no number exists, so a layer that looks at one to decide what to do next fails: what runs to
-the end does the same operations whatever the numbers are, and may be recorded. Linear modules that
-are handed the very same tensor, which nothing changes in between, may share one product.
+Tensors there have no values, so a layer that branches on a value fails. A layer that runs to its
+end does the same operations whatever the values are, and may be recorded. Linear modules that
+receive the very same tensor, unchanged in between, may share one product.
 """
 
 import copy
@@ -22,16 +22,16 @@ FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTraits:
-    """Of one layer."""
+    """Traits of one layer."""
 
     recordable: bool = False
-    """Whether its operations do not depend on what is in its tensors."""
+    """Whether its operations do not depend on the values of its tensors."""
     siblings: tuple[tuple[str, ...], ...] = ()
-    """Names of linear modules within it that are given the same input."""
+    """Groups of names of its linear modules that receive the same input."""
 
 
 def on_meta(value: Any) -> Any:
-    """Arguments of a call without their numbers."""
+    """A call's arguments with tensors moved to the meta device."""
     if isinstance(value, torch.Tensor):
         return value.to("meta")
     if isinstance(value, tuple | list):
@@ -42,7 +42,7 @@ def on_meta(value: Any) -> Any:
 
 
 def ran_without_numbers(module: nn.Module, *positional: Any, **named: Any) -> bool:
-    """Whether a call of ``module`` comes to its end on the meta device."""
+    """Whether a call of ``module`` runs to its end on the meta device."""
     shadow = copy.deepcopy(module).to("meta")
     try:
         with torch.inference_mode(), _passing():
@@ -88,14 +88,14 @@ def _siblings(
 
 def _listener(name: str, given: dict[str, list[torch.Tensor]]) -> Any:
     def listen(_: nn.Module, positional: tuple[Any, ...]) -> None:
-        # Kept alive until all are compared: another tensor might take its place in memory.
+        # Keep it alive until all are compared: another tensor might take its place in memory.
         given.setdefault(name, []).extend(positional[:1])
 
     return listen
 
 
 class _Changed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the storages that operations write to."""
+    """Collects the storages that operations write to."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

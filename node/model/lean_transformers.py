@@ -1,13 +1,13 @@
-"""transformers' modelling code without the libraries that a peer never uses.
+"""Imports transformers' modelling code without the libraries that a peer never uses.
 
-Importing it pulls in SciPy (for the losses of object detectors), image and text processing, and
+A plain import pulls in SciPy (for the losses of object detectors), image and text processing, and
 torch's compiler with SymPy (for decorators of kernels, and for masks that paged attention does not
 build): some 100 MiB and a second or two in every peer. So does running a model on the meta device,
 as studying its structure does (:mod:`node.model.structure`). ``bench/footprint.py`` measures what
 a peer costs.
 
-For processes that only serve: in one that uses transformers in other ways too, import transformers
-first, and :func:`prepare_transformers` does nothing.
+This is for processes that only serve. In a process that also uses transformers in other ways,
+import transformers first; then :func:`prepare_transformers` does nothing.
 """
 
 import importlib
@@ -31,11 +31,11 @@ DISTRIBUTED = "is_torch_distributed_available"
 COMPILER = "torch._dynamo"
 TRACING = "torch._dynamo._trace_wrapped_higher_order_op"
 SYMBOLS = ("torch.fx.experimental.symbolic_shapes", "sympy")
-"""Asked by whatever runs on the meta device, in case a size is a symbol."""
+"""Modules imported by whatever runs on the meta device, in case a size is a symbol."""
 
 
 def prepare_transformers() -> None:
-    """Import the modelling code, lean. Does nothing where it was imported already."""
+    """Import the modelling code without optional libraries, unless it is imported already."""
     if "transformers.modeling_utils" in sys.modules:
         return
     with _absent(OPTIONAL), _undistributed(), without_compiler():
@@ -45,7 +45,7 @@ def prepare_transformers() -> None:
 
 @contextmanager
 def _absent(names: Collection[str]) -> Iterator[None]:
-    """While active, importing these finds nothing, unless they were imported already."""
+    """Within the context, importing ``names`` fails, unless they were imported already."""
     missing: dict[str, Any] = {name: None for name in names if name not in sys.modules}
     sys.modules.update(missing)
     try:
@@ -57,7 +57,7 @@ def _absent(names: Collection[str]) -> Iterator[None]:
 
 @contextmanager
 def _undistributed() -> Iterator[None]:
-    """While active, transformers takes torch to be built for one machine."""
+    """Within the context, transformers believes that torch has no distributed support."""
     names = ("transformers.utils", "transformers.utils.import_utils")
     asked = [importlib.import_module(name) for name in names]
     answers = [vars(module)[DISTRIBUTED] for module in asked]
@@ -72,10 +72,10 @@ def _undistributed() -> Iterator[None]:
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """While active, torch's compiler is a module whose decorators change nothing, and no size is
-    a symbol: what runs on the meta device brings in neither the compiler nor SymPy.
+    """Within the context, torch's compiler is a stub whose decorators change nothing, and no size
+    is a symbol: a run on the meta device imports neither the compiler nor SymPy.
 
-    Afterwards whoever asks for them gets the real ones. Does nothing where they were imported.
+    Afterwards an import gets the real ones. Does nothing if the compiler was imported already.
     """
     if COMPILER in sys.modules:
         yield
@@ -112,11 +112,12 @@ WITHOUT_SYMBOLS: dict[str, Any] = {
     "sym_eq": operator.eq,
     "sym_or": lambda *conditions: any(conditions),
 }
-"""What torch asks of sizes and conditions, where none of them is a symbol."""
+"""Functions that torch calls on sizes and conditions, for sizes that are never symbols."""
 
 
 class _Symbolless(ModuleType):
-    """Its types have no instances; what is not in :data:`WITHOUT_SYMBOLS` cannot be imported."""
+    """Stub whose types have no instances and whose functions are :data:`WITHOUT_SYMBOLS`; all other
+    names cannot be imported."""
 
     def __getattr__(self, name: str) -> Any:
         if name in WITHOUT_SYMBOLS:
@@ -127,7 +128,7 @@ class _Symbolless(ModuleType):
 
 
 class _Undecorating(ModuleType):
-    """Whatever is asked of it is a decorator, or makes one, that returns functions as they are."""
+    """Stub whose every attribute is a decorator, or makes one, that returns functions unchanged."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -1,4 +1,4 @@
-"""One product where several linear modules multiply the same rows (queries, keys and values)."""
+"""Merges linear modules that multiply the same rows (queries, keys, values) into one product."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class MergedLinear(nn.Module):
-    """The matrices of several linear modules as one; who asks first multiplies for all."""
+    """The matrices of several linear modules as one; the first module called multiplies for all."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         """``linears`` have the same inputs, dtype and device, and all or none have a bias."""
@@ -25,7 +25,7 @@ class MergedLinear(nn.Module):
         self._made: dict[int, torch.Tensor] = {}
 
     def part(self, rows: torch.Tensor, index: int) -> torch.Tensor:
-        """What the module at ``index`` makes of ``rows``; nothing is kept once all have asked."""
+        """Output of the module at ``index`` for ``rows``; dropped once all parts are taken."""
         if self._given is not rows or index not in self._made:
             self._given = rows
             parts: Iterable[torch.Tensor] = self.linear(rows).split(self._sizes, dim=-1)
@@ -37,7 +37,7 @@ class MergedLinear(nn.Module):
 
 
 class MergedLinearPart(nn.Module):
-    """Stands for one of the linear modules."""
+    """Takes the place of one of the merged linear modules."""
 
     def __init__(self, shared: MergedLinear, index: int, linear: nn.Linear) -> None:
         super().__init__()
@@ -45,11 +45,11 @@ class MergedLinearPart(nn.Module):
         self.__dict__["shared"] = shared
         self._index = index
         if index == 0:
-            self.product = shared  # so that whoever walks the modules meets it once
+            self.product = shared  # so that a walk over the modules meets it once
 
     @property
     def weight(self) -> torch.Tensor:
-        """All of the matrices, for those who ask about dtype or device."""
+        """The merged matrix, for code that asks for its dtype or device."""
         weight: torch.Tensor = self.__dict__["shared"].linear.weight
         return weight
 
@@ -59,10 +59,10 @@ class MergedLinearPart(nn.Module):
 
 
 def share_products(layer: nn.Module, siblings: Iterable[Sequence[str]]) -> None:
-    """Give each group of ``siblings``, names of linear modules in ``layer``, one product.
+    """Merge each group of ``siblings``, names of linear modules in ``layer``, into one product.
 
-    They must be given the same tensor, which nothing changes in between
-    (:attr:`node.model.layer_traits.LayerTraits.siblings`). The separate matrices are let go.
+    The modules of a group must receive the same tensor, unchanged in between
+    (:attr:`node.model.layer_traits.LayerTraits.siblings`). The separate matrices are dropped.
     """
     for names in siblings:
         linears = [layer.get_submodule(name) for name in names]

@@ -1,4 +1,4 @@
-"""A model's code built from its configuration, on the meta device: shapes without memory."""
+"""Builds a model's code from its configuration on the meta device: shapes without memory."""
 
 import re
 from typing import Any
@@ -10,11 +10,11 @@ from node.model.structure import Unservable
 from node.weights.store import WeightStore
 
 CONTEXT_TOKENS = 2048
-"""Taken where a configuration names no longest context, as those of models with ALiBi do."""
+"""Assumed if a configuration names no longest context, as for models with ALiBi."""
 
 
 def context_tokens(config: Any) -> int:
-    """The longest context of a model, in tokens."""
+    """Longest context of a model, in tokens."""
     text = config.get_text_config()
     named = getattr(text, "max_position_embeddings", None) or getattr(text, "seq_length", None)
     return int(named or CONTEXT_TOKENS)
@@ -23,7 +23,7 @@ def context_tokens(config: Any) -> int:
 def build_meta_model(
     store: WeightStore, dtype: torch.dtype, attention: str | None
 ) -> tuple[Any, nn.Module]:
-    """Configuration and model; ``attention`` None: the implementation that it has by itself.
+    """Configuration and model; ``attention`` None means the model's own implementation.
 
     Raises whatever the model's code raises, and Unservable.
     """
@@ -45,7 +45,7 @@ def build_meta_model(
 
 
 def layers_name(model: nn.Module, config: Any) -> str:
-    """The one list of as many modules as the model has layers; Unservable without one."""
+    """Name of the only module list with as many modules as layers; Unservable otherwise."""
     count = config.get_text_config().num_hidden_layers
     stacks: list[str] = [
         name
@@ -59,12 +59,12 @@ def layers_name(model: nn.Module, config: Any) -> str:
 
 
 def ties(model: nn.Module, name: str) -> bool:
-    """Whether the model's code fills this weight from another."""
+    """Whether the model's code fills the weight ``name`` from another weight."""
     return name in (getattr(model, "all_tied_weights_keys", None) or {})
 
 
 def kept_float32(model: nn.Module, dtype: torch.dtype) -> frozenset[str]:
-    """As ``transformers`` loads them: what is declared so, or built so."""
+    """Parameters that ``transformers`` loads in float32: declared or built so."""
     structure: Any = model
     patterns = [re.compile(p.replace("*", ".*")) for p in structure._get_dtype_plan(dtype)]
     return frozenset(

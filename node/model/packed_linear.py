@@ -1,4 +1,4 @@
-"""How weights lie in memory, for the kernels that read them."""
+"""Packs weight matrices in memory for the kernels that read them."""
 
 import functools
 import logging
@@ -12,20 +12,20 @@ from torch import nn
 logger = logging.getLogger(__name__)
 
 PACKED_ROWS = 32
-"""Rows that oneDNN is told to expect. It packs for one row otherwise, which is no packing at all;
-what it packs for several serves any number (``bench/linear_layouts.py``)."""
+"""Number of rows that oneDNN is told to expect. By default it packs for one row, which is no
+packing at all; a matrix packed for several rows serves any number (``bench/linear_layouts.py``)."""
 NUMBERS_LEAST = 200_000
-"""In a matrix: what packing saves on smaller ones is less than what calling oneDNN costs."""
+"""Minimum numbers in a packed matrix; below, a call of oneDNN costs more than packing saves."""
 TRIAL_ERROR_MAX = 1e-4
-"""Between the two ways to multiply, for numbers of size 1 in sums of 64."""
+"""Maximum difference between the two ways to multiply, for numbers of size 1 in sums of 64."""
 
 
 class PackedLinear(nn.Module):
     """``x @ W.T + b`` in float32 on a CPU, over a matrix in oneDNN's blocks.
 
-    BLAS packs a matrix ``[out, in]`` anew for every product of a few rows, which takes longer than
-    the product; here that happened once. ``weight`` is opaque: its dtype, device and shape can be
-    asked, its numbers cannot.
+    BLAS packs a matrix ``[out, in]`` again for every product of a few rows, which takes longer than
+    the product; here it is packed once. ``weight`` is opaque: its dtype, device and shape can be
+    read, its numbers cannot.
     """
 
     weight: torch.Tensor
@@ -45,7 +45,7 @@ class PackedLinear(nn.Module):
 def packed_product(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, in_features: int
 ) -> torch.Tensor:
-    """``rows`` of any shape by a packed matrix; written so that TorchScript takes it."""
+    """``rows`` of any shape times a packed matrix; written so that TorchScript accepts it."""
     flat = rows.reshape(-1, in_features)
     count = flat.size(0)
     if 0 < count < 4:  # the kernel for four rows is faster than those for one and two
@@ -58,7 +58,7 @@ def packed_product(
 
 @functools.cache
 def _scripted() -> Callable[..., Any]:
-    """:func:`packed_product` in one call, where torch can do that."""
+    """:func:`packed_product` compiled by TorchScript, or as it is if torch cannot compile it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -70,10 +70,10 @@ def _scripted() -> Callable[..., Any]:
 
 
 def favour_few_rows(module: nn.Module) -> nn.Module:
-    """Lay the float32 matrices of ``module`` out for products of 1 to some 100 rows on a CPU.
+    """Pack the float32 matrices of ``module`` for products of 1 to about 100 rows on a CPU.
 
-    Returns ``module``, or what takes its place where it is a linear layer itself. Subclasses of
-    linear layers, which may compute something else, other dtypes and other devices are left alone.
+    Returns ``module``, or its replacement if it is a linear layer itself. Subclasses of linear
+    layers, which may compute something else, other dtypes and other devices are left alone.
     """
     if _packable(module):
         return PackedLinear(module)  # type: ignore[arg-type]  # it is a linear layer
@@ -104,8 +104,8 @@ def _packed(weight: torch.Tensor) -> torch.Tensor:
 def _can_pack() -> bool:
     """Whether this build of torch multiplies by packed matrices, tried once on small ones.
 
-    The operators are those that torch's own compiler emits; they are not part of its documented
-    interface, so what they give is compared before anything relies on it.
+    The operators are those that torch's own compiler emits. They are not part of its documented
+    interface, so their results are compared before anything relies on them.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False

@@ -1,13 +1,13 @@
-"""Linear layers in 8 or 4 bits: more layers fit into the same memory, at an error that is measured.
+"""Quantises linear layers to 8 or 4 bits: more layers fit into memory, at a measured error.
 
 int8: weights and each row of activations as 8-bit integers with one scale per row, multiplied as
 integers (Dettmers et al., LLM.int8(), NeurIPS'22, without its outlier decomposition, which would
 make a session's numbers depend on who shares the batch). int4: weights as 4-bit NormalFloat in
-blocks of 64 (Dettmers et al., QLoRA, NeurIPS'23 §3), computed in the peer's dtype. Kernels are
+blocks of 64 (Dettmers et al., QLoRA, NeurIPS'23 §3), computed in the peer's dtype. The kernels are
 those of ``bitsandbytes``, on GPUs and CPUs; ``bench/quantization.py`` measures the error.
 
-What is not a linear layer stays as it is: norms, routers, experts that a model's code keeps fused,
-and the embedding and the head, which are not part of any layer.
+Everything but linear layers stays as it is: norms, routers, experts that a model's code keeps
+fused, and the embedding and the head, which are not part of any layer.
 """
 
 import logging
@@ -22,16 +22,16 @@ from dht.errors import UserError
 
 KINDS = ("int8", "int4")
 BLOCK = 64
-"""Weights that share a scale in 4 bits."""
+"""Number of weights that share a scale in 4 bits."""
 NUMBERS_MIN = 4096
-"""Smaller matrices, such as routers, are kept: they weigh nothing and decide much."""
+"""Minimum numbers in a quantised matrix: small ones, as of routers, weigh nothing, decide much."""
 INT8_MAX = 127
 
 
 def quantize_linears(module: nn.Module, kind: str) -> nn.Module:
     """Replace the linear layers within ``module`` in place; ``kind`` is one of KINDS.
 
-    Raises UserError where ``bitsandbytes`` is missing or cannot work here.
+    Raises UserError if ``bitsandbytes`` is missing or cannot work here.
     """
     library = _library()
     for parent, name, linear in list(_linears(module, kind)):
@@ -41,7 +41,7 @@ def quantize_linears(module: nn.Module, kind: str) -> nn.Module:
 
 
 def held_bytes(module: nn.Module, kind: str | None, dtype: torch.dtype) -> int:
-    """What ``module`` (perhaps on the meta device) takes when it is loaded in this precision."""
+    """Bytes that ``module`` (perhaps on the meta device) takes when loaded in this precision."""
     numbers = sum(tensor.numel() for tensor in module.state_dict().values())
     total: int = numbers * dtype.itemsize
     if kind is None:
@@ -54,7 +54,7 @@ def held_bytes(module: nn.Module, kind: str | None, dtype: torch.dtype) -> int:
 
 
 def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """``(parent, name, linear)`` of what is quantised. A subclass may compute something else."""
+    """``(parent, name, linear)`` to quantise; no subclasses, which may compute something else."""
     for parent in module.modules():
         for name, child in parent.named_children():
             if type(child) is not nn.Linear or child.weight.numel() < NUMBERS_MIN:
@@ -64,7 +64,7 @@ def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.
 
 
 def _library() -> Any:
-    """``bitsandbytes``, kept from running code that it would fetch from a hub when imported."""
+    """Import ``bitsandbytes`` without the code that it would fetch from a hub and run."""
     if (imported := sys.modules.get("bitsandbytes")) is not None:
         return imported
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -85,7 +85,7 @@ def _library() -> Any:
 
 
 class _Int8Linear(nn.Module):
-    """``x @ W.T + b`` over 8-bit integers; rows do not know of each other."""
+    """``x @ W.T + b`` over 8-bit integers; rows do not depend on each other."""
 
     weight: torch.Tensor
     absmax: torch.Tensor
@@ -124,7 +124,7 @@ def scaled_product(
 ) -> torch.Tensor:
     """``rows @ weight.T`` of int8 matrices, ``[rows, outputs]``, scaled in float32.
 
-    On GPUs the library's own scaling goes through float16, in which numbers beyond 65,504 are
+    On GPUs the library's own scaling goes through float16, where numbers beyond 65,504 are
     infinite.
     """
     whole: torch.Tensor = torch.ops.bitsandbytes.int8_linear_matmul(rows, weight)

@@ -1,9 +1,9 @@
-"""A model without its weights: its own forward, run around layers that are only listened to.
+"""Runs a model's own forward without its weights, around layers that only record their calls.
 
 Families differ in what they do beside their layers: they scale the embedding, add learned
 positions, give each kind of layer its own rotation or bias, cap the logits. None of that is copied
-here. The model's forward runs with a listener in every layer's place, so what goes into a layer,
-and what is made of the last one's output, is found by asking the model.
+here. The model's forward runs with a recorder in every layer's place, so the model itself shows
+what a layer receives and what becomes of the last layer's output.
 """
 
 import copy
@@ -18,12 +18,12 @@ from torch import nn
 from node.model.lean_transformers import without_compiler
 
 Answer = Callable[[int, torch.Tensor], torch.Tensor]
-"""(layer, hidden states going in) → hidden states coming out."""
+"""(layer, its input hidden states) → its output hidden states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCall:
-    """What a layer was given: hidden states, and the arguments beside them."""
+    """Arguments of a layer's call: hidden states, and the arguments beside them."""
 
     hidden: torch.Tensor
     positional: tuple[Any, ...]
@@ -36,7 +36,7 @@ class PartCall:
 
     name: str
     layers_before: int
-    """How many layers had been called."""
+    """Number of layers called before."""
     positional: tuple[Any, ...]
     named: dict[str, Any]
     output: Any
@@ -44,7 +44,7 @@ class PartCall:
 
 @dataclass(slots=True, kw_only=True)
 class Heard:
-    """What one forward pass did."""
+    """Record of one forward pass."""
 
     layers: list[LayerCall] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Heard:
 
 
 class Slot(nn.Module):
-    """Stands for one layer; answers for its attributes."""
+    """Takes the place of one layer, and has its attributes."""
 
     def __init__(self, layer: nn.Module, index: int, skeleton: "Skeleton") -> None:
         super().__init__()
@@ -77,8 +77,8 @@ class Slot(nn.Module):
 
 
 class StandIn(nn.Module):
-    """Stands for a module whose weights are elsewhere: numbers of the right shape, made of what
-    it was given row by row, so that a row's answer never depends on the others."""
+    """Takes the place of a module whose weights are not here. Its output has the right shape and is
+    made row by row from its input, so that a row's output never depends on other rows."""
 
     def __init__(self, part: nn.Module, device: torch.device) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class StandIn(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             found = getattr(self.__dict__["part"], name)
-        if isinstance(found, torch.Tensor):  # asked for its device or dtype: no memory of its own
+        if isinstance(found, torch.Tensor):  # asked for its device or dtype: takes no memory
             return torch.zeros((), dtype=found.dtype, device=self._device).expand(found.shape)
         return found
 
@@ -103,7 +103,7 @@ class StandIn(nn.Module):
         rows, dtype = out.shape[:-1], out.dtype
         channel = torch.arange(out.shape[-1], device=device) * 1.3
         seed = torch.zeros(rows, device=device)
-        for place, value in enumerate(values):  # weighed apart: no two of them may cancel out
+        for place, value in enumerate(values):  # separate weights: no two inputs may cancel out
             weight = 0.7 + 0.31 * place
             if isinstance(value, torch.Tensor):
                 for numbers in (value, value.float().mean(-1) if value.dim() else value):
@@ -116,7 +116,7 @@ class StandIn(nn.Module):
 
 
 def _spreads(shape: torch.Size, rows: torch.Size) -> bool:
-    """Whether numbers of ``shape`` are one for each of ``rows``, or for all that share a row."""
+    """Whether ``shape`` broadcasts to ``rows``: one number per row, or one for several rows."""
     try:
         spread: torch.Size = torch.broadcast_shapes(shape, rows)  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -129,12 +129,12 @@ def _shadow(value: Any) -> Any:
 
 
 class Skeleton:
-    """The model's forward around slots. Parts with weights are stand-ins until :meth:`put`."""
+    """A model's forward around slots. Parts with weights are stand-ins until :meth:`put`."""
 
     def __init__(self, model: nn.Module, layers_name: str, *, tuples: bool = False) -> None:
         """``model`` is on the meta device; it is copied, its layers are not.
 
-        ``tuples``: a layer's answer is the first of a tuple.
+        ``tuples``: whether a layer returns a tuple whose first part is its output.
         """
         self.tuples = tuples
         self.layers_name = layers_name
@@ -157,15 +157,15 @@ class Skeleton:
         self._answer: Answer = lambda _, hidden: hidden
 
     def put(self, name: str, part: nn.Module) -> None:
-        """Give a part its module with weights."""
+        """Replace a part's stand-in by the module with weights."""
         self._model.set_submodule(name, part)
 
     def take_out(self, name: str) -> None:
-        """Make a part a stand-in again."""
+        """Replace a part by a stand-in again."""
         self._model.set_submodule(name, StandIn(self.parts[name], self._device))
 
     def to(self, device: torch.device) -> "Skeleton":
-        """Move what is computed rather than loaded (rotary frequencies, scales) to ``device``.
+        """Move computed buffers (rotary frequencies, scales), which are not loaded, to ``device``.
 
         Every part becomes a stand-in again.
         """
@@ -184,7 +184,7 @@ class Skeleton:
         return found
 
     def loose(self) -> list[str]:
-        """Weights beside the layers that belong to no part."""
+        """Names of weights beside the layers that belong to no part."""
         inside = tuple(f"{name}." for name in self.parts)
         return [
             name
@@ -195,7 +195,7 @@ class Skeleton:
     def hear(
         self, index: int, hidden: torch.Tensor, positional: tuple[Any, ...], named: dict[str, Any]
     ) -> torch.Tensor:
-        """Called by a slot."""
+        """Record a layer's call and return its output; called by a slot."""
         self._heard.order.append(index)
         self._heard.layers.append(LayerCall(hidden=hidden, positional=positional, named=named))
         return self._answer(index, hidden)
@@ -210,10 +210,10 @@ class Skeleton:
         answer: Answer | None = None,
         listen: bool = False,
     ) -> Heard:
-        """One forward pass over ``[1, tokens]`` of ids or ``[1, tokens, hidden]`` of embeddings.
+        """Run one forward pass over ids ``[1, tokens]`` or embeddings ``[1, tokens, hidden]``.
 
-        ``answer`` computes the layers (as they are: they change nothing); ``listen`` records the
-        calls of all other modules, too.
+        ``answer`` computes the layers' outputs (None: their inputs); ``listen`` also records the
+        calls of all other modules.
         """
         self._heard = heard = Heard()
         self._answer = answer or (lambda _, hidden: hidden)

@@ -1,10 +1,10 @@
-"""How a model is put together, found by running its own forward around listeners.
+"""Finds how a model is put together, by running its own forward with recorders for layers.
 
-Nothing is known of families by name. What a model does beside its layers is either plain (the
-embedding goes into the first layer, the last layer's output through norm and head), or is left to
-the model's own forward; what its layers are given is traced to its origin, or made by the model's
-own forward for each session. What fits neither is refused with the reason, because it would
-answer nonsense without any error.
+Nothing is known of families by name. Around its layers a model is either plain (the embedding goes
+into the first layer, the last layer's output through norm and head), or its own forward is run. The
+layers' arguments are traced to their origins, or computed by the model's own forward for each
+session. A model that fits neither is refused with the reason, because it would answer nonsense
+without any error.
 """
 
 import copy
@@ -31,54 +31,54 @@ class Unservable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSource:
-    """A weightless module that makes arguments of positions, such as a rotary embedding."""
+    """A weightless module that computes arguments from positions, such as a rotary embedding."""
 
     name: str
     arguments: Arguments
     token_dims: tuple[int, ...]
-    """Which dimension of each output tensor counts the tokens."""
+    """Dimension of each output tensor that counts the tokens."""
     by_length: bool
-    """Whether what it makes depends on how long the context is, not only on the position."""
+    """Whether its output depends on the length of the context, not only on the position."""
     recordable: bool = False
-    """Whether it does the same operations whatever the positions are."""
+    """Whether its operations are the same for all positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStructure:
-    """A model's parts and what happens between them."""
+    """A model's parts and the flow between them."""
 
     tuples: bool
-    """Whether layers give a tuple."""
+    """Whether layers return a tuple."""
     packed: bool
-    """Whether rows of many sessions may share a call of a layer."""
+    """Whether rows of many sessions may share a layer's call."""
     width: int
-    """Of the hidden states that go from layer to layer."""
+    """Width of the hidden states between layers."""
     before: tuple[str, ...]
     """Parts with weights that run before the layers: the embedding, and whatever follows it."""
     behind: tuple[str, ...]
-    """Parts with weights that run behind the layers, in order: the last one is the head."""
+    """Parts with weights that run after the layers, in order; the last one is the head."""
     plain_entry: bool
     plain_tail: bool
     sources: tuple[LayerSource, ...] = ()
     calls: tuple[Arguments, ...] = ()
-    """Arguments of each layer where ``packed``."""
+    """Arguments of each layer, if ``packed``."""
     kv_shapes: tuple[tuple[int, int, int], ...] = ()
     """``(kv_heads, key width, value width)`` of each layer."""
     traits: tuple[LayerTraits, ...] = ()
-    """Of each layer where ``packed``."""
+    """Traits of each layer, if ``packed``."""
 
     @property
     def by_length(self) -> bool:
-        """Whether keys depend on how long their session may become."""
+        """Whether keys depend on the maximum length of their session."""
         return any(source.by_length for source in self.sources)
 
 
 def inspect_model(
     model: nn.Module, layers_name: str, *, packed: bool, context_tokens: int, dtype: torch.dtype
 ) -> ModelStructure:
-    """How ``model``, on the meta device, is put together.
+    """The structure of ``model``, which is on the meta device.
 
-    ``packed``: its attention was replaced by ours. Raises Unservable.
+    ``packed``: whether its attention was replaced by ours. Raises Unservable.
     """
 
     def studied() -> ModelStructure:
@@ -87,7 +87,7 @@ def inspect_model(
     try:
         with without_compiler():
             return studied()
-    except ImportError:  # it asks for what the compiler alone has
+    except ImportError:  # it needs something that only the compiler has
         return studied()
     except Untraceable as reason:
         raise Unservable(str(reason)) from reason
@@ -101,7 +101,7 @@ def _positions(start: int, tokens: int) -> torch.Tensor:
 
 
 def _noisy(seed: int) -> Answer:
-    """Layers whose output is their input and noise that depends on the layer."""
+    """Layers that output their input plus noise; the noise depends on the layer."""
 
     def answer(index: int, hidden: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1000 * seed + index)
@@ -137,7 +137,7 @@ class _Inspection:
             raise Unservable(f"beside its layers it has {loose[0]}, which belongs to no module")
 
     def _rightly_answered(self, model: nn.Module, layers_name: str) -> tuple[Skeleton, Heard]:
-        """The skeleton whose layers answer in the form that the model's forward expects."""
+        """The skeleton whose layers return outputs in the form that the model's forward expects."""
         failure: Exception | None = None
         for tuples in (False, True):
             skeleton = Skeleton(model, layers_name, tuples=tuples)
@@ -198,7 +198,7 @@ class _Inspection:
         )
 
     def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Parts with weights by where they are called."""
+        """Parts with weights, before and behind the layers."""
         before: list[str] = []
         behind: list[str] = []
         for call in self._part_calls():
@@ -216,7 +216,7 @@ class _Inspection:
         return [call for call in self._first.parts if call.name in self._skeleton.parts]
 
     def _check_independence(self) -> None:
-        """What layers are given must not depend on the hidden states or on the token ids."""
+        """Raise Unservable if the layers' arguments depend on hidden states or token ids."""
         generator = torch.Generator().manual_seed(5)
         noise = torch.randn(1, TOKENS, self._embedded_width(), generator=generator)
         with torch.inference_mode():
@@ -292,7 +292,7 @@ class _Inspection:
         )
 
     def _check_traced(self, sources: Sequence[LayerSource], calls: Sequence[Arguments]) -> None:
-        """The traced arguments equal the model's own at other positions."""
+        """Raise Untraceable if traced arguments differ from the model's at other positions."""
         start = 7
         heard = self._heard(self._skeleton, seed=2, start=start)
         positions = _positions(start, TOKENS)
@@ -308,7 +308,7 @@ class _Inspection:
                 raise Untraceable("its layers are given what cannot be traced to positions")
 
     def _check_entry_is_by_row(self) -> None:
-        """What happens to a row before the layers must not depend on the rows beside it."""
+        """Raise Untraceable if a row's input to the layers depends on other rows."""
         ids = torch.tensor([[0, 1, 1, 0]])
         positions = torch.tensor([[0, 1, 0, 1]])
         with torch.inference_mode():
@@ -321,7 +321,7 @@ class _Inspection:
             raise Untraceable("it mixes tokens before the first layer")
 
     def _check_tail(self) -> None:
-        """A row's logits must not depend on the rows beside it, nor on the embedding."""
+        """Raise Unservable if a row's logits depend on other rows."""
         generator = torch.Generator().manual_seed(6)
         hidden = torch.randn(1, TOKENS, self._width, generator=generator).to(self._dtype)
 
@@ -371,7 +371,7 @@ class _Inspection:
         )
 
     def _kv_shape(self, index: int) -> tuple[int, int, int]:
-        """What a layer writes per token; found on the meta device, where it costs nothing."""
+        """KV shape that a layer writes per token; found on the meta device, at no cost."""
         layer = copy.deepcopy(self._layers[index]).to("meta")
         call = self._first.layers[index]
         set_looking(True)

@@ -1,10 +1,10 @@
-"""Layers recorded for decode steps on a CPU, so that no Python runs between their operations.
+"""Records layers for decode steps on a CPU, so that no Python runs between their operations.
 
-Where a step has few rows, most of its time goes into the interpreter and the model's own Python
-code. A layer whose operations do not depend on what is in its tensors
-(:mod:`node.model.layer_traits`) is traced once (TorchScript, which needs no compiler) as a function
-of its rows, its arguments and the pool; what is recorded is compared with the layer itself before
-it is used. What cannot be recorded, or differs, runs as it is.
+In a step of few rows, most of the time goes into the interpreter and the model's own Python code. A
+layer whose operations do not depend on its tensors' values (:mod:`node.model.layer_traits`) is
+traced once (TorchScript, which needs no compiler) as a function of its rows, its arguments and the
+pool. The recording is compared with the layer itself before it is used. A layer that cannot be
+recorded, or whose recording differs, runs as it is.
 """
 
 import logging
@@ -26,24 +26,24 @@ from node.model.structure import LayerSource, ModelStructure
 logger = logging.getLogger(__name__)
 
 ROWS_MAX = 64
-"""Of a step that runs recorded layers: with more, computing takes longer than the interpreter."""
+"""Maximum rows of a step with recorded layers; with more, computing outweighs the interpreter."""
 ROWS_TRACED, ROWS_COMPARED, CONTEXT_COMPARED = 3, (1, 2, ROWS_MAX), 3
 ERROR_MAX = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Between what was recorded and the layer itself, as a share of the largest number."""
+"""Maximum difference between a recording and its layer, relative to the largest number."""
 
 Recorded = Callable[..., Any]
 
 
 class TorchScriptLayers:
-    """Recordings of the layers that are held, and of what makes their arguments."""
+    """Recordings of the layers held, and of the modules that compute their arguments."""
 
     def __init__(self, anatomy: ModelStructure, sources: Sequence[nn.Module]) -> None:
         self._anatomy = anatomy
         self._modules = list(sources)
         self._programs: dict[Any, Recorded | None] = {}
-        """By kind of layer; TorchScript never forgets a program, so weights are arguments."""
+        """By kind of layer. TorchScript never forgets a program, so weights are arguments."""
         self._layers: dict[int, tuple[Recorded, tuple[Tensor, ...]]] = {}
-        """What runs each layer, and its weights."""
+        """Program and weights of each layer."""
         self._sources: list[Recorded | None] = [None] * len(sources)
         self._sources_are_known = False
 
@@ -51,11 +51,11 @@ class TorchScriptLayers:
         return len(self._layers)
 
     def keep(self, indices: Sequence[int]) -> None:
-        """Forget all layers but these."""
+        """Forget all other layers."""
         self._layers = {at: made for at, made in self._layers.items() if at in indices}
 
     def add(self, index: int, layer: nn.Module, dtype: torch.dtype) -> None:
-        """Record a layer on the CPU where that is possible; it stays unrecorded otherwise."""
+        """Record a layer on the CPU; it stays unrecorded if that is impossible."""
         anatomy = self._anatomy
         if not anatomy.packed or not anatomy.traits[index].recordable:
             return
@@ -74,7 +74,7 @@ class TorchScriptLayers:
         try:
             with torch.inference_mode():
                 if kind not in self._programs:
-                    self._programs[kind] = None  # where recording fails
+                    self._programs[kind] = None  # stays so if recording fails
                     example = self._example(index, ROWS_TRACED, dtype, weights)
                     self._programs[kind] = _recorded(function, example)
                 program = self._programs[kind]
@@ -90,7 +90,7 @@ class TorchScriptLayers:
             logger.info("layer %d stays as it is: %s", index, told[0])
             return
         finally:
-            holder.clear()  # the program keeps the function from which it was made
+            holder.clear()  # the program keeps the function that it was made from
         self._layers[index] = program, weights
 
     def run(
@@ -102,9 +102,9 @@ class TorchScriptLayers:
         positions: Tensor,
         make: Callable[[int], Any],
     ) -> Tensor | None:
-        """``[1, rows, hidden]`` behind layers ``[start, end)``; None where not all are recorded.
+        """Output ``[1, rows, hidden]`` of layers ``[start, end)``; None if not all are recorded.
 
-        ``positions`` is ``[1, rows]``; ``make`` gives what a source makes that is not recorded.
+        ``positions`` is ``[1, rows]``; ``make`` returns the output of an unrecorded source.
         """
         rows = step.decode
         if rows is None or hidden.shape[1] > ROWS_MAX:
@@ -161,7 +161,7 @@ class TorchScriptLayers:
     def _example(
         self, index: int, rows: int, dtype: torch.dtype, weights: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """Arguments of a recorded layer: each row the last of a context of a few tokens."""
+        """Arguments of a recorded layer, each row being the last of a context of a few tokens."""
         kv_heads, key_width, value_width = self._anatomy.kv_shapes[index]
         starts = CONTEXT_COMPARED * torch.arange(rows)
         hidden = _hidden(rows, self._anatomy.width, dtype)
@@ -185,7 +185,7 @@ class TorchScriptLayers:
 
 
 def _numbers(layer: nn.Module) -> list[Any]:
-    """What the modules of a layer are and the numbers that they go by, but which layer it is."""
+    """Types and settings of a layer's modules, without the layer's index."""
     return [
         (path, type(module), name, value)
         for path, module in layer.named_modules()
@@ -201,7 +201,7 @@ def _weights(layer: nn.Module) -> list[tuple[str, Tensor]]:
 
 @contextmanager
 def _given(layer: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
-    """The layer with other tensors for its weights, by name."""
+    """Within the context, the layer has the given tensors as its weights, by name."""
     own: list[tuple[dict[str, Any], str, Any]] = []
     for path, weight in weights.items():
         parent, _, name = path.rpartition(".")
@@ -231,8 +231,8 @@ def _flat(
     call: Arguments,
     counts: Sequence[int],
 ) -> Recorded:
-    """The one layer in ``holder`` as a function of tensors alone: what sources make, by ``counts``,
-    and its weights, by ``names``, come last."""
+    """The one layer in ``holder`` as a function of tensors alone. Outputs of sources, by
+    ``counts``, and the layer's weights, by ``names``, come last."""
 
     def function(
         hidden: Tensor,
@@ -269,7 +269,7 @@ def _flat(
 
 
 def _recorded(function: Recorded, example: tuple[Tensor, ...]) -> Recorded:
-    """``function`` as TorchScript; raises where it would hold a number of the example fast."""
+    """``function`` as TorchScript; raises if it would freeze a value of the example."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made: Recorded = torch.jit.trace(  # type: ignore[no-untyped-call]

@@ -1,1 +1,1 @@
-"""What the machine's owner lends, sees and wants back."""
+"""The machine's owner: what they lend, what they see, when they want the machine back."""

@@ -1,4 +1,4 @@
-"""What this peer gave so far, kept over restarts beside its identity."""
+"""Keeps a peer's lifetime contribution in a file beside its identity."""
 
 import json
 import logging
@@ -14,16 +14,16 @@ COUNT_MAX = 1 << 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """Sums since the identity was made."""
+    """Sums since the identity was created."""
 
     tokens: int = 0
-    """Computed in its layers: prompt and answer, each token once for each session."""
+    """Tokens computed in the peer's layers: prompt and answer, each token once per session."""
     sessions: int = 0
-    """That ended as they should."""
+    """Number of sessions that ended normally."""
     serving_s: float = 0.0
 
     def plus(self, tokens: int, sessions: int, serving_s: float) -> "Contribution":
-        """The sums with more added."""
+        """The sums with these amounts added."""
         return replace(
             self,
             tokens=self.tokens + tokens,
@@ -33,7 +33,7 @@ class Contribution:
 
 
 def load(path: Path) -> Contribution:
-    """What ``path`` says; nothing where it is missing or damaged: nobody is kept from joining."""
+    """The contribution in ``path``; zero if missing or damaged, so that joining still works."""
     try:
         with path.open("rb") as file:
             read = json.loads(file.read(FILE_BYTES_MAX))
@@ -48,7 +48,7 @@ def load(path: Path) -> Contribution:
 
 
 def save(path: Path, contribution: Contribution) -> None:
-    """Replace ``path`` in one step; a disk that is full is reported and nothing else."""
+    """Replace ``path`` atomically; a failure, such as a full disk, is only logged."""
     new = path.with_suffix(".new")
     try:
         new.write_text(json.dumps(asdict(contribution)))

@@ -1,4 +1,4 @@
-"""Looks at a serving peer every second or so, and shows and keeps what it gave."""
+"""Watches a serving peer: shows its figures every 2 s and saves its contribution."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ SENSORS_S = 10.0
 
 
 class ContributionWatch:
-    """Shows :class:`Figures` until cancelled; the contribution is kept in ``path``."""
+    """Shows :class:`Figures` until cancelled; the contribution is saved in ``path``."""
 
     def __init__(
         self,
@@ -28,9 +28,9 @@ class ContributionWatch:
         path: Path,
         gpu: str,
     ) -> None:
-        """``look`` gives a moment without what the watch itself knows; ``finished`` the sessions
-        that ended as they should since the start; ``gpu`` is what its
-        driver calls it, empty where there is none to ask."""
+        """``look`` returns the peer's figures without those that the watch adds; ``finished``
+        returns the number of sessions that ended normally since the start; ``gpu`` is the driver's
+        name of the GPU, empty if there is no driver to ask."""
         self._look = look
         self._finished = finished
         self._reporter = reporter
@@ -41,7 +41,7 @@ class ContributionWatch:
         self._sensors: tuple[float | None, float | None] = (None, None)
 
     async def run(self) -> None:
-        """Look and show; the last state is kept when this is cancelled."""
+        """Look and show at intervals; save the last state when cancelled."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         last, last_s = self._look(), started_s

@@ -1,6 +1,6 @@
-"""When a volunteer's machine is wanted by its owner, and when it is free again.
+"""Decides when the owner wants the machine, and when it is free again. Pure.
 
-Pure: what was seen of the machine goes in with the time, a decision with its reason comes out.
+The input is what was seen of the machine, with the time; the output is a decision with its reason.
 :mod:`node.owner.machine_watch` looks at the machine, :mod:`node.peer.peer` drains and comes back.
 """
 
@@ -14,20 +14,20 @@ _WINDOW = re.compile(r"([01]\d|2[0-4]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A part of the day in minutes since midnight, half-open; ``end <= start`` wraps around it."""
+    """A half-open part of the day, in minutes since midnight; wraps if ``end <= start``."""
 
     start: int
     end: int
 
     def holds(self, minute: int) -> bool:
-        """Whether ``minute`` of the day is in it."""
+        """Whether ``minute`` of the day is in the window."""
         if self.start < self.end:
             return self.start <= minute < self.end
         return minute >= self.start or minute < self.end
 
 
 def window_of(text: str) -> Window:
-    """``HH:MM-HH:MM`` as a window; raises ValueError with what is wrong."""
+    """Parse ``HH:MM-HH:MM``; raises ValueError with the reason."""
     found = _WINDOW.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no time of day such as 22:00-07:30")
@@ -40,57 +40,57 @@ def window_of(text: str) -> Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UseConfig:
-    """What makes a peer step aside. By default nothing does."""
+    """Conditions that make a peer step aside. By default there are none."""
 
     idle_only: bool = False
-    """Other programs' work on the device, or somebody at the keyboard."""
+    """Step aside for other programs' work on the device, or somebody at the keyboard."""
     processes: frozenset[str] = frozenset()
-    """Names of programs, in lower case; one that runs is enough."""
+    """Program names in lower case; the peer steps aside while any of them runs."""
     windows: tuple[Window, ...] = ()
-    """Times of day to serve in; none means always."""
+    """Times of day to serve in; empty means always."""
     busy_share: float = 0.25
-    """Of all cores' time: what others may use on an idle machine."""
+    """CPU share of other programs, over all cores, above which the machine counts as used."""
     input_s: float = 120.0
-    """Somebody who typed within so long is still there."""
+    """Time since the last keyboard input below which the user counts as present."""
     busy_for_s: float = 6.0
-    """Other work must last so long; programs, windows and input count at once."""
+    """How long other work must last before it counts; programs, windows, input count at once."""
     calm_for_s: float = 60.0
-    """All must be calm for so long before the peer comes back."""
+    """How long the machine must be free before the peer comes back."""
 
     @property
     def watches(self) -> bool:
-        """Whether there is anything to look at."""
+        """Whether any condition needs a look at the machine."""
         return self.idle_only or bool(self.processes) or bool(self.windows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one look at the machine found. None: cannot be seen here."""
+    """Result of one look at the machine. None: cannot be seen here."""
 
     minute: int
-    """Of the local day."""
+    """Minute of the local day."""
     others_share: float = 0.0
-    """Share of all cores' time that went to programs other than this peer's."""
+    """CPU share, over all cores, of programs other than this peer's."""
     others_on_gpu: bool = False
     input_ago_s: float | None = None
     processes: frozenset[str] = frozenset()
-    """Names of what runs, in lower case."""
+    """Names of the running programs, in lower case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAside:
-    """Drain and free the memory."""
+    """Decision to drain and free the memory."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComeBack:
-    """Serve again."""
+    """Decision to serve again."""
 
 
 def why_aside(config: UseConfig, seen: Seen) -> tuple[str, bool] | None:
-    """Why the owner wants the machine now, and whether that counts at once; None: it is free."""
+    """Why the owner wants the machine now, and whether that counts at once; None if it is free."""
     if config.windows and not any(window.holds(seen.minute) for window in config.windows):
         return "it is not the time of day to serve in", True
     running = sorted(config.processes & seen.processes)
@@ -109,7 +109,7 @@ def why_aside(config: UseConfig, seen: Seen) -> tuple[str, bool] | None:
 
 @dataclass(slots=True, kw_only=True)
 class OwnerUse:
-    """Turns looks at the machine into steps aside and returns, without flapping."""
+    """Turns looks at the machine into decisions to step aside or come back, without flapping."""
 
     config: UseConfig
     aside: bool = False
@@ -117,7 +117,7 @@ class OwnerUse:
     _calm_since_s: float | None = field(default=None)
 
     def step(self, seen: Seen, now_s: float) -> StepAside | ComeBack | None:
-        """What to do after one look; None: nothing changes."""
+        """Decision after one look; None if nothing changes."""
         why = why_aside(self.config, seen)
         if why is None:
             self._busy_since_s = None
@@ -140,5 +140,5 @@ def _first(since_s: float | None, now_s: float) -> float:
 
 
 def names_of(programs: Iterable[str]) -> frozenset[str]:
-    """Programs' names as they are compared: in lower case, without Windows' ending."""
+    """Program names in the form that is compared: lower case, without Windows' ``.exe``."""
     return frozenset(name.lower().removesuffix(".exe") for name in programs if name)

@@ -1,4 +1,4 @@
-"""What a serving peer shows its owner: a panel on a terminal, a line elsewhere. Pure."""
+"""Formats a serving peer's figures for its owner: a panel on a terminal, otherwise a line. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ PEERS_SHOWN_MAX = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """A moment of a peer's life. Rates are means since the look before."""
+    """Figures of a peer at one moment. Rates are means since the previous look."""
 
     state: NodeState
     start: int
@@ -25,11 +25,11 @@ class Figures:
     layers: int
     sessions: int
     tokens: int
-    """Computed since this start."""
+    """Tokens computed since this start."""
     up_bytes: int
     down_bytes: int
     peers: int
-    """Others that are announced."""
+    """Number of other peers announced."""
     tokens_per_s: float = 0.0
     up_bytes_per_s: float = 0.0
     down_bytes_per_s: float = 0.0
@@ -42,7 +42,7 @@ class Figures:
 
 
 def sentence(figures: Figures) -> str:
-    """One plain line."""
+    """The figures as one plain line."""
     lifetime = figures.lifetime
     return (
         f"{layers_sentence(figures.start, figures.end, figures.layers, figures.state)};"
@@ -55,7 +55,7 @@ def sentence(figures: Figures) -> str:
 
 
 def panel(figures: Figures) -> Panel:
-    """The live view."""
+    """The figures as a panel."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
@@ -90,14 +90,14 @@ def panel(figures: Figures) -> Panel:
 
 
 def peers_text(others: int, links: Sequence[Link]) -> str:
-    """How many others there are, and round trips to the nearest."""
+    """Number of other peers, and round trips to the nearest."""
     near = sorted(links, key=lambda link: link.rtt_s)[:PEERS_SHOWN_MAX]
     trips = ", ".join(f"{short_name(link.source)} {1000 * link.rtt_s:.1f} ms" for link in near)
     return counted(others, "other") + (f": {trips}" if trips else "")
 
 
 def device_text(figures: Figures) -> str:
-    """The device, with temperature and power where the driver tells them."""
+    """The device, with temperature and power if the driver reports them."""
     parts = [figures.device]
     if figures.temperature_c is not None:
         parts.append(f"{figures.temperature_c:.0f} °C")
@@ -107,7 +107,7 @@ def device_text(figures: Figures) -> str:
 
 
 def clock(seconds: float) -> str:
-    """``3:07`` hours and minutes, ``2 d 03:07`` beyond a day."""
+    """``3:07`` as hours and minutes, ``2 d 03:07`` from one day on."""
     days, rest = divmod(int(seconds) // 60, 24 * 60)
     hours, minutes = divmod(rest, 60)
     return f"{days} d {hours:02}:{minutes:02}" if days else f"{hours}:{minutes:02}"

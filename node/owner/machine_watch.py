@@ -1,8 +1,7 @@
-"""Looks at this machine for :mod:`node.owner.idle_policy`: other programs' work, keyboards, the
-clock.
+"""Looks at this machine for :mod:`node.owner.idle_policy`: other programs, keyboards, the clock.
 
-Input is seen through the times of terminals (``who`` does the same), so a desktop's mouse counts
-only where it shows up there; ``--pause-on-process`` is the surer sign of a game.
+Input is seen by the access times of terminals (as ``who`` does), so a desktop's mouse counts only
+if it shows up there; ``--pause-on-process`` is the surer sign of a game.
 """
 
 import shutil
@@ -21,7 +20,7 @@ TERMINALS = ("/dev/tty[0-9]*", "/dev/pts/[0-9]*")
 
 
 class MachineWatch:
-    """One look after the other; shares of the CPU are of the time between two."""
+    """Looks at the machine repeatedly; CPU shares are means over the time between two looks."""
 
     def __init__(self, config: UseConfig, *, gpu: bool) -> None:
         self._config = config
@@ -31,7 +30,7 @@ class MachineWatch:
         self._looked_s = 0.0
 
     def look(self) -> Seen:
-        """What the machine shows now. Takes some milliseconds, more with a GPU."""
+        """Look at the machine now. Takes some milliseconds, more with a GPU."""
         clock = time.localtime()
         minute = 60 * clock.tm_hour + clock.tm_min
         config = self._config
@@ -86,7 +85,7 @@ class MachineWatch:
 
 
 def gpu_programs(listed: str) -> set[int]:
-    """Process ids in what ``nvidia-smi`` lists; lines that are none are skipped."""
+    """Process ids in the output of ``nvidia-smi``; other lines are skipped."""
     return {int(line) for line in map(str.strip, listed.splitlines()) if line.isdecimal()}
 
 
@@ -96,7 +95,7 @@ def _own() -> list[psutil.Process]:
 
 
 def _input_ago_s() -> float | None:
-    """Seconds since somebody typed at a terminal; None where there is none."""
+    """Seconds since somebody typed at a terminal; None if there is no terminal."""
     newest = 0.0
     for pattern in TERMINALS:
         for terminal in Path("/").glob(pattern.lstrip("/")):

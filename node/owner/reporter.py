@@ -1,4 +1,4 @@
-"""What a joining peer tells its owner: a terminal view, plain lines, or JSON events."""
+"""Reports a joining peer's progress to its owner: a terminal view, plain lines, or JSON events."""
 
 import json
 import sys
@@ -25,9 +25,9 @@ from dht.command_line import printable
 from dht.messages.types import NodeState
 
 STATUS_EVERY_S = 300.0
-"""Between lines about how it goes where there is no terminal."""
+"""Interval between status lines if there is no terminal."""
 LINE_EVERY_S = 5.0
-"""Between lines about one phase where there is no terminal."""
+"""Interval between lines about one phase if there is no terminal."""
 
 
 class ProgressBar(Protocol):
@@ -37,9 +37,9 @@ class ProgressBar(Protocol):
 
 
 class Reporter:
-    """Writes events as JSON objects, one a line, to stderr, or as sentences to stdout.
+    """Writes events as JSON objects, one per line, to stderr, or sentences to stdout.
 
-    On a terminal, phases show a spinner or a bar; elsewhere each phase is one plain line at its
+    On a terminal, phases show a spinner or a bar; otherwise each phase is one plain line at its
     start. The events' names and fields are a contract: see docs/protocol.md.
     """
 
@@ -52,21 +52,20 @@ class Reporter:
         self._told_s = time.monotonic()
 
     def event(self, event: str, **fields: Any) -> None:
-        """One event for machines; nothing is written without ``--json-log``."""
+        """Write one event for machines; only with ``--json-log``."""
         if self._json_log:
             line = {"event": event, "unix_s": round(time.time(), 3), **fields}
             self._log.write(json.dumps(line, ensure_ascii=False) + "\n")
             self._log.flush()
 
     def say(self, text: str) -> None:
-        """One line for people."""
+        """Write one line for people."""
         if not self._json_log:
             self._console.print(printable(text), markup=False)
 
     def show(self, view: Callable[[], RenderableType], line: Callable[[], str]) -> None:
-        """Show how it goes now: ``view`` at the end of a terminal, which it shares with phases;
-        elsewhere ``line`` is written every ``STATUS_EVERY_S``. Only what is shown is made.
-        """
+        """Show the present figures: ``view`` at the end of a terminal, while no phase runs; without
+        a terminal, ``line`` every ``STATUS_EVERY_S``. Only the one that is shown is computed."""
         if not self._json_log and self._console.is_terminal:
             if self._phases:
                 return
@@ -79,16 +78,15 @@ class Reporter:
             self.say(line())
 
     def hide(self) -> None:
-        """Take the live view away."""
+        """Remove the live view."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     @contextmanager
     def phase(self, text: str, *, counted: bool = False) -> Iterator[ProgressBar]:
-        """A phase that takes time; a ``counted`` one shows the bytes that its meter is fed with:
-        how many of how many, the rate, and the time that is left.
-        """
+        """Run a phase that takes time. If ``counted``, a bar shows bytes done and in total, the
+        rate, and the time left, from the updates of the yielded object."""
         if self._json_log or not self._console.is_terminal:
             self.say(f"{text} …")
             yield _Lines(self, text)
@@ -133,7 +131,7 @@ class Reporter:
 
 
 class _Lines:
-    """A meter for plain output: a line and an event now and then, none for what is quick."""
+    """Plain progress: a line and an event every ``LINE_EVERY_S``, none for short phases."""
 
     def __init__(self, reporter: Reporter, text: str) -> None:
         self._reporter = reporter
@@ -161,19 +159,19 @@ class _Lines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How fast bytes come, not counting those that an earlier attempt brought."""
+    """Measures a transfer's rate, not counting bytes from an earlier attempt."""
 
     start_bytes: int
     start_s: float
 
     def bytes_per_s(self, done_bytes: int, now_s: float) -> float:
-        """The mean since the start; 0 when nothing came yet."""
+        """Mean rate since the start; 0 if nothing has come yet."""
         passed_s = now_s - self.start_s
         return (done_bytes - self.start_bytes) / passed_s if passed_s > 0 else 0.0
 
 
 def progress_sentence(done_bytes: int, total_bytes: int, bytes_per_s: float) -> str:
-    """How far a transfer is, in words."""
+    """Progress of a transfer, in words."""
     text = f"{gibibytes(done_bytes)} of {gibibytes(total_bytes)}"
     if bytes_per_s <= 0:
         return text
@@ -182,7 +180,7 @@ def progress_sentence(done_bytes: int, total_bytes: int, bytes_per_s: float) -> 
 
 
 def gibibytes(size_bytes: float) -> str:
-    """A size as people read it."""
+    """A size in readable units."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= scale:
             return f"{size_bytes / scale:.1f} {unit}"
@@ -195,7 +193,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def layers_sentence(start: int, end: int, total: int, state: NodeState) -> str:
-    """What this peer holds, in words."""
+    """The layers that this peer holds, in words."""
     if start == end:
         return f"{state}: no layers yet"
     return f"{state}: {span_text(start, end)} of {total}"

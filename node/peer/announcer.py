@@ -1,4 +1,4 @@
-"""A peer's node record: what it says of itself, told when it changes and before it expires."""
+"""Publishes a peer's node record: on every change, and before the record expires."""
 
 import asyncio
 import logging
@@ -15,11 +15,11 @@ from node.stage.server import StageServer
 logger = logging.getLogger(__name__)
 
 RENEW_S = 0.6 * LIFETIME_S[RecordKind.NODES]
-"""A record that has not changed is told again before it is this old."""
+"""Maximum age of an unchanged record before it is published again."""
 
 
 class Announcer:
-    """Holds the newest record of this peer and keeps it known to the others."""
+    """Holds this peer's newest record and keeps it published."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Announcer:
         record: NodeRecord,
         every_s: float,
     ) -> None:
-        """``every_s`` is the longest time until a change of load is told; others are at once."""
+        """``every_s``: maximum delay to publish a change of load; others are published at once."""
         self._transport = transport
         self._directory = directory
         self._engine = engine
@@ -45,31 +45,31 @@ class Announcer:
 
     @property
     def record(self) -> NodeRecord:
-        """What this peer says of itself now."""
+        """This peer's present record."""
         return self._record
 
     def set(self, state: NodeState, start: int, end: int, version: PlanVersion) -> None:
-        """Another state, or other layers; told soon."""
+        """Set the state and layers; published soon."""
         self._record = replace(
             self._record, state=state, start=start, end=end, plan_version=version
         )
         self._changed.set()
 
     def set_moved(self, now_s: float) -> None:
-        """This peer gives up its layers for others now; for the anti-flap rules."""
+        """Record that this peer gives up its layers for others now, for the anti-flap rules."""
         self._record = replace(self._record, moved_unix_s=now_s)
 
     def set_reach(self, reach: Reach, beside: tuple[str, ...] = ()) -> None:
-        """How others reach this peer, as they found; told soon.
+        """Set how others reach this peer, as they found; published soon.
 
-        ``beside``: addresses beside those that it listens on, through relays or a router.
+        ``beside``: addresses through relays or a router, beside those that it listens on.
         """
         self._beside = beside
         self._record = replace(self._record, reach=reach)
         self._changed.set()
 
     async def announce(self) -> None:
-        """Tell it now. A network that does not take it is logged; the next time may do."""
+        """Publish the record now. A failure is logged; the next attempt may succeed."""
         self._note_load()
         record, now_s = self._record, asyncio.get_running_loop().time()
         self._told = None
@@ -82,7 +82,7 @@ class Announcer:
             logger.info("cannot announce: %s", error)
 
     async def run(self) -> None:
-        """Announce whenever something changed, and before the record expires."""
+        """Publish whenever something changed, and before the record expires."""
         loop = asyncio.get_running_loop()
         while True:
             try:

@@ -1,7 +1,7 @@
 """Asks owners to move sessions from this peer to freer holders of the same layers.
 
-:mod:`coordinator.routing.balance` decides, from this peer's own state and the others' node records;
-the move itself is the one by which a peer that leaves hands its sessions over (docs/protocol.md).
+:mod:`coordinator.routing.balance` decides, from this peer's own state and the others' node records.
+The move itself is the same as when a peer leaves and hands over its sessions (docs/protocol.md).
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from node.stage.server import StageServer
 logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""Between looks at this peer's own load."""
+"""Interval between looks at this peer's own load."""
 READ_S = 10.0
-"""Between looks at others' records, where it needs relief; they are renewed every 15 s."""
+"""Interval between reads of others' records while relief is needed; they are renewed every 15 s."""
 
 
 class Balancer:
-    """One peer's part in evening out the load."""
+    """Does one peer's part in balancing the load."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Balancer:
         record: Callable[[], NodeRecord],
         balance: Balance | None = None,
     ) -> None:
-        """``record`` is what this peer announces of itself."""
+        """``record`` returns the record that this peer announces."""
         self._directory = directory
         self._stage = stage
         self._record = record
@@ -43,7 +43,7 @@ class Balancer:
         self._rtt_s: dict[frozenset[str], float] = {}
 
     async def run(self) -> None:
-        """Look and ask until cancelled."""
+        """Look at the load at intervals until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -52,7 +52,7 @@ class Balancer:
                 logger.info("cannot see who is freer: %s", error)
 
     async def look(self) -> None:
-        """One look. Raises NetworkError."""
+        """Look at the load once, and ask owners to move sessions. Raises NetworkError."""
         balance, stage = self.balance, self._stage
         if not balance.under_way and not balance.needs_relief(stage.load):
             return

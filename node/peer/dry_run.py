@@ -1,4 +1,4 @@
-"""``node.join --test``: what this peer would do in the swarm, without serving anybody."""
+"""``node.join --test``: shows what this peer would do in the swarm, without serving anybody."""
 
 import asyncio
 from collections.abc import Mapping
@@ -32,10 +32,10 @@ async def rehearse(
     port: int,
 ) -> None:
     """Look at the swarm, measure links from it, have ``port`` dialled back, and say which layers
-    would be taken.
+    this peer would take.
 
-    Nothing is announced. Raises NetworkError when the swarm cannot be read, and UserError when
-    ``host`` and ``port`` cannot be listened on.
+    Nothing is announced. Raises NetworkError if the swarm cannot be read, and UserError if it
+    cannot listen on ``host`` and ``port``.
     """
     spec = engine.spec
     nodes = await Directory(transport, network, model_key(spec.name)).nodes()
@@ -94,7 +94,7 @@ async def _dialled_back(
     port: int,
     reporter: Reporter,
 ) -> Reach:
-    """Have some peers dial this machine, and say in one line what came of it."""
+    """Have some peers dial this machine, and report the result in one line."""
     asked = sorted(nodes.keys() - {transport.peer_id})[:NEWEST]
     if not asked:
         reporter.say("Nobody is there to dial this machine back; --initial-peers names somebody")
@@ -117,7 +117,7 @@ async def _dialled_back(
 
 
 def reach_sentence(through: int, dialled: int, port: int, *, may_relay: bool) -> str:
-    """What it means that ``through`` of ``dialled`` peers got through, and what to do."""
+    """A sentence for the owner: how many peers got through, and what to do about it."""
     if not dialled:
         return f"No peer could say whether others reach port {port}: try again in a minute"
     count = f"{through} of {dialled} peer{'' if dialled == 1 else 's'} that dialled port {port}"

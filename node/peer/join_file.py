@@ -1,4 +1,4 @@
-"""``node.join``'s configuration file: TOML with the flags' own names. Pure.
+"""Reads ``node.join``'s configuration file: TOML with the flags' own names. Pure.
 
 model = "org/name"
 gpu = 0
@@ -15,10 +15,10 @@ FILE_BYTES_MAX = 64 << 10
 
 
 def as_flags(text: str, parser: argparse.ArgumentParser) -> list[str]:
-    """The file's entries as command-line arguments, to stand before those that were typed.
+    """The file's entries as command-line arguments, to be placed before the typed ones.
 
-    So whatever is typed goes before the file, and both are checked in the same way. Raises
-    UserError for what is no TOML, names no flag or has no fitting shape.
+    Typed arguments therefore override the file, and both are checked in the same way. Raises
+    UserError if the file is not TOML, names an unknown flag or has a value of the wrong shape.
     """
     try:
         table = tomllib.loads(text)

@@ -1,4 +1,4 @@
-"""The options of ``python -m node.join``, from the command line and from a file."""
+"""Options of ``python -m node.join``, from the command line and from a file."""
 
 import argparse
 import shutil
@@ -20,7 +20,7 @@ MODEL_NAME_MAX = 128
 
 
 def parse() -> argparse.Namespace:
-    """The command's arguments; raises UserError."""
+    """Parse the command's arguments; raises UserError."""
     parser = join_parser()
     first, _ = _config_parser().parse_known_args()
     typed = sys.argv[1:]
@@ -49,7 +49,7 @@ def _read_config(path: Path) -> str:
 
 
 def join_parser() -> Parser:
-    """What the command takes."""
+    """The command's argument parser."""
     parser = Parser(
         prog="python -m node.join",
         usage="%(prog)s --model M [--initial-peers ADDR] [options]",
@@ -71,7 +71,7 @@ def join_parser() -> Parser:
     rare("--power-limit", type=float, metavar="W", help="hold the GPU to so many watts meanwhile")
     add_swarm(parser, may_found=True)
     add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
-    host = "0.0.0.0"  # noqa: S104  a peer is there to be reached
+    host = "0.0.0.0"  # noqa: S104  others must reach a peer
     rare("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
     identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
     add("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)
@@ -155,7 +155,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def span_of(layers: str | None) -> tuple[int, int] | None:
-    """``--layers`` as a half-open range that is not empty; raises UserError."""
+    """``--layers`` as a non-empty half-open range; raises UserError."""
     if layers is None:
         return None
     try:
@@ -168,7 +168,7 @@ def span_of(layers: str | None) -> tuple[int, int] | None:
 
 
 def use_of(arguments: argparse.Namespace) -> "UseConfig":
-    """When to step aside, as the arguments say; raises UserError."""
+    """When to step aside, from the arguments; raises UserError."""
     from node.owner.idle_policy import UseConfig, names_of, window_of
 
     if not 0 <= arguments.calm <= 86_400:

@@ -1,6 +1,6 @@
 """Measures the links to this peer, reads those that sessions fill, and publishes both.
 
-A link that nobody uses is probed by its receiver, and seldom; a link in use measures itself.
+An unused link is probed by its receiver, and seldom; a link in use measures itself.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkKeeperConfig:
-    """Timings in seconds."""
+    """Intervals of a link keeper."""
 
     every_s: float = 30.0
     fresh_s: float = 1200.0
-    """A link measured less long ago is not probed again; links in use measure themselves."""
+    """Age below which a measured link is not probed again; links in use measure themselves."""
     publish_s: float = 120.0
-    """Links are announced again after so long, changed or not: their record lives for 5 min."""
+    """Interval at which links are published even if unchanged: their record lives for 5 min."""
     per_round: int = 8
 
 
@@ -44,7 +44,7 @@ class LinkKeeper:
         measured: MeasuredLinks,
         config: LinkKeeperConfig,
     ) -> None:
-        """What is probed goes into ``measured``."""
+        """Probes are written to ``measured``."""
         self._transport = transport
         self._directory = directory
         self._stage = stage
@@ -52,7 +52,7 @@ class LinkKeeper:
         self._measured = measured
         self._published_s = -math.inf
         self.others = 0
-        """Other peers that were announced when last looked."""
+        """Number of other peers announced at the last look."""
 
     async def run(self) -> None:
         """Measure and publish until cancelled."""
@@ -74,7 +74,7 @@ class LinkKeeper:
             if peer_id in nodes and now_s - link.measured_unix_s < config.fresh_s
         }
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {me: None}]
-        # Others than everybody else: no more are announced, so no more are measured.
+        # In an order of this peer's own, so that peers probe different links: a record bounds them.
         missing.sort(key=lambda peer_id: crc32(f"{me}{peer_id}".encode()))
         room = min(config.per_round, LINKS_MAX - len(fresh))
         for peer_id in missing[: max(0, room)]:
@@ -97,7 +97,7 @@ class LinkKeeper:
             self._published_s = now_s
 
     def _busy(self, nodes: Mapping[str, NodeRecord]) -> list[Link]:
-        """Links from here that sessions filled, as their schedulers measured them."""
+        """Links from here that sessions fill, as measured by their schedulers."""
         lent = self._stage.traffic.up.rate_bytes_per_s
         return [
             Link(

@@ -1,7 +1,7 @@
-"""A peer's life once it is connected: announce, measure links, follow the plan, serve, drain.
+"""Runs a connected peer: announces, measures links, follows the plan, serves, drains.
 
-Correctness never depends on the plan: what is announced is what is held, and the stage server
-refuses what is not.
+Correctness never depends on the plan: a peer announces what it holds, and the stage server refuses
+everything else.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 RESTART_S = 5.0
-"""Before a part of the peer that failed is started again."""
+"""Delay before a failed part of the peer is started again."""
 REACH_SENTENCES = {
     Reach.DIRECT: "Others reach this peer: one of them dialled it back.",
     Reach.RELAYED: "Others reach this peer through a relay only: forward its port (--port) on the"
@@ -56,11 +56,11 @@ class PeerConfig:
     use: UseConfig = field(default_factory=UseConfig)
     """When to step aside for the machine's owner."""
     look_s: float = 2.0
-    """Between looks at what else the machine does."""
+    """Interval between looks at what else the machine does."""
     aside_s: float = 8.0
-    """How long sessions may go on elsewhere before the owner gets the memory."""
+    """How long sessions may take to move elsewhere before the owner gets the memory."""
     reach_s: float = 12.0
-    """How long it waits at the start until somebody got through, or all that were asked failed."""
+    """Maximum wait at the start until a dial-back succeeded, or all peers asked have answered."""
     drain_s: float = 30.0
     """How long live sessions may go on when the peer leaves."""
 
@@ -72,7 +72,7 @@ class LooksAtMachine(Protocol):
 
 
 class Peer:
-    """Everything one volunteer's process does in the swarm."""
+    """Runs all parts of one volunteer's process in the swarm."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Peer:
         measured: MeasuredLinks,
         machine: LooksAtMachine | None = None,
     ) -> None:
-        """``machine`` is looked at where ``config.use`` watches for the owner."""
+        """``machine`` is used if ``config.use`` watches for the owner."""
         self._transport = transport
         self._engine = engine
         self._stage = stage
@@ -168,7 +168,7 @@ class Peer:
         await self._stage.close("the peer left")
 
     async def _wait_reach(self) -> None:
-        """Let others dial this peer back, before it says that it is there."""
+        """Let others dial this peer back before it announces itself."""
         settled = asyncio.create_task(self._reach.settled.wait())
         leaving = asyncio.create_task(self._leaving.wait())
         await asyncio.wait(
@@ -180,14 +180,14 @@ class Peer:
         leaving.cancel()
 
     async def _kept_running(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run a part of the peer; a fault of ours in it is reported, and it starts again.
+        """Run a part of the peer; if it fails, report the error and start the part again.
 
         The other parts go on serving meanwhile.
         """
         while True:
             try:
                 await work()
-            # Such as a file that is damaged even when it is fetched again, or too little memory.
+            # For example a file that is damaged even when fetched again, or too little memory.
             except (UserError, MachineError):
                 raise
             except NetworkError as error:
@@ -199,17 +199,17 @@ class Peer:
             await asyncio.sleep(RESTART_S)
 
     async def _watch_network(self) -> None:
-        """End the peer when it is cut off for good, rather than look alive."""
+        """End the peer when it is cut off for good, because it would otherwise only look alive."""
         raise NetworkError(await self._transport.wait_ended())
 
     async def _watch_device(self) -> None:
-        """End the peer when its device has failed for good, rather than fail every session."""
+        """End the peer when its device has failed for good, because every session would fail."""
         reason = await asyncio.shield(self._engine.lost)
         device = self._announcer.record.device.name
         raise MachineError(f"{device} has failed, and joining again may help: {reason}")
 
     def figures(self) -> Figures:
-        """How it goes, for the owner."""
+        """Figures of this peer for its owner."""
         record, traffic = self._announcer.record, self._stage.traffic
         return Figures(
             state=record.state,
@@ -235,7 +235,7 @@ class Peer:
     # What the owner lends
 
     async def _keep_within_month(self) -> None:
-        """Count the traffic, and leave when the month's share is used."""
+        """Count the traffic, and leave once the month's share is used."""
         traffic = self._stage.traffic
         while True:
             await asyncio.sleep(SAVE_EVERY_S)
@@ -249,7 +249,7 @@ class Peer:
     # Stepping aside for the machine's owner
 
     async def _mind_owner(self) -> None:
-        """Step aside when the owner wants the machine, come back when it is free."""
+        """Step aside when the owner wants the machine, and come back when it is free."""
         use = OwnerUse(config=self._config.use)
         if self._machine is None:
             await asyncio.Event().wait()
@@ -267,7 +267,7 @@ class Peer:
             await asyncio.sleep(self._config.look_s)
 
     async def _step_aside(self, reason: str) -> None:
-        """Move sessions elsewhere, then give all memory back."""
+        """Move sessions elsewhere, then free all memory."""
         self._follower.aside = True
         await self._tell_drain(f"Stepping aside, {reason}")
         self._stage.move_outside(0, 0)
@@ -281,7 +281,7 @@ class Peer:
         self._reporter.say("All memory is free; this peer comes back when the machine is idle.")
 
     async def _come_back(self) -> None:
-        """Offer this machine again, and take layers where some are planned for it."""
+        """Offer this machine again, and take the layers that the plan has for it."""
         self._follower.aside = False
         self._reporter.event("back")
         self._reporter.say("The machine is free: coming back.")
@@ -293,7 +293,7 @@ class Peer:
     # Leaving
 
     async def _tell_drain(self, why: str) -> None:
-        """Take no new sessions, and announce it."""
+        """Take no new sessions, and announce the drain."""
         self._engine.stop_serving()
         self._announcer.set(NodeState.DRAINING, 0, 0, self._announcer.record.plan_version)
         self._reporter.event("draining", sessions=self._stage.sessions)
@@ -312,7 +312,7 @@ class Peer:
 
 
 def report_stats(reporter: Reporter, engine: LocalEngine, stage: StageServer) -> None:
-    """Write where a peer's time went since it started."""
+    """Report how a peer's time was spent since it started."""
     times = engine.times
     reporter.event(
         "stats",

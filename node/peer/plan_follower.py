@@ -1,4 +1,4 @@
-"""Which layers a peer holds: those of the newest plan, or without a coordinator those that lack."""
+"""Decides which layers a peer holds: the newest plan's, or without a leader the worst served."""
 
 import asyncio
 import logging
@@ -30,9 +30,9 @@ from node.stage.server import StageServer
 logger = logging.getLogger(__name__)
 
 TURN_EVERY_S = 1.0
-"""How often a peer that waits for its turn to move looks again."""
+"""Interval at which a peer that waits for its turn to move looks again."""
 UNTOLD_S = 5.0
-"""A peer that waits for a plan says why once the reason has stood for this long."""
+"""A peer that waits for a plan reports the reason once it has held for ``UNTOLD_S``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class FollowConfig:
     """How a peer follows plans; times in seconds."""
 
     move_s: float = 20.0
-    """How long sessions on layers that a plan takes away may go on before they are moved."""
+    """How long sessions on layers that a plan takes away may take to move elsewhere."""
     alone_s: float = 60.0
-    """Without a coordinator for so long, a peer without layers helps itself."""
+    """Time without a coordinator after which a peer without layers takes some by itself."""
     turn: TurnConfig = field(default_factory=TurnConfig)
     """How long a peer waits for others before it gives up layers."""
     pinned: Assignment | None = None
@@ -50,7 +50,7 @@ class FollowConfig:
 
 
 class PlanFollower:
-    """Moves this peer from layers to layers: fetches, waits for its turn, makes room, loads."""
+    """Moves this peer to other layers: fetches, waits for its turn, makes room, loads."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class PlanFollower:
         self.moving = asyncio.Lock()
         """Held while layers change."""
         self.aside = False
-        """The machine's owner needs it: plans are noted and not followed."""
+        """Whether the machine's owner needs it: plans are noted and not followed."""
         self._waits_for = ""
         self._waits_since_s = 0.0
         self._told_waiting = ""
@@ -92,14 +92,14 @@ class PlanFollower:
                 await self.enter(plan)
 
     async def enter(self, plan: Plan) -> None:
-        """Take the layers that the plan names for this peer; to be called under ``moving``."""
+        """Take the plan's layers for this peer; call it under ``moving``."""
         record = self._announcer.record
         if self.aside:
             self._announcer.set(record.state, record.start, record.end, plan.version)
             return
         mine = self._config.pinned or plan.assignment_of(record.peer_id)
         if mine is None:
-            if record.state is NodeState.LOADING:  # for an older plan, and it did not come to it
+            if record.state is NodeState.LOADING:  # for an older plan that was not carried out
                 self._announcer.set(NodeState.WAITING, 0, 0, plan.version)
                 record = self._announcer.record
             if record.state is NodeState.WAITING:
@@ -124,14 +124,14 @@ class PlanFollower:
             return
         self._reporter.event("assigned", start=mine.start, end=mine.end, version=str(plan.version))
         serving = record.state is NodeState.SERVING
-        # Announced before the move: the coordinator must know that this plan was seen.
+        # Announce before the move: the coordinator must know that this plan was seen.
         if serving:
             self._announcer.set(NodeState.SERVING, record.start, record.end, plan.version)
         else:
             self._announcer.set(NodeState.LOADING, mine.start, mine.end, plan.version)
         await self._fetch(mine)
         if self._plans.version > plan.version:
-            return  # fetching took a while, and there is other work now
+            return  # a newer plan came while files were fetched
         if serving:
             if not await self._wait_for_turn(plan):
                 return
@@ -160,9 +160,9 @@ class PlanFollower:
         )
 
     async def help_oneself(self) -> None:
-        """Take the worst served layers when nobody has led for a while and no plan names this peer.
+        """Take the worst served layers if nobody led for ``alone_s`` and no plan names this peer.
 
-        Whoever may lead plans around it later; until then the last plan serves on.
+        A later coordinator may plan around it; until then the last plan serves on.
         """
         while True:
             await asyncio.sleep(TURN_EVERY_S)
@@ -191,7 +191,7 @@ class PlanFollower:
                 await self._take(span, version)
 
     def _mind_waiting(self) -> None:
-        """Tell the owner why there is no plan that this peer could follow, once that is clear."""
+        """Tell the owner why this peer has no plan to follow, once the reason is stable."""
         if self._announcer.record.state is not NodeState.WAITING or self._plans.newest is not None:
             return
         reason, now_s = self._coordinator.why_no_plan, asyncio.get_running_loop().time()
@@ -201,14 +201,14 @@ class PlanFollower:
             self._tell_waiting(reason)
 
     def _tell_waiting(self, reason: str) -> None:
-        """Say, once, why this peer holds no layers."""
+        """Say once why this peer holds no layers."""
         if reason != self._told_waiting:
             self._told_waiting = reason
             self._reporter.event("waiting", reason=reason)
             self._reporter.say(f"{reason[0].upper()}{reason[1:]}; waiting.")
 
     async def _fetch(self, mine: Assignment) -> None:
-        """Bring the files of new layers here while the old ones are served."""
+        """Download the files of new layers while the old ones are served."""
         if self._engine.is_local:
             return
         what = f"Fetching {span_text(mine.start, mine.end)}"
@@ -216,7 +216,7 @@ class PlanFollower:
             await self._engine.fetch(mine.start, mine.end, meter.update)
 
     async def _wait_for_turn(self, plan: Plan) -> bool:
-        """Wait, within bounds, until this peer may give up its layers; False: the plan is old."""
+        """Wait, within bounds, until this peer may give up its layers; False if the plan is old."""
         clock = asyncio.get_running_loop()
         waited_s: dict[WaitFor, float] = {}
         while self._plans.version <= plan.version:
@@ -238,13 +238,13 @@ class PlanFollower:
             logger.info("this peer does not move yet: %s", waits[0].text)
             before_s = clock.time()
             await asyncio.sleep(TURN_EVERY_S)
-            # What is waited for next only counts from when it is all that is left.
+            # Only the first reason's time runs; that of the next starts once it comes first.
             first = waits[0].what
             waited_s[first] = waited_s.get(first, 0.0) + clock.time() - before_s
         return False
 
     async def _make_room(self, mine: Assignment) -> None:
-        """Take no new sessions, and let those that run end, within bounds, to load ``mine``."""
+        """Take no new sessions, and let the others end or move, within bounds, to load ``mine``."""
         self._engine.stop_serving()
         version, now_s = self._announcer.record.plan_version, self._transport.now()
         self._announcer.set_moved(now_s)
@@ -257,6 +257,6 @@ class PlanFollower:
 
 
 def _holds(record: NodeRecord, mine: Assignment) -> bool:
-    """Whether the peer can hold these layers, by what it announces itself."""
+    """Whether the peer can hold these layers, by its own announcement."""
     (node,) = problem_of(record.model, {record.peer_id: record}, {}).nodes
     return fits(record.model, node, mine.start, mine.end)

@@ -1,1 +1,1 @@
-"""How fast this machine runs layers: measured, fitted, kept for the next join."""
+"""Measures how fast this machine runs layers, fits the times, and keeps them for the next join."""

@@ -1,8 +1,8 @@
-"""The time of one layer between the points that were measured, and how far off that is.
+"""Fits the time of one layer between measured points, and estimates the fit's error. Pure.
 
-Pure. For each measured batch a straight line over the context: reading its KV costs the same for
+Each measured batch has a straight line over the context, because reading its KV costs the same for
 each token. Between batches the lines are interpolated, because kernels change with the number of
-rows in ways that no one formula follows. Points that had no part in the fit tell its error.
+rows in ways that no single formula follows. Points that were left out of the fit give its error.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 SECONDS_MIN = 1e-9
-"""Of a layer; a fit that says less is one of noise."""
+"""Minimum time of a layer; a fit below it is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """One layer, for one decode row each of ``batch`` sessions of ``context_tokens`` tokens."""
+    """Time of one layer for a decode row each of ``batch`` sessions of ``context_tokens``."""
 
     batch: int
     context_tokens: int
@@ -24,15 +24,15 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Seconds of one batch size, by its sessions' context."""
+    """Time of a layer for one batch size, linear in its sessions' context."""
 
     batch: int
     base_s: float
     token_s: float
-    """More for each token of the context of all its sessions."""
+    """Extra seconds for one more token of context in every session."""
 
     def seconds(self, context_tokens: float) -> float:
-        """The line at a context."""
+        """Time at a context of ``context_tokens``."""
         return self.base_s + self.token_s * context_tokens
 
 
@@ -44,11 +44,11 @@ class LayerFit:
 
     @property
     def batch_max(self) -> int:
-        """The largest batch that was measured."""
+        """Largest batch that was measured."""
         return self.lines[-1].batch
 
     def seconds(self, batch: int, context_tokens: float) -> float:
-        """One layer's time; beyond the largest batch it grows in proportion."""
+        """One layer's time; beyond the largest measured batch it grows in proportion."""
         above = next((n for n, line in enumerate(self.lines) if line.batch >= batch), None)
         if above is None:
             last = self.lines[-1]
@@ -62,7 +62,7 @@ class LayerFit:
         return max(SECONDS_MIN, low_s + share * (high_s - low_s))
 
     def errors(self, timings: Iterable[Timing]) -> list[float]:
-        """How far the fit is from each point, as a share of what was measured."""
+        """Relative error of the fit at each point."""
         return [
             abs(self.seconds(timing.batch, timing.context_tokens) - timing.seconds) / timing.seconds
             for timing in timings
@@ -70,10 +70,10 @@ class LayerFit:
 
 
 def fit(timings: Iterable[Timing]) -> LayerFit:
-    """Lines through the points of each batch, each point weighted by its relative error.
+    """Fit a line through the points of each batch, each point weighted by its relative error.
 
-    A batch that was measured at one context only takes its slope, per session, from the nearest
-    that was measured at several. Raises ValueError without points.
+    A batch measured at only one context takes its slope, per session, from the nearest batch
+    measured at several. Raises ValueError without points.
     """
     ordered = sorted(timings, key=lambda timing: (timing.batch, timing.context_tokens))
     groups = {batch: list(of) for batch, of in groupby(ordered, key=lambda t: t.batch)}
@@ -98,7 +98,7 @@ def _contexts(timings: Sequence[Timing]) -> int:
 
 
 def _line(timings: Sequence[Timing]) -> Line:
-    """The straight line with the least squared relative error that does not fall."""
+    """The non-decreasing line with the least squared relative error."""
     weights = [timing.seconds**-2 for timing in timings]
     total = sum(weights)
     mean_c = sum(w * t.context_tokens for w, t in zip(weights, timings, strict=True)) / total
@@ -108,5 +108,5 @@ def _line(timings: Sequence[Timing]) -> Line:
         away = timing.context_tokens - mean_c
         spread += weight * away * away
         joint += weight * away * (timing.seconds - mean_s)
-    token_s = min(max(0.0, joint / spread), mean_s / mean_c)  # neither falling nor below nothing
+    token_s = min(max(0.0, joint / spread), mean_s / mean_c)  # slope and base stay at least 0
     return Line(batch=timings[0].batch, base_s=max(0.0, mean_s - token_s * mean_c), token_s=token_s)

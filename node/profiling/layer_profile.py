@@ -1,9 +1,9 @@
-"""How fast this machine is: tokens/s as a function of the layers it holds (T_j, Helix §4.2).
+"""Measures how fast this machine is: tokens/s as a function of the layers held (T_j, Helix §4.2).
 
-One layer is timed, with made-up weights, at several batches and contexts and for several chunks of
-a prompt; :mod:`node.profiling.layer_fit` says what lies between the points, and points that had no
-part in the fit say how far off it is. For a peer that holds the model's head, its cost stays out of
-the profile: it is one matrix product at one peer of the route.
+One layer with random weights is timed at several batches and contexts, and for several chunks of a
+prompt. :mod:`node.profiling.layer_fit` fits the times between the points, and points left out of
+the fit give its error. The cost of the model's head stays out of the profile: it is one matrix
+product at one peer of the route.
 
 ``python -m node.profile MODEL`` prints what a peer here would announce.
 """
@@ -23,20 +23,20 @@ from node.model.layer_range import kv_shape
 from node.profiling.layer_fit import LayerFit, Timing, fit
 
 STEP_OVERHEAD_S = 0.002
-"""Per step, whatever it runs: receiving, queueing, sending."""
+"""Overhead per step, whatever it runs: receiving, queueing, sending."""
 SESSION_TOKENS = 512
 """Typical length of a session, which bounds the batch by KV room; half of it is its context."""
 BATCHES = (1, 4, 16)
 CONTEXTS = (1, 512, 2048)
 CHECKS = ((2, 512), (8, 1), (4, 1024))
-"""Batches and contexts that are timed only to tell the fit's error."""
+"""``(batch, context)`` points that are timed only to find the fit's error."""
 PREFILLS = (32, 128, 256)
-"""Tokens of the chunks of a prompt that are timed."""
+"""Timed chunks of a prompt, in tokens."""
 TIMINGS_MIN = 3
 TIMINGS_MAX = 64
 TIMING_BUDGET_S = 0.1
-"""For the batches of one context, in each of two passes. Other processes only ever add to a timing,
-so the least of many is the machine's own."""
+"""Time limit for the batches of one context, in each of two passes. Other processes only ever add
+to a timing, so the minimum of many is the machine's own."""
 PASSES = 2
 
 Point = tuple[int, int]
@@ -45,39 +45,39 @@ Point = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What was measured of one layer."""
+    """Measured times of one layer."""
 
     points: tuple[Timing, ...]
-    """Decode rows, by batch and context."""
+    """Times of decode rows, by batch and context."""
     checks: tuple[Timing, ...]
-    """The like, kept out of the fit."""
+    """Times of decode rows that are left out of the fit."""
     prefills: tuple[Timing, ...]
-    """One session's chunk of ``context_tokens`` tokens each."""
+    """Times of one session's chunks of ``context_tokens`` tokens."""
 
     @property
     def fit(self) -> LayerFit:
-        """What lies between the points."""
+        """Fit of the layer's time between the points."""
         return fit(self.points)
 
     @property
     def fit_error(self) -> float | None:
-        """The largest relative error at the points kept out of the fit; None without any."""
+        """Largest relative error at the points left out of the fit; None without any."""
         return max(self.fit.errors(self.checks), default=None)
 
     @property
     def decode_times(self) -> LayerTimes:
-        """What is announced of decodes: a layer's seconds by batch, at a typical context."""
+        """Decode times to announce: a layer's seconds by batch, at a typical context."""
         batches = sorted({timing.batch for timing in self.points})[:LAYER_TIMES_MAX]
         return tuple((batch, self.fit.seconds(batch, SESSION_TOKENS / 2)) for batch in batches)
 
     @property
     def prompt_times(self) -> LayerTimes:
-        """What is announced of prompts: a layer's seconds by tokens."""
+        """Prompt times to announce: a layer's seconds by tokens."""
         ordered = sorted(self.prefills, key=lambda timing: timing.context_tokens)
         return tuple((each.context_tokens, each.seconds) for each in ordered[:LAYER_TIMES_MAX])
 
     def layer_s(self) -> dict[int, float]:
-        """Seconds of one layer by rows, at a typical context: what bounds a step's rows."""
+        """Seconds of one layer by rows, at a typical context; they bound a step's rows."""
         decodes = {
             batch: self.fit.seconds(batch, SESSION_TOKENS / 2)
             for batch in sorted({timing.batch for timing in self.points})
@@ -86,10 +86,7 @@ class Profile:
 
 
 def points_within(kv_tokens: int, page_tokens: int, context_max: int) -> tuple[Point, ...]:
-    """The points, checks included, that KV has room for and the model's context allows.
-
-    There is one at least.
-    """
+    """The points, checks included, that fit in KV and in the model's context; at least one."""
     grid = sorted({(b, c) for b in BATCHES for c in CONTEXTS} | set(CHECKS))
     return tuple(
         (batch, context)
@@ -102,22 +99,21 @@ def points_within(kv_tokens: int, page_tokens: int, context_max: int) -> tuple[P
 
 
 def layer_to_time(engine: Engine) -> int:
-    """A layer in the middle where there is one, so that no embedding or head is needed."""
+    """Index of the layer to time; a middle one if possible, which needs no embedding or head."""
     return 1 if engine.spec.layers > 2 else 0
 
 
 def feasible(engine: Engine) -> tuple[Point, ...]:
-    """The points that ``engine`` can be timed at."""
+    """The points at which ``engine`` can be timed."""
     index = layer_to_time(engine)
     kv_tokens = engine.kv_tokens_beside(index, index + 1)
     return points_within(kv_tokens, engine.config.page_tokens, engine.spec.context_tokens)
 
 
 def measure(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> Profile:
-    """Time one layer, filled with made-up numbers so that no weights need to be here yet.
+    """Time one layer, filled with random numbers so that no weights need to be here yet.
 
-    Batches are timed in turn and contexts in two passes, so that a busy moment does not fall on one
-    of them alone.
+    Batches are timed in turn and contexts in two passes, so that a busy moment affects all of them.
     """
     index = layer_to_time(engine)
     engine.load(index, index + 1, made_up=True)
@@ -141,7 +137,7 @@ def measure(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> P
 def _time_batches(
     engine: Engine, index: int, context: int, batches: Sequence[int], clock: Callable[[], float]
 ) -> dict[int, float]:
-    """The least seconds of a step by batch, with sessions of ``context`` tokens."""
+    """Minimum seconds of a step by batch, with sessions of ``context`` tokens."""
     names = [f"profile-{n}" for n in range(max(batches))]
     try:
         for name in names:
@@ -190,7 +186,7 @@ def _empty_kv(engine: Engine, index: int, tokens: int) -> KvRows:
 
 
 def _time_prefills(engine: Engine, clock: Callable[[], float]) -> Iterable[Timing]:
-    """One layer's time for a chunk of a prompt; what KV has no room for is left out."""
+    """One layer's times for chunks of a prompt; chunks without room in KV are left out."""
     start, end = engine.held
     for tokens in (tokens for tokens in PREFILLS if tokens <= engine.spec.context_tokens):
         item = WorkItem(
@@ -217,7 +213,7 @@ def _time_items(engine: Engine, items: Sequence[WorkItem], clock: Callable[[], f
 
 
 def tokens_per_s(engine: Engine, profile: Profile) -> tuple[float, ...]:
-    """T_j for j = 1 to the most layers that fit, at a typical context."""
+    """T_j for j = 1 to the maximum number of layers that fit, at a typical context."""
     layer = profile.fit
     return tuple(
         best_rate(layer, layers, _sessions(engine, layers), SESSION_TOKENS / 2)
@@ -226,7 +222,7 @@ def tokens_per_s(engine: Engine, profile: Profile) -> tuple[float, ...]:
 
 
 def _sessions(engine: Engine, layers: int) -> int:
-    """How many sessions of typical length the KV room beside so many layers holds; one at least."""
+    """Number of typical sessions that fit in memory beside ``layers`` layers; at least one."""
     spec = engine.spec
     free = engine.config.memory_bytes - layers * spec.layer_bytes
     tokens = max(0, free) // (spec.kv_bytes_per_token_layer * layers)
@@ -234,9 +230,9 @@ def _sessions(engine: Engine, layers: int) -> int:
 
 
 def best_rate(layer: LayerFit, layers: int, sessions: int, context_tokens: float) -> float:
-    """The most tokens/s over batches b of up to ``sessions``: b / (overhead + layers × t(b)).
+    """Maximum tokens/s over batches b of up to ``sessions``: b / (overhead + layers × t(b)).
 
-    Batches beyond those that were measured are not counted on.
+    Only batches up to the largest measured one count.
     """
     return max(
         rate(layer, layers, batch, context_tokens)

@@ -1,6 +1,6 @@
-"""Profiles of earlier joins on this disk, so that joining again measures nothing.
+"""Keeps profiles of earlier joins on this disk, so that joining again measures nothing.
 
-A file per (device, driver, model, precision, versions). Whatever is wrong with one only costs a
+There is one file per (device, driver, model, precision, versions). Any error in a file only costs a
 measurement.
 """
 
@@ -28,21 +28,21 @@ FILE_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileKey:
-    """What a layer's time depends on."""
+    """The properties that a layer's time depends on."""
 
     device: str
     driver: str
     threads: int
-    """Of the CPU."""
+    """Number of CPU threads."""
     model: str
-    """Fingerprint of its configuration and tensors."""
+    """Fingerprint of the model's configuration and tensors."""
     precision: str
     torch: str
     version: int = VERSION
 
     @classmethod
     def of(cls, engine: Engine) -> "ProfileKey":
-        """Of what ``engine`` computes with here."""
+        """The key of ``engine`` on this machine."""
         config, device = engine.config, engine.device
         cuda = device.type == "cuda"
         kernels = ["pages"] if engine.by_pages else []
@@ -56,7 +56,7 @@ class ProfileKey:
         )
 
     def path(self, folder: Path) -> Path:
-        """Where its profile is kept."""
+        """Path of the profile's file."""
         text = json.dumps(asdict(self), sort_keys=True)
         return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
@@ -68,7 +68,7 @@ def default_folder() -> Path:
 
 
 def recall(folder: Path, key: ProfileKey) -> Profile | None:
-    """The profile that was kept for ``key``; None where there is none that can be read."""
+    """The profile kept for ``key``; None if there is none that can be read."""
     path = key.path(folder)
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
@@ -85,7 +85,7 @@ def recall(folder: Path, key: ProfileKey) -> Profile | None:
 
 
 def keep_profile(folder: Path, key: ProfileKey, profile: Profile) -> None:
-    """Write a profile; where that cannot be done the next join measures again."""
+    """Write a profile; if that fails, the next join measures again."""
     path = key.path(folder)
     beside = path.with_suffix(f".{os.getpid()}")
     text = json.dumps({"key": asdict(key), "profile": asdict(profile)}, indent=1)
@@ -98,7 +98,7 @@ def keep_profile(folder: Path, key: ProfileKey, profile: Profile) -> None:
 
 
 def _parsed(read: dict[str, Any]) -> Profile:
-    """Raises what wrong data raises."""
+    """Parse a profile; wrong data raises ValueError, TypeError, KeyError or AttributeError."""
 
     def timings(name: str) -> tuple[Timing, ...]:
         found = tuple(Timing(**each) for each in read[name])
@@ -128,17 +128,17 @@ def _cpu_name() -> str:
 
 
 def driver() -> str:
-    """The GPU's driver, or what torch was built for where it does not tell."""
+    """The GPU driver's version, or the CUDA or HIP version of torch if unknown."""
     try:
         return Path("/sys/module/nvidia/version").read_text().strip()
-    except OSError:  # not Linux, or not NVIDIA's: torch's own build tells the rest
+    except OSError:  # not Linux or not NVIDIA: torch's own build tells enough
         return str(torch.version.cuda or torch.version.hip)
 
 
 def profiled(engine: Engine, folder: Path, *, refresh: bool) -> tuple[Profile, bool]:
-    """The engine's profile, and whether it was kept from an earlier time rather than measured.
+    """The engine's profile, and whether it was kept from earlier rather than measured now.
 
-    It is measured again with ``refresh``, and where points are feasible now that were not then.
+    It is measured again if ``refresh``, or if points are feasible now that were not then.
     """
     key = ProfileKey.of(engine)
     kept = None if refresh else recall(folder, key)

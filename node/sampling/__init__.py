@@ -1,1 +1,1 @@
-"""From the head's logits to a token: penalties, the draw, logprobs."""
+"""Picks tokens from the head's logits: penalties, the draw, log probabilities."""

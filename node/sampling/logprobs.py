@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, from logits as the model gives them (float32, no option applied)."""
+"""Computes log probabilities of tokens from the model's own logits (float32, no option applied)."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,14 +9,14 @@ from dht.messages.logprobs import LOGPROB_MIN, row_bytes
 from node.device.tensors import to_device
 
 LOGITS_MAX = 1 << 24
-"""Logits that are computed at once while a prompt is scored: 64 MiB of float32."""
+"""Maximum logits computed at once while scoring a prompt: 64 MiB of float32."""
 
 
 def score_rows(logits: torch.Tensor, token_ids: Sequence[int], top: int) -> list[bytes]:
-    """For each row of ``[rows, vocab]`` its token's score and ``top`` alternatives, packed.
+    """Packed score of each row's token, with ``top`` alternatives, from logits ``[rows, vocab]``.
 
     See :mod:`dht.messages.logprobs`. Alternatives come best first, equally likely ones by id. A
-    token id outside the vocabulary gets the least log probability.
+    token id outside the vocabulary gets the minimum log probability.
     """
     values = logits.detach().to(torch.float32)
     rows, vocab = values.shape
@@ -27,7 +27,7 @@ def score_rows(logits: torch.Tensor, token_ids: Sequence[int], top: int) -> list
     found, places = torch.topk(values, min(top, vocab), dim=-1)
     likely = (found - normaliser).to("cpu").numpy()
     ids = places.to("cpu").numpy().astype(np.uint32)
-    if top > vocab:  # no model is so small, but a row has its length
+    if top > vocab:  # no model is so small, but a row has a fixed length
         likely = np.pad(likely, ((0, 0), (0, top - vocab)), constant_values=LOGPROB_MIN)
         ids = np.pad(ids, ((0, 0), (0, top - vocab)))
     order = np.lexsort((ids, -likely))
@@ -46,9 +46,9 @@ def score_prompt(
     top: int,
     vocab: int,
 ) -> bytes:
-    """Packed scores of ``token_ids``, each behind its row of ``hidden`` ``[tokens, hidden]``.
+    """Packed scores of ``token_ids``, each following its row of ``hidden`` ``[tokens, hidden]``.
 
-    ``logits_of`` maps some rows to logits; never more than :data:`LOGITS_MAX` numbers at once.
+    ``logits_of`` maps rows to logits, with at most :data:`LOGITS_MAX` numbers per call.
     """
     rows = max(1, LOGITS_MAX // vocab)
     parts: list[bytes] = []
@@ -61,5 +61,5 @@ def score_prompt(
 def _bounded(
     values: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]",
 ) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
-    """Log probabilities that can be sent: rounding above 0 and what is no number are mended."""
+    """Log probabilities that can be sent: at most 0, and the minimum instead of NaN."""
     return np.clip(np.nan_to_num(values, nan=LOGPROB_MIN), LOGPROB_MIN, 0.0)

@@ -1,7 +1,7 @@
-"""What changes logits before a token is picked: bias, penalties, the least length.
+"""Adjusts logits before a token is picked: bias, penalties, the minimum length.
 
 Semantics and order are those of ``transformers``' processors, with OpenAI's presence and frequency
-penalties (as vLLM has them) between repetition penalty and least length. Float32 throughout.
+penalties (as vLLM has them) between repetition penalty and minimum length. Float32 throughout.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRow:
-    """One token to pick: how, for which position of its sequence, behind which tokens."""
+    """One token to pick: its sampling options, its position, and the tokens before it."""
 
     sampling: Sampling
     position: int
     history: TokenHistory | None = None
-    """None where neither penalties nor a least length are asked."""
+    """None if neither penalties nor a minimum length are asked for."""
 
     @property
     def is_adjusted(self) -> bool:
-        """Whether anything but temperature and the choice of candidates applies."""
+        """Whether any option but temperature and the choice of candidates applies."""
         sampling = self.sampling
         return bool(sampling.logit_bias) or (
             self.history is not None
@@ -42,12 +42,12 @@ class SamplingRow:
 
 
 def finite(scores: torch.Tensor) -> torch.Tensor:
-    """``scores`` with a number in every place; one that is none counts as the least likely."""
+    """``scores`` with finite values only; NaN counts as the least likely."""
     return torch.nan_to_num(scores, nan=-FLOAT32_MAX, posinf=FLOAT32_MAX, neginf=-FLOAT32_MAX)
 
 
 def adjust(scores: torch.Tensor, draws: Sequence[SamplingRow]) -> torch.Tensor:
-    """Float32 ``[rows, vocab]`` as ``draws`` want them; changes ``scores`` in place.
+    """Apply the options of ``draws`` to float32 ``scores`` ``[rows, vocab]``, in place.
 
     Token ids outside the vocabulary are ignored: they came from a client.
     """

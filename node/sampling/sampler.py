@@ -1,11 +1,10 @@
-"""Picking a token from logits, the same wherever and with whatever neighbours it is done.
+"""Picks tokens from logits, with the same result on every peer and in every batch.
 
-Randomness is counter-based (Philox, Salmon et al., SC'11), keyed by the request's seed, the
-token's position in its sequence and the token id, so an answer that is resumed on another peer
-goes on as if nothing had happened. A token is drawn as the winner of an exponential race (the
-Gumbel-max trick): where another peer's arithmetic differs in the last bits, the winner is another
-only if two finish that close, while a draw from cumulated probabilities would be moved by the sum
-of all differences.
+Randomness is counter-based (Philox, Salmon et al., SC'11), keyed by the request's seed, the token's
+position in its sequence and the token id, so an answer that is resumed on another peer continues as
+if uninterrupted. A token is drawn as the winner of an exponential race (the Gumbel-max trick). If
+another peer's arithmetic differs in the last bits, the winner changes only if two tokens finish
+that close; a draw from cumulative probabilities would be shifted by the sum of all differences.
 """
 
 from collections.abc import Sequence
@@ -21,14 +20,14 @@ from node.sampling.penalties import SamplingRow, adjust, finite
 _MASK = (1 << 64) - 1
 FEW_CANDIDATES = 64
 CANDIDATES = 1024
-"""So many of the likeliest tokens are sorted first; all only where these do not decide."""
+"""Number of likeliest tokens that are sorted first; all are sorted only if these do not decide."""
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
 
 def noise(seed: int, position: int, ids: Ids) -> Floats:
-    """Numbers in (0, 1), one for each of the token ``ids``: those of ``(seed, position, id)``."""
+    """A number in (0, 1) for each token of ``ids``, determined by ``(seed, position, id)``."""
     bits = np.random.Philox(key=seed & _MASK, counter=(position & _MASK) << 128)
     raw = bits.random_raw(int(ids.max()) + 1)[ids]
     return ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
@@ -41,9 +40,9 @@ def race(scores: Floats, ids: Ids, seed: int, position: int) -> int:
 
 
 def pick(row: torch.Tensor, sampling: Sampling, position: int) -> int:
-    """A token id from float32 ``[vocab]`` scores: temperature, ``top_k``, ``top_p``, ``min_p``.
+    """Pick a token id by temperature, ``top_k``, ``top_p``, ``min_p`` from float32 ``[vocab]``.
 
-    Among equally likely tokens those with the smaller ids are kept. In float64 on the CPU.
+    Among equally likely tokens, smaller ids are kept. Computed in float64 on the CPU.
     """
     vocab = len(row)
     kept = sampling.top_k if 0 < sampling.top_k < vocab else vocab
@@ -56,7 +55,7 @@ def pick(row: torch.Tensor, sampling: Sampling, position: int) -> int:
             scores, ids = _sorted(scores, ids)
             scores, ids = scores[:kept], ids[:kept]
     if sampling.min_p > 0.0:
-        likely = scores >= np.log(sampling.min_p)  # the greatest score is 0
+        likely = scores >= np.log(sampling.min_p)  # the maximum score is 0
         scores, ids = scores[likely], ids[likely]
     return race(scores, ids, sampling.seed, position)
 
@@ -64,7 +63,7 @@ def pick(row: torch.Tensor, sampling: Sampling, position: int) -> int:
 def _likeliest(row: torch.Tensor, sampling: Sampling, kept: int) -> tuple[Floats, Ids]:
     """The ``kept`` likeliest tokens, and of those the fewest that make up ``top_p``.
 
-    As few as may do are sorted first, more where they do not decide.
+    Sorts few tokens first, and more only if those do not decide.
     """
     vocab = len(row)
     greatest = float(row.max())
@@ -83,7 +82,7 @@ def _likeliest(row: torch.Tensor, sampling: Sampling, kept: int) -> tuple[Floats
         scores, ids = _tempered(found, greatest, sampling.temperature), places.to("cpu").numpy()
         mass = total or float(np.exp(scores[:kept]).sum())
         count = _nucleus(scores[:kept], mass, sampling.top_p)
-        # Tokens outside may be as likely as the last one inside: then all have to be looked at.
+        # If a token outside may be as likely as the last one inside, all must be examined.
         if count and found[count - 1] != found[-1]:
             scores, ids = _sorted(scores, ids)
             return scores[:count], ids[:count]
@@ -94,7 +93,7 @@ def _likeliest(row: torch.Tensor, sampling: Sampling, kept: int) -> tuple[Floats
 
 
 def _nucleus(scores: Floats, total: float, top_p: float) -> int:
-    """How many of ``scores``, the greatest first, make up ``top_p`` of ``total``; 0: too few."""
+    """Number of ``scores``, descending, that make up ``top_p`` of ``total``; 0: too few."""
     if top_p >= 1.0:
         return len(scores)
     cumulated = np.cumsum(np.exp(scores))
@@ -117,10 +116,10 @@ def _sorted(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
 def draw_rows(
     logits: torch.Tensor, draws: Sequence[SamplingRow], greedy: Sequence[int] | None = None
 ) -> list[int]:
-    """One token per row of ``[rows, vocab]``; plain greedy rows share one argmax on the device.
+    """Draw one token per row of ``[rows, vocab]``; plain greedy rows share one device argmax.
 
-    Temperature 0 is greedy, ties going to the smallest id. ``greedy`` are the likeliest tokens
-    where they are known already. Rows that are drawn otherwise come to the CPU in one transfer.
+    Temperature 0 is greedy, and ties go to the smallest id. ``greedy``: each row's likeliest token,
+    if known already. All other rows come to the CPU in one transfer.
     """
     token_ids = torch.argmax(logits, dim=-1).tolist() if greedy is None else list(greedy)
     special = [
@@ -144,5 +143,5 @@ def draw_rows(
 
 
 def sample(logits: torch.Tensor, sampling: Sampling, *, position: int) -> int:
-    """A token id from ``logits`` of shape ``[vocab]`` for the token at ``position``."""
+    """Draw a token id for the token at ``position`` from ``logits`` ``[vocab]``."""
     return draw_rows(logits[None], [SamplingRow(sampling=sampling, position=position)])[0]

@@ -1,7 +1,7 @@
-"""Which tokens a sequence has had, in the shape in which penalties need it.
+"""Records which tokens a sequence has had, in the form that penalties need.
 
-No tensors and no clocks. Built from the prompt's ids and grown by the answer's, so that a session
-which is replayed elsewhere has the same history there.
+It has no tensors and no clocks. It is built from the prompt's ids and extended by the answer's, so
+that a session that is replayed elsewhere has the same history there.
 """
 
 from collections.abc import Iterable
@@ -13,23 +13,23 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTargets:
-    """Tokens of a prompt to score: each behind one row of a chunk, from ``first_row`` on."""
+    """Tokens of a prompt to score, each following one row of a chunk, from ``first_row`` on."""
 
     first_row: int
     token_ids: tuple[int, ...]
     top: int
-    """Alternatives wanted with each."""
+    """Number of alternatives wanted for each token."""
 
 
 class TokenHistory:
-    """Distinct tokens with the number of times that each is in the answer.
+    """Distinct tokens of a sequence, and how often each occurs in the answer.
 
     ``ids`` and ``counts`` (both ``[distinct]``) are views that stay valid for the caller that took
     them; a prompt's token that the answer does not repeat has count 0.
     """
 
     def __init__(self, prompt_ids: Iterable[int] = (), *, answered: int = 0) -> None:
-        """``prompt_ids`` end in ``answered`` tokens of the answer, where they are known at all."""
+        """``prompt_ids`` end in ``answered`` tokens of the answer, if their ids are known."""
         known = list(prompt_ids)
         split = max(0, len(known) - answered)
         distinct = dict.fromkeys(known[:split])
@@ -39,13 +39,13 @@ class TokenHistory:
         self._counts: npt.NDArray[np.float32] = np.zeros(room, np.float32)
         self._ids[: len(distinct)] = list(distinct)
         self.answer_tokens = answered
-        """Tokens of the answer so far, whether their ids are known or not."""
+        """Number of tokens of the answer so far, whether their ids are known or not."""
         self.largest_id = max(distinct, default=-1)
         for token_id in known[split:]:
             self._count(token_id)
 
     def add(self, token_id: int) -> None:
-        """The answer's next token."""
+        """Append the answer's next token."""
         self.answer_tokens += 1
         self._count(token_id)
 
@@ -68,5 +68,5 @@ class TokenHistory:
 
     @property
     def counts(self) -> npt.NDArray[np.float32]:
-        """How often each of :attr:`ids` is in the answer."""
+        """Number of times that each of :attr:`ids` occurs in the answer."""
         return self._counts[: len(self._places)]

@@ -1,1 +1,1 @@
-"""The sessions at a stage: each one's progress, their table, who is admitted."""
+"""Sessions at a stage: their progress, their table, and admission."""

@@ -1,9 +1,9 @@
-"""What a stage sent on, kept in bounded host memory so that a lost next stage can be rebuilt.
+"""Logs the rows that a stage sent on, in bounded host memory, to rebuild a lost next stage.
 
-The KV of a lost stage is a function of the rows it was sent. Whoever sent them sends them again to
-its replacement, and nobody upstream computes anything anew (architecture.md, "The session's owner
-can rebuild anything"). A log that was dropped costs time, never a token: the stage then runs its
-own rows again, from what *its* upstream logged, and in the end from the token log.
+The KV of a lost stage is a function of the rows it was sent. The stage that sent them sends them
+again to the replacement, and no stage before computes anything again (architecture.md, "The
+session's owner can rebuild anything"). A dropped log costs time, never a token: the stage then runs
+its own rows again from what *its* upstream logged, and in the end from the token log.
 """
 
 from dataclasses import dataclass, field
@@ -15,18 +15,17 @@ LOG_BYTES_MAX = 256 << 20
 @dataclass(slots=True)
 class _Entry:
     start: int = 0
-    """Position of the first row that is kept."""
+    """Position of the first logged row."""
     data: bytearray = field(default_factory=bytearray)
     dropped: bool = False
 
 
 class ActivationLog:
-    """Rows by session, ``row_bytes`` each. Rows of a session are consecutive positions.
+    """Logged rows by session, ``row_bytes`` each; a session's rows have consecutive positions.
 
-    Above ``bytes_max`` the oldest sessions' rows are dropped first: short answers end soon and
-    need no replay, and a long one has the most upstreams that logged it. Of a session that was
-    dropped only the newest rows are kept from then on, which a next stage asks for when it
-    resumes where it was.
+    Above ``bytes_max`` the oldest sessions' rows are dropped first: short answers end soon and need
+    no replay, and a long answer has the most upstreams that logged it. From then on, only the
+    newest rows of that session are kept; a next stage that resumes where it stood asks for those.
     """
 
     def __init__(self, row_bytes: int, bytes_max: int) -> None:
@@ -35,10 +34,10 @@ class ActivationLog:
         self._entries: dict[str, _Entry] = {}  # oldest session first
         self.bytes_held = 0
         self.dropped = 0
-        """Sessions whose rows were dropped to stay within the bound."""
+        """Number of sessions whose rows were dropped to stay within the bound."""
 
     def append(self, session: str, position: int, rows: bytes | memoryview) -> None:
-        """Keep rows at ``position`` onwards; what was kept at or behind it is replaced."""
+        """Log rows at ``position`` onwards; they replace rows logged at or behind it."""
         if len(rows) % self._row_bytes:
             raise ValueError(f"{len(rows)} bytes are no rows of {self._row_bytes} bytes")
         entry = self._entries.setdefault(session, _Entry(start=position))
@@ -69,12 +68,12 @@ class ActivationLog:
         entry.start = start
 
     def end(self, session: str) -> int:
-        """The position behind the last row that is kept; 0 for an unknown session."""
+        """Position behind the last logged row; 0 for an unknown session."""
         entry = self._entries.get(session)
         return 0 if entry is None else entry.start + len(entry.data) // self._row_bytes
 
     def covers(self, session: str, start: int, end: int) -> bool:
-        """Whether the rows of positions ``[start, end)`` are all kept."""
+        """Whether the rows of positions ``[start, end)`` are all logged."""
         entry = self._entries.get(session)
         return start >= end or (
             entry is not None and entry.start <= start <= end <= self.end(session)
@@ -91,7 +90,7 @@ class ActivationLog:
         return bytes(entry.data[first : first + (end - start) * self._row_bytes])
 
     def truncate(self, session: str, end: int) -> None:
-        """Forget rows at ``end`` and behind: they will be made again."""
+        """Forget rows at ``end`` and behind, which will be computed again."""
         entry = self._entries.get(session)
         if entry is None:
             return
@@ -101,7 +100,7 @@ class ActivationLog:
             del entry.data[keep:]
 
     def forget(self, session: str) -> None:
-        """The session ended here; unknown ones are ignored."""
+        """Forget a session that ended here; an unknown one is ignored."""
         entry = self._entries.pop(session, None)
         if entry is not None:
             self.bytes_held -= len(entry.data)

@@ -1,4 +1,4 @@
-"""Rows that a session brings along when it moves: kept until the engine has time for them."""
+"""Queues the rows that a moving session brings along until the engine has time for them."""
 
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -10,18 +10,18 @@ from node.engine.work_item import WorkItem
 
 @dataclass(slots=True)
 class CopiedRows:
-    """Items in their order, taken in other sizes than they came in, one at a time."""
+    """Items in order, taken one at a time, in other sizes than they came in."""
 
     running: bool = False
-    """Whether what was taken last is still in the engine."""
+    """Whether the item taken last is still in the engine."""
     _waiting: deque[WorkItem] = field(default_factory=deque)
 
     def add(self, item: WorkItem) -> None:
-        """Keep the rows of the next positions."""
+        """Add the rows of the next positions."""
         self._waiting.append(item)
 
     def take(self, tokens: int) -> WorkItem | None:
-        """The next rows, ``tokens`` at most; None while some run or none wait."""
+        """The next rows, at most ``tokens``; None while some run or none wait."""
         if self.running or not self._waiting:
             return None
         first = self._waiting[0]

@@ -1,7 +1,7 @@
-"""One session as one stage sees it: what may come next, and what is fed to the engine.
+"""State machine of one session at one stage: what may come next, and what the engine runs.
 
-No clocks, sockets or tensors: the stage server performs what these methods decide. A frame that
-is not the next one of its session is dropped and counted by the caller.
+It has no clocks, sockets or tensors; the stage server performs what these methods decide. A frame
+that is not the next one of its session is dropped and counted by the caller.
 
 A session outlives its routes. When the owner opens it again under the next attempt, a stage that
 still holds its layers' KV *takes over*: it keeps what it has run and says from which position on it
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 class StageState(StrEnum):
     OPENING = "opening"
-    """Reserved here, waiting for the stages below."""
+    """KV is reserved here; the answer of the stages after is awaited."""
     ACTIVE = "active"
     PAUSED = "paused"
     """A neighbour was lost. KV and log are kept for the next attempt, for a bounded time."""
     FINISHED = "finished"
-    """KV freed; the last stage keeps the token log for a client that attaches late."""
+    """KV is freed; the last stage keeps the token log for a client that attaches late."""
     CLOSED = "closed"
     """Everything is freed and forgotten."""
 
 
 class StageEvent(StrEnum):
     ACCEPTED = "accepted"
-    """Every stage below has reserved."""
+    """Every stage after has reserved KV."""
     REFUSED = "refused"
-    """A stage below refused or cannot be reached, under an attempt that began here."""
+    """A stage after refused or cannot be reached, under an attempt that began here."""
     REFUSED_AGAIN = "refused_again"
-    """The same for a session that was taken over from an earlier attempt."""
+    """A stage after refused or cannot be reached, for a session that was taken over."""
     NEIGHBOUR_LOST = "neighbour_lost"
-    """A stage that this one sends to or gets from is gone, or says that it gave up."""
+    """A stage that this one sends to or receives from is gone, or says that it gave up."""
     COMPLETED = "completed"
     """Last stage: the answer's last token was sampled."""
     ENDED = "ended"
-    """A close, an expiry, or an error of this stage's own."""
+    """A close, an expiry, or an error at this stage."""
 
 
 TRANSITIONS: dict[StageState, dict[StageEvent, StageState]] = {
@@ -71,7 +71,7 @@ TRANSITIONS: dict[StageState, dict[StageEvent, StageState]] = {
     StageState.FINISHED: {StageEvent.ENDED: StageState.CLOSED},
     StageState.CLOSED: {},
 }
-"""What may happen in which state; anything else is ignored by :meth:`StageSession.on`."""
+"""Transitions by state and event; :meth:`StageSession.on` ignores all others."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,32 +81,35 @@ class StageSession:
     open: SessionOpen
     state: StageState = StageState.OPENING
     kv_key: str = ""
-    """Under which the engine reserved: a take-over keeps the name of the attempt that reserved."""
+    """Name of the reservation in the engine; a take-over keeps that of the earlier attempt."""
     taken_over: bool = False
     """Whether KV of an earlier attempt is in use."""
     importing: bool = False
-    """The new stage of a planned move: it gets copies of the KV, and no rows."""
+    """At the new stage of a planned move: whether it gets copies of the KV instead of rows."""
     inputs: list[int] = field(default_factory=list)
-    """First stage: all token ids so far, prompt and ring."""
+    """At the first stage: all token ids so far, of prompt and ring."""
     early: tuple[int, int] | None = None
-    """First stage: a ring token ``(position, id)`` that came before the prompt did. A last stage
-    that took over samples at once, a new first stage hears from a client that is far away later."""
+    """At the first stage: a ring token ``(position, id)`` that came before the prompt.
+
+    A last stage that took over samples at once, while a new first stage hears later from a client
+    that is far away.
+    """
     next_position: int = 0
-    """The next position that this stage runs."""
+    """Next position that this stage runs."""
     done_position: int = 0
-    """Positions before it have left the engine: their KV is there, and their rows are logged."""
+    """Positions before it have left the engine: their KV is written, their rows are logged."""
     send_position: int = 0
-    """The next stage has everything before it; rows before it are logged but not sent."""
+    """Position before which the next stage has everything: earlier rows are logged, not sent."""
     in_flight: bool = False
-    """First stage: a chunk is in the engine; the next one waits for its result."""
+    """At the first stage: whether a chunk is in the engine; the next one waits for its result."""
     sampled: list[int] = field(default_factory=list)
-    """Last stage: the answer so far, of this attempt."""
+    """At the last stage: the answer's tokens of this attempt so far."""
     scores: list[bytes] = field(default_factory=list)
-    """Last stage: the packed score of each sampled token, where the client wants them."""
+    """At the last stage: the packed score of each sampled token, if the client wants scores."""
     prompt_scores: list[tuple[int, int, bytes]] = field(default_factory=list)
-    """Last stage: ``(position, tokens, packed)`` of the prompt's scores so far."""
+    """At the last stage: ``(position, tokens, packed)`` of the prompt's scores so far."""
     history: TokenHistory | None = field(init=False, default=None)
-    """Last stage: what penalties and the least length look at, where any is asked."""
+    """At the last stage: tokens for penalties and the minimum length, if either is asked for."""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
@@ -117,11 +120,11 @@ class StageSession:
 
     @property
     def key(self) -> str:
-        """Identity within one peer, whatever the attempt."""
+        """The session's id, which is the same for all attempts."""
         return self.open.session
 
     def on(self, event: StageEvent) -> bool:
-        """Take the transition for ``event``; False, and nothing happens, where there is none."""
+        """Take the transition for ``event``; return False and change nothing if there is none."""
         following = TRANSITIONS[self.state].get(event)
         if following is None:
             return False
@@ -130,25 +133,25 @@ class StageSession:
 
     @property
     def is_warming(self) -> bool:
-        """Whether this is a copy in the making, for a planned move: it sends nothing to clients or
-        to stages that serve the session."""
+        """Whether a planned move is building this session here: it sends nothing to clients, nor to
+        stages that serve the session."""
         return self.open.migrate_until is not None
 
     @property
     def decodes(self) -> bool:
-        """Whether it serves, and is past its prompt."""
+        """Whether the session serves and is past its prompt."""
         past = self.done_position >= self.open.prompt_tokens
         return self.state is StageState.ACTIVE and not self.is_warming and past
 
     @property
     def sends_rows(self) -> bool:
-        """Whether the next stage gets this one's rows."""
+        """Whether this stage sends its rows to the next one."""
         until = self.open.migrate_until
         return self.next_peer is not None and (until is None or self.open.hop < until)
 
     @property
     def holds_kv(self) -> bool:
-        """Whether a reservation belongs to it."""
+        """Whether the session has a reservation."""
         return self.state in {StageState.OPENING, StageState.ACTIVE, StageState.PAUSED}
 
     @property
@@ -165,35 +168,35 @@ class StageSession:
 
     @property
     def previous_peer(self) -> str:
-        """Who sends this stage its input: a client, or the stage before."""
+        """The peer that sends this stage its input: the client, or the stage before."""
         return self.open.client if self.is_first else self.open.route[self.open.hop - 1].peer_id
 
     @property
     def next_peer(self) -> str | None:
-        """The stage after, None at the end of the route."""
+        """The peer of the next stage; None at the end of the route."""
         return None if self.is_last else self.open.route[self.open.hop + 1].peer_id
 
     @property
     def ring_peer(self) -> str | None:
-        """At the last stage of a route of several: the first stage, which gets the tokens."""
+        """At the last of several stages: the first stage's peer, which gets the tokens."""
         if self.is_warming:
             return None
         return self.open.route[0].peer_id if self.is_last and not self.is_first else None
 
     @property
     def neighbours(self) -> frozenset[str]:
-        """Stages before and after this one in the ring."""
+        """Peers of the stages before and after this one in the ring."""
         route, hop = self.open.route, self.open.hop
         around = {route[hop - 1].peer_id, route[(hop + 1) % len(route)].peer_id}
         return frozenset(around - {self.stage.peer_id})
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens of KV that the whole session needs: the last sampled token is never run."""
+        """KV tokens that the whole session needs; the last sampled token is never run."""
         return self.open.prompt_tokens + self.open.max_new_tokens - 1
 
     def can_take_over(self, open_: SessionOpen) -> bool:
-        """Whether ``open_`` is a later attempt of this session over the KV that is held here."""
+        """Whether ``open_`` is a later attempt of this session over the KV held here."""
         return (
             self.holds_kv
             and open_.session == self.open.session
@@ -206,10 +209,10 @@ class StageSession:
         )
 
     def take_over(self, open_: SessionOpen) -> "StageSession":
-        """This session under the attempt of ``open_``, with all that was run so far.
+        """This session under the attempt of ``open_``, with everything that was run so far.
 
-        What is still in the engine is run again, and so is the last prompt row of a last stage:
-        its output is what the first token of the new attempt is sampled from.
+        Rows still in the engine are run again. So is the last prompt row at a last stage: the new
+        attempt's first token is sampled from its output.
         """
         known = open_.prompt_tokens
         following = StageSession(
@@ -224,7 +227,7 @@ class StageSession:
         return following
 
     def take_kv(self, position: int, tokens: int) -> bool:
-        """Expect the KV of ``tokens`` tokens at ``position``; False when it is not the next."""
+        """Expect the KV of ``tokens`` tokens at ``position``; False if it is not the next."""
         end = position + tokens
         fits = position == self.next_position and tokens >= 1 and end <= self.kv_tokens
         if not (self.importing and self.state is StageState.ACTIVE and fits):
@@ -238,11 +241,11 @@ class StageSession:
 
     @property
     def needs_from(self) -> int:
-        """The position from which this stage needs its input; the answer to an open."""
+        """Position from which this stage needs input; its answer to an open."""
         return len(self.inputs) if self.is_first else self.next_position
 
     def add_inputs(self, position: int, token_ids: tuple[int, ...]) -> bool:
-        """First stage: take prompt or ring tokens; False when they are not the next ones."""
+        """At the first stage: take prompt or ring tokens; False if they are not the next ones."""
         known = len(self.inputs)
         if position + len(token_ids) > self.kv_tokens:
             return False
@@ -258,7 +261,7 @@ class StageSession:
         return True
 
     def next_chunk(self, chunk_tokens: int) -> WorkItem | None:
-        """First stage: the next rows to run, or None while there is nothing or one is running.
+        """At the first stage: the next rows to run; None if there are none or a chunk is running.
 
         A chunk never crosses the end of the prompt, so only a chunk's last row is ever sampled.
         """
@@ -274,7 +277,7 @@ class StageSession:
         return self._work(position, end, token_ids=tuple(self.inputs[position:end]))
 
     def take_rows(self, position: int, hidden: "Tensor") -> WorkItem | None:
-        """Later stages: rows ``[tokens, hidden]`` from upstream; None if they are not the next."""
+        """At later stages: take rows ``[tokens, hidden]``; None if they are not the next ones."""
         end = position + int(hidden.shape[0])
         crosses = position < self.open.prompt_tokens < end
         if (
@@ -312,7 +315,7 @@ class StageSession:
         )
 
     def _targets(self, position: int) -> PromptTargets | None:
-        """What the rows from ``position`` to ``next_position`` are scored against, if anything."""
+        """Prompt tokens to score the rows from ``position`` on against, or None."""
         top = self.open.sampling.prompt_logprobs
         first = max(position + 1, self.open.scores_from)
         end = min(self.next_position + 1, self.open.scores_end)
@@ -322,13 +325,13 @@ class StageSession:
         return PromptTargets(first_row=first - 1 - position, token_ids=wanted, top=top)
 
     def add_prompt_scores(self, result: WorkResult) -> None:
-        """Last stage: keep the scores of the item's targets, where it has any."""
+        """At the last stage: keep the scores of the item's targets, if it has any."""
         if (targets := result.item.targets) is not None:
             position = result.item.position + targets.first_row + 1
             self.prompt_scores.append((position, len(targets.token_ids), result.prompt_scores))
 
     def add_sampled(self, token_id: int, score: bytes = b"") -> int:
-        """Last stage: log a token; returns its position. Sets ``finish_reason`` at the end."""
+        """At the last stage: log a token; returns its position. Sets ``finish_reason``."""
         position = self.open.prompt_tokens + len(self.sampled)
         self.sampled.append(token_id)
         self.scores.append(score)
@@ -341,30 +344,30 @@ class StageSession:
         return position
 
     def sampled_from(self, position: int) -> tuple[int, ...]:
-        """The logged tokens from ``position`` on, for a client that attaches."""
+        """Logged tokens from ``position`` on, for a client that attaches."""
         return tuple(self.sampled[max(0, position - self.open.prompt_tokens) :])
 
     def scores_since(self, position: int) -> bytes:
-        """The packed scores of :meth:`sampled_from`, empty where the client wants none."""
+        """Packed scores of the tokens of :meth:`sampled_from`; empty if the client wants none."""
         return b"".join(self.scores[max(0, position - self.open.prompt_tokens) :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """How a stage serves the next one from the position it asked for."""
+    """How a stage serves the next stage from the position that it asked for."""
 
     resend_from: int
-    """Logged rows from here to ``own_position`` are sent at once."""
+    """Start of the logged rows that are sent at once, up to ``own_position``."""
     own_position: int
-    """Where this stage itself goes on; smaller than before when it must run rows again."""
+    """Position at which this stage goes on; smaller than before if it must run rows again."""
 
 
 def resume_at(asked: int, own: int, *, logged: bool) -> Resume:
-    """What a stage at position ``own`` does when the next stage asks for rows from ``asked`` on.
+    """What a stage at position ``own`` does if the next stage asks for rows from ``asked`` on.
 
-    ``logged`` says whether the log has all rows of ``[asked, own)``. A next stage that is ahead
-    gets nothing until this one has caught up; one that is behind gets the log, or, where that does
-    not reach back so far, rows that are run again.
+    ``logged``: whether the log has all rows of ``[asked, own)``. A next stage that is ahead gets
+    nothing until this stage has caught up. One that is behind gets logged rows or, if the log does
+    not reach back to ``asked``, rows that are run again.
     """
     if asked >= own:
         return Resume(resend_from=own, own_position=own)

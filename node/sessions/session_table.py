@@ -1,5 +1,5 @@
-"""The sessions that one stage serves, with their connections and everything that is freed with
-them: KV, logged rows, the use of hops."""
+"""The table of sessions that one stage serves, with their connections and what is freed with them:
+KV, logged rows, the use of hops."""
 
 import asyncio
 from collections import Counter, deque
@@ -15,20 +15,20 @@ from node.sessions.replay_queue import CopiedRows
 from node.sessions.session import StageEvent, StageSession
 
 FINISHED_PER_CLIENT_MAX = 64
-"""Answers of one client that are kept for it to attach late."""
+"""Finished answers of one client that are kept for it to attach late."""
 
 
 @dataclass(slots=True, kw_only=True)
 class MigrationTarget:
-    """What a serving stage knows of a planned move: where it is announced, who gets copies."""
+    """A serving stage's part in a planned move: whom it tells, and who gets copies."""
 
     open: SessionOpen
     upstream: FrameSender
     next_peer: str
     copies: bool
-    """Whether the next stage is new, and gets copies of this stage's rows."""
+    """Whether the next stage is new and gets copies of this stage's rows."""
     ready: bool = False
-    """The next stage has accepted."""
+    """Whether the next stage has accepted."""
     backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
 
 
@@ -39,22 +39,22 @@ class Live:
     session: StageSession
     upstream: FrameSender
     touched_s: float
-    """When it last made progress, was opened, or lost a neighbour."""
+    """Time of the last progress, the open, or the loss of a neighbour."""
     opened_s: float = 0.0
-    """When its KV was reserved."""
+    """Time at which the KV was reserved."""
     moved_here: bool = False
-    """It came with an answer begun elsewhere."""
+    """Whether the session came with an answer begun elsewhere."""
     backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
     """Rows (position, bytes) that wait for the next link, oldest first."""
     warming: MigrationTarget | None = None
-    """A planned move of a stage further down."""
+    """A planned move of a later stage, if one is under way."""
     told_warm: bool = False
     copied: CopiedRows = field(default_factory=CopiedRows)
-    """The new stage of a planned move: rows that wait for the engine."""
+    """At the new stage of a planned move: rows that wait for the engine."""
     attached: FrameSender | None = None
     attached_position: int = 0
     attached_scores: int = 0
-    """How many of the session's prompt scores went to ``attached``."""
+    """Number of the session's prompt scores sent to ``attached``."""
 
     @property
     def hop_peers(self) -> tuple[str, ...]:
@@ -64,11 +64,11 @@ class Live:
         return tuple(peer for peer in peers if peer is not None)
 
     def touch(self) -> None:
-        """Note progress."""
+        """Record progress."""
         self.touched_s = asyncio.get_running_loop().time()
 
     def tell_leaving(self, peer_id: str, to: str = "") -> None:
-        """Ask the owner to move this stage elsewhere; ``to`` a freer peer where this one stays."""
+        """Ask the owner to move this stage; ``to``: a freer peer, if this stage goes on serving."""
         open_ = self.session.open
         leaving = SessionLeaving(
             session=open_.session, attempt=open_.attempt, peer_id=peer_id, to=to
@@ -78,7 +78,7 @@ class Live:
             self.attached.send(leaving)
 
     def tell_failed(self, peer_id: str, reason: str) -> None:
-        """Tell the owner, through every way that is left, that ``peer_id`` was lost."""
+        """Tell the owner over every remaining stream that ``peer_id`` was lost."""
         failed = SessionFailed(
             session=self.session.open.session,
             attempt=self.session.open.attempt,
@@ -91,7 +91,7 @@ class Live:
 
 
 class SessionTable:
-    """Sessions by id. One attempt of each: opening the next one replaces the one before."""
+    """Sessions by id, each with one attempt: opening the next attempt replaces the one before."""
 
     def __init__(
         self,
@@ -100,15 +100,15 @@ class SessionTable:
         drop_work: Callable[[str], None] = lambda key: None,
         on_idle: Callable[[], None] = lambda: None,
     ) -> None:
-        """``drop_work`` forgets what the engine has queued of a session, which keeps its KV;
-        ``on_idle`` is called when the last session has freed its KV."""
+        """``drop_work`` forgets a session's queued work in the engine and keeps its KV; ``on_idle``
+        is called when the last session has freed its KV."""
         self._free_kv = free_kv
         self._drop_work = drop_work
         self._live: dict[str, Live] = {}
         self._holders: dict[str, Live] = {}
-        """Those that hold KV here; the others have finished."""
+        """Sessions that hold KV here; the others have finished."""
         self._finished: dict[str, dict[str, Live]] = {}
-        """By client, the oldest first."""
+        """Finished sessions by client, the oldest first."""
         self._hop_use: Counter[str] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -121,11 +121,11 @@ class SessionTable:
 
     @property
     def holding(self) -> int:
-        """Sessions that hold KV here."""
+        """Number of sessions that hold KV here."""
         return len(self._holders)
 
     def load(self, client: str, now_s: float) -> StageLoad:
-        """What they amount to for ``client``."""
+        """The stage's load as seen by ``client``."""
         own = own_urgent = decoding = kv_tokens = 0
         untried: list[str] = []
         for live in self._holders.values():
@@ -149,16 +149,16 @@ class SessionTable:
 
     @property
     def kv_tokens(self) -> int:
-        """KV that is promised to the sessions here."""
+        """KV tokens promised to the sessions here."""
         return sum(live.session.kv_tokens for live in self._holders.values())
 
     @property
     def serves_urgent(self) -> bool:
-        """Whether a session of high priority holds KV here."""
+        """Whether a high-priority session holds KV here."""
         return any(live.session.open.priority is Priority.HIGH for live in self._holders.values())
 
     def movable(self, now_s: float) -> list[Movable]:
-        """Sessions that decode here, and no stage of which moves now."""
+        """Sessions that decode here and none of whose stages is moving."""
         return [
             Movable(
                 session=live.session.key,
@@ -176,7 +176,7 @@ class SessionTable:
         ]
 
     def get(self, session: str) -> Live | None:
-        """The session, whatever its attempt."""
+        """The session under any attempt."""
         return self._live.get(session)
 
     def find(self, session: str, attempt: int) -> Live | None:
@@ -190,7 +190,7 @@ class SessionTable:
         return live is not None and live.session is session and session.holds_kv
 
     def holdings(self, now_s: float) -> list[Holding]:
-        """What the sessions hold, and how they get on."""
+        """What each session holds, and its progress."""
         return [
             Holding(
                 kv_tokens=live.session.kv_tokens,
@@ -206,11 +206,11 @@ class SessionTable:
         return self._hop_use[peer_id] > 0
 
     async def wait_any(self) -> None:
-        """Wait until a session is here, one that has finished included."""
+        """Wait until a session is here; a finished one counts."""
         await self._any.wait()
 
     async def wait_idle(self, limit_s: float) -> bool:
-        """Wait until no session holds KV here; False when ``limit_s`` passed before."""
+        """Wait until no session holds KV here; False after ``limit_s``."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._idle.wait()
@@ -219,14 +219,14 @@ class SessionTable:
         return True
 
     def add(self, live: Live) -> None:
-        """A session whose KV was just reserved."""
+        """Add a session whose KV was just reserved."""
         self._live[live.session.key] = self._holders[live.session.key] = live
         self._hop_use.update(live.hop_peers)
         self._idle.clear()
         self._any.set()
 
     def take_over(self, live: Live, session: StageSession, upstream: FrameSender) -> None:
-        """Put ``session``, the next attempt, in the place of the present one. KV and log stay."""
+        """Replace the present attempt by ``session``, the next one. KV and log stay."""
         self._hop_use.subtract(live.hop_peers)
         live.session, live.upstream, live.attached = session, upstream, None
         live.warming, live.told_warm = None, False
@@ -244,9 +244,9 @@ class SessionTable:
         self._hop_use.update(live.hop_peers)
 
     def finish(self, live: Live) -> None:
-        """The answer is complete: free all but the session's token log.
+        """Complete an answer: free all but the session's token log.
 
-        A client has a bounded number of these; its oldest is forgotten for one more.
+        A client keeps ``FINISHED_PER_CLIENT_MAX`` finished sessions; one more replaces its oldest.
         """
         if not live.session.on(StageEvent.COMPLETED):
             return
@@ -257,7 +257,7 @@ class SessionTable:
             self.forget(next(iter(kept.values())))
 
     def forget(self, live: Live) -> None:
-        """Free everything of the session; harmless for one that is gone."""
+        """Free everything of the session; harmless if the session is gone."""
         session = live.session
         if self._live.get(session.key) is not live:
             return

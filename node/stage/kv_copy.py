@@ -1,21 +1,21 @@
-"""Which KV of a moving session is to be sent next, and when the new stage has caught up.
+"""Decides which KV of a moving session to send next, and when the new stage has caught up. Pure.
 
-The session goes on while its KV is copied, so what there is to copy grows. KV is append-only and
-what was sent stays true: pieces go in order, a bounded number of bytes ahead of what the new stage
-has taken, until little but the newest rows is missing (Llumnix, OSDI'24, §4.2). Those the session's
-upstream sends as rows when the route changes, at a token boundary. Pure.
+The session goes on while its KV is copied, so the KV to copy grows. KV is append-only and sent KV
+stays valid. Pieces go in order, a bounded number of bytes ahead of what the new stage has taken,
+until only the newest rows are missing (Llumnix, OSDI'24, §4.2). The session's upstream sends those
+as rows when the route changes, at a token boundary.
 """
 
 from dataclasses import dataclass
 
 REST_ROWS = 4
-"""So few missing rows are left to the hand-over: one small step there."""
+"""Missing rows that are left to the hand-over: few enough for one small step."""
 PIECE_TOKENS_MAX = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvSpan:
-    """Tokens whose KV is to be sent."""
+    """Range of tokens whose KV is to be sent."""
 
     position: int
     tokens: int
@@ -23,20 +23,20 @@ class KvSpan:
 
 @dataclass(slots=True, kw_only=True)
 class KvCopyOut:
-    """One copy, at the stage that serves on."""
+    """State of one copy, at the stage that serves on."""
 
     row_bytes: int
-    """Of one token's KV in the session's layers."""
+    """Bytes of one token's KV in the session's layers."""
     piece_bytes: int
     ahead_bytes: int
-    """Sent and not yet taken, at most (one piece always may be)."""
+    """Maximum bytes sent and not yet taken; one piece is always allowed."""
     sent: int = 0
-    """Tokens before it were sent."""
+    """Number of leading tokens whose KV was sent."""
     taken: int = 0
-    """Tokens before it have been written by the new stage."""
+    """Number of leading tokens whose KV the new stage has written."""
 
     def next(self, written: int) -> KvSpan | None:
-        """What to send now that the session stands at ``written``; None: wait or be done."""
+        """The next piece to send when the session stands at ``written``; None: wait, or done."""
         rest = written - self.sent
         if rest < 1 or (rest <= REST_ROWS and self.sent > 0):
             return None
@@ -49,12 +49,12 @@ class KvCopyOut:
         return piece
 
     def took(self, position: int) -> bool:
-        """The new stage has everything before ``position``; False for what cannot be."""
+        """Record that the new stage has all KV before ``position``; False if that is impossible."""
         if not 0 <= position <= self.sent:
             return False
         self.taken = max(self.taken, position)
         return True
 
     def is_warm(self, written: int) -> bool:
-        """Whether the new stage may take over: it has all but the newest few rows."""
+        """Whether the new stage may take over: only the newest rows are missing there."""
         return self.taken > 0 and written - self.taken <= REST_ROWS

@@ -1,8 +1,8 @@
-"""Copies of sessions' KV between stages: sent where one leaves, taken where one moves to.
+"""Copies sessions' KV between stages: sends where a stage leaves, takes where a session moves to.
 
-Decisions are in :mod:`node.stage.kv_copy` and :mod:`node.sessions.session`. What travels is bulk:
-on a link it leaves behind decodes and prefill, under credit, and a bounded number of bytes ahead of
-what the other side has written, piece by piece between its steps.
+Decisions are in :mod:`node.stage.kv_copy` and :mod:`node.sessions.session`. KV travels as bulk:
+after decodes and prefill on a link, under credit, a bounded number of bytes ahead of what the other
+side has written, one piece at a time between steps.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_copy import KvCopyOut
 
 COPY_S_MAX = 120.0
-"""A copy that has not caught up with its session after so long is given up, however it gets on."""
+"""Time limit of a copy that has not caught up with its session, even if it still advances."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Outgoing:
-    """A copy that is being sent."""
+    """State of a copy that is being sent."""
 
     to: str
     plan: KvCopyOut
@@ -34,7 +34,7 @@ class _Outgoing:
 
 
 class KvMover:
-    """Both sides of copies, for all sessions of one stage server."""
+    """Sends and takes copies of KV for all sessions of one stage server."""
 
     def __init__(
         self,
@@ -58,17 +58,17 @@ class KvMover:
         self._outgoing: dict[tuple[str, int], _Outgoing] = {}
         self._imports: set[asyncio.Task[None]] = set()
 
-    # The stage that leaves
+    # At the stage that leaves
 
     def uses(self, peer_id: str) -> bool:
         """Whether KV is being sent to ``peer_id``."""
         return any(each.to == peer_id for each in self._outgoing.values())
 
     async def send(self, order: KvCopy, client: str) -> str | None:
-        """Copy a session's KV until but few rows are missing; the reason where it cannot be.
+        """Copy a session's KV until few rows are missing; returns why if it cannot.
 
-        The session goes on meanwhile, and stays here whatever becomes of the copy. Only one copy
-        of a session is made at a time: a later order ends the one before.
+        The session goes on meanwhile, and stays here whether the copy succeeds or not. A session
+        has one copy at a time: a later order ends the one before.
         """
         live = self._table.get(order.session)
         if live is None or live.session.open.client != client:
@@ -138,7 +138,7 @@ class KvMover:
         return outgoing.refused
 
     def told(self, peer_id: str, told: KvTaken) -> None:
-        """The new stage says how far it has got; to say the same again is to stand still."""
+        """Record how far the new stage has got; an unchanged position is no progress."""
         outgoing = self._outgoing.get((told.session, told.attempt))
         before = 0 if outgoing is None else outgoing.plan.taken
         if outgoing is None or outgoing.to != peer_id or not outgoing.plan.took(told.position):
@@ -150,13 +150,13 @@ class KvMover:
             outgoing.changed.set()
 
     def lost(self, peer_id: str, reason: str) -> None:
-        """The way to a new stage was lost."""
+        """End the copies to a new stage that was lost."""
         for outgoing in self._outgoing.values():
             if outgoing.to == peer_id:
                 outgoing.refused = f"the new stage was lost: {reason}"
                 outgoing.changed.set()
 
-    # The new stage
+    # At the new stage
 
     def take(
         self,
@@ -165,9 +165,9 @@ class KvMover:
         body: bytes | memoryview,
         reply: Callable[[object], None],
     ) -> None:
-        """A piece of KV from the stage that leaves; what is not the next one is dropped.
+        """Take a piece of KV from the stage that leaves; drop it if it is not the next one.
 
-        Pieces wait for the engine's steps: their sizes are compared before any is kept.
+        Pieces wait for the engine's steps, so sizes are checked before any piece is kept.
         """
         live = self._table.find(pages.session, pages.attempt)
         if live is None or live.session.open.copy_from != peer_id:
@@ -180,7 +180,7 @@ class KvMover:
             )
             return
         row_bytes = self._engine.kv_row_bytes(session.stage.start, session.stage.end)
-        # A row is that of the largest layer: KV of smaller ones fills less.
+        # row_bytes assumes the largest layer; KV of smaller layers fills less.
         if len(body) > pages.tokens * row_bytes:
             self._refuse(
                 live, f"{len(body)} bytes came as KV of {pages.tokens} tokens, too many", reply
@@ -205,7 +205,7 @@ class KvMover:
     async def _import(
         self, live: Live, pages: KvPages, body: bytes, reply: Callable[[object], None]
     ) -> None:
-        """Write one piece; they are written in the order in which they came."""
+        """Write one piece; pieces are written in order of arrival."""
         session = live.session
         stage = session.stage
         try:
@@ -224,7 +224,7 @@ class KvMover:
         reply(KvTaken(session=pages.session, attempt=pages.attempt, position=session.done_position))
 
     def _refuse(self, live: Live, reason: str, reply: Callable[[object], None]) -> None:
-        """This copy comes to nothing: both sides are told, and what was reserved is freed."""
+        """End this copy with a refusal: tell both sides, and free the reservation."""
         self._counters["kv_refused"] += 1
         open_ = live.session.open
         at = live.session.done_position

@@ -1,4 +1,4 @@
-"""The engine as the stage server and the peer use it: a worker thread behind a narrow interface."""
+"""Runs the engine in a worker thread, behind the interface of the stage server and the peer."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class LocalEngine:
-    """Implements :class:`node.stage.config.StageEngine` with an engine of this process."""
+    """A :class:`node.stage.config.StageEngine` with an engine in this process."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class LocalEngine:
         *,
         remembered: bool = False,
     ) -> None:
-        """``remembered``: the profile is from an earlier join."""
+        """``remembered``: whether the profile is from an earlier join."""
         self._engine = engine
         self._serving = (0, 0)
         self.profile = profile
@@ -38,7 +38,7 @@ class LocalEngine:
         self._on_results: Callable[[Sequence[WorkResult]], None] | None = None
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = self._loop.create_future()
-        """Done, with the reason, once the device has failed for good."""
+        """Resolves to the reason once the device has failed for good."""
         self._worker = Worker(
             lambda batch: self._watched(lambda: self._engine.step(batch)),
             self._deliver,
@@ -62,7 +62,7 @@ class LocalEngine:
     ) -> "LocalEngine":
         """Build the engine and measure it, in a thread. Raises UserError.
 
-        A profile in the folder ``profiles`` (by default the user's cache) saves the measurement.
+        A profile in the folder ``profiles`` (default: the user's cache) saves the measurement.
         """
 
         def build() -> tuple[Engine, Profile, bool]:
@@ -98,7 +98,7 @@ class LocalEngine:
 
     @property
     def times(self) -> WorkerTimes:
-        """Where the engine's time went."""
+        """How the engine's time was spent."""
         return self._worker.times
 
     @property
@@ -116,7 +116,7 @@ class LocalEngine:
 
     @property
     def precision(self) -> str:
-        """How exact this engine is: its dtype, or what its layers' weights are quantised to."""
+        """Precision of the weights: the engine's dtype, or the quantisation of its layers."""
         config = self._engine.config
         return config.dtype if config.quantize is None else f"{config.quantize} in {config.dtype}"
 
@@ -130,11 +130,11 @@ class LocalEngine:
 
     @property
     def is_local(self) -> bool:
-        """Whether all files of the model are here."""
+        """Whether all files of the model are on this machine."""
         return self._engine.config.store.is_local
 
     async def fetch(self, start: int, end: int, progress: Progress) -> None:
-        """Bring the files of ``[start, end)`` here, while sessions go on over other layers.
+        """Download the files of layers ``[start, end)`` while sessions go on over other layers.
 
         Raises UserError and NetworkError.
         """
@@ -146,7 +146,7 @@ class LocalEngine:
         await asyncio.to_thread(self._engine.fetch, start, end, report)
 
     async def load(self, start: int, end: int, progress: Progress) -> int:
-        """Hold exactly ``[start, end)``; returns bytes read. No session may be live."""
+        """Hold exactly layers ``[start, end)``; returns bytes read. No session may be live."""
         loop = asyncio.get_running_loop()
 
         def report(done_bytes: int, total_bytes: int) -> None:
@@ -157,11 +157,11 @@ class LocalEngine:
         )
 
     async def unload(self) -> None:
-        """Give back the memory of weights and KV. No session may be live."""
+        """Free the memory of weights and KV. No session may be live."""
         await self._worker.call(self._engine.unload)
 
     def start_serving(self, start: int, end: int) -> None:
-        """Accept sessions over ``[start, end)`` from now on."""
+        """Accept sessions over layers ``[start, end)`` from now on."""
         self._serving = (start, end)
 
     def stop_serving(self) -> None:
@@ -182,7 +182,7 @@ class LocalEngine:
         return self._engine.spec.kv_bytes_per_token_layer * (end - start)
 
     async def export_kv(self, key: str, position: int, tokens: int) -> bytes:
-        """A session's KV, read between steps; see :meth:`node.engine.engine.Engine.export_kv`."""
+        """Read a session's KV between steps; see :meth:`node.engine.engine.Engine.export_kv`."""
         engine = self._engine
         return await self._worker.call(lambda: pack_kv(engine.export_kv(key, position, tokens)))
 
@@ -218,7 +218,7 @@ class LocalEngine:
             self.lost.set_result(reason)
 
     def _watched(self, work: Callable[[], T]) -> T:
-        """Do ``work`` in the engine's thread, and tell where that shows that the device is lost."""
+        """Run ``work`` in the engine's thread; set ``lost`` if it raises DeviceLostError."""
         try:
             return work()
         except DeviceLostError as error:

@@ -1,23 +1,23 @@
-"""How the new stage of a planned move gets the session's KV: by whichever way is over first.
+"""Chooses how the new stage of a planned move gets the session's KV: by the fastest way.
 
 - ``COPY``: the KV itself, from the stage that leaves. Many bytes, no work.
-- ``REPLAY``: the rows that the stage before has logged (the token ids, at a first stage) through
-  the new stage's layers. 3 to 22 times fewer bytes without grouped-query attention, but work that
-  the new stage's other sessions wait for, so it is done in the share of time left to it.
-- ``RERUN``: the same where the log does not reach back: stages further up run their part again.
+- ``REPLAY``: the rows that the stage before has logged (at a first stage, the token ids) run
+  through the new stage's layers. 3 to 22 times fewer bytes without grouped-query attention, but the
+  new stage's other sessions wait for the work, so it runs in the share of time left to it.
+- ``RERUN``: the same if the log does not reach back: stages before run their part again.
 
-Pure; estimates in seconds.
+Pure; estimates are in seconds.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 UNKNOWN_BYTES_PER_S = 12.5e6
-"""Of a link that nobody measured: 100 Mbit/s."""
+"""Assumed bandwidth of an unmeasured link: 100 Mbit/s."""
 UNKNOWN_ROW_S = 1e-3
-"""What a row takes in an engine that has not run a prompt yet."""
+"""Assumed time of a row in an engine that has not run a prompt yet."""
 STEP_EVERY_S = 0.05
-"""A stage that serves other sessions takes some rows of a replay along this often at least
+"""Maximum interval at which a stage that serves other sessions runs some rows of a replay
 (:data:`node.engine.scheduler.BACKGROUND_QUIET_S`)."""
 
 
@@ -29,28 +29,28 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuild:
-    """What is known at the new stage when it is asked to take part in a move."""
+    """What the new stage knows when it is asked to take part in a move."""
 
     tokens: int
-    """That the session has run so far."""
+    """Number of tokens that the session has run."""
     kv_row_bytes: int
     row_bytes: int
-    """Of a row on the wire; a few bytes at a first stage, which gets token ids."""
+    """Bytes of a row on the wire; a few bytes at a first stage, which gets token ids."""
     kv_bytes_per_s: float | None
-    """From the stage that leaves; None: not measured. 0: there is none that could copy."""
+    """Bandwidth from the stage that leaves. None: not measured. 0: no stage could copy."""
     rows_bytes_per_s: float | None
-    """From the stage before."""
+    """Bandwidth from the stage before. None: not measured."""
     row_s: float | None
-    """Per row of prefill in this stage's layers."""
+    """Time per row of prefill in this stage's layers. None: no prompt has run yet."""
     beside_rows: int | None
-    """Rows of a replay that ride along with a step; None where no other session is served."""
+    """Rows of a replay that a step takes along; None if no other session is served."""
     logged: bool
     """Whether the stage before has logged the rows."""
     stages_above: int
-    """Stages that would run their part again where it has not."""
+    """Number of stages before that would run their part again if the rows are not logged."""
 
     def seconds(self, way: Way) -> float:
-        """How long ``way`` would take; infinite where it cannot be."""
+        """Duration of ``way``; infinite if it is impossible."""
         if way is Way.COPY:
             return self._link_s(self.kv_row_bytes, self.kv_bytes_per_s)
         if way is Way.REPLAY and not self.logged:
@@ -67,5 +67,5 @@ class Rebuild:
         return self.tokens * row_bytes / rate if rate > 0 else float("inf")
 
     def cheapest(self) -> Way:
-        """The way with the least seconds; the one named first among equals."""
+        """The fastest way; the first in order of definition among equals."""
         return min(Way, key=self.seconds)

@@ -1,4 +1,4 @@
-"""What a stage checks an open against, before anything is reserved. Pure."""
+"""Checks of a ``SessionOpen`` before anything is reserved for it. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from dht.messages.session import RefusalCode, SessionOpen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageView:
-    """What a stage checks an open against."""
+    """What this peer serves now; opens are checked against it."""
 
     fingerprint: str
     layers: int
@@ -23,9 +23,9 @@ def refusal_of(
 ) -> tuple[RefusalCode, str] | None:
     """Why this stage cannot take ``open_``, or None; checks everything but KV room.
 
-    The sender is not trusted: a route that is malformed is refused as a bad request. A stage that
-    leaves still takes over what it holds (``taken_over``), so that losing another stage meanwhile
-    costs no more than usual.
+    The sender is not trusted: a malformed route is refused as a bad request. A stage that leaves
+    still takes over its own sessions (``taken_over``), so that losing another stage meanwhile costs
+    no more than usual.
     """
     route = open_.route
     if open_.hop >= len(route) or len(open_.addresses) != len(route):
@@ -62,7 +62,7 @@ def refusal_of(
 
 
 def _refuse_history(open_: SessionOpen) -> str | None:
-    """Why an open does not bring what its sampling needs, or None."""
+    """Why the open lacks the history that its sampling needs, or None."""
     if open_.answered >= open_.prompt_tokens:
         return f"{open_.answered} tokens of answer in {open_.prompt_tokens} of prompt"
     if len(open_.history) != open_.history_tokens:

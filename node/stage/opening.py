@@ -1,8 +1,9 @@
-"""Opening a session's attempt at one stage: take over or reserve, pass the open on, resume.
+"""Opens a session's attempt at one stage: take over or reserve, pass the open on, resume.
 
-An open travels down the route and its answer back up. On the way up every stage learns from which
-position on the next one needs rows, and says from which one it needs its own: a replaced stage asks
-for everything, and gets it from the log of the stage before (docs/protocol.md, "A lost stage").
+An open travels down the route and its answer travels back up. On the way up, every stage learns the
+position from which the next stage needs rows, and tells the stage before the position from which it
+needs rows itself. A replaced stage asks for all rows and gets them from the log of the stage before
+(docs/protocol.md, "A lost stage").
 """
 
 import asyncio
@@ -42,11 +43,11 @@ from node.stage.open_checks import refusal_of
 from node.stage.pipeline import StagePipeline, row_bytes_of
 
 TOKEN_BYTES = 4
-"""Of a token id on the wire, about."""
+"""Approximate size of a token id on the wire."""
 
 
 class Opening:
-    """Handles opens from above and their answers from below."""
+    """Handles opens from the stage before and answers from the stage after."""
 
     def __init__(
         self,
@@ -60,8 +61,8 @@ class Opening:
         bandwidth_from: Callable[[str], float | None],
         now: Callable[[], float],
     ) -> None:
-        """``bandwidth_from`` is the measured bandwidth of the link from a peer to this one, in
-        bytes/s, None where it is not known; ``now`` the network's time, in Unix seconds."""
+        """``bandwidth_from`` returns the measured bandwidth of the link from a peer to this one, in
+        bytes/s, or None if unknown; ``now`` the network's time, in Unix seconds."""
         self._me = me
         self._engine = engine
         self._config = config
@@ -71,12 +72,12 @@ class Opening:
         self._counters = counters
         self._turned_away = TurnedAway()
         self.demand = Demand()
-        """What was refused last."""
+        """The latest refusal for lack of KV."""
         self._bandwidth_from = bandwidth_from
         self._now = now
 
     def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
-        """Take over or reserve, and pass the open on; or answer with a refusal."""
+        """Take the session over or reserve KV, then pass the open on; or answer with a refusal."""
         if (ungranted := grant_refusal(open_, self._now())) is not None:
             self._counters["ungranted"] += 1
             upstream.send(_refused(open_, self._me, RefusalCode.BAD_REQUEST, ungranted))
@@ -95,7 +96,7 @@ class Opening:
             session.on(StageEvent.ACCEPTED)
             session.importing = session.is_warming and self._way(open_) is Way.COPY
             self._accept(live)
-            # Whom it sends to is met now, also where a move only begins: nothing then waits for it.
+            # Connect to the next stage now, also when a move only begins: rows need not wait then.
             at = (open_.hop + 1) % len(open_.route)
             if len(open_.route) > 1:
                 self._hops.get(open_.route[at].peer_id, open_.addresses[at])
@@ -105,7 +106,7 @@ class Opening:
         hop.send(replace(open_, hop=following))
 
     def _announce_move(self, live: Live, open_: SessionOpen, upstream: FrameSender) -> None:
-        """A stage that goes on serving passes a planned move on to the new stages."""
+        """Pass a planned move on to the new stages, as a stage that goes on serving."""
         current = live.session
         following = open_.hop + 1
         if (
@@ -132,7 +133,7 @@ class Opening:
         hop.send(replace(open_, hop=following, rows_logged=logged))
 
     def _way(self, open_: SessionOpen) -> Way:
-        """How this new stage of a move gets what the session has run so far."""
+        """The cheapest way for this new stage of a move to get the session's KV."""
         stage, first = open_.route[open_.hop], open_.hop == 0
         upstream = open_.client if first else open_.route[open_.hop - 1].peer_id
         source = open_.copy_from
@@ -151,7 +152,7 @@ class Opening:
         return way
 
     def _move_replied(self, live: Live, warming: MigrationTarget, message: HopReply) -> None:
-        """What the stages below say of a planned move goes up; the next new one gets copies."""
+        """Pass the new stages' answer to a move up; if they accept, send them copies of rows."""
         waits = warming.copies and not warming.ready
         if waits and isinstance(message, SessionAccepted) and message.rows:
             session, log = live.session, self._table.log
@@ -168,7 +169,7 @@ class Opening:
             self._table.warm(live, None)
 
     def _begin(self, open_: SessionOpen, upstream: FrameSender) -> Live | SessionRefused:
-        """Make the session's new attempt, or say why not; then everything stays as it was."""
+        """Start the session's new attempt, or return why not and change nothing."""
         before = self._table.get(open_.session)
         kept = before is not None and before.session.can_take_over(open_)
         refusal = refusal_of(open_, self._me, self._engine.view, taken_over=kept)
@@ -183,7 +184,7 @@ class Opening:
             self._counters["taken_over"] += 1
             self._table.take_over(before, before.session.take_over(open_), upstream)
             return before
-        if before is not None:  # other layers, or nothing left to take over
+        if before is not None:  # its layers differ, or it has nothing left to take over
             self._table.forget(before)
         now_s = asyncio.get_running_loop().time()
         load = self._table.load(open_.client, now_s)
@@ -227,7 +228,8 @@ class Opening:
         return None
 
     def _is_urgent(self, open_: SessionOpen, load: StageLoad) -> bool:
-        """Of high priority, as far as that goes for one client, or an answer that has begun."""
+        """Whether the open counts as urgent: the answer has begun, or priority is high and the
+        client is below its limit of urgent sessions."""
         if open_.answered:
             return True
         most = self._config.urgent_per_client_max
@@ -242,13 +244,13 @@ class Opening:
             capacity -= kept
         crowd = needed * self._turned_away.turn(open_.client, now_s)
         wanted = max(needed, min(crowd, capacity))
-        # Whatever is free, sessions have to end.
+        # However much KV is free, the queue only shortens when sessions end.
         if not urgent and queue_is_long(load, self._flow.decode_waits.p95_s):
             wanted, free = min(QUEUE_PLACES * crowd, load.kv_tokens), 0
         return retry_after_s(wanted, free, self._table.holdings(now_s))
 
     def replied(self, peer_id: str, message: HopReply) -> None:
-        """The next stage answered: resume and pass the answer up."""
+        """Handle the next stage's answer: resume the session and pass the answer up."""
         live = self._table.get(message.session)
         warming = None if live is None else live.warming
         if live is not None and warming is not None and message.attempt == warming.open.attempt:
@@ -272,12 +274,12 @@ class Opening:
                 live.upstream.send(message)
 
     def unreachable(self, live: Live, peer_id: str, reason: str) -> None:
-        """The hop that an open waits for was lost."""
+        """Refuse an open because the hop to its next stage was lost."""
         refused = _refused(live.session.open, peer_id, RefusalCode.UNREACHABLE, reason)
         self._refused_below(live, refused)
 
     def move_failed(self, live: Live, peer_id: str, reason: str) -> None:
-        """The link to a new stage was lost: the session stays where it is."""
+        """Cancel a move because the link to its new stage was lost; the session stays here."""
         if live.warming is not None:
             warming = live.warming
             code = RefusalCode.UNREACHABLE
@@ -285,7 +287,7 @@ class Opening:
             self._table.warm(live, None)
 
     def _refused_below(self, live: Live, refused: SessionRefused) -> None:
-        """Nothing was done under this attempt. What was taken over waits for the next one."""
+        """Pass a refusal up. Forget a new session; a taken-over one waits for its next attempt."""
         live.upstream.send(refused)
         if live.session.state is not StageState.OPENING:
             return
@@ -296,7 +298,7 @@ class Opening:
             self._table.forget(live)
 
     def _resume(self, live: Live, asked: int) -> None:
-        """Serve the next stage from the position that it asked for."""
+        """Send the next stage rows from ``asked`` on: from the log, or by running them again."""
         session, log = live.session, self._table.log
         own = session.next_position
         resume = resume_at(asked, own, logged=log.covers(session.key, asked, own))
@@ -339,5 +341,5 @@ def _refused(
 
 
 def close_of(session: StageSession) -> SessionClose:
-    """The close of a session's present attempt."""
+    """A close message for the session's present attempt."""
     return SessionClose(session=session.open.session, attempt=session.open.attempt)

@@ -1,4 +1,4 @@
-"""Frames that follow from one engine step, coalesced by next peer."""
+"""Collects the frames that one engine step produces, coalesced by next peer."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ from node.links.wire_rows import join_rows
 
 
 def rows_bytes(results: Sequence[WorkResult]) -> dict[int, memoryview]:
-    """Bytes of each result's rows, by its index; copied off the device in one go."""
+    """Bytes of each result's rows by the result's index, copied off the device in one transfer."""
     hidden = {index: r.hidden for index, r in enumerate(results) if r.hidden is not None}
     if not hidden:
         return {}
@@ -24,10 +24,10 @@ def rows_bytes(results: Sequence[WorkResult]) -> dict[int, memoryview]:
 
 
 class Outbox:
-    """Frames that follow from one step.
+    """Frames that one step produces.
 
-    Ring tokens and decode rows for one peer share a frame each; every prefill chunk has its own,
-    behind them, so that a long prompt does not delay a decode.
+    Ring tokens and decode rows for one peer share a frame each. Every prefill chunk has its own
+    frame, behind them, so that a long prompt does not delay a decode.
     """
 
     def __init__(self) -> None:
@@ -36,13 +36,13 @@ class Outbox:
         self._prefills: list[tuple[str, ActivationItem, bytes | memoryview]] = []
 
     def add_token(self, peer_id: str, token: RingToken) -> None:
-        """A sampled token for the first stage of its session."""
+        """Add a sampled token for the first stage of its session."""
         self._ring.setdefault(peer_id, []).append(token)
 
     def add_rows(
         self, peer_id: str, item: ActivationItem, body: bytes | memoryview, *, prefill: bool
     ) -> None:
-        """Hidden states for the next stage of their session."""
+        """Add hidden states for the next stage of their session."""
         if not prefill:
             self._decodes.setdefault(peer_id, []).append((item, body))
         else:
@@ -51,7 +51,7 @@ class Outbox:
     def frames(
         self, dtype: str, hidden: int
     ) -> Iterator[tuple[str, RingTokens | Activations, bytes | memoryview, TrafficClass]]:
-        """``(peer, message, body, class)`` in the order in which they should leave."""
+        """Yield ``(peer, message, body, class)`` in sending order."""
         for peer_id, tokens in self._ring.items():
             for start in range(0, len(tokens), ITEMS_MAX):
                 message = RingTokens(tokens=tuple(tokens[start : start + ITEMS_MAX]))

@@ -1,7 +1,6 @@
-"""Rows and tokens through one stage: from the stage before into the engine, and on to the next.
+"""Carries rows and tokens through one stage: from the stage before, into the engine, to the next.
 
-Everything a stage makes for the next one is logged before it is sent, so that a next stage that is
-lost can be rebuilt from here.
+Rows are logged before they are sent, so that the next stage can be rebuilt from here if it is lost.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ from node.stage.kv_copy import REST_ROWS
 from node.stage.outbox import Outbox, rows_bytes
 
 RESENT_TOKENS = 128
-"""Logged rows of one frame to a stage that takes over."""
+"""Maximum number of logged rows per frame to a stage that takes over."""
 
 
 def row_bytes_of(engine: StageEngine) -> int:
@@ -56,7 +55,7 @@ class StagePipeline:
         fail: Callable[[Live, str], None],
         finish: Callable[[Live], None],
     ) -> None:
-        """``fail`` ends a session here for a reason of this stage's own; ``finish`` a whole one."""
+        """``fail`` ends a session at this stage with a reason; ``finish`` completes its answer."""
         self._engine = engine
         self._config = config
         self._table = table
@@ -67,39 +66,39 @@ class StagePipeline:
         self._stalled: dict[str, None] = {}
         self.pace = EnginePace()
         self.decode_waits = StepTimes()
-        """From when a decode is here until its step has run: what this stage adds to a token."""
+        """Times from a decode's arrival to its step's end: this stage's part of a token's time."""
         self.sizer = ChunkSizer()
         self.serialisation_s = 0.0
-        """Time spent between tensors and frames, both ways, writing included."""
+        """Seconds spent converting tensors to frames and frames to tensors, writing included."""
 
     @property
     def stalled(self) -> bool:
-        """Whether a session waits for a slow link; then call :meth:`resume_stalled` soon."""
+        """Whether a session waits for a slow link; if so, call :meth:`resume_stalled` soon."""
         return bool(self._stalled)
 
     @property
     def behind(self) -> bool:
-        """Whether prefill comes in faster than it goes out: stages before should wait."""
+        """Whether prefill comes in faster than it goes out, so that stages before should wait."""
         if self._engine.backlog_tokens > self._config.backlog_tokens_max:
             return True
         limit_bytes = self._config.queued_bytes_max
         return any(link.queued_bytes > limit_bytes for link in self._hops.links().values())
 
     def links(self) -> dict[str, LinkScheduler]:
-        """The schedulers of the links to next peers, with what they measured."""
+        """Schedulers of the links to next peers, with their measurements."""
         return self._hops.links()
 
     def resume_stalled(self) -> None:
-        """Try again for sessions whose next link was behind."""
+        """Push again the sessions whose next link was behind."""
         stalled, self._stalled = self._stalled, {}
         for key in stalled:
             if (live := self._table.get(key)) is not None:
                 self.push(live)
 
-    # In
+    # Input
 
     def take_inputs(self, session: str, attempt: int, position: int, ids: tuple[int, ...]) -> None:
-        """First stage: prompt or ring tokens of a session."""
+        """At the first stage: add prompt or ring tokens to a session."""
         live = self._table.find(session, attempt)
         if live is None or not live.session.is_first or not live.session.add_inputs(position, ids):
             self._counters["stale_inputs"] += 1
@@ -108,7 +107,7 @@ class StagePipeline:
         self.push(live)
 
     def take_ring(self, peer_id: str, tokens: Sequence[RingToken]) -> None:
-        """First stage: tokens that ``peer_id`` sampled, if it is the route's last stage."""
+        """At the first stage: take tokens from ``peer_id`` if it is the route's last stage."""
         for token in tokens:
             live = self._table.find(token.session, token.attempt)
             if live is None or not live.session.is_first:
@@ -121,7 +120,7 @@ class StagePipeline:
     def take_activations(
         self, peer_id: str, activations: Activations, body: bytes | memoryview
     ) -> None:
-        """Rows of several sessions from the stage before. Raises MalformedError."""
+        """Take rows of several sessions from the stage before. Raises MalformedError."""
         if activations.dtype not in {self._engine.wire_dtype, INT8}:
             raise codec.MalformedError(
                 f"activations in {activations.dtype}; this peer takes {self._engine.wire_dtype}"
@@ -163,13 +162,13 @@ class StagePipeline:
         self._engine.submit(replace(item, queued_s=now_s))
 
     def _run_copies(self, live: Live) -> None:
-        """Rows for a planned move: so few at once that decodes beside them hardly notice."""
+        """Run rows of a planned move, few at a time, so that decodes are hardly slower."""
         alone = self._table.holding == 1
         if item := live.copied.take(RESENT_TOKENS if alone else self.sizer.beside()):
             self._submit(item)
 
     def push(self, live: Live) -> None:
-        """Move what can move: rows that wait for the link, then the first stage's next chunk."""
+        """Send rows that wait for the link, then submit the first stage's next chunk."""
         session = live.session
         if session.state is not StageState.ACTIVE:
             return
@@ -186,7 +185,7 @@ class StagePipeline:
                 )
                 self._send(session.next_peer, message, body, TrafficClass.PREFILL)
             behind = hop is not None and hop.queued_bytes > self._config.queued_bytes_max
-            # A decode overtakes what waits there: others' rows and copies must not hold it back.
+            # A decode overtakes the link's queue: others' rows and copies must not hold it back.
             if live.backlog or (behind and not session.decodes):
                 self._stalled[session.key] = None
                 return
@@ -196,7 +195,7 @@ class StagePipeline:
                 self._submit(work)
 
     def _chunk_tokens(self, live: Live) -> int:
-        """Rows of the session's next chunk, by what steps and the next link were seen to take."""
+        """Rows of the session's next chunk, from measured times of steps and the next link."""
         session = live.session
         if self._config.chunk_tokens is not None:
             return self._config.chunk_tokens
@@ -214,7 +213,7 @@ class StagePipeline:
             others_decode=self._table.holding > 1,
         )
 
-    # Out
+    # Output
 
     def resend(self, live: Live, start: int, end: int) -> None:
         """Send logged rows of positions ``[start, end)`` to the next stage, at the link's pace."""
@@ -224,9 +223,9 @@ class StagePipeline:
         self._counters["resent_rows"] += max(0, end - start)
 
     def copy_rows(self, live: Live, start: int) -> None:
-        """Send the rows from ``start`` on to the new stage of a planned move, and all that come.
+        """Send rows from ``start`` on, and all later ones, to the new stage of a planned move.
 
-        Chunks do not cross the end of what the move's attempt calls the prompt.
+        No frame crosses the end of the prompt of the move's attempt.
         """
         warming, session = live.warming, live.session
         if warming is None:
@@ -263,7 +262,7 @@ class StagePipeline:
             self._send(warming.next_peer, message, body, TrafficClass.PREFILL)
 
     def _tell_warm(self, live: Live) -> None:
-        """The last new stage of a planned move says once that it has caught up."""
+        """At the last new stage of a planned move: say once that it has caught up."""
         session, open_ = live.session, live.session.open
         if live.told_warm or open_.hop != open_.migrate_until:
             return
@@ -273,14 +272,14 @@ class StagePipeline:
             live.upstream.send(MigrationReady(session=open_.session, attempt=open_.attempt))
 
     def on_results(self, results: Sequence[WorkResult]) -> None:
-        """Results of one engine step: log, and send rows and tokens on, coalesced by next peer."""
+        """Handle one engine step's results: log rows, and send rows and tokens on by next peer."""
         items = [result.item for result in results]
         now_s = asyncio.get_running_loop().time()
         took_s = self.pace.finished([item.session for item in items], now_s)
         for item in items:
             if item.tokens == 1 and not item.background:
                 self.decode_waits.add(now_s - item.queued_s)
-        if not any(item.background for item in items):  # those wait on purpose
+        if not any(item.background for item in items):  # background rows wait on purpose
             self.sizer.ran(
                 sum(item.tokens for item in items),
                 took_s,
@@ -354,7 +353,7 @@ class StagePipeline:
         body: bytes | memoryview,
         traffic: TrafficClass,
     ) -> None:
-        """Give one frame to the link, in fewer bytes where the owner asked for that."""
+        """Hand one frame to the link, as int8 if so configured."""
         quantize = traffic is TrafficClass.PREFILL or self._config.int8 == "all"
         if self._config.int8 != "off" and quantize and isinstance(message, Activations):
             body = quantized(body, message.dtype, message.hidden)
@@ -382,7 +381,7 @@ class StagePipeline:
             self._finish(live)
 
     def send_tokens(self, live: Live) -> None:
-        """Last stage: what the attached client does not have yet, the prompt's scores first."""
+        """At the last stage: send the client its missing prompt scores, then its tokens."""
         if live.attached is None:
             return
         session = live.session

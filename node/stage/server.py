@@ -1,7 +1,7 @@
-"""The stage server: sessions of many clients over this peer's layers.
+"""The stage server: runs many clients' sessions over this peer's layers.
 
-It receives, lets :mod:`node.sessions.session` decide, and performs: reserve, run, send on, free.
-Everything happens on the event loop's thread except the engine's steps. See docs/protocol.md for
+It receives, lets :mod:`node.sessions.session` decide, and performs the effects: reserve, run, send,
+free. Everything but the engine's steps happens on the event loop's thread. docs/protocol.md gives
 the order of frames. Opening is in :mod:`node.stage.opening`, rows and tokens in
 :mod:`node.stage.pipeline`.
 """
@@ -30,7 +30,7 @@ __all__ = ["StageConfig", "StageEngine", "StageServer"]
 
 
 class StageServer:
-    """Serves sessions over one engine. ``counters`` says what was dropped, refused and why."""
+    """Serves sessions over one engine. ``counters`` counts drops and refusals by reason."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class StageServer:
     ) -> None:
         """Start ``engine`` and serve over it.
 
-        ``bandwidth_from`` is the measured bandwidth of the link from a peer to this one, in
-        bytes/s, None where it is unknown: it decides how a session that moves here gets its KV
+        ``bandwidth_from`` returns the measured bandwidth of the link from a peer to this one, in
+        bytes/s, or None if unknown; it decides how a session that moves here gets its KV
         (:mod:`node.stage.migration_choice`). ``on_idle`` is called when the last session has freed
         its KV.
         """
@@ -92,17 +92,17 @@ class StageServer:
 
     @property
     def sessions(self) -> int:
-        """Sessions that hold KV here."""
+        """Number of sessions that hold KV here."""
         return self._table.holding
 
     @property
     def serialisation_s(self) -> float:
-        """Time spent between tensors and frames, both ways, writing included."""
+        """Seconds spent converting tensors to frames and frames to tensors, writing included."""
         return self.flow.serialisation_s
 
     @property
     def log_bytes(self) -> int:
-        """Host memory that holds rows for lost stages' replacements."""
+        """Host memory held by logged rows, from which lost stages' replacements are rebuilt."""
         return self._table.log.bytes_held
 
     def _free_kv(self, key: str) -> None:
@@ -114,17 +114,17 @@ class StageServer:
         self._engine.drop(key)
 
     def pong(self, nonce: int) -> Pong:
-        """The answer to a ping of someone who waits for this stage."""
+        """The answer to a ping, with this stage's step times."""
         pace = self.flow.pace
         stalled_s = pace.stalled_s(asyncio.get_running_loop().time())
         return Pong(nonce=nonce, stalled_s=stalled_s, step_p95_s=pace.steps.p95_s)
 
     async def wait_idle(self, limit_s: float) -> bool:
-        """Wait until no session holds KV here; False when ``limit_s`` passed before."""
+        """Wait until no session holds KV here; False after ``limit_s``."""
         return await self._table.wait_idle(limit_s)
 
     async def run(self) -> None:
-        """Reap idle sessions and resume stalled feeds, until cancelled."""
+        """Close idle sessions and resume stalled feeds, until cancelled."""
         loop = asyncio.get_running_loop()
         beat_s = loop.time()
         while True:
@@ -139,7 +139,7 @@ class StageServer:
                 self._tell_leaving()
 
     def _give_up_paused(self, now_s: float) -> None:
-        """End sessions that no next attempt has come for."""
+        """End paused sessions whose next attempt has not come in time."""
         for live in self._table:
             if live.session.state is not StageState.PAUSED:
                 continue
@@ -166,19 +166,19 @@ class StageServer:
     def move_outside(self, start: int, end: int) -> None:
         """Ask owners to move sessions whose layers here are not within ``[start, end)``.
 
-        They are asked again until they have, or until :meth:`stay`.
+        The owners are asked again every keepalive until they have moved, or until :meth:`stay`.
         """
         self._keep = (start, end)
         self._tell_leaving()
 
     def stay(self) -> None:
-        """Serve on: no session need move."""
+        """Stop asking owners to move sessions away, and serve on."""
         self._keep = None
 
     def relieve(self, moves: Mapping[str, str]) -> None:
-        """Ask the owners of these sessions, and of no others, to move them to the peers named.
+        """Ask owners of the sessions in ``moves``, and no others, to move to the named peers.
 
-        They are asked again until they have, or until the next call.
+        The owners are asked again every keepalive until they have moved, or until the next call.
         """
         fresh = {key: to for key, to in moves.items() if self._relief.get(key) != to}
         self._relief = dict(moves)
@@ -196,11 +196,11 @@ class StageServer:
             elif (to := self._relief.get(live.session.key)) is not None:
                 live.tell_leaving(self._me, to)
 
-    # How full it is
+    # Load
 
     @property
     def wanted_tokens(self) -> int:
-        """KV that should be free: headroom for urgent sessions here, and who was just refused."""
+        """KV tokens that should be free: urgent sessions' headroom and the last refused demand."""
         capacity = self._engine.kv_tokens_free + self._table.kv_tokens
         demand = self._opening.demand.wanted(asyncio.get_running_loop().time())
         kept = headroom(capacity) if self._table.serves_urgent else 0
@@ -208,7 +208,7 @@ class StageServer:
 
     @property
     def load(self) -> PeerLoad:
-        """What the peer's freeness follows from; no layers while its sessions are to leave."""
+        """The peer's load, for its freeness; no layers while its sessions are to leave."""
         view = self._engine.view
         serving = view.serving and self._keep is None
         return PeerLoad(
@@ -224,17 +224,17 @@ class StageServer:
         return self._table.movable(asyncio.get_running_loop().time())
 
     def holding(self) -> dict[str, None]:
-        """Sessions that hold KV here, by name, in order."""
+        """Keys of the sessions that hold KV here, in order."""
         return {live.session.key: None for live in self._table if live.session.holds_kv}
 
     async def close(self, reason: str) -> None:
-        """Fail what is left, telling clients and neighbours why, and end all hops."""
+        """Fail the remaining sessions, tell clients and neighbours why, and end all hops."""
         self.fail_outside(0, 0, reason)
         await asyncio.sleep(0)
         await self._hops.close()
 
     def fail_outside(self, start: int, end: int, reason: str) -> None:
-        """Fail sessions whose layers here are not within ``[start, end)`` (a plan changed)."""
+        """Fail sessions whose layers here are not within ``[start, end)`` of a new plan."""
         for live in self._table:
             if live.session.holds_kv and not self._within(live, (start, end)):
                 self._fail(live, reason)
@@ -244,19 +244,19 @@ class StageServer:
         stage = live.session.stage
         return layers[0] <= stage.start and stage.end <= layers[1]
 
-    # What streams bring (see node.stage.streams)
+    # Messages from streams (node.stage.streams)
 
     def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
-        """Take over or reserve, and pass the open on; or answer with a refusal."""
+        """Take the session over or reserve KV, then pass the open on; or answer with a refusal."""
         self._opening.open(open_, upstream)
 
     def close_from(self, session: str, upstream: FrameSender) -> None:
-        """The client closed its stream, or it ended. Harmless if it has opened another since."""
+        """Close the session of an ended client stream; harmless if another has been opened."""
         if (live := self._table.get(session)) is not None and live.upstream is upstream:
             self._close(live)
 
     def close_for(self, close: SessionClose, client: str) -> None:
-        """The session's own client frees a stage that is not on its route any more."""
+        """Free this stage at its own client's request, as it is not on the route any more."""
         live = self._table.get(close.session)
         if live is None or live.session.open.client != client:
             return
@@ -264,7 +264,7 @@ class StageServer:
             self._close(live)
 
     def attach(self, attach: TokensAttach, client: str, sender: FrameSender) -> bool:
-        """Send the session's tokens to ``sender``; False where that client has none here."""
+        """Send the session's tokens to ``sender``; False if the client has no such session here."""
         live = self._table.find(attach.session, attach.attempt)
         if live is None or not live.session.is_last or live.session.open.client != client:
             return False
@@ -274,18 +274,18 @@ class StageServer:
         return True
 
     def detach(self, session: str, sender: FrameSender) -> None:
-        """The token stream ended; the session goes on and may be attached to again."""
+        """Stop sending tokens on an ended stream; the session may be attached to again."""
         if (live := self._table.get(session)) is not None and live.attached is sender:
             live.attached = None
 
     def close_by_neighbour(self, peer_id: str, close: SessionClose) -> None:
-        """A stage of the same route closes the session; others may not."""
+        """Close the session if a neighbouring stage of its route asks for it; others may not."""
         live = self._table.find(close.session, close.attempt)
         if live is not None and self._is_neighbour(live, peer_id):
             self._close(live)
 
     def upstream_lost(self, peer_id: str, upstream: FrameSender) -> None:
-        """The stream from the stage before ended: its sessions wait for another one."""
+        """Pause the sessions whose stream from the stage before ended."""
         for live in self._table:
             if live.upstream is upstream and live.session.holds_kv:
                 self._pause(live, peer_id, "the connection to it ended")
@@ -300,15 +300,15 @@ class StageServer:
     # Events of hops
 
     def hop_replied(self, peer_id: str, message: HopReply) -> None:
-        """A later stage answered."""
+        """Handle an answer from the next stage."""
         self._opening.replied(peer_id, message)
 
     def kv_taken(self, peer_id: str, taken: KvTaken) -> None:
-        """A new stage has written what it was sent."""
+        """Record how much KV a new stage has written."""
         self.copies.told(peer_id, taken)
 
     def hop_lost(self, peer_id: str, reason: str) -> None:
-        """Sessions that need the lost hop are paused, or refused while they open."""
+        """Pause sessions that need the lost hop, or refuse those still opening."""
         self.copies.lost(peer_id, reason)
         for live in self._table:
             if peer_id not in live.hop_peers or not live.session.holds_kv:
@@ -338,7 +338,7 @@ class StageServer:
             live.tell_failed(lost, reason)
 
     def _finish(self, live: Live) -> None:
-        """The answer is complete: free here, and tell the first stage, which tells the rest."""
+        """Complete an answer: free it here, and tell the first stage, which tells the rest."""
         session = live.session
         self.counters["finished"] += 1
         self._table.finish(live)
@@ -346,13 +346,13 @@ class StageServer:
             self._hops.get(session.ring_peer).send(close_of(session))
 
     def _close(self, live: Live) -> None:
-        """Free here and below. Closing a finished session at its last stage keeps the log."""
+        """Free the session here and at the stages after; a finished one is kept for its client."""
         session = live.session
         if session.state is StageState.FINISHED:
             return
         if session.next_peer is not None:
             hop = self._hops.find(session.next_peer)
-            if hop is not None:  # beyond a lost hop the session ends by its own time limit
+            if hop is not None:  # beyond a lost hop, the session ends by its own time limit
                 hop.send(close_of(session))
         if (warming := live.warming) is not None and warming.copies:
             hop = self._hops.find(warming.next_peer)
@@ -366,7 +366,7 @@ class StageServer:
         self._table.forget(live)
 
     def _fail(self, live: Live, reason: str) -> None:
-        """This stage gives the session up; the others keep theirs for the next attempt."""
+        """Give the session up at this stage; other stages keep theirs for the next attempt."""
         self.counters["failed"] += 1
         live.tell_failed(self._me, reason)
         self._table.forget(live)

@@ -1,6 +1,6 @@
-"""The streams that clients and other stages open to a stage server.
+"""Serves the streams that clients and other stages open to a stage server.
 
-A stream that breaks the protocol or ends is closed and counted; nothing else happens to others.
+A stream that ends or breaks the protocol is closed and counted; other streams are not affected.
 """
 
 import asyncio
@@ -44,22 +44,22 @@ CONTROL_BYTES_MAX = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLimits:
-    """Times in seconds."""
+    """Time limits of streams."""
 
     first_frame_s: float = 15.0
-    """A stream that says nothing for so long after it was opened is closed."""
+    """A stream is closed when its first frame does not come within ``first_frame_s``."""
     credit_s: float = 0.02
-    """How often held credit is looked at again."""
+    """Interval at which held-back credit is looked at again."""
     client_silence_s: float = 30.0
-    """Clients ping: one that is silent for so long is gone, and its session is freed."""
+    """A client silent for ``client_silence_s`` is gone (clients ping); its session is freed."""
     hop_silence_s: float = 120.0
-    """A stage closes a hop that it has not used for a minute, and pings one that it uses."""
+    """Silence after which a hop is closed; stages ping hops in use, close others after a minute."""
     part_s: float = 60.0
-    """The longest pause within a frame that comes in parts."""
+    """Longest pause within a frame that comes in parts."""
 
 
 class StageStreams:
-    """Reads streams and hands what they bring to a :class:`node.stage.server.StageServer`."""
+    """Reads streams and hands their messages to a :class:`node.stage.server.StageServer`."""
 
     def __init__(self, transport: Transport, stage: StageServer, limits: StreamLimits) -> None:
         self._transport = transport
@@ -93,9 +93,9 @@ class StageStreams:
             return await codec.read_frame(stream, limit_bytes=limit_bytes)
 
     async def _serve_client(self, stream: Stream) -> None:
-        """One attempt of a client's session: an open, its prompt, and its close.
+        """Serve one attempt of a client's session: an open, its prompt, and its close.
 
-        A close alone frees a stage that is not on the session's route any more.
+        A close alone frees a stage that is no longer on the session's route.
         """
         limits = self._limits
         frame = await self._read(stream, limits.first_frame_s, codec.FRAME_BYTES_MAX)
@@ -119,7 +119,7 @@ class StageStreams:
                 self._stage.close_from(open_.session, sender)
 
     async def _copy_kv(self, stream: Stream, order: KvCopy) -> None:
-        """Copy a session's KV elsewhere for its client, until done or until the client is gone."""
+        """Copy a session's KV to another peer for its client, until done or the client is gone."""
         copying = asyncio.create_task(self._stage.copies.send(order, stream.remote_peer_id))
         gone = asyncio.create_task(codec.read_frame(stream, limit_bytes=CONTROL_BYTES_MAX))
         try:
@@ -147,7 +147,7 @@ class StageStreams:
     async def _take_from_client(
         self, stream: Stream, open_: SessionOpen, sender: FrameSender
     ) -> bool:
-        """One frame of a client's session; False when it closes."""
+        """Handle one frame of a client's session; False when the client closes."""
         await sender.room()
         frame = await self._read(stream, self._limits.client_silence_s, codec.FRAME_BYTES_MAX)
         mine = (open_.session, open_.attempt)
@@ -163,7 +163,7 @@ class StageStreams:
         return True
 
     async def _serve_tokens(self, stream: Stream) -> None:
-        """A client that wants the tokens of a session whose last stage is here."""
+        """Send the tokens of a session, whose last stage is here, to its client."""
         limits = self._limits
         attach = (await self._read(stream, limits.first_frame_s, CONTROL_BYTES_MAX)).message
         if not isinstance(attach, TokensAttach):
@@ -189,7 +189,7 @@ class StageStreams:
                 self._stage.detach(attach.session, sender)
 
     async def _serve_hop(self, stream: Stream) -> None:
-        """The stage before: opens, activations, ring tokens and closes of many sessions."""
+        """Serve the stage before: opens, activations, ring tokens and closes of many sessions."""
         peer_id = stream.remote_peer_id
         limits = self._limits
         reader = LinkReader(stream, self._partial_bytes)
@@ -223,7 +223,7 @@ class StageStreams:
     async def _keep_crediting(
         self, reader: LinkReader, sender: FrameSender, held: asyncio.Event
     ) -> None:
-        """Give credit that was ``held`` back once this stage is not behind any more."""
+        """Give held-back credit as soon as this stage has caught up."""
         while True:
             await held.wait()
             await asyncio.sleep(self._limits.credit_s)
@@ -255,7 +255,7 @@ class StageStreams:
 
 @asynccontextmanager
 async def _sending(stream: Stream) -> AsyncIterator[FrameSender]:
-    """A sender for the stream's answers, whose pump ends with the block, and the block with it."""
+    """Yield a sender for the stream's answers; the sender's pump and the block end together."""
     sender = FrameSender(stream)
     try:
         async with asyncio.TaskGroup() as group:

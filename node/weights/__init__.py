@@ -1,1 +1,1 @@
-"""Weight files: found, fetched, checked against hashes, read tensor by tensor."""
+"""Weight files: finding, fetching, checking against hashes, reading tensor by tensor."""

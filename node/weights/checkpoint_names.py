@@ -1,9 +1,9 @@
-"""From the tensors of a checkpoint to the parameters of the model's code.
+"""Maps the tensors of a checkpoint to the parameters of the model's code.
 
-The code of a family changes over the years, its checkpoints do not: a mixture's experts are stored
-one by one and computed as one stacked tensor, and modules have been renamed. ``transformers`` keeps
-the conversions of whole models; here they are planned by name alone and run for just the
-parameters of a range, from just their tensors.
+A family's code changes over the years, its checkpoints do not: a mixture's experts are stored one
+by one and computed as one stacked tensor, and modules have been renamed. ``transformers`` has the
+conversions of whole models. Here they are planned by name alone, and run only for the parameters of
+a range, from only their tensors.
 """
 
 import copy
@@ -19,17 +19,17 @@ from dht.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """Tensors of the checkpoint that become parameters together."""
+    """A group of checkpoint tensors that become parameters together."""
 
     target: str
-    """The parameter by which the conversion is known."""
+    """The parameter that names the conversion."""
     sources: tuple[tuple[str, str], ...]
     """``(tensor, pattern that it matched)``, in the order in which they are joined."""
     converter: Any = None
-    """``transformers``' operations; None where one tensor is the parameter."""
+    """``transformers``' operations; None if one tensor is the parameter."""
 
     def convert(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> "Converted":
-        """Parameters by name, from all the sources' tensors."""
+        """Parameters by name, made from the tensors of all sources."""
         if self.converter is None:
             return {self.target: tensors[self.sources[0][0]]}
         running = copy.deepcopy(self.converter)
@@ -46,7 +46,7 @@ class CheckpointNames:
     """Which tensors of a checkpoint each parameter needs."""
 
     def __init__(self, where: str, model: nn.Module, tensors: Iterable[str]) -> None:
-        """``model`` is on the meta device. Raises UserError where its names cannot be planned."""
+        """``model`` is on the meta device. Raises UserError if its names cannot be planned."""
         self._where = where
         self._model = model
         self._by_parameter: dict[str, Conversion] = {}
@@ -58,7 +58,7 @@ class CheckpointNames:
         return parameter in self._by_parameter
 
     def conversions(self, parameters: Iterable[str]) -> list[Conversion]:
-        """What must run for these parameters, each once; UserError names one without tensors."""
+        """Conversions that make these parameters, each once; UserError if one lacks tensors."""
         wanted: dict[str, Conversion] = {}
         for name in parameters:
             if name not in self._by_parameter:
@@ -71,12 +71,12 @@ class CheckpointNames:
         return list(wanted.values())
 
     def sources(self, parameters: Iterable[str]) -> list[str]:
-        """The tensors that these parameters need."""
+        """Names of the tensors that these parameters need."""
         found = [name for c in self.conversions(parameters) for name, _ in c.sources]
         return list(dict.fromkeys(found))
 
     def convert(self, conversion: Conversion, tensors: dict[str, torch.Tensor]) -> Converted:
-        """Parameters by name; UserError where the tensors do not fit each other."""
+        """Parameters by name; UserError if the tensors do not fit each other."""
         try:
             return conversion.convert(self._model, tensors)
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
@@ -103,10 +103,10 @@ class CheckpointNames:
         groups: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
         for tensor in sorted(tensors, key=dot_natural_key):
             name, pattern = rename_source_key(tensor, renamings, converters, prefix, known)
-            if name not in known and tensor in known:  # it has its present name already
+            if name not in known and tensor in known:  # the tensor has its present name already
                 name, pattern = rename_source_key(tensor, [], [], prefix, known)
             if name not in known:
-                continue  # nothing in the model's code needs it
+                continue  # the model's code does not need it
             converter = None if pattern is None else by_pattern[pattern]
             groups.setdefault(name, (converter, []))[1].append((tensor, pattern or tensor))
         for name, (converter, sources) in groups.items():
@@ -114,7 +114,7 @@ class CheckpointNames:
             yield Conversion(target=name, sources=tuple(chosen), converter=converter)
 
     def _made_by(self, conversion: Conversion) -> list[str]:
-        """Parameters that a conversion makes: several where a tensor is split."""
+        """Parameters that a conversion makes; several if a tensor is split."""
         converter, target = conversion.converter, conversion.target
         if converter is None or len(converter.target_patterns) < 2:
             return [target]

@@ -1,9 +1,9 @@
-"""SHA-256 of weight files: of each whole file, of its header, and of every tensor in it.
+"""SHA-256 hashes of weight files: of each whole file, of its header, and of every tensor in it.
 
-Per-tensor hashes let a peer check exactly the bytes that it reads, however few of a file's they
-are. ``python -m node.weight_hashes MODEL_DIR`` writes them beside a local model's files as
-``anabranch.sha256.json``; for files from a hub they are taken while the whole file is held against
-the hub's own SHA-256, and kept (see :mod:`node.weights.hub_shards`).
+Per-tensor hashes let a peer check exactly the bytes that it reads, even if they are few. ``python
+-m node.weight_hashes MODEL_DIR`` writes them beside a local model's files as
+``anabranch.sha256.json``. For files from a hub they are computed while the whole file is checked
+against the hub's own SHA-256, and kept (see :mod:`node.weights.hub_shards`).
 """
 
 import hashlib
@@ -24,12 +24,12 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class ShardHashes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one safetensors file must hold."""
+    """Size and hashes that one safetensors file must have."""
 
     size_bytes: int
     sha256: Sha256
     header_sha256: Sha256
-    """Over the eight bytes of the header's length and the header."""
+    """Hash of the header and the eight bytes of its length."""
     tensors: dict[str, Sha256]
 
 
@@ -41,7 +41,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """The manifest at ``path``, None where there is none. Raises UserError for a damaged one."""
+    """The manifest at ``path``; None if there is none. Raises UserError if it is damaged."""
     try:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
             raise UserError(f"{path} is larger than {MANIFEST_BYTES_MAX} bytes; write it again")
@@ -58,10 +58,10 @@ def read_manifest(path: Path) -> Manifest | None:
 def hash_shard(
     path: Path, progress: Callable[[int], None] = lambda done_bytes: None
 ) -> ShardHashes:
-    """Read the file once and hash it in whole, its header and each tensor.
+    """Read the file once, and hash the whole file, its header and each tensor.
 
-    ``progress`` is told how many bytes were done since its last call. Raises DamagedError for a
-    file that is no safetensors file, OSError where it cannot be read.
+    ``progress`` gets the number of bytes hashed since its last call. Raises DamagedError if the
+    file is no safetensors file, OSError if it cannot be read.
     """
     size_bytes = path.stat().st_size
     whole = hashlib.sha256()
@@ -81,7 +81,7 @@ def hash_shard(
 
 
 def read_header(opened: BinaryIO, size_bytes: int, shard: str, where: str) -> bytes:
-    """Prefix and header of the file that ``opened`` reads from its start."""
+    """Length prefix and header of the file ``opened``, read from its start."""
     prefix = opened.read(8)
     length = header_bytes_of(prefix, size_bytes, shard, where)
     return prefix + opened.read(length - len(prefix))
@@ -115,6 +115,6 @@ def check_header(raw: bytes, size_bytes: int, hashes: ShardHashes, shard: str, w
 
 
 def check_tensor(data: memoryview, name: str, hashes: ShardHashes, shard: str, where: str) -> None:
-    """Raise DamagedError unless ``data`` are the bytes that tensor ``name`` must have."""
+    """Raise DamagedError unless ``data`` has the hash of tensor ``name``."""
     if hashlib.sha256(data).hexdigest() != hashes.tensors.get(name):
         raise DamagedError(shard, f"{where} is damaged: tensor {name} does not match its SHA-256")

@@ -1,4 +1,4 @@
-"""What stands in a safetensors file: names, dtypes, shapes and places of its tensors.
+"""Parses a safetensors file's header: names, dtypes, shapes and positions of its tensors.
 
 The format (github.com/huggingface/safetensors): eight bytes with the header's length, little
 endian; the header, a JSON object; then every tensor's bytes without gaps. Nothing here reads more
@@ -21,7 +21,7 @@ ITEM_BYTES = {
 
 
 class DamagedError(UserError):
-    """A file does not hold what it should. ``shard`` is its name."""
+    """A file's content is wrong; ``shard`` is its name."""
 
     def __init__(self, shard: str, message: str) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class TensorEntry:
 
     @property
     def numbers(self) -> int:
-        """How many numbers it holds."""
+        """Number of the tensor's elements."""
         count = 1
         for size in self.shape:
             count *= size
@@ -48,14 +48,14 @@ class TensorEntry:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in its file."""
+        """Size of the tensor in its file."""
         return self.end - self.begin
 
 
 def header_bytes_of(prefix: bytes, size_bytes: int, shard: str, where: str) -> int:
     """Length of prefix and header together, from the first eight bytes of a file.
 
-    ``where`` names the file in messages. Raises DamagedError for a length that cannot be.
+    ``where`` names the file in messages. Raises DamagedError if the length is impossible.
     """
     if len(prefix) < PREFIX_BYTES:
         raise DamagedError(shard, f"{where} is damaged: it has only {size_bytes} bytes")
@@ -68,9 +68,9 @@ def header_bytes_of(prefix: bytes, size_bytes: int, shard: str, where: str) -> i
 
 
 def parse_header(raw: bytes, size_bytes: int, shard: str, where: str) -> dict[str, TensorEntry]:
-    """The tensors that ``raw`` (prefix and header) describes, in a file of ``size_bytes``.
+    """Tensors that ``raw`` (prefix and header) describes, in a file of ``size_bytes``.
 
-    Raises DamagedError for whatever does not fit, UserError for a dtype that is not served.
+    Raises DamagedError if anything does not match, UserError for a dtype that is not served.
     """
     try:
         header = json.loads(raw[PREFIX_BYTES:])
