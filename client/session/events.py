@@ -5,12 +5,9 @@ Plain data. :mod:`client.session.failover` decides, :mod:`client.session.session
 
 from dataclasses import dataclass
 
+from client.view.view import Route
 from coordinator.routing.routes import NoRoute
 from dht.messages.logprobs import TokenScore
-from dht.messages.types import RouteStage
-
-Route = tuple[RouteStage, ...]
-
 
 # Events
 

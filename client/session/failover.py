@@ -11,6 +11,7 @@ the survivors of the last route *that was accepted* and replaces the rest.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from client.answer.generation import AnswerLog
 from client.session.events import (
     Accepted,
     Arrived,
@@ -34,11 +35,10 @@ from client.session.events import (
     OpenMigration,
     PromptScored,
     Refused,
-    Route,
     RouteFound,
     TellWait,
 )
-from client.session.token_log import AnswerLog
+from client.view.view import Route
 from coordinator.routing.routes import NoRoute
 from dht.messages.session import NO_ROOM, RefusalCode
 from dht.messages.types import RouteStage
