@@ -19,7 +19,7 @@ from dht.identity.peer_id import short_name
 from dht.messages.session import Priority
 
 USUAL = frozenset({"max-new-tokens", "temperature", "top-k", "top-p", "seed", "stop"})
-"""What most people say of an answer; ``--help-all`` shows the rest."""
+"""Options that most people give; ``--help-all`` shows the rest."""
 
 
 def parse() -> argparse.Namespace:

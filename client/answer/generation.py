@@ -53,7 +53,7 @@ class GenerationOptions:
     ignore_eos: bool = False
     """Go on after end-of-text."""
     min_new_tokens: int = 0
-    """Neither end-of-text nor ``stop_token_ids`` before so many tokens."""
+    """Least length of the answer: neither end-of-text nor ``stop_token_ids`` end it before."""
     min_p: float = 0.0
     """Leave out tokens less likely than this share of the likeliest; 0 keeps all."""
     repetition_penalty: float = 1.0
@@ -67,7 +67,7 @@ class GenerationOptions:
     stop_token_ids: Sequence[int] = ()
     """Tokens that end the answer, besides end-of-text; the one that did is delivered last."""
     logprobs: int | None = None
-    """Also give each token's log probability and so many alternatives."""
+    """Number of alternatives to give with each token's log probability; None gives neither."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
     priority: Priority = Priority.NORMAL
@@ -258,7 +258,7 @@ class AnswerLog:
     request: AnswerRequest
     token_ids: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
-    """One for each of ``token_ids``, where the request wants them."""
+    """Scores of ``token_ids``, one each, where the request wants them."""
     prompt_scores: list[TokenScore] = field(default_factory=list)
     """Scores of the prompt's tokens from the second on, as far as they came."""
     finish_reason: FinishReason | None = None
@@ -346,7 +346,7 @@ class Piece:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenScore, ...] = ()
-    """One for each of ``token_ids``, where they were asked."""
+    """Scores of ``token_ids``, one each, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +358,7 @@ class Answer:
     prompt_tokens: int
     finish_reason: FinishReason
     ttft_s: float
-    """From the call to the first token."""
+    """Time from the call to the first token."""
     tpot_s: float
     """Mean time per token after the first; 0 for a single token."""
     route: tuple[RouteStage, ...]
@@ -367,6 +367,6 @@ class Answer:
     failovers: int
     """Routes that were lost after they had accepted the session."""
     logprobs: tuple[TokenScore, ...] | None = None
-    """One for each of ``token_ids``, where they were asked."""
+    """Scores of ``token_ids``, one each, where they were asked for."""
     prompt_logprobs: tuple[TokenScore | None, ...] | None = None
-    """One for each token of the prompt, where they were asked; the first has none."""
+    """Scores of the prompt's tokens, one each, where they were asked for; the first has none."""

@@ -41,13 +41,13 @@ class GatewayConfig:
     answers_at_once_max: int = 48
     """Stages take 64 sessions of one client."""
     requests_max: int = 256
-    """That are answered or wait; one more is refused with 429."""
+    """Requests that are answered or wait at a time; one more is refused with 429."""
     head_s: float = 15.0
-    """For a connection to bring a whole request head, after it was opened or last answered."""
+    """Time for a connection to bring a whole request head, after it was opened or last answered."""
     body_s: float = 30.0
-    """For the body of a request."""
+    """Time for the body of a request."""
     write_s: float = 30.0
-    """For a client to take what is written; then its answer is ended."""
+    """Time for a client to take what is written; then its answer is ended."""
 
 
 class Gateway:

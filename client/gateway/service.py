@@ -48,7 +48,7 @@ class Job:
     head: Head
     tasks: list[ChoiceTask]
     prompt_tokens: int
-    """Of all prompts together, each counted once."""
+    """Tokens of all prompts together, each counted once."""
     streams: bool
     include_usage: bool
     is_chat: bool
@@ -57,7 +57,7 @@ class Job:
     keeps_answer: bool = True
     """False where only the prompt is wanted back (``echo`` with ``max_tokens`` 0)."""
     prompt_texts: list[str] = field(default_factory=list)
-    """By choice, for ``echo``."""
+    """Text of each choice's prompt, for ``echo``."""
 
 
 class CompletionService:

@@ -19,7 +19,7 @@ from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage
 logger = logging.getLogger(__name__)
 
 GONE_S = 600.0
-"""A peer that left is shown for so long."""
+"""Time for which a peer that left is shown."""
 REFUSALS_MAX = 16
 
 
@@ -28,11 +28,11 @@ class ProberConfig:
     """Times in seconds."""
 
     every_s: float = 30.0
-    """Between the page's own requests."""
+    """Time between two of the page's own requests."""
     look_s: float = 10.0
-    """Between looks at the DHT, each with a new state."""
+    """Time between two looks at the DHT, each with a new state."""
     calm_s: float = 0.5
-    """Between two new states at least, however much changes."""
+    """Least time between two new states, however much changes."""
     pulse: PulseConfig = field(default_factory=PulseConfig)
     answer_s: float = 20.0
     prompt_ids: tuple[int, ...] = (1, 2, 3, 4)

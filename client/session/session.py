@@ -40,7 +40,7 @@ from dht.messages.session import Priority, SessionClose, SessionOpen
 from dht.transport.interface import SESSION_PROTOCOL, Transport
 
 LEAVE_S = 4.0
-"""For telling a stage that left the route to free its share."""
+"""Time for telling a stage that left the route to free its share."""
 
 
 class SessionDriver:
@@ -152,7 +152,7 @@ class SessionDriver:
 
     @property
     def _urgent(self) -> bool:
-        """Whether peers grant it the room that they keep from ordinary sessions."""
+        """Whether peers grant the session room that they keep from ordinary ones."""
         return self._request.priority is Priority.HIGH or bool(self.owner.log.token_ids)
 
     async def _perform(self, effect: Effect) -> None:

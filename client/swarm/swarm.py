@@ -209,7 +209,7 @@ class Generation:
 
     @property
     def prompt_logprobs(self) -> tuple[TokenScore | None, ...] | None:
-        """One for each token of the prompt, complete with the first piece; None: not asked."""
+        """Scores of the prompt's tokens, complete with the first piece; None: not asked for."""
         if self._options.prompt_logprobs is None or self._owner is None:
             return None
         return (None, *self._owner.log.prompt_scores)

@@ -18,7 +18,7 @@ from dht.transport.interface import Transport
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""Between looks for a first peer."""
+"""Time between two looks for a first peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +27,16 @@ class ReaderConfig:
 
     network: str = DEFAULT_NETWORK
     poll_s: float = 2.0
-    """Between looks at the DHT while all is well."""
+    """Time between two looks at the DHT while all is well."""
     wait_s: float = 60.0
-    """How long an answer waits for missing layers before it gives up; 0 gives up at once."""
+    """Time that an answer waits for missing layers before it gives up; 0 gives up at once."""
     avoid_s: float = 15.0
-    """How long a peer that failed is avoided, unless it joins anew."""
+    """Time for which a peer that failed is avoided, unless it joins anew."""
     busy_s: float = 1.0
-    """How long a peer without room is avoided."""
+    """Time for which a peer without room is avoided."""
     pings: PulseConfig | None = None
-    """Ping the peers that serve, so that a dead one is known before a request fails; None does
-    not."""
+    """Times of pings to the peers that serve, so that a dead one is known before a request fails;
+    None sends no pings."""
 
 
 class SwarmReader:
