@@ -66,7 +66,7 @@ class SessionDriver:
         self._look = look
         self._on_status = on_status
         self.owner = SessionController(log=AnswerLog(request=request), wait_s=wait_s)
-        """Decides; knows the log, the route and the failovers."""
+        """The state machine that decides; it holds the log, the route and the failovers."""
         self._last_loss = ""
         """Why the last route failed, while no token has come since."""
         self._waits_for = ""
@@ -100,7 +100,7 @@ class SessionDriver:
                 effect = todo.popleft()
                 if isinstance(effect, Deliver):
                     self._last_loss = self._waits_for = ""
-                    begins = len(effect.token_ids) == len(self.owner.log.token_ids)
+                    begins = len(effect.token_ids) == len(owner.log.token_ids)
                     peers = (stage.peer_id for stage in owner.route)
                     self._view.avoidance.worked(peers, had_room=begins and ordinary)
                     yield effect.token_ids
@@ -121,7 +121,7 @@ class SessionDriver:
         """What happens next; a loss when the route stalls although both its ends answer."""
         config, owner = self._config, self.owner
         limit_s = config.stall_s
-        if not self.owner.log.token_ids:
+        if not owner.log.token_ids:
             limit_s += config.stall_per_prompt_token_s * len(self._request.prompt_ids)
         try:
             # Not wait_for: until Python 3.12 it loses a cancellation that comes with an event.
@@ -132,7 +132,7 @@ class SessionDriver:
             return Lost(attempt=owner.attempt, peer_id=owner.route[-1].peer_id, reason=reason)
 
     async def _find(self, wanted: FindRoute | FindMigrationRoute) -> Event:
-        """The route that is wanted, over records read anew unless it is the session's first."""
+        """The route that is wanted; records are read anew after a wait, and for a planned move."""
         loop, view, kv_tokens = asyncio.get_running_loop(), self._view, self._request.kv_tokens
         if isinstance(wanted, FindRoute):
             if wanted.after_s:
