@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from client.answer.running import Generation
+from client.swarm.swarm import Generation
 
 
 @dataclass(slots=True)

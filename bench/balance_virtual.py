@@ -88,12 +88,8 @@ class Growing:
         self._plans = PlanStore(self.peers[0].transport, self.peers[0].directory)
         await self._plans.serve()
         await self.plan()
-
-        async def open_transport() -> MemoryTransport:
-            return self._asker
-
-        self.client = client_of(open_transport, SPEC)
-        await self.client.__aenter__()
+        self._connected = client_of(self._asker, SPEC)
+        self.client = await self._connected.__aenter__()
         return self
 
     async def grow(self) -> None:
@@ -148,7 +144,7 @@ class Growing:
         await self.peers[0].directory.publish(await self._plans.add(plan))
 
     async def __aexit__(self, *_: object) -> None:
-        await self.client.__aexit__(None, None, None)
+        await self._connected.__aexit__(None, None, None)
         for peer in self.peers:
             await peer.close()
 

@@ -163,11 +163,11 @@ class Chaos:
         until_s = time.monotonic() + COVERED_S
         while time.monotonic() < until_s:
             living = {peer.peer_id for peer in self.living()} - without
-            spec = client.spec
+            spec = client.view.spec
             # A record of a peer's earlier life outlives it in the DHT.
             records = [
                 r
-                for p, r in client.nodes.items()
+                for p, r in client.view.nodes.items()
                 if p in living and r.joined_unix_s > self._started_unix_s[r.name]
             ]
             if spec is not None and all(
@@ -175,8 +175,8 @@ class Chaos:
             ):
                 return
             await asyncio.sleep(0.2)
-            await client.refresh()
-        shown = {r.name: (r.state.value, r.start, r.end) for r in client.nodes.values()}
+            await client.reader.refresh()
+        shown = {r.name: (r.state.value, r.start, r.end) for r in client.view.nodes.values()}
         raise RuntimeError(f"not every layer is held twice after {COVERED_S:.0f} s: {shown}")
 
     async def trial(
@@ -191,8 +191,8 @@ class Chaos:
                 founder = self.living()[0].address
                 client = await stack.enter_async_context(Swarm.connect([founder], model=str(MODEL)))
             await self.covered(client, without=frozenset())
-            assert client.tokenizer is not None
-            history = (*client.tokenizer.encode(PROMPT), *expected[sampled][:at])
+            assert client.text.tokenizer is not None
+            history = (*client.text.tokenizer.encode(PROMPT), *expected[sampled][:at])
             plain = await client.generate(history, max_new_tokens=1)
             running = client.begin(PROMPT, options(sampled))
             tokens: list[int] = []

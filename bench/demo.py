@@ -53,8 +53,8 @@ async def ask(
         on_status=lambda text: console.print(f"\n[dim]({text})[/dim]"),
     ) as swarm:
         await swarm.generate("Hello", max_new_tokens=2)  # the first request opens connections
-        await swarm.refresh()
-        plan, names = swarm.plan, {peer: node.name for peer, node in swarm.nodes.items()}
+        await swarm.reader.refresh()
+        plan, names = swarm.view.plan, {peer: node.name for peer, node in swarm.view.nodes.items()}
         if plan is not None:
             console.print(plan_table(plan, names))
         console.print(f"\n[bold]{arguments.prompt}[/bold]", end="", highlight=False)

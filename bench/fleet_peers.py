@@ -256,12 +256,12 @@ class Fleet:
     async def _until_agreed(self) -> None:
         addresses = [member.peer.address for member in self.living if member.listens]
         async with Swarm.connect(addresses[:OBSERVED_FROM], model=str(MODEL)) as observer:
-            while why := self.why_not_one_plan(observer.plan, observer.nodes):
+            while why := self.why_not_one_plan(observer.view.plan, observer.view.nodes):
                 self.disagreement = why
                 await asyncio.sleep(1.0)
-                await observer.refresh()
+                await observer.reader.refresh()
             self.disagreement = ""
-            self.yet_to_move = yet_to_move(observer.plan, observer.nodes)
+            self.yet_to_move = yet_to_move(observer.view.plan, observer.view.nodes)
 
     async def links_measured(self, limit_s: float = SETTLE_S) -> bool:
         """Whether every peer has announced the links that newcomers measure once, or does so within

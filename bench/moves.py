@@ -157,7 +157,7 @@ class Moves:
             and each.gaps_s(struck_s, left_s)
         ]
         await asyncio.to_thread(self.start, span)
-        await client.refresh()
+        await client.reader.refresh()
         return {
             "stage": "first" if number % 2 == 0 else "last",
             "usual_token_s": round(usual_s, 4),

@@ -29,7 +29,6 @@ from bench.stand_in import SPANS, client_of
 from bench.wan_lab import Shape, WanLab, why_not
 from bench.wan_real import transport_on
 from dht.command_line import loop_factory
-from dht.transport.interface import Transport
 
 MBIT, DELAY_S = moves_virtual.LINKS["100 Mbit/s, 10 ms"]
 LINK = Shape(mbit=MBIT, delay_ms=DELAY_S * 1e3)
@@ -116,16 +115,12 @@ async def stages(commands: list[list[str]]) -> AsyncIterator[list[StageProcess]]
 
 async def run_client(job: dict[str, Any]) -> dict[str, Any]:
     """Start the stages on their hosts, ask from this one, and let a stage leave."""
-
-    async def open_transport() -> Transport:
-        return await transport_on(job["host"], tuple(each.address for each in movers))
-
     async with stages(job["stages"]) as movers:
-        client = client_of(open_transport, SPEC)
-        async with client:
-            while len(client.nodes) < len(movers):
+        transport = await transport_on(job["host"], tuple(each.address for each in movers))
+        async with client_of(transport, SPEC) as client:
+            while len(client.view.nodes) < len(movers):
                 await asyncio.sleep(0.1)
-                await client.refresh()
+                await client.reader.refresh()
             # The first answers open the links between the stages; they are not measured.
             for _ in range(2 * len(movers)):
                 await client.generate((1,) * 16, max_new_tokens=4, ignore_eos=True)

@@ -24,7 +24,7 @@ from bench.moving import SESSION_TOKENS, SPEC, StandInMover, move, moving_peer
 from bench.stand_in import SPANS, client_of, join_client, join_peers
 from dht.identity.peer_id import Identity
 from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork, MemoryTransport
+from dht.simulated.network import MemoryNetwork
 
 LINKS = {"100 Mbit/s, 10 ms": (100.0, 0.010), "1 Gbit/s, 2 ms": (1000.0, 0.002)}
 WAYS = ("chosen", "copy", "replay")
@@ -46,17 +46,13 @@ class TwiceHeld:
         join_peers(self.network, peers, self._mbit, self._delay_s)
         transport = self.network.transport(Identity(self.network.rng.randbytes(32)))
         join_client(self.network, transport.peer_id, peers, self._delay_s)
-
-        async def open_transport() -> MemoryTransport:
-            return transport
-
         await asyncio.sleep(0.5)
-        self.client = client_of(open_transport, SPEC)
-        await self.client.__aenter__()
+        self._connected = client_of(transport, SPEC)
+        self.client = await self._connected.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.client.__aexit__(None, None, None)
+        await self._connected.__aexit__(None, None, None)
         for mover in self.movers:
             await mover.peer.close()
 

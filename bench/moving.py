@@ -91,14 +91,14 @@ async def moving_peer(
 async def _announced(client: Swarm, peer_ids: Sequence[str]) -> None:
     """Wait until the client sees these peers without room."""
     async with asyncio.timeout(ROUTE_S):
-        while any(client.nodes[each].kv_tokens_free for each in peer_ids):
+        while any(client.view.nodes[each].kv_tokens_free for each in peer_ids):
             await asyncio.sleep(0.1)
-            await client.refresh()
+            await client.reader.refresh()
 
 
 async def move(client: Swarm, movers: Sequence[Mover], stage: int) -> dict[str, Any]:
     """One long session whose stage leaves; the others go on."""
-    loop, failovers = asyncio.get_running_loop(), client.counters["failovers"]
+    loop, failovers = asyncio.get_running_loop(), client.view.counters["failovers"]
 
     def begin(tokens: int) -> Stream:
         running = client.begin((1,) * tokens, max_new_tokens=600, ignore_eos=True)
@@ -135,7 +135,7 @@ async def move(client: Swarm, movers: Sequence[Mover], stage: int) -> dict[str, 
         "gap_of_usual": round(gap_s / usual_s, 2),
         "undisturbed_longest_of_usual": round(max(long.gaps_s(began_s, struck_s)) / usual_s, 2),
         "left_s": round(left_s - struck_s, 3),
-        "failovers": client.counters["failovers"] - failovers,
+        "failovers": client.view.counters["failovers"] - failovers,
         "neighbours_slowdown": [
             round(each.per_token_s(struck_s, left_s) / each.per_token_s(began_s, struck_s) - 1.0, 4)
             for each in neighbours

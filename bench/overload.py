@@ -156,7 +156,7 @@ def figures(outcomes: list[Outcome], start_s: float, seconds: float) -> dict[str
 async def kv_free(local: LocalSwarm) -> dict[str, int]:
     """What every peer announces as free."""
     async with Swarm.connect(local.addresses, model=str(local.model)) as client:
-        return {peer_id: record.kv_tokens_free for peer_id, record in client.nodes.items()}
+        return {peer_id: record.kv_tokens_free for peer_id, record in client.view.nodes.items()}
 
 
 async def quiet(local: LocalSwarm, free_before: dict[str, int]) -> float:
@@ -164,8 +164,8 @@ async def quiet(local: LocalSwarm, free_before: dict[str, int]) -> float:
     started_s = time.monotonic()
     async with Swarm.connect(local.addresses, model=str(local.model)) as client:
         while time.monotonic() - started_s < QUIET_S:
-            await client.refresh()
-            now = {p: r.kv_tokens_free for p, r in client.nodes.items()}
+            await client.reader.refresh()
+            now = {p: r.kv_tokens_free for p, r in client.view.nodes.items()}
             if all(now.get(p) == free for p, free in free_before.items()):
                 return time.monotonic() - started_s
             await asyncio.sleep(0.5)

@@ -129,7 +129,7 @@ async def _serve(
         pipe.send("ready")
         while (order := await asyncio.to_thread(pipe.recv)) is not None:
             pipe.send(await asker.carry_out(order))
-        pipe.send(dict(client.counters))
+        pipe.send(dict(client.view.counters))
 
 
 def _process(pipe: Connection, *arguments: Any) -> None:

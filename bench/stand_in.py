@@ -11,13 +11,15 @@ import csv
 import itertools
 import random
 import statistics
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 
 from bench.local_swarm import ROOT
 from bench.papers.link_policies import SCHEDULERS
 from bench.timed_engine import GpuTimes, TimedEngine
 from client import Swarm, SwarmConfig
+from client.text.tokenizer import ModelText
 from coordinator.failure.detector import WatchConfig
 from dht.identity.peer_id import Identity
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
@@ -187,14 +189,11 @@ async def stand_in_peer(
 
 
 def client_of(
-    open_transport: Callable[[], Awaitable[Transport]], spec: ModelSpec = QWEN_7B
-) -> Swarm:
-    """Who asks; it waits for as long as it takes."""
-    return Swarm(
-        model=spec.name,
-        config=SwarmConfig(network=NETWORK, wait_s=600),
-        open_transport=open_transport,
-    )
+    transport: Transport, spec: ModelSpec = QWEN_7B
+) -> AbstractAsyncContextManager[Swarm]:
+    """A client that waits for as long as it takes."""
+    config = SwarmConfig(network=NETWORK, wait_s=600)
+    return Swarm.over(transport, ModelText(name=spec.name), config)
 
 
 def join_peers(
@@ -232,12 +231,8 @@ class StandInSwarm:
         for span in SPANS:
             self.peers.append(await stand_in_peer(self._transport(), span, self.setting))
         self.shape(self.setting.mbit)
-
-        async def open_transport() -> MemoryTransport:
-            return self._transport()
-
-        self.client = client_of(open_transport)
-        await self.client.__aenter__()
+        self._connected = client_of(self._transport())
+        self.client = await self._connected.__aenter__()
         return self
 
     def _transport(self) -> MemoryTransport:
@@ -248,7 +243,7 @@ class StandInSwarm:
         join_peers(self.network, self.peers, mbit, self.setting.delay_s)
 
     async def __aexit__(self, *_: object) -> None:
-        await self.client.__aexit__(None, None, None)
+        await self._connected.__aexit__(None, None, None)
         for peer in self.peers:
             await peer.close()
 

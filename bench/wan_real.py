@@ -42,7 +42,6 @@ from dht.command_line import loop_factory
 from dht.daemon.transport import HivemindTransport
 from dht.identity.peer_id import Identity
 from dht.transport.config import TransportConfig
-from dht.transport.interface import Transport
 
 NEAR = Shape(mbit=1000, delay_ms=0.1)
 """The client's links to all stages."""
@@ -69,11 +68,7 @@ async def run_stage(number: int, setting: Setting, host: str, peers: tuple[str, 
 
 async def run_client(setting: Setting, host: str, peers: tuple[str, ...]) -> list[Served]:
     """Ask the setting's requests at their times."""
-
-    async def open_transport() -> Transport:
-        return await transport_on(host, peers)
-
-    async with client_of(open_transport) as client:
+    async with client_of(await transport_on(host, peers)) as client:
         # The first answer opens the links between the stages; it is not counted.
         await ask(client, Request(at_s=0.0, prompt_tokens=16, new_tokens=4))
         return list(await asyncio.gather(*(ask(client, each) for each in requests(setting))))

@@ -57,13 +57,13 @@ class Chat:
     """One conversation over one swarm; reads lines from ``stdin``, writes to ``stdout``."""
 
     def __init__(self, swarm: Swarm, options: GenerationOptions, system: str) -> None:
-        if swarm.tokenizer is None:
-            raise UserError(f"{swarm.model_name} has no tokenizer here: give its directory")
+        text = swarm.text
+        if text.tokenizer is None:
+            raise UserError(f"{text.name} has no tokenizer here: give its directory")
         self._swarm = swarm
-        self._tokenizer: Tokenizer = swarm.tokenizer
+        self._tokenizer: Tokenizer = text.tokenizer
         self._options = options
-        directory = swarm.text_directory
-        self._template = ChatTemplate.load(directory) if directory is not None else None
+        self._template = None if text.directory is None else ChatTemplate.load(text.directory)
         self._system = system
         self._conversation = Conversation().with_system(system)
         self._answering: asyncio.Task[None] | None = None
@@ -134,7 +134,7 @@ class Chat:
 
     async def _answer(self) -> None:
         """One answer; what was shown of it is remembered however it ends."""
-        spec = await self._swarm.ready_spec()
+        spec = await self._swarm.reader.ready_spec()
         room = spec.context_tokens - (self._options.max_new_tokens or NEW_TOKENS_DEFAULT)
         prompt, left_out = fitted(self._conversation, self._encode, room)
         if left_out:
@@ -209,13 +209,12 @@ async def main(arguments: argparse.Namespace) -> int:
     options = generation_options(arguments)
     if sys.stdin.isatty() and not arguments.no_history:
         _keep_history(HISTORY)
-    swarm = Swarm.connect(
+    async with Swarm.connect(
         arguments.initial_peers,
         model=arguments.model,
         config=SwarmConfig(network=arguments.network, transport=arguments.transport),
         on_status=lambda text: print_note(f"({text})"),
-    )
-    async with swarm:
+    ) as swarm:
         chat = Chat(swarm, options, arguments.system)
         with on_interrupt(chat.interrupt, (signal.SIGINT,)):
             await chat.run()

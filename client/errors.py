@@ -1,11 +1,15 @@
 """Why the swarm did not answer, for people and for programs."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
+from coordinator.routing.routes import NoRoute
 from dht.errors import SwarmError
 from dht.messages.types import Assignment
+
+StatusCallback = Callable[[str], None]
+"""Takes a line about what an answer waits for, or what happened to it."""
 
 
 def layers_text(ranges: tuple[tuple[int, int], ...]) -> str:
@@ -44,6 +48,13 @@ def missing_text(
         peers = f"{len(spans)} peer{'s' * (len(spans) > 1)}"
         parts.append(f"{_are(split[True])} being loaded by {peers}")
     return "; ".join(parts)
+
+
+def no_route_text(no_route: NoRoute) -> str:
+    """The reason for which there is no route, with the layers that are missing."""
+    if not no_route.missing:
+        return no_route.reason
+    return missing_text(no_route.missing, no_route.loading, "can be reached")
 
 
 def _are(ranges: Sequence[tuple[int, int]]) -> str:

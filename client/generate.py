@@ -19,7 +19,7 @@ from dht.identity.peer_id import short_name
 from dht.messages.session import Priority
 
 USUAL = frozenset({"max-new-tokens", "temperature", "top-k", "top-p", "seed", "stop"})
-"""What most people say of an answer; ``--help-all`` shows the rest."""
+"""Options that most people give; ``--help-all`` shows the rest."""
 
 
 def parse() -> argparse.Namespace:
@@ -164,20 +164,19 @@ async def main(arguments: argparse.Namespace) -> int:
     prompt = prompt_of(arguments)
     if not 0 <= arguments.wait <= 86_400:
         raise UserError(f"--wait is {arguments.wait}; it must be between 0 and 86400 seconds")
-    swarm = Swarm.connect(
+    async with Swarm.connect(
         arguments.initial_peers,
         model=arguments.model,
         config=SwarmConfig(
             network=arguments.network, wait_s=arguments.wait, transport=arguments.transport
         ),
         on_status=print_note,
-    )
-    async with swarm:
+    ) as swarm:
+        has_text = swarm.text.tokenizer is not None
         running = swarm.begin(prompt, options)
         async for piece in running:
             if not arguments.json:
-                text = piece.text if swarm.tokenizer is not None else f"{_ids(piece.token_ids)}"
-                show(text)
+                show(piece.text if has_text else _ids(piece.token_ids))
         answer = running.answer()
     if arguments.json:
         print(answer_json(answer))

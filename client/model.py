@@ -12,8 +12,9 @@ No weights and no torch are needed here: tensors come in and go out as those of 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 from client.answer.generation import GenerationOptions
 from client.answer.transformers_arguments import padded, understood, unpadded
 from client.swarm.blocking import BlockingSwarm
-from client.swarm.swarm import Swarm, SwarmConfig
+from client.swarm.swarm import SwarmConfig
 from dht.errors import UserError
 
 ROWS_AT_ONCE = 16
@@ -39,19 +40,24 @@ class Streamer(Protocol):
 class SwarmModel:
     """A model that a swarm serves. A context manager; :meth:`close` does the same."""
 
-    def __init__(self, swarm: Swarm) -> None:
-        """Connects at once; raises as :meth:`client.swarm.swarm.Swarm.connect` says."""
-        self._view = swarm
-        self._swarm = BlockingSwarm(swarm)
-        self._swarm.__enter__()
-        self._defaults = _defaults(swarm.text_directory, swarm.stop_token_ids)
+    def __init__(self, swarm: BlockingSwarm, close: Callable[[], None]) -> None:
+        """``close`` leaves the swarm, which is connected."""
+        self._swarm = swarm
+        self.close = close
+        """Leave the swarm."""
+        self._defaults = _defaults(swarm.text.directory, swarm.text.stop_token_ids)
 
     @classmethod
     def from_swarm(
         cls, initial_peers: Sequence[str], *, model: str, config: SwarmConfig | None = None
     ) -> "SwarmModel":
-        """``model`` is a directory or hub id, whose generation defaults are used, or a name."""
-        return cls(Swarm.connect(initial_peers, model=model, config=config))
+        """``model`` is a directory or hub id, whose generation defaults are used, or a name.
+
+        Connects at once; raises as :meth:`client.swarm.swarm.Swarm.connect` says.
+        """
+        stack = ExitStack()
+        connecting = BlockingSwarm.connect(initial_peers, model=model, config=config)
+        return cls(stack.enter_context(connecting), stack.close)
 
     def __enter__(self) -> "SwarmModel":
         return self
@@ -63,10 +69,6 @@ class SwarmModel:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def close(self) -> None:
-        """Leave the swarm."""
-        self._swarm.__exit__(None, None, None)
 
     def generate(
         self,

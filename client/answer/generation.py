@@ -1,9 +1,12 @@
-"""What a caller may ask for, checked in plain words, and what it gets back."""
+"""One answer as data: what a caller may ask for, the request that peers get, the log of what came.
+
+Pure: no clock, no sockets.
+"""
 
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from dht.errors import UserError
 from dht.messages.logprobs import SCORED_VALUES_MAX, TokenScore, scored_values
@@ -15,7 +18,7 @@ from dht.messages.session import (
     Priority,
     Sampling,
 )
-from dht.messages.types import RouteStage
+from dht.messages.types import ModelSpec, RouteStage
 
 TEMPERATURE_MAX = 10.0
 TOP_K_MAX = 1 << 24
@@ -24,6 +27,12 @@ NEW_TOKENS_DEFAULT = 128
 REPETITION_PENALTY_MAX = 100.0
 PENALTY_MAX = 2.0
 BIAS_MAX = 100.0
+PASSED_ON = tuple(
+    name.name
+    for name in fields(Sampling)
+    if name.name not in {"seed", "stop_token_ids", "logit_bias"}
+)
+"""Options that peers get as the caller gave them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +53,7 @@ class GenerationOptions:
     ignore_eos: bool = False
     """Go on after end-of-text."""
     min_new_tokens: int = 0
-    """Neither end-of-text nor ``stop_token_ids`` before so many tokens."""
+    """Least length of the answer: neither end-of-text nor ``stop_token_ids`` end it before."""
     min_p: float = 0.0
     """Leave out tokens less likely than this share of the likeliest; 0 keeps all."""
     repetition_penalty: float = 1.0
@@ -58,7 +67,7 @@ class GenerationOptions:
     stop_token_ids: Sequence[int] = ()
     """Tokens that end the answer, besides end-of-text; the one that did is delivered last."""
     logprobs: int | None = None
-    """Also give each token's log probability and so many alternatives."""
+    """Number of alternatives to give with each token's log probability; None gives neither."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
     priority: Priority = Priority.NORMAL
@@ -136,6 +145,22 @@ class GenerationOptions:
             raise UserError(f"stop is {self.stop!r}; it takes strings")
         object.__setattr__(self, "stop", stop)
 
+    def request(
+        self, prompt_ids: tuple[int, ...], model: ModelSpec, stop_token_ids: tuple[int, ...]
+    ) -> "AnswerRequest":
+        """The request that peers get; ``stop_token_ids`` are the model's own (end-of-text).
+
+        Raises UserError where the model does not have these token ids, or its context no room.
+        """
+        self.check_ids(prompt_ids, model.vocab)
+        return AnswerRequest(
+            model=model,
+            prompt_ids=prompt_ids,
+            max_new_tokens=self.new_tokens(len(prompt_ids), model.context_tokens),
+            sampling=self.sampling(stop_token_ids),
+            priority=self.priority,
+        )
+
     def sampling(self, stop_token_ids: tuple[int, ...]) -> Sampling:
         """The part that the last stage needs; draws a seed where none was given.
 
@@ -143,19 +168,10 @@ class GenerationOptions:
         """
         own = () if self.ignore_eos else stop_token_ids
         return Sampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
             seed=secrets.randbelow(SEED_MAX) if self.seed is None else self.seed,
             stop_token_ids=tuple(dict.fromkeys((*own, *self.stop_token_ids))),
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
             logit_bias=tuple(self.logit_bias.items()),
-            min_new_tokens=self.min_new_tokens,
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
+            **{name: getattr(self, name) for name in PASSED_ON},
         )
 
     def check_ids(self, prompt_ids: Sequence[int], vocab: int) -> None:
@@ -215,13 +231,122 @@ def _check(name: str, value: float | None, low: float, high: float) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRequest:
+    """One request to the swarm, from the caller's options to the message that opens its session."""
+
+    model: ModelSpec
+    """The model as the peers describe it."""
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    sampling: Sampling
+    priority: Priority = Priority.NORMAL
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose KV each stage reserves; the last token of an answer has none."""
+        return len(self.prompt_ids) + self.max_new_tokens - 1
+
+
+@dataclass(slots=True, kw_only=True)
+class AnswerLog:
+    """The token log: an answer as its owner keeps it, from which everything can be rebuilt.
+
+    Each token is accepted exactly once, whatever routes delivered it. ``attempt`` counts the routes
+    that were tried.
+    """
+
+    request: AnswerRequest
+    token_ids: list[int] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
+    """Scores of ``token_ids``, one each, where the request wants them."""
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    """Scores of the prompt's tokens from the second on, as far as they came."""
+    finish_reason: FinishReason | None = None
+    attempt: int = 0
+
+    @property
+    def replay_ids(self) -> tuple[int, ...]:
+        """The prompt for a new route: everything that is known already."""
+        return (*self.request.prompt_ids, *self.token_ids)
+
+    @property
+    def remaining_tokens(self) -> int:
+        """New tokens still to come at most."""
+        return self.request.max_new_tokens - len(self.token_ids)
+
+    @property
+    def next_position(self) -> int:
+        """Position of the next token of the sequence."""
+        return len(self.request.prompt_ids) + len(self.token_ids)
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """Token ids that the last stage of a new route has to know (``SessionOpen.history``)."""
+        sampling = self.request.sampling
+        if sampling.needs_prompt:
+            return self.replay_ids
+        return tuple(self.token_ids) if sampling.needs_answer else ()
+
+    @property
+    def prompt_is_scored(self) -> bool:
+        """Whether all scores of the prompt that the request wants are here."""
+        if self.request.sampling.prompt_logprobs is None:
+            return True
+        return len(self.prompt_scores) == len(self.request.prompt_ids) - 1
+
+    def accept_prompt_scores(
+        self, *, attempt: int, position: int, scores: tuple[TokenScore, ...]
+    ) -> None:
+        """Take scores of the prompt's tokens from ``position`` on; each counts once."""
+        next_position = 1 + len(self.prompt_scores)
+        if attempt == self.attempt and position <= next_position:
+            self.prompt_scores.extend(scores[next_position - position :])
+
+    def accept(
+        self,
+        *,
+        attempt: int,
+        position: int,
+        token_ids: tuple[int, ...],
+        scores: tuple[TokenScore, ...] = (),
+    ) -> tuple[int, ...]:
+        """Take delivered tokens, with a score each where any came; returns those that are new.
+
+        Frames of an older attempt, repeated tokens and frames that would leave a gap give nothing.
+        Tokens beyond ``max_new_tokens`` or behind a stop token are never accepted, whatever the
+        peer says: the end of an answer is checked here, not believed.
+        """
+        if (
+            self.finish_reason is not None
+            or attempt != self.attempt
+            or position > self.next_position
+        ):
+            return ()
+        fresh: list[int] = []
+        start = self.next_position - position
+        for at in range(start, len(token_ids)):
+            token_id = token_ids[at]
+            fresh.append(token_id)
+            self.token_ids.append(token_id)
+            if scores:
+                self.scores.append(scores[at])
+            if token_id in self.request.sampling.stop_token_ids:
+                self.finish_reason = FinishReason.STOP
+                break
+            if self.remaining_tokens == 0:
+                self.finish_reason = FinishReason.LENGTH
+                break
+        return tuple(fresh)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """A part of an answer: text that became certain, and the tokens behind it."""
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenScore, ...] = ()
-    """One for each of ``token_ids``, where they were asked."""
+    """Scores of ``token_ids``, one each, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +358,7 @@ class Answer:
     prompt_tokens: int
     finish_reason: FinishReason
     ttft_s: float
-    """From the call to the first token."""
+    """Time from the call to the first token."""
     tpot_s: float
     """Mean time per token after the first; 0 for a single token."""
     route: tuple[RouteStage, ...]
@@ -242,6 +367,6 @@ class Answer:
     failovers: int
     """Routes that were lost after they had accepted the session."""
     logprobs: tuple[TokenScore, ...] | None = None
-    """One for each of ``token_ids``, where they were asked."""
+    """Scores of ``token_ids``, one each, where they were asked for."""
     prompt_logprobs: tuple[TokenScore | None, ...] | None = None
-    """One for each token of the prompt, where they were asked; the first has none."""
+    """Scores of the prompt's tokens, one each, where they were asked for; the first has none."""

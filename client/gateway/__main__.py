@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-from client.gateway.pinged import PingedSwarm
 from client.gateway.requests import Defaults
-from client.swarm.swarm import SwarmConfig
+from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
+from client.view.pulse import PulseConfig
 from dht.command_line import (
     EXIT_DONE,
     MODEL_HELP,
@@ -104,17 +104,19 @@ async def main(arguments: argparse.Namespace) -> int:
         body_bytes_max=int(arguments.max_body * 2**20),
         requests_max=arguments.max_requests,
     )
-    swarm = PingedSwarm.connect(
+    async with Swarm.connect(
         arguments.initial_peers,
         model=arguments.model,
         config=SwarmConfig(
-            network=arguments.network, wait_s=arguments.wait, transport=arguments.transport
+            network=arguments.network,
+            wait_s=arguments.wait,
+            transport=arguments.transport,
+            pings=PulseConfig(),
         ),
         on_status=_say,
-    )
-    async with swarm:
-        template, defaults = _text_side(swarm.text_directory)
-        metrics = Metrics(swarm.model_name)
+    ) as swarm:
+        template, defaults = _text_side(swarm.text.directory)
+        metrics = Metrics(swarm.text.name)
         answers = Answers(
             swarm,
             metrics,
@@ -130,7 +132,7 @@ async def main(arguments: argparse.Namespace) -> int:
             ) as port:
                 host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
                 url = f"http://{host}:{port}/v1"
-                print(f"serving {swarm.model_name} at {url} (Ctrl-C stops)", flush=True)
+                print(f"serving {swarm.text.name} at {url} (Ctrl-C stops)", flush=True)
                 await interrupts.get()
                 if answers.requests:
                     _say(f"requests being finished: {answers.requests} (Ctrl-C ends them)")

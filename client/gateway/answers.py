@@ -4,40 +4,18 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from client.answer.generation import Answer, GenerationOptions, Piece
-from client.answer.running import Generation
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
 from client.gateway.metrics import Metrics
-from client.text.tokenizer import Tokenizer
-from coordinator.routing.routes import NoRoute
+from client.swarm.swarm import Swarm
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
-from dht.messages.types import ModelSpec, RouteStage
 
 RETRY_AFTER_S = 5
 PIECES_QUEUED_MAX = 64
 """Pieces that wait for a slow reader before the answers wait, too."""
-
-
-class GatewaySwarm(Protocol):
-    """What the gateway needs of :class:`client.gateway.pinged.PingedSwarm`."""
-
-    tokenizer: Tokenizer | None
-    model_name: str
-
-    @property
-    def spec(self) -> ModelSpec | None: ...
-
-    def route(self) -> tuple[RouteStage, ...] | NoRoute: ...
-
-    async def ready_spec(self) -> ModelSpec: ...
-
-    def begin(
-        self, prompt: str | Sequence[int], options: GenerationOptions | None = None
-    ) -> Generation: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +42,7 @@ class Answers:
     """Runs choices for all requests of a gateway, first come, first served."""
 
     def __init__(
-        self, swarm: GatewaySwarm, metrics: Metrics, *, at_once_max: int, queued_max: int
+        self, swarm: Swarm, metrics: Metrics, *, at_once_max: int, queued_max: int
     ) -> None:
         """``at_once_max`` choices run, ``queued_max`` requests wait or run."""
         self._swarm = swarm

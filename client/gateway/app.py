@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from client.gateway.answers import RETRY_AFTER_S, Answers, GatewaySwarm
+from client.errors import no_route_text
+from client.gateway.answers import RETRY_AFTER_S, Answers
 from client.gateway.errors import ApiError, unavailable
 from client.gateway.metrics import Metrics
 from client.gateway.openapi import document
 from client.gateway.requests import ChatRequest, CompletionRequest, parse_request
 from client.gateway.service import CompletionService, Json
-from client.session.progress import Waiting
+from client.swarm.swarm import Swarm
 from coordinator.routing.routes import NoRoute
 
 logger = logging.getLogger(__name__)
@@ -40,17 +41,17 @@ class GatewayConfig:
     answers_at_once_max: int = 48
     """Stages take 64 sessions of one client."""
     requests_max: int = 256
-    """That are answered or wait; one more is refused with 429."""
+    """Requests that are answered or wait at a time; one more is refused with 429."""
     head_s: float = 15.0
-    """For a connection to bring a whole request head, after it was opened or last answered."""
+    """Time for a connection to bring a whole request head, after it was opened or last answered."""
     body_s: float = 30.0
-    """For the body of a request."""
+    """Time for the body of a request."""
     write_s: float = 30.0
-    """For a client to take what is written; then its answer is ended."""
+    """Time for a client to take what is written; then its answer is ended."""
 
 
 class Gateway:
-    """The web application. ``swarm`` is what :class:`client.gateway.answers.GatewaySwarm` says."""
+    """The web application. ``swarm`` pings its peers, so that ``/health`` knows who answers."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Gateway:
         answers: Answers,
         metrics: Metrics,
         config: GatewayConfig,
-        swarm: GatewaySwarm,
+        swarm: Swarm,
     ) -> None:
         self._service = service
         self._answers = answers
@@ -243,12 +244,10 @@ class Gateway:
     async def _health(self, request: web.Request) -> web.Response:
         """200 where a route covers all layers now, 503 with the layers that nobody holds or answers
         for: peers are pinged, so this needs no request that fails."""
-        route = self._swarm.route()
-        if not isinstance(route, NoRoute):
-            return _json({"status": "ok", "stages": len(route)})
-        waiting = Waiting(lambda text: None)
-        waiting.say(route)
-        raise unavailable(waiting.text, RETRY_AFTER_S)
+        route = self._swarm.view.answering_route(asyncio.get_running_loop().time())
+        if isinstance(route, NoRoute):
+            raise unavailable(no_route_text(route), RETRY_AFTER_S)
+        return _json({"status": "ok", "stages": len(route)})
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         return web.Response(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from client.answer.generation import GenerationOptions
-from client.gateway.answers import Answers, ChoicePart, ChoiceTask, GatewaySwarm, as_api_error
+from client.gateway.answers import Answers, ChoicePart, ChoiceTask, as_api_error
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.requests import (
     ChatRequest,
@@ -28,6 +28,7 @@ from client.gateway.responses import (
     chat_logprobs,
     finish_of,
 )
+from client.swarm.swarm import Swarm
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError
@@ -47,7 +48,7 @@ class Job:
     head: Head
     tasks: list[ChoiceTask]
     prompt_tokens: int
-    """Of all prompts together, each counted once."""
+    """Tokens of all prompts together, each counted once."""
     streams: bool
     include_usage: bool
     is_chat: bool
@@ -56,7 +57,7 @@ class Job:
     keeps_answer: bool = True
     """False where only the prompt is wanted back (``echo`` with ``max_tokens`` 0)."""
     prompt_texts: list[str] = field(default_factory=list)
-    """By choice, for ``echo``."""
+    """Text of each choice's prompt, for ``echo``."""
 
 
 class CompletionService:
@@ -64,7 +65,7 @@ class CompletionService:
 
     def __init__(
         self,
-        swarm: GatewaySwarm,
+        swarm: Swarm,
         answers: Answers,
         *,
         template: ChatTemplate | None,
@@ -86,7 +87,7 @@ class CompletionService:
         check_supported(request)
         check_stops((request.stop,) if isinstance(request.stop, str) else request.stop or ())
         try:
-            context = (await self._swarm.ready_spec()).context_tokens
+            context = (await self._swarm.reader.ready_spec()).context_tokens
         except (SwarmError, NetworkError) as error:
             raise as_api_error(error) from None
         prompts, texts = self._prompts(request)
@@ -126,7 +127,7 @@ class CompletionService:
         )
 
     def _check_model(self, model: str | None) -> None:
-        known = self._swarm.model_name
+        known = self._swarm.text.name
         if model is not None and model != known:
             raise ApiError(
                 404,
@@ -143,14 +144,14 @@ class CompletionService:
             id=("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12),
             object=kind,
             created=int(time.time()),
-            model=self._swarm.model_name,
+            model=self._swarm.text.name,
         )
 
     def _prompts(
         self, request: CompletionRequest | ChatRequest
     ) -> tuple[list[tuple[int, ...]], list[str]]:
         """Token ids and text of each prompt."""
-        tokenizer = self._swarm.tokenizer
+        tokenizer = self._swarm.text.tokenizer
         if isinstance(request, ChatRequest):
             text = self._render(request)
             ids = self._encode(text, "messages", bool(request.add_special_tokens))
@@ -168,13 +169,13 @@ class CompletionService:
         return encoded, texts
 
     def _tokenizer(self, param: str) -> Tokenizer:
-        if self._swarm.tokenizer is None:
+        if self._swarm.text.tokenizer is None:
             raise bad_request(
-                f"this gateway was started without {self._swarm.model_name}'s tokenizer: send"
+                f"this gateway was started without {self._swarm.text.name}'s tokenizer: send"
                 " token ids to /v1/completions",
                 param,
             )
-        return self._swarm.tokenizer
+        return self._swarm.text.tokenizer
 
     def _encode(self, text: str, param: str, special_tokens: bool) -> tuple[int, ...]:
         tokenizer = self._tokenizer(param)
@@ -185,13 +186,13 @@ class CompletionService:
 
     def _decode(self, prompt: Sequence[int]) -> str:
         """Text of a prompt that came as ids; ids that cannot be are refused later, by name."""
-        vocab = self._swarm.spec.vocab if self._swarm.spec is not None else 0
+        vocab = self._swarm.view.spec.vocab if self._swarm.view.spec is not None else 0
         return self._tokenizer("prompt").decode([each for each in prompt if 0 <= each < vocab])
 
     def _render(self, request: ChatRequest) -> str:
         if self._template is None:
             raise bad_request(
-                f"{self._swarm.model_name} has no chat template: it is no chat model; use"
+                f"{self._swarm.text.name} has no chat template: it is no chat model; use"
                 " /v1/completions",
                 "messages",
                 "no_chat_template",
@@ -222,7 +223,7 @@ class CompletionService:
             code = "context_length_exceeded" if prompt_ids else None
             param = "messages" if isinstance(request, ChatRequest) else "prompt"
             raise bad_request(str(error), param, code) from None
-        spec = self._swarm.spec
+        spec = self._swarm.view.spec
         if spec is not None:
             try:
                 options.check_ids(prompt_ids, spec.vocab)
@@ -235,11 +236,11 @@ class CompletionService:
     # Writing
 
     def _text_of(self, token_id: int) -> str:
-        tokenizer = self._swarm.tokenizer
+        tokenizer = self._swarm.text.tokenizer
         return f"token_id:{token_id}" if tokenizer is None else tokenizer.token_text(token_id)
 
     def _bytes_of(self, token_id: int) -> bytes:
-        tokenizer = self._swarm.tokenizer
+        tokenizer = self._swarm.text.tokenizer
         return b"" if tokenizer is None else tokenizer.token_bytes(token_id)
 
     async def whole(self, job: Job) -> Json:
@@ -270,14 +271,14 @@ class CompletionService:
 
     def models(self) -> Json:
         """The list of models, which has one."""
-        return {"object": "list", "data": [self.model(self._swarm.model_name)]}
+        return {"object": "list", "data": [self.model(self._swarm.text.name)]}
 
     def model(self, name: str) -> Json:
         """One model; raises ApiError (404)."""
         self._check_model(name)
-        spec = self._swarm.spec
+        spec = self._swarm.view.spec
         return {
-            "id": self._swarm.model_name,
+            "id": self._swarm.text.name,
             "object": "model",
             "created": self._started_s,
             "owned_by": "anabranch",

@@ -44,45 +44,24 @@ async def main(arguments: argparse.Namespace) -> int:
 
     from client.health.app import Page
     from client.health.history import History
-    from client.health.prober import Prober, ProberConfig, WatchedSwarm
+    from client.health.prober import Prober, ProberConfig
     from client.health.state import aged
-    from client.swarm.swarm import SwarmConfig
-    from dht.connecting import connect
-    from dht.identity.peer_id import Identity
-    from dht.messages.types import model_key
-    from dht.records.directory import Directory
-    from dht.transport.config import TransportConfig
-    from dht.transport.interface import Transport
+    from client.swarm.swarm import Swarm, SwarmConfig
 
     if not 0 <= arguments.port <= 65_535:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     if not 1 <= arguments.every <= 86_400:
         raise UserError(f"--every is {arguments.every}; it must be between 1 and 86400")
-    transport = await connect(
-        TransportConfig(
-            identity=Identity.generate(),
-            kind=arguments.transport,
-            initial_peers=tuple(arguments.initial_peers),
-            client_mode=True,
-        )
-    )
-
-    async def opened() -> Transport:
-        return transport
-
-    history = History(arguments.data)
-    swarm = WatchedSwarm(
+    async with Swarm.connect(
+        arguments.initial_peers,
         model=arguments.model,
-        config=SwarmConfig(network=arguments.network, wait_s=0.0),
-        open_transport=opened,
-    )
-    async with swarm:
-        directory = Directory(transport, arguments.network, model_key(swarm.model_name))
-        config = ProberConfig(every_s=arguments.every)
-        prober = Prober(swarm, transport, directory, history, config)
+        config=SwarmConfig(network=arguments.network, wait_s=0.0, transport=arguments.transport),
+    ) as swarm:
+        history = History(arguments.data)
+        prober = Prober(swarm, history, ProberConfig(every_s=arguments.every))
         limit_s = STALE_ROUNDS * arguments.every + STALE_S
         page = Page(
-            lambda: aged(prober.state, transport.now(), limit_s),
+            lambda: aged(prober.state, swarm.transport.now(), limit_s),
             refresh_s=10,
         )
         runner = web.AppRunner(page.app, access_log=None, keepalive_timeout=15.0)

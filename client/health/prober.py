@@ -11,19 +11,15 @@ from client.errors import UnavailableError, layers_text
 from client.health.history import History
 from client.health.served import ServedTally
 from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, build_state
-from client.session.events import Avoid
-from client.swarm.pulse import Pulse, PulseConfig
 from client.swarm.swarm import Swarm
+from client.view.pulse import Pulse, PulseConfig
 from dht.errors import NetworkError, PeerError, SwarmError, UserError
-from dht.messages.session import RefusalCode
 from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage
-from dht.records.directory import Directory
-from dht.transport.interface import Transport
 
 logger = logging.getLogger(__name__)
 
 GONE_S = 600.0
-"""A peer that left is shown for so long."""
+"""Time for which a peer that left is shown."""
 REFUSALS_MAX = 16
 
 
@@ -32,32 +28,15 @@ class ProberConfig:
     """Times in seconds."""
 
     every_s: float = 30.0
-    """Between the page's own requests."""
+    """Time between two of the page's own requests."""
     look_s: float = 10.0
-    """Between looks at the DHT, each with a new state."""
+    """Time between two looks at the DHT, each with a new state."""
     calm_s: float = 0.5
-    """Between two new states at least, however much changes."""
+    """Least time between two new states, however much changes."""
     pulse: PulseConfig = field(default_factory=PulseConfig)
     answer_s: float = 20.0
     prompt_ids: tuple[int, ...] = (1, 2, 3, 4)
     new_tokens: int = 8
-
-
-class WatchedSwarm(Swarm):
-    """A swarm that remembers who refused layers that its record announces."""
-
-    refused: list[str]
-
-    def avoid(self, avoid: Avoid, *, urgent: bool = False) -> None:
-        """As a swarm does; and note the refusal."""
-        if avoid.code is RefusalCode.NOT_HELD:
-            self.refused = [*getattr(self, "refused", []), avoid.peer_id][-256:]
-        super().avoid(avoid, urgent=urgent)
-
-    def take_refused(self) -> list[str]:
-        """Peers that refused since the last call."""
-        taken, self.refused = getattr(self, "refused", []), []
-        return taken
 
 
 class Prober:
@@ -66,15 +45,13 @@ class Prober:
 
     def __init__(
         self,
-        swarm: WatchedSwarm,
-        transport: Transport,
-        directory: Directory,
+        swarm: Swarm,
         history: History,
         config: ProberConfig,
     ) -> None:
         self._swarm = swarm
-        self._transport = transport
-        self._directory = directory
+        self._transport = swarm.transport
+        self._directory = swarm.reader.directory
         self._history = history
         self._config = config
         self._peers: dict[str, SeenPeer] = {}
@@ -83,9 +60,9 @@ class Prober:
         self._route: tuple[RouteStage, ...] = ()
         self._tally = ServedTally()
         self._changed = asyncio.Event()
-        self._pulse = Pulse(transport, self._changed.set, config.pulse)
+        self._pulse = Pulse(swarm.transport, self._changed.set, config.pulse)
         self.state: Json = build_state(
-            SwarmSnapshot(model_name=swarm.model_name, now_unix_s=transport.now())
+            SwarmSnapshot(model_name=swarm.text.name, now_unix_s=swarm.transport.now())
         )
 
     async def run(self) -> None:
@@ -126,11 +103,11 @@ class Prober:
     async def show(self) -> None:
         """Build the state from what is known now."""
         now_unix_s = self._transport.now()
-        if (plan := self._swarm.plan) is not None:
+        if (plan := self._swarm.view.plan) is not None:
             await self._history.add_plan(plan, now_unix_s)
         self.state = build_state(
             SwarmSnapshot(
-                model_name=self._swarm.model_name,
+                model_name=self._swarm.text.name,
                 now_unix_s=now_unix_s,
                 peers=tuple(self._with_beat(key) for key in sorted(self._peers)),
                 links=tuple(self._links.values()),
@@ -212,7 +189,9 @@ class Prober:
         return Probe(at_unix_s=at_unix_s, reason=reason)
 
     def _note_refusals(self, now_unix_s: float) -> None:
-        for peer_id in self._swarm.take_refused():
+        misled = self._swarm.view.misled
+        while misled:
+            peer_id = misled.popleft()
             if (seen := self._peers.get(peer_id)) is not None:
                 times = (*seen.refused_unix_s, now_unix_s)[-REFUSALS_MAX:]
                 self._peers[peer_id] = replace(seen, refused_unix_s=times)

@@ -21,7 +21,7 @@ from client.health.network import (
     trace_json,
     why_idle,
 )
-from client.swarm.beat import SILENT_MISSES
+from client.view.beat import SILENT_MISSES
 from dht.messages.types import (
     Assignment,
     LeaseRecord,

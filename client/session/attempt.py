@@ -1,4 +1,4 @@
-"""The streams of one route attempt: open the route, prompt it, read tokens, watch both ends.
+"""The streams of one route attempt: open, prompt, read tokens, watch both ends.
 
 What happens becomes an event of :mod:`client.session.events`; nothing here decides what follows
 from it.
@@ -51,11 +51,11 @@ class AttemptConfig:
 
     connect_s: float = 4.0
     open_s: float = 10.0
-    """For every stage to accept or refuse."""
+    """Time for every stage to accept or refuse."""
     watch: WatchConfig = field(default_factory=WatchConfig)
     """When the first or the last stage counts as lost although its stream does not break."""
     stall_s: float = 30.0
-    """Without a new token for so long although the ends answer, the route is given up."""
+    """Time without a new token, although the ends answer, after which the route is given up."""
     stall_per_prompt_token_s: float = 0.1
     """Added to ``stall_s`` until the first token, per prompt token."""
 
@@ -139,7 +139,7 @@ class Attempt:
     def copy_kv(
         self, source: str, addresses: tuple[str, ...], to: str, to_addresses: tuple[str, ...]
     ) -> None:
-        """Ask ``source`` to copy the session's KV to ``to``; posts Warmed or Refused."""
+        """Ask ``source`` to copy the session's KV to ``to``; posts MigrationCaughtUp or Refused."""
         self._start(self._copy_kv(source, addresses, to, to_addresses))
 
     async def _copy_kv(

@@ -5,12 +5,9 @@ Plain data. :mod:`client.session.failover` decides, :mod:`client.session.session
 
 from dataclasses import dataclass
 
+from client.view.view import Route
 from coordinator.routing.routes import NoRoute
 from dht.messages.logprobs import TokenScore
-from dht.messages.types import RouteStage
-
-Route = tuple[RouteStage, ...]
-
 
 # Events
 
@@ -199,8 +196,8 @@ class FindMigrationRoute:
 class OpenMigration:
     """Let the new stages of ``route`` run copies of the session's rows under ``attempt``.
 
-    Answer with Accepted (if the first stage is new, and wants the token ids), then Warmed, or with
-    Refused or Lost.
+    Answer with Accepted (if the first stage is new, and wants the token ids), then
+    MigrationCaughtUp, or with Refused or Lost.
     """
 
     attempt: int
@@ -220,7 +217,7 @@ class FeedMigration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyKv:
-    """Ask the stage at ``source`` to copy its KV to ``to``; answer with Warmed or Refused."""
+    """Ask ``source`` to copy its KV to ``to``; answer with MigrationCaughtUp or Refused."""
 
     attempt: int
     source: str

@@ -11,6 +11,7 @@ the survivors of the last route *that was accepted* and replaces the rest.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from client.answer.generation import AnswerLog
 from client.session.events import (
     Accepted,
     Arrived,
@@ -34,11 +35,10 @@ from client.session.events import (
     OpenMigration,
     PromptScored,
     Refused,
-    Route,
     RouteFound,
     TellWait,
 )
-from client.session.token_log import AnswerLog
+from client.view.view import Route
 from coordinator.routing.routes import NoRoute
 from dht.messages.session import NO_ROOM, RefusalCode
 from dht.messages.types import RouteStage
@@ -47,9 +47,10 @@ ROOM_TRIES = 4
 """Routes that a request which does not wait tries before it takes the swarm as full."""
 
 RELIEF_EVERY_S = 30.0
-"""A stage's wish for relief is heard so seldom: each move costs something, and stages may lie."""
+"""Time between two wishes of one stage for relief that are heard: a move costs something, and
+stages may lie."""
 RELIEF_GAP_S = 3.0
-"""Between any two of them."""
+"""Time between any two wishes that are heard."""
 
 
 class ControllerState(StrEnum):
@@ -72,7 +73,7 @@ class Migration:
     to: str = ""
     """The freer peer that should take over; empty where ``leaving`` does leave."""
     attempt: int = 0
-    """Of the copies; 0 while a route is being drawn."""
+    """Route attempt of the copies; 0 while a route is being drawn."""
     route: Route = ()
     until_s: float = 0.0
     copy_from: str | None = None
@@ -85,12 +86,12 @@ class SessionController:
 
     log: AnswerLog
     wait_s: float
-    """How long without a route or a token before the owner gives up."""
+    """Time without a route or a token after which the owner gives up."""
     poll_s: float = 0.25
-    """Between looks for a route."""
+    """Time between two looks for a route."""
     state: ControllerState = ControllerState.DRAWING
     route: Route = ()
-    """Of the present attempt; empty after a refusal that left nothing there."""
+    """Route of the present attempt; empty after a refusal that left nothing there."""
     accepted: Route = ()
     """The last route that every stage accepted: its survivors hold the session's KV."""
     lost: set[str] = field(default_factory=set)

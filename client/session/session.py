@@ -3,12 +3,12 @@
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
 
-from client.errors import UnavailableError
+from client.answer.generation import AnswerLog, AnswerRequest
+from client.errors import StatusCallback, UnavailableError, no_route_text
 from client.session.attempt import Attempt, AttemptConfig
 from client.session.events import (
     Avoid,
@@ -27,12 +27,11 @@ from client.session.events import (
     MigrationRouteFound,
     Open,
     OpenMigration,
-    Route,
     RouteFound,
     TellWait,
 )
 from client.session.failover import ControllerState, SessionController
-from client.session.progress import Progress, Waiting
+from client.view.view import Route, SwarmView
 from coordinator.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError
 from dht.identity.peer_id import short_name
@@ -41,44 +40,7 @@ from dht.messages.session import Priority, SessionClose, SessionOpen
 from dht.transport.interface import SESSION_PROTOCOL, Transport
 
 LEAVE_S = 4.0
-"""For telling a stage that left the route to free its share."""
-
-
-class RouteSource(Protocol):
-    """What a session needs of its swarm."""
-
-    def draw(
-        self, mend: Route, lost: frozenset[str], kv_tokens: int, *, urgent: bool
-    ) -> Route | NoRoute:
-        """A route for ``kv_tokens`` tokens; with ``mend``, one that keeps its survivors.
-
-        An ``urgent`` one may go over peers that only had no room for ordinary sessions.
-        """
-        ...
-
-    def swap(self, mend: Route, leaving: str, to: str, kv_tokens: int) -> Route | NoRoute:
-        """``mend`` with ``to`` in the place of ``leaving``, where that one has room to spare."""
-        ...
-
-    def addresses_of(self, peer_id: str) -> tuple[str, ...]: ...
-
-    def avoid(self, avoid: Avoid, *, urgent: bool) -> None: ...
-
-    def worked(self, route: Route, *, had_room: bool) -> None:
-        """Peers delivered tokens; ``had_room`` to an ordinary session that was new to them."""
-        ...
-
-    def asked(self, route: Route) -> None:
-        """A session that is new to these peers waits for what they say."""
-        ...
-
-    def answered(self, route: Route) -> None:
-        """It does not wait for that any more."""
-        ...
-
-    async def look(self) -> None:
-        """Read the DHT anew."""
-        ...
+"""Time for telling a stage that left the route to free its share."""
 
 
 class SessionDriver:
@@ -87,28 +49,35 @@ class SessionDriver:
     def __init__(
         self,
         transport: Transport,
+        view: SwarmView,
+        request: AnswerRequest,
         config: AttemptConfig,
-        source: RouteSource,
-        owner: SessionController,
-        progress: Progress,
-        waiting: Waiting,
         *,
-        fingerprint: str,
+        wait_s: float,
+        look: Callable[[], Awaitable[None]],
+        on_status: StatusCallback,
     ) -> None:
+        """``look`` reads the swarm's records into ``view`` anew; ``wait_s`` bounds how long an
+        answer waits for a route or a token."""
         self._transport = transport
+        self._view = view
+        self._request = request
         self._config = config
-        self._source = source
-        self._owner = owner
-        self._progress = progress
-        self._waiting = waiting
-        self._fingerprint = fingerprint
+        self._look = look
+        self._on_status = on_status
+        self.owner = SessionController(log=AnswerLog(request=request), wait_s=wait_s)
+        """The state machine that decides; it holds the log, the route and the failovers."""
+        self._last_loss = ""
+        """Why the last route failed, while no token has come since."""
+        self._waits_for = ""
+        """What the caller was told last that the answer waits for."""
         self._session = secrets.token_hex(16)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._attempts: list[Attempt] = []
         self._addresses: dict[str, tuple[str, ...]] = {}
         self._warm: Attempt | None = None
         self._leaving: set[asyncio.Task[None]] = set()
-        self._asked: Route = ()
+        self._asked: set[str] = set()
 
     async def tokens(self) -> AsyncGenerator[tuple[int, ...], None]:
         """New tokens as they arrive, until the answer is whole.
@@ -117,7 +86,7 @@ class SessionDriver:
             UnavailableError: no route was found, or peers refused, for too long.
             SwarmError: the request itself is refused.
         """
-        owner, loop = self._owner, asyncio.get_running_loop()
+        owner, loop = self.owner, asyncio.get_running_loop()
         ordinary = not self._urgent
         todo = deque(owner.start(loop.time()))
         try:
@@ -130,17 +99,13 @@ class SessionDriver:
                     continue
                 effect = todo.popleft()
                 if isinstance(effect, Deliver):
-                    self._waiting.over()
+                    self._last_loss = self._waits_for = ""
                     begins = len(effect.token_ids) == len(owner.log.token_ids)
-                    self._source.worked(owner.route, had_room=begins and ordinary)
+                    peers = (stage.peer_id for stage in owner.route)
+                    self._view.avoidance.worked(peers, had_room=begins and ordinary)
                     yield effect.token_ids
-                elif isinstance(effect, FindMigrationRoute):
-                    await self._source.look()
-                    todo += owner.step(
-                        MigrationRouteFound(route=self._draw_move(effect)), loop.time()
-                    )
-                elif isinstance(effect, FindRoute):
-                    todo += owner.step(RouteFound(route=await self._draw(effect)), loop.time())
+                elif isinstance(effect, FindRoute | FindMigrationRoute):
+                    todo += owner.step(await self._find(effect), loop.time())
                 else:
                     await self._perform(effect)
         finally:
@@ -149,16 +114,15 @@ class SessionDriver:
 
     def _was_answered(self) -> None:
         if self._asked:
-            self._source.answered(self._asked)
-            self._asked = ()
+            self._view.avoidance.answered(self._asked)
+            self._asked = set()
 
     async def _next_event(self) -> Event:
         """What happens next; a loss when the route stalls although both its ends answer."""
-        config, owner = self._config, self._owner
+        config, owner = self._config, self.owner
         limit_s = config.stall_s
         if not owner.log.token_ids:
-            prompt_tokens = len(owner.log.request.prompt_ids)
-            limit_s += config.stall_per_prompt_token_s * prompt_tokens
+            limit_s += config.stall_per_prompt_token_s * len(self._request.prompt_ids)
         try:
             # Not wait_for: until Python 3.12 it loses a cancellation that comes with an event.
             async with asyncio.timeout(limit_s):
@@ -167,45 +131,39 @@ class SessionDriver:
             reason = f"no token for {limit_s:.0f} s although it answers"
             return Lost(attempt=owner.attempt, peer_id=owner.route[-1].peer_id, reason=reason)
 
-    async def _draw(self, draw: FindRoute) -> Route | NoRoute:
-        if draw.after_s:
-            await asyncio.sleep(draw.after_s)
-            await self._source.look()
-        return self._source.draw(draw.mend, draw.lost, self._kv_tokens, urgent=self._urgent)
-
-    def _draw_move(self, move: FindMigrationRoute) -> Route | NoRoute:
-        if move.to:
-            return self._source.swap(move.mend, move.leaving, move.to, self._kv_tokens)
-        lost = frozenset({move.leaving})
-        return self._source.draw(move.mend, lost, self._kv_tokens, urgent=self._urgent)
-
-    @property
-    def _kv_tokens(self) -> int:
-        request = self._owner.log.request
-        return len(request.prompt_ids) + request.max_new_tokens - 1
+    async def _find(self, wanted: FindRoute | FindMigrationRoute) -> Event:
+        """The route that is wanted; records are read anew after a wait, and for a planned move."""
+        loop, view, kv_tokens = asyncio.get_running_loop(), self._view, self._request.kv_tokens
+        if isinstance(wanted, FindRoute):
+            if wanted.after_s:
+                await asyncio.sleep(wanted.after_s)
+                await self._look()
+            mend, lost = wanted.mend, wanted.lost
+            route = view.draw(mend, lost, kv_tokens, loop.time(), urgent=self._urgent)
+            return RouteFound(route=route)
+        await self._look()
+        mend, leaving, now_s = wanted.mend, wanted.leaving, loop.time()
+        if wanted.to:
+            route = view.swap(mend, leaving, wanted.to, kv_tokens, now_s)
+        else:
+            lost = frozenset({leaving})
+            route = view.draw(mend, lost, kv_tokens, now_s, urgent=self._urgent)
+        return MigrationRouteFound(route=route)
 
     @property
     def _urgent(self) -> bool:
-        """Whether peers grant it the room that they keep from ordinary sessions."""
-        log = self._owner.log
-        return log.request.priority is Priority.HIGH or bool(log.token_ids)
+        """Whether peers grant the session room that they keep from ordinary ones."""
+        return self._request.priority is Priority.HIGH or bool(self.owner.log.token_ids)
 
     async def _perform(self, effect: Effect) -> None:
-        log = self._owner.log
+        log = self.owner.log
         match effect:
             case Open(attempt=number, route=route):
-                self._progress.route = route
-                attempt = Attempt(
-                    self._transport,
-                    self._config,
-                    self._open_of(number, route),
-                    self._post,
-                    vocab=log.request.vocab,
-                )
+                attempt = self._attempt_of(self._open_of(number, route))
                 self._attempts.append(attempt)
-                if not self._owner.accepted:
-                    self._asked = route
-                    self._source.asked(route)
+                if not self.owner.accepted:
+                    self._asked = {stage.peer_id for stage in route}
+                    self._view.avoidance.asked(self._asked)
                 attempt.open()
             case OpenMigration() | FeedMigration() | CopyKv() | DropMigration():
                 await self._perform_move(effect)
@@ -219,20 +177,31 @@ class SessionDriver:
                 self._attempts[-1].feed(position, known[position:], from_position=len(known))
             case Leave(attempt=attempt, stages=stages):
                 self._leave(attempt, [stage.peer_id for stage in stages])
-            case Avoid() as avoid:
-                self._progress.failovers = self._owner.failovers
-                self._waiting.heard(f"peer {short_name(avoid.peer_id)}: {avoid.reason}")
-                self._source.avoid(avoid, urgent=self._urgent)
+            case Avoid(peer_id=peer_id, code=code, retry_after_s=after_s):
+                self._last_loss = f"peer {short_name(peer_id)}: {effect.reason}"
+                if code is None:
+                    self._on_status(f"{self._last_loss}; going on over another route")
+                now_s = asyncio.get_running_loop().time()
+                self._view.avoid(peer_id, code, after_s, now_s, urgent=self._urgent)
             case TellWait(no_route=no_route):
-                self._waiting.say(no_route)
+                self._tell(no_route)
             case GiveUp(no_route=None, reason=reason):
                 raise SwarmError(reason)
             case GiveUp(no_route=no_route, reason=reason, retry_after_s=after_s):
-                text = self._waiting.text or reason
+                text = self._waits_for or reason
                 if after_s:
                     text += f"; try again in about {after_s:.0f} s"
                 missing = () if no_route is None else no_route.missing
                 raise UnavailableError(text, missing, retry_after_s=after_s)
+
+    def _tell(self, no_route: NoRoute) -> None:
+        """Tell the caller what the answer waits for, where that is news."""
+        text = no_route_text(no_route)
+        if self._last_loss:
+            text += f" ({self._last_loss})"
+        if text != self._waits_for:
+            self._waits_for = text
+            self._on_status(f"waiting: {text}")
 
     async def _drop_warm(self) -> None:
         if self._warm is not None:
@@ -242,14 +211,12 @@ class SessionDriver:
     async def _perform_move(
         self, effect: OpenMigration | FeedMigration | CopyKv | DropMigration
     ) -> None:
-        log = self._owner.log
         match effect:
             case OpenMigration(attempt=number, route=route, until=until, copy_from=source):
                 open_ = replace(self._open_of(number, route), migrate_until=until, copy_from=source)
-                vocab = log.request.vocab
-                self._warm = Attempt(self._transport, self._config, open_, self._post, vocab=vocab)
+                self._warm = self._attempt_of(open_)
                 self._warm.open()
-                if route[-1] not in self._owner.accepted:
+                if route[-1] not in self.owner.accepted:
                     self._warm.meet_last()
             case CopyKv(source=source, to=to):
                 if self._warm is not None:
@@ -257,17 +224,21 @@ class SessionDriver:
                     self._warm.copy_kv(source, addresses, to, self._addresses.get(to, ()))
             case FeedMigration():
                 if self._warm is not None:
-                    self._warm.feed_copy(log.replay_ids[: self._warm.prompt_tokens])
+                    self._warm.feed_copy(self.owner.log.replay_ids[: self._warm.prompt_tokens])
             case DropMigration():
                 await self._drop_warm()
 
     def _post(self, event: Event) -> None:
         self._events.put_nowait(event)
 
+    def _attempt_of(self, open_: SessionOpen) -> Attempt:
+        vocab = self._request.model.vocab
+        return Attempt(self._transport, self._config, open_, self._post, vocab=vocab)
+
     def _open_of(self, attempt: int, route: Route) -> SessionOpen:
-        log = self._owner.log
+        log, request = self.owner.log, self._request
         addresses: Mapping[str, tuple[str, ...]] = {
-            stage.peer_id: self._source.addresses_of(stage.peer_id) for stage in route
+            stage.peer_id: self._view.addresses_of(stage.peer_id) for stage in route
         }
         for peer_id, known in addresses.items():
             if known:  # the record of a stage that goes on may have expired meanwhile
@@ -276,17 +247,17 @@ class SessionDriver:
             session=self._session,
             attempt=attempt,
             client=self._transport.peer_id,
-            fingerprint=self._fingerprint,
+            fingerprint=request.model.fingerprint,
             route=route,
             addresses=tuple(self._addresses.get(stage.peer_id, ()) for stage in route),
             hop=0,
             prompt_tokens=len(log.replay_ids),
             max_new_tokens=log.remaining_tokens,
-            sampling=log.request.sampling,
+            sampling=request.sampling,
             answered=len(log.token_ids),
             history=log.history,
             scores_from=1 + len(log.prompt_scores),
-            priority=log.request.priority,
+            priority=request.priority,
         )
 
     def _leave(self, attempt: int, peers: list[str]) -> None:
@@ -310,7 +281,7 @@ class SessionDriver:
 
     async def _end(self) -> None:
         """Free the route, and what is left of earlier ones."""
-        owner = self._owner
+        owner = self.owner
         await self._drop_warm()
         if owner.move is not None and owner.move.attempt:
             new = [s.peer_id for s in owner.move.route if s not in owner.accepted]

@@ -1,1 +1,1 @@
-"""A consumer's view of the swarm: who serves, who answers pings, whom to avoid."""
+"""The face of a swarm: connect, ask, stream."""

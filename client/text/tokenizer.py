@@ -1,7 +1,9 @@
 """Text to token ids and back, with pieces that never split a character, and stop strings."""
 
 import json
+import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,42 @@ def stop_token_ids(directory: Path) -> tuple[int, ...]:
         if isinstance(found, list):
             return tuple(token for token in found if isinstance(token, int))
     return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelText:
+    """The text side of a model: its name, and what its directory says of tokens."""
+
+    name: str
+    directory: Path | None = None
+    """Where the model's tokenizer and its text files are, if anywhere here."""
+    tokenizer: Tokenizer | None = None
+    """None where prompts and answers are token ids only."""
+    stop_token_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def load(cls, name: str, directory: Path) -> "ModelText":
+        """What ``directory`` says; raises UserError for a tokenizer that cannot be read."""
+        return cls(
+            name=name,
+            directory=directory,
+            tokenizer=Tokenizer.load(directory),
+            stop_token_ids=stop_token_ids(directory),
+        )
+
+    def prompt_ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """Token ids of a prompt that is text or ids; raises UserError for what is neither."""
+        if not isinstance(prompt, str):
+            try:
+                return tuple(operator.index(token_id) for token_id in prompt)
+            except TypeError as error:
+                raise UserError(f"a prompt is text or a list of token ids: {error}") from None
+        if self.tokenizer is None:
+            raise UserError(
+                f"{self.name} has no tokenizer here: give the model's directory, or the prompt as"
+                " token ids"
+            )
+        return self.tokenizer.encode(prompt)
 
 
 class Detokenizer:

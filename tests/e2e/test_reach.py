@@ -23,10 +23,10 @@ import asyncio, json, sys
 from client import Swarm
 async def main():
     async with Swarm.connect([sys.argv[1]], model=sys.argv[2]) as swarm:
-        while not all(n.reach != "unknown" for n in swarm.nodes.values()):
+        while not all(n.reach != "unknown" for n in swarm.view.nodes.values()):
             await asyncio.sleep(0.5)
-            await swarm.refresh()
-        print(json.dumps({n.name: [n.reach, n.end] for n in swarm.nodes.values()}))
+            await swarm.reader.refresh()
+        print(json.dumps({n.name: [n.reach, n.end] for n in swarm.view.nodes.values()}))
 asyncio.run(main())
 """
 

@@ -10,12 +10,14 @@ import asyncio
 import random
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 import torch
 
 from client import Swarm, SwarmConfig
+from client.text.tokenizer import ModelText
+from client.view.pulse import PulseConfig
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory
 from dht.simulated.network import MemoryNetwork, MemoryTransport
@@ -271,19 +273,15 @@ class PaperSwarm:
         self.network.partition([peer.peer_id])
 
     def client(
-        self, *, wait_s: float = 60.0, on_status: Callable[[str], None] | None = None
-    ) -> Swarm:
-        transport = self.network.transport()
-
-        async def open_transport() -> MemoryTransport:
-            return transport
-
-        return Swarm(
-            model=SPEC.name,
-            config=SwarmConfig(network=NETWORK, wait_s=wait_s),
-            open_transport=open_transport,
-            on_status=on_status,
-        )
+        self,
+        *,
+        wait_s: float = 60.0,
+        pings: PulseConfig | None = None,
+        on_status: Callable[[str], None] | None = None,
+    ) -> AbstractAsyncContextManager[Swarm]:
+        config = SwarmConfig(network=NETWORK, wait_s=wait_s, pings=pings)
+        text = ModelText(name=SPEC.name)
+        return Swarm.over(self.network.transport(), text, config, on_status)
 
     async def close(self) -> None:
         tasks = [task for peer in self.peers for task in peer.tasks]

@@ -128,7 +128,7 @@ def test_ordinary_sessions_make_room_around_an_urgent_one() -> None:
             assert moved(swarm) == 0
             wide.engine.serving = False  # the urgent one is to arrive where room is short
             await wide.announce()
-            await client.refresh()
+            await client.reader.refresh()
             asked = client.begin(prompt_of(9)[:20], max_new_tokens=200, priority="high")
             tokens: list[int] = []
             made_room: list[int] = []

@@ -144,16 +144,16 @@ def test_nobody_waits_for_ever_for_an_owner_that_is_gone_too() -> None:
 
     async def scenario() -> None:
         async with paper_swarm(*THREE) as swarm:
-            client = swarm.client()
-            await client.__aenter__()
+            connected = swarm.client()
+            client = await connected.__aenter__()
             pieces = aiter(client.begin(PROMPT, max_new_tokens=400))
             await anext(pieces)
             swarm.kill(swarm.peers[1])
-            swarm.network.kill(client._transport.peer_id)
+            swarm.network.kill(client.transport.peer_id)
             living = [swarm.peers[0], swarm.peers[2]]
             await until(lambda: not any(peer.engine.kv for peer in living), limit_s=35)
             await pieces.aclose()
-            await client.__aexit__(None, None, None)
+            await connected.__aexit__(None, None, None)
             assert held(swarm) <= 1  # the dead one's
 
     run_virtual(scenario(), limit_s=600)

@@ -1,16 +1,17 @@
 """The gateway's own knowledge of whether the swarm is well, before any request fails."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from client import SwarmConfig
-from client.gateway.pinged import PingedSwarm
-from client.session.progress import Waiting
-from client.swarm.pulse import PulseConfig
+from client import Swarm
+from client.errors import no_route_text
+from client.view.pulse import PulseConfig
+from client.view.view import Route
 from coordinator.routing.routes import NoRoute
 from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryTransport
 from node.links.probe import ProbeServer
-from tests.sim.paper_swarm import NETWORK, SPEC, PaperSwarm, answer_of, paper_swarm
+from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import until
 
 PULSE = PulseConfig()
@@ -21,37 +22,38 @@ FROZEN_S = KILLED_S + 2 * PULSE.answer_s
 PROMPT = (1, 2, 3)
 
 
-async def pinged(swarm: PaperSwarm) -> PingedSwarm:
+@asynccontextmanager
+async def pinged(swarm: PaperSwarm) -> AsyncIterator[Swarm]:
     for peer in swarm.peers:
         await ProbeServer(peer.transport).start()
-    transport = swarm.network.transport()
-
-    async def opened() -> MemoryTransport:
-        return transport
-
-    config = SwarmConfig(network=NETWORK, wait_s=0.0)
-    return PingedSwarm(model=SPEC.name, config=config, open_transport=opened)
+    async with swarm.client(wait_s=0.0, pings=PULSE) as client:
+        yield client
 
 
-async def seconds_until(swarm: PingedSwarm, *, well: bool) -> float:
+def route_of(swarm: Swarm) -> Route | NoRoute:
+    return swarm.view.answering_route(asyncio.get_running_loop().time())
+
+
+async def seconds_until(swarm: Swarm, *, well: bool) -> float:
     loop = asyncio.get_running_loop()
     since_s = loop.time()
-    await until(lambda: isinstance(swarm.route(), NoRoute) is not well)
+    await until(lambda: isinstance(route_of(swarm), NoRoute) is not well)
     return loop.time() - since_s
 
 
-def why(swarm: PingedSwarm) -> str:
-    route, waiting = swarm.route(), Waiting(lambda text: None)
+def why(swarm: Swarm) -> str:
+    route = route_of(swarm)
     assert isinstance(route, NoRoute)
-    waiting.say(route)
-    return waiting.text
+    return no_route_text(route)
 
 
 def test_a_holder_that_is_killed_or_frozen_is_missed_although_its_record_lives_on() -> None:
     async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8)) as swarm, await pinged(swarm) as client:
+        async with paper_swarm((0, 4), (4, 8)) as swarm, pinged(swarm) as client:
             await asyncio.sleep(1)
-            assert len(client.route()) == 2
+            route = route_of(client)
+            assert not isinstance(route, NoRoute)
+            assert len(route) == 2
             first, second = swarm.peers
             swarm.freeze(first)
             assert await seconds_until(client, well=False) <= FROZEN_S + 0.2
@@ -60,7 +62,7 @@ def test_a_holder_that_is_killed_or_frozen_is_missed_although_its_record_lives_o
             assert await seconds_until(client, well=True) <= PULSE.every_s + PULSE.answer_s + 0.2
             swarm.kill(second)
             assert await seconds_until(client, well=False) <= KILLED_S + 0.2
-            assert second.peer_id in client.nodes, "its record would have called it well"
+            assert second.peer_id in client.view.nodes, "its record would have called it well"
             assert why(client) == "layers 4-7 are held by nobody that can be reached"
 
     run_virtual(scenario(), limit_s=120)
@@ -70,7 +72,7 @@ def test_who_asks_whether_it_is_well_takes_no_requests_second_chance() -> None:
     """Asked every moment, it once kept requests from trying the only holder again."""
 
     async def scenario() -> None:
-        async with paper_swarm((0, 8)) as swarm, await pinged(swarm) as client:
+        async with paper_swarm((0, 8)) as swarm, pinged(swarm) as client:
             swarm.cut(swarm.peers[0])
             running = asyncio.create_task(client.generate(PROMPT, max_new_tokens=2))
             await asyncio.wait([running])
@@ -78,7 +80,7 @@ def test_who_asks_whether_it_is_well_takes_no_requests_second_chance() -> None:
             swarm.network.heal()
             await seconds_until(client, well=True)
             for _ in range(10):
-                client.route()
+                route_of(client)
             answer = await client.generate(PROMPT, max_new_tokens=2)
             assert answer.token_ids == answer_of(PROMPT, 2)
 

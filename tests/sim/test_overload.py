@@ -88,7 +88,7 @@ def test_peers_with_room_are_asked_first() -> None:
                 for _ in range(4):
                     answer = await client.generate(PROMPT, max_new_tokens=5)
                     assert answer.route[-1].peer_id == roomy.peer_id
-                assert not client.counters["refused_no_kv"]
+                assert not client.view.counters["refused_no_kv"]
 
     run_virtual(scenario(), limit_s=600)
 

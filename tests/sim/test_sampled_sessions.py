@@ -186,7 +186,7 @@ def test_a_stage_lost_while_the_prompt_is_scored_costs_no_score(stage: int, afte
             async with swarm.client() as client:
                 for peer in swarm.peers:  # scores are on their way when the stage is lost
                     far = LinkModel(delay_s=0.03)
-                    swarm.network.set_link(peer.peer_id, client._transport.peer_id, far)
+                    swarm.network.set_link(peer.peer_id, client.transport.peer_id, far)
                 running = client.begin(PROMPT, options)
                 task = asyncio.create_task(_drain(running))
                 await until(lambda: held(swarm) == 3)

@@ -163,8 +163,8 @@ def test_a_peer_without_room_is_passed_over() -> None:
 def test_a_client_that_disappears_frees_everything(way: str) -> None:
     async def scenario() -> None:
         async with paper_swarm((0, 3), (3, 6), (6, 8)) as swarm:
-            client = swarm.client()
-            await client.__aenter__()
+            connected = swarm.client()
+            client = await connected.__aenter__()
             running = client.begin(PROMPT, max_new_tokens=400)
             pieces = aiter(running)
             await anext(pieces)
@@ -172,11 +172,11 @@ def test_a_client_that_disappears_frees_everything(way: str) -> None:
             if way == "close":
                 await pieces.aclose()
             else:
-                getattr(swarm.network, way)(client._transport.peer_id)
+                getattr(swarm.network, way)(client.transport.peer_id)
             # A connection that ends says so; one that falls silent is given half a minute.
             await until(lambda: held(swarm) == 0, limit_s=31 if way == "freeze" else 5)
             await pieces.aclose()
-            await client.__aexit__(None, None, None)
+            await connected.__aexit__(None, None, None)
 
     run_virtual(scenario(), limit_s=600)
 

@@ -16,12 +16,13 @@ import asyncio, signal, sys
 from types import SimpleNamespace
 from client.chat import Chat, on_interrupt
 from client.answer.generation import GenerationOptions
+from client.text.tokenizer import ModelText
 
 if "readline" in sys.argv:
     import readline
 
 async def main():
-    swarm = SimpleNamespace(tokenizer=object(), text_directory=None, model_name="paper")
+    swarm = SimpleNamespace(text=ModelText(name="paper", tokenizer=object()))
     chat = Chat(swarm, GenerationOptions(), "")
     with on_interrupt(chat.interrupt, (signal.SIGINT,)):
         await chat.run()

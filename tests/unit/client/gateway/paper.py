@@ -1,6 +1,7 @@
 """A gateway over a swarm that makes tokens up: real HTTP, real tokenizer, no peers."""
 
 import asyncio
+import random
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -9,22 +10,23 @@ from dataclasses import dataclass
 import aiohttp
 
 from bench.local_swarm import ROOT
-from client.answer.generation import GenerationOptions
-from client.answer.running import Generation
+from client.answer.generation import AnswerRequest
 from client.gateway.answers import Answers
 from client.gateway.app import Gateway, GatewayConfig
 from client.gateway.metrics import Metrics
 from client.gateway.requests import Defaults
 from client.gateway.server import serving
 from client.gateway.service import CompletionService
-from client.session.progress import Progress
-from client.session.token_log import AnswerLog
+from client.session.attempt import AttemptConfig
+from client.session.session import SessionDriver
+from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
-from client.text.tokenizer import Tokenizer
-from coordinator.routing.routes import NoRoute
+from client.text.tokenizer import ModelText, Tokenizer
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import Sampling
-from dht.messages.types import ModelSpec, Plan, RouteStage
+from dht.messages.types import ModelSpec
+from dht.simulated.network import MemoryNetwork
+from tests.unit.records import record_of
 
 MODEL = ROOT / "models" / "brook"
 TEMPLATE = (
@@ -46,14 +48,12 @@ SPEC = ModelSpec(
 EOS = 1
 
 
-class PaperSwarm:
+class PaperSwarm(Swarm):
     """Answers with tokens that only prompt, seed and place decide."""
 
     def __init__(self, *, tokenizer: Tokenizer | None, step_s: float = 0.0) -> None:
-        self.tokenizer = tokenizer
-        self.stop_token_ids = (EOS,)
-        self.model_name = "brook"
-        self.plan: Plan | None = None
+        text = ModelText(name="brook", tokenizer=tokenizer, stop_token_ids=(EOS,))
+        super().__init__(MemoryNetwork(random.Random(0)).transport(), text, SwarmConfig())
         self.step_s = step_s
         self.live = 0
         """Sessions that are open now."""
@@ -62,51 +62,15 @@ class PaperSwarm:
         self.fails_after: int | None = None
         self.gate: asyncio.Event | None = None
         """Where set, tokens come only once it is."""
-        self.missing: tuple[tuple[int, int], ...] = ()
+        self.hold((0, 8))
 
-    @property
-    def spec(self) -> ModelSpec | None:
-        return SPEC
+    def hold(self, *spans: tuple[int, int]) -> None:
+        """Let peers hold these layers, and no others."""
+        peers = (record_of(f"peer {start}", start, end, model=SPEC) for start, end in spans)
+        self.view.take_nodes({peer.peer_id: peer for peer in peers})
 
-    async def ready_spec(self) -> ModelSpec:
-        return SPEC
-
-    def route(self) -> tuple[RouteStage, ...] | NoRoute:
-        if self.missing:
-            return NoRoute(reason="layers are missing", missing=self.missing)
-        return (RouteStage(peer_id="peer", start=0, end=8),)
-
-    def begin(
-        self, prompt: str | Sequence[int], options: GenerationOptions | None = None
-    ) -> Generation:
-        assert options is not None
-        return Generation(self, prompt, options)
-
-    async def answer_tokens(
-        self, log: AnswerLog, progress: Progress
-    ) -> AsyncGenerator[tuple[int, ...], None]:
-        self.live += 1
-        self.served += 1
-        request = log.request
-        try:
-            if request.sampling.prompt_logprobs is not None:
-                top = request.sampling.prompt_logprobs
-                scores = tuple(self.score(token_id, top) for token_id in request.prompt_ids[1:])
-                log.accept_prompt_scores(attempt=0, position=1, scores=scores)
-            while log.finish_reason is None:
-                if self.fails is not None and len(log.token_ids) == (self.fails_after or 0):
-                    raise self.fails
-                if self.gate is not None:
-                    await self.gate.wait()
-                await asyncio.sleep(self.step_s)
-                token_id = self.next_token(log.replay_ids, request.sampling)
-                top = request.sampling.logprobs
-                fresh = (self.score(token_id, top),) if top is not None else ()
-                yield log.accept(
-                    attempt=0, position=log.next_position, token_ids=(token_id,), scores=fresh
-                )
-        finally:
-            self.live -= 1
+    def session(self, request: AnswerRequest) -> SessionDriver:
+        return PaperSession(self, request)
 
     @staticmethod
     def next_token(ids: Sequence[int], sampling: Sampling) -> int:
@@ -119,6 +83,48 @@ class PaperSwarm:
         others = tuple((300 + n, own - 1 - n) for n in range(max(0, top - 1)))
         first = ((token_id, own),) if top else ()
         return TokenScore(token_id=token_id, logprob=own, top=(*first, *others))
+
+
+class PaperSession(SessionDriver):
+    """A session whose tokens are made up here."""
+
+    def __init__(self, swarm: PaperSwarm, request: AnswerRequest) -> None:
+        super().__init__(
+            swarm.transport,
+            swarm.view,
+            request,
+            AttemptConfig(),
+            wait_s=0.0,
+            look=swarm.reader.look,
+            on_status=print,
+        )
+        self._swarm = swarm
+
+    async def tokens(self) -> AsyncGenerator[tuple[int, ...], None]:
+        swarm, log = self._swarm, self.owner.log
+        sampling = log.request.sampling
+        swarm.live += 1
+        swarm.served += 1
+        try:
+            if sampling.prompt_logprobs is not None:
+                top = sampling.prompt_logprobs
+                scored = log.request.prompt_ids[1:]
+                scores = tuple(swarm.score(token_id, top) for token_id in scored)
+                log.accept_prompt_scores(attempt=0, position=1, scores=scores)
+            while log.finish_reason is None:
+                if swarm.fails is not None and len(log.token_ids) == (swarm.fails_after or 0):
+                    raise swarm.fails
+                if swarm.gate is not None:
+                    await swarm.gate.wait()
+                await asyncio.sleep(swarm.step_s)
+                token_id = swarm.next_token(log.replay_ids, sampling)
+                top = sampling.logprobs
+                fresh = (swarm.score(token_id, top),) if top is not None else ()
+                yield log.accept(
+                    attempt=0, position=log.next_position, token_ids=(token_id,), scores=fresh
+                )
+        finally:
+            swarm.live -= 1
 
 
 @dataclass
@@ -148,7 +154,7 @@ async def paper_gateway(
 ) -> AsyncIterator[PaperGateway]:
     config = config or GatewayConfig()
     swarm = PaperSwarm(tokenizer=Tokenizer.load(MODEL) if tokenizer else None, step_s=step_s)
-    metrics = Metrics(swarm.model_name)
+    metrics = Metrics(swarm.text.name)
     answers = Answers(
         swarm, metrics, at_once_max=config.answers_at_once_max, queued_max=config.requests_max
     )

@@ -264,7 +264,7 @@ def test_models_health_metrics_and_the_document() -> None:
             assert json.loads((await get("/v1/models/brook"))[1]) == listed["data"][0]
             assert (await get("/v1/models/other"))[0] == 404
             assert (await get("/health"))[0] == 200
-            gateway.swarm.missing = ((2, 4), (7, 8))
+            gateway.swarm.hold((0, 2), (4, 7))
             status, text = await get("/health")
             assert status == 503
             assert "layers 2-3 and 7" in json.loads(text)["error"]["message"]

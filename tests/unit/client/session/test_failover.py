@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client.answer.generation import AnswerLog, AnswerRequest
 from client.session.events import (
     Accepted,
     Arrived,
@@ -31,16 +32,16 @@ from client.session.events import (
     Open,
     OpenMigration,
     Refused,
-    Route,
     RouteFound,
 )
 from client.session.failover import RELIEF_EVERY_S, ControllerState, SessionController
-from client.session.token_log import AnswerLog, AnswerRequest
+from client.view.view import Route
 from coordinator.routing.routes import NoRoute
 from dht.messages.session import RefusalCode, Sampling
 from dht.messages.types import RouteStage
 from tests.choices import Choices, choices
 from tests.examples import examples
+from tests.unit.records import MODEL
 
 NEW = 12
 TRUTH = tuple(range(500, 500 + NEW))
@@ -59,7 +60,9 @@ class World:
     def __init__(self, chosen: Choices) -> None:
         self.chosen = chosen
         self.log = AnswerLog(
-            request=AnswerRequest(prompt_ids=PROMPT, max_new_tokens=NEW, sampling=Sampling())
+            request=AnswerRequest(
+                model=MODEL, prompt_ids=PROMPT, max_new_tokens=NEW, sampling=Sampling()
+            )
         )
         self.owner = SessionController(log=self.log, wait_s=60.0)
         self.now_s = 0.0

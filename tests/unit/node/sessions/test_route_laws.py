@@ -14,13 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.session.token_log import AnswerLog, AnswerRequest
+from client.answer.generation import AnswerLog, AnswerRequest
 from dht.messages.session import Sampling, SessionOpen
 from dht.messages.types import RouteStage
 from node.engine.work_item import WorkItem
 from node.sessions.session import StageEvent, StageSession, resume_at
 from tests.choices import Choices, choices
 from tests.examples import examples
+from tests.unit.records import MODEL
 
 LAYERS = 6
 PROMPT = (11, 12, 13, 14, 15)
@@ -79,7 +80,9 @@ class Route:
             RouteStage(peer_id=f"p{i}", start=cuts[i], end=cuts[i + 1]) for i in range(count)
         )
         self.log = AnswerLog(
-            request=AnswerRequest(prompt_ids=PROMPT, max_new_tokens=NEW, sampling=Sampling())
+            request=AnswerRequest(
+                model=MODEL, prompt_ids=PROMPT, max_new_tokens=NEW, sampling=Sampling()
+            )
         )
         self.stages: list[Stage | None] = [None] * count
         self.frames: list[Frame] = []

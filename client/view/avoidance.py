@@ -16,13 +16,13 @@ from dht.messages.types import NodeRecord
 
 FACTOR_MAX = 8
 TRY_S = 0.25
-"""While one request tries a peer that was full, others of this client take it as full still."""
+"""Time for which a peer that was full is taken as full still, while one request tries it."""
 CROWDED_S = 5.0
-"""A peer that was full is one that others want, too, for so long after."""
+"""Time after a refusal for want of room in which others are taken to want the peer, too."""
 UNANSWERED_MAX = 1
-"""Requests of this client that wait for what such a peer says, at a time."""
+"""Requests of this client that may wait for the answer of such a peer at a time."""
 SECOND_CHANCE_S = 2.0
-"""A peer that failed is not tried again sooner, even where there is no other."""
+"""Time before a peer that failed is tried again, even where there is no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +31,17 @@ class Avoided:
 
     until_s: float
     again_s: float
-    """From when on it may be tried where there is no other."""
+    """Time from which on it may be tried where there is no other."""
     joined_unix_s: float
     times: int
     full: bool
-    """It had no room; nothing is wrong with it."""
+    """Whether it merely had no room; nothing is wrong with it then."""
     urgent: bool = False
-    """Not even for an urgent session."""
+    """Whether it had no room even for an urgent session."""
 
 
 class Avoidance:
-    """All peers that one client avoids. Times are those of the caller's clock, in seconds."""
+    """The peers that one client avoids. Times are those of the caller's clock, in seconds."""
 
     def __init__(self) -> None:
         self._peers: dict[str, Avoided] = {}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from client.swarm.beat import Beat
+from client.view.beat import Beat
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.session import Ping, Pong
@@ -20,13 +20,13 @@ class PulseConfig:
 
     every_s: float = 3.0
     again_s: float = 0.5
-    """A ping that failed is repeated so soon: a dead peer is known as such after one pause."""
+    """Pause after a ping that failed: a dead peer is known as such after one of these."""
     answer_s: float = 4.0
-    """For a peer to answer one ping, opening the stream included."""
+    """Time for a peer to answer one ping, opening the stream included."""
     share_s: float = 0.02
-    """Pauses grow with the number of peers, so that one ping starts in so long on average,"""
+    """Mean time between two pings of any peers: with more peers, each one's pauses are longer."""
     most_s: float = 15.0
-    """up to this."""
+    """Longest pause between two pings of one peer, however many there are."""
 
 
 class Pulse:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 
-from client.swarm.pulse import Pulse, PulseConfig
+from client.view.pulse import Pulse, PulseConfig
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork, MemoryTransport
 from node.links.probe import ProbeServer

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.session.token_log import AnswerLog, AnswerRequest
+from client.answer.generation import AnswerLog, AnswerRequest
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason, Sampling
+from tests.unit.records import MODEL
 
 STOP = 7
 
@@ -15,7 +16,10 @@ def make_log(new: int = 10, prompt: int = 3) -> AnswerLog:
     sampling = Sampling(stop_token_ids=(STOP,))
     return AnswerLog(
         request=AnswerRequest(
-            prompt_ids=tuple(range(100, 100 + prompt)), max_new_tokens=new, sampling=sampling
+            model=MODEL,
+            prompt_ids=tuple(range(100, 100 + prompt)),
+            max_new_tokens=new,
+            sampling=sampling,
         )
     )
 
@@ -80,7 +84,9 @@ def test_each_score_counts_once_and_belongs_to_its_token() -> None:
 
 def test_scores_of_the_prompt_come_once_in_order_and_under_their_attempt() -> None:
     sampling = Sampling(prompt_logprobs=0)
-    request = AnswerRequest(prompt_ids=(10, 11, 12, 13), max_new_tokens=2, sampling=sampling)
+    request = AnswerRequest(
+        model=MODEL, prompt_ids=(10, 11, 12, 13), max_new_tokens=2, sampling=sampling
+    )
     log = AnswerLog(request=request)
     log.attempt = 1
     first, second, third = score(11), score(12), score(13)
@@ -108,6 +114,8 @@ def test_scores_of_the_prompt_come_once_in_order_and_under_their_attempt() -> No
 def test_a_replay_brings_what_the_last_stage_has_to_know(
     sampling: Sampling, history: tuple[int, ...]
 ) -> None:
-    request = AnswerRequest(prompt_ids=(100, 101, 102), max_new_tokens=9, sampling=sampling)
+    request = AnswerRequest(
+        model=MODEL, prompt_ids=(100, 101, 102), max_new_tokens=9, sampling=sampling
+    )
     log = AnswerLog(request=request, token_ids=[1, 2])
     assert log.history == history

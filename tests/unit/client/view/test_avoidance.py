@@ -1,6 +1,6 @@
 """Laws of passing peers over."""
 
-from client.swarm.avoidance import CROWDED_S, SECOND_CHANCE_S, TRY_S, UNANSWERED_MAX, Avoidance
+from client.view.avoidance import CROWDED_S, SECOND_CHANCE_S, TRY_S, UNANSWERED_MAX, Avoidance
 from dht.messages.types import NodeRecord
 from tests.unit.records import record_of
 

@@ -1,0 +1,210 @@
+"""A consumer's view of the swarm: who serves what, and over whom a session's route goes.
+
+Pure: whoever reads the records hands them in, and times are those of the caller's clock, in
+seconds.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from client.view.avoidance import Avoidance
+from coordinator.routing.balance import swapped
+from coordinator.routing.routes import (
+    NoRoute,
+    Router,
+    being_loaded,
+    replacement,
+    route_from_records,
+)
+from dht.messages.session import RefusalCode
+from dht.messages.types import ModelSpec, NodeRecord, NodeState, Plan, RouteStage
+
+Route = tuple[RouteStage, ...]
+
+BUSY_MOST_S = 8.0
+"""A peer without room is asked again after this long at the latest, whatever it expects."""
+MISLED_MAX = 256
+NOBODY = NoRoute(reason="nobody announces this model")
+FULL = NoRoute(reason="the peers that hold the missing layers are full")
+
+
+class SwarmView:
+    """The newest records and plan, and what sessions found out about the peers since."""
+
+    def __init__(
+        self,
+        *,
+        avoid_s: float,
+        busy_s: float,
+        stale_s: float,
+        is_silent: Callable[[str], bool] = lambda peer_id: False,
+    ) -> None:
+        """A peer that failed is avoided for ``avoid_s``, one without room for ``busy_s`` where it
+        does not say how long, one whose record was wrong for ``stale_s``.
+
+        ``is_silent`` tells whether a peer leaves pings unanswered.
+        """
+        self._avoid_s = avoid_s
+        self._busy_s = busy_s
+        self._stale_s = stale_s
+        self._is_silent = is_silent
+        self._router: Router | None = None
+        self.nodes: Mapping[str, NodeRecord] = {}
+        """The peers' newest announcements by peer id."""
+        self.spec: ModelSpec | None = None
+        """The model as the peers describe it; the description that most of them share."""
+        self.avoidance = Avoidance()
+        self.misled: deque[str] = deque(maxlen=MISLED_MAX)
+        """Peers that refused layers that their records announce, the newest last."""
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def plan(self) -> Plan | None:
+        """The newest plan that was seen and checked."""
+        return None if self._router is None else self._router.plan
+
+    def take_nodes(self, nodes: Mapping[str, NodeRecord]) -> None:
+        """Replace the records by newer ones."""
+        self.nodes = nodes
+        counted = Counter(record.model for record in nodes.values())
+        self.spec = counted.most_common(1)[0][0] if counted else None
+
+    def take_plan(self, plan: Plan | None) -> None:
+        """Draw from ``plan`` from now on; None, or the plan that is known, changes nothing."""
+        if plan is not None and plan is not self.plan:
+            self._router = Router(plan)
+
+    def addresses_of(self, peer_id: str) -> tuple[str, ...]:
+        """Where a peer says that it can be reached; empty when its record is gone."""
+        record = self.nodes.get(peer_id)
+        return () if record is None else record.addresses
+
+    def draw(
+        self,
+        mend: Route,
+        lost: frozenset[str],
+        kv_tokens: int,
+        now_s: float,
+        *,
+        urgent: bool = False,
+    ) -> Route | NoRoute:
+        """A route for ``kv_tokens`` tokens; with ``mend``, that route with ``lost`` replaced.
+
+        An ``urgent`` route may go over peers that only had no room for ordinary sessions.
+        """
+        spec = self.spec
+        if spec is None:
+            return NOBODY
+
+        def over(usable: Mapping[str, NodeRecord]) -> Route | NoRoute:
+            if mend:
+                return replacement(mend, lost, usable, spec.layers)
+            if self._router is not None:
+                route = self._router.next_route(usable)
+                if not isinstance(route, NoRoute):
+                    return route
+            return route_from_records(usable, spec.layers)
+
+        usable = self._usable(spec, now_s, urgent=urgent)
+        # What peers announced of their room is up to 15 s old: it decides where there is a choice.
+        roomy = {p: r for p, r in usable.items() if r.kv_tokens_free >= kv_tokens}
+        route = over(roomy) if roomy != usable else NoRoute(reason="")
+        if isinstance(route, NoRoute):
+            route = over(usable)
+        if isinstance(route, NoRoute):
+            with_full = self._usable(spec, now_s, urgent=urgent, full=True)
+            if not isinstance(over(with_full), NoRoute):
+                return replace(FULL, retry_after_s=self.avoidance.room_after_s(with_full, now_s))
+            chance = over(self._usable(spec, now_s, urgent=urgent, second_chance=True))
+            route = route if isinstance(chance, NoRoute) else chance
+        if isinstance(route, NoRoute):
+            return replace(route, loading=being_loaded(self.nodes, spec))
+        self.avoidance.trying((stage.peer_id for stage in route), now_s)
+        return route
+
+    def swap(
+        self, mend: Route, leaving: str, to: str, kv_tokens: int, now_s: float
+    ) -> Route | NoRoute:
+        """``mend`` with ``to`` in the place of ``leaving``, where that one has room to spare.
+
+        That another stage proposes ``to`` is not enough: it must serve these layers, with room, and
+        not have failed lately.
+        """
+        spec = self.spec
+        record = None if spec is None else self._usable(spec, now_s).get(to)
+        if record is None or record.kv_tokens_free - record.kv_tokens_wanted < kv_tokens:
+            return NoRoute(reason="that peer has no room to spare")
+        return swapped(mend, leaving, record)
+
+    def answering_route(self, now_s: float) -> Route | NoRoute:
+        """A route over peers that answer pings, as a short request might get it now.
+
+        It takes no turn of theirs, and no second chance: requests need those.
+        """
+        spec = self.spec
+        if spec is None:
+            return NOBODY
+
+        def over(*, full: bool) -> Route | NoRoute:
+            usable = self._usable(spec, now_s, full=full, second_chance=True)
+            answering = {p: r for p, r in usable.items() if not self._is_silent(p)}
+            return route_from_records(answering, spec.layers)
+
+        route = over(full=False)
+        if not isinstance(route, NoRoute):
+            return route
+        if not isinstance(over(full=True), NoRoute):
+            return FULL
+        return replace(route, loading=being_loaded(self.nodes, spec))
+
+    def avoid(
+        self,
+        peer_id: str,
+        code: str | None,
+        retry_after_s: float,
+        now_s: float,
+        *,
+        urgent: bool = False,
+    ) -> None:
+        """Pass a peer over for a while that refused with ``code``, or failed where that is None."""
+        self.counters["failovers" if code is None else f"refused_{code}"] += 1
+        full = False
+        match code:
+            case RefusalCode.NO_KV | RefusalCode.TOO_MANY:
+                for_s, full = min(retry_after_s or self._busy_s, BUSY_MOST_S), True
+            case RefusalCode.NOT_HELD | RefusalCode.DRAINING:
+                for_s = self._stale_s
+            case _:
+                for_s = self._avoid_s
+        if code == RefusalCode.NOT_HELD:
+            self.misled.append(peer_id)
+        record = self.nodes.get(peer_id)
+        self.avoidance.add(
+            peer_id,
+            for_s,
+            now_s,
+            joined_unix_s=0.0 if record is None else record.joined_unix_s,
+            full=full,
+            urgent=urgent,
+        )
+
+    def _usable(
+        self,
+        spec: ModelSpec,
+        now_s: float,
+        *,
+        urgent: bool = False,
+        full: bool = False,
+        second_chance: bool = False,
+    ) -> dict[str, NodeRecord]:
+        """Peers that serve the model and are not avoided (see :meth:`Avoidance.avoids`)."""
+        return {
+            peer_id: record
+            for peer_id, record in self.nodes.items()
+            if record.state is NodeState.SERVING
+            and record.model.serves_with(spec)
+            and not self.avoidance.avoids(
+                record, now_s, urgent=urgent, full=full, second_chance=second_chance
+            )
+        }
