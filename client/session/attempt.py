@@ -22,7 +22,7 @@ from client.session.events import (
 )
 from coordinator.failure.detector import Dead, PeerWatch, PingNow, WatchConfig
 from dht.errors import NetworkError, PeerError
-from dht.identity.grant import grant
+from dht.identity.grant import grant, is_own_word
 from dht.messages import codec
 from dht.messages.kv import KvCopy
 from dht.messages.logprobs import TokenScore, unpack_scores
@@ -334,8 +334,10 @@ class Attempt:
                 if message.finish_reason is not None:
                     # Stale if these tokens did complete the answer: the owner is done by then.
                     self._lose(self._peer(stage), "ended the answer early")
-            case SessionLeaving(peer_id=peer_id, to=to):
-                self._post(Leaving(attempt=message.attempt, peer_id=peer_id, to=to))
+            case SessionLeaving(peer_id=peer_id, to=to) as leaving:
+                if leaving.session != self._open_message.session or not is_own_word(leaving):
+                    raise _StageLost(self._peer(stage), "says of another stage that it leaves")
+                self._post(Leaving(attempt=leaving.attempt, peer_id=peer_id, to=to))
             case MigrationReady() if stage == 0:
                 self._post(MigrationCaughtUp(attempt=message.attempt))
             case SessionRefused() as refused if stage == 0 and self._is_warm:

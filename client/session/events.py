@@ -120,6 +120,8 @@ class FindRoute:
     mend: Route
     lost: frozenset[str]
     after_s: float = 0.0
+    without: frozenset[str] = frozenset()
+    """Peers that a new session's route must not use: they called the request unsound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

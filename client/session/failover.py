@@ -46,6 +46,8 @@ from dht.messages.types import RouteStage
 ROOM_TRIES = 4
 """Routes that a request which does not wait tries before it takes the swarm as full."""
 
+UNSOUND = frozenset({RefusalCode.BAD_REQUEST, RefusalCode.TOO_LONG})
+"""Refusals that say that no stage would take the request."""
 RELIEF_EVERY_S = 30.0
 """Time between two wishes of one stage for relief that are heard: a move costs something, and
 stages may lie."""
@@ -94,6 +96,8 @@ class SessionController:
     """Route of the present attempt; empty after a refusal that left nothing there."""
     accepted: Route = ()
     """The last route that every stage accepted: its survivors hold the session's KV."""
+    doubted: tuple[str, ...] = ()
+    """The stage that called the request unsound, and the first stage, which passed that on."""
     lost: set[str] = field(default_factory=set)
     """Peers that failed or refused since ``accepted``."""
     touched: list[RouteStage] = field(default_factory=list)
@@ -163,12 +167,23 @@ class SessionController:
 
     def _draw(self, after_s: float = 0.0) -> FindRoute:
         self.state = ControllerState.DRAWING
-        return FindRoute(mend=self.accepted, lost=frozenset(self.lost), after_s=after_s)
+        return FindRoute(
+            mend=self.accepted,
+            lost=frozenset(self.lost),
+            after_s=after_s,
+            without=frozenset(self.doubted),
+        )
 
     def _drawn(self, route: Route | NoRoute, now_s: float) -> list[Effect]:
         if not isinstance(route, NoRoute):
             self.state, self.route = ControllerState.OPENING, route
             return [Open(attempt=self.attempt, route=route)]
+        if self.doubted and not self.accepted:
+            if self.doubted[1:]:  # over the same first stage, if not by the stage that refused
+                self.doubted = self.doubted[:1]
+                return [self._draw()]
+            self.state = ControllerState.GAVE_UP
+            return [GiveUp(reason=self.last_reason)]
         if now_s >= self.deadline_s:
             self.state = ControllerState.GAVE_UP
             return [
@@ -191,6 +206,10 @@ class SessionController:
         self.accepted, self.touched = self.route, []
         self.lost.clear()
         effects: list[Effect] = [Feed(attempt=self.attempt, position=position)]
+        if len(self.doubted) == 1:  # it spoke for itself, and others take the request
+            reason = "refused a request that others take"
+            effects.append(Avoid(peer_id=self.doubted[0], code=None, reason=reason))
+        self.doubted = ()
         # A peer that serves other layers now has dropped its old attempt by itself.
         here = {stage.peer_id for stage in self.route}
         gone = tuple(dict.fromkeys(s for s in left if s.peer_id not in here))
@@ -198,10 +217,8 @@ class SessionController:
 
     def _refused(self, refused: Refused, now_s: float) -> list[Effect]:
         # Once accepted the request is sound, and such a refusal is the peer's own fault.
-        hopeless = refused.code in {RefusalCode.BAD_REQUEST, RefusalCode.TOO_LONG}
-        if hopeless and not self.accepted:
-            self.state = ControllerState.GAVE_UP
-            return [GiveUp(reason=refused.reason)]
+        if refused.code in UNSOUND and not self.accepted:
+            return self._called_unsound(refused)
         moved = self.move
         self.move = None
         # Another route may have room: the owner gives up when none is left to try.
@@ -226,6 +243,19 @@ class SessionController:
             give_up = GiveUp(reason=full.reason, no_route=full, retry_after_s=after_s)
             return [avoid, TellWait(no_route=full), give_up]
         return [avoid, *drop, self._draw()]
+
+    def _called_unsound(self, refused: Refused) -> list[Effect]:
+        """Ask another route, and give up when it says the same: one peer alone may lie.
+
+        The stages that told do not count as failed for other sessions: the request may be unsound.
+        """
+        if self.doubted:
+            self.state = ControllerState.GAVE_UP
+            return [GiveUp(reason=refused.reason)]
+        self.last_reason = refused.reason
+        self.doubted = tuple(dict.fromkeys((refused.peer_id, self.route[0].peer_id)))
+        self._next_attempt(refused.peer_id)
+        return [self._draw()]
 
     def _lost(self, lost: Lost) -> list[Effect]:
         self.failovers += self.state is ControllerState.RUNNING

@@ -139,7 +139,14 @@ class SessionDriver:
                 await asyncio.sleep(wanted.after_s)
                 await self._look()
             mend, lost = wanted.mend, wanted.lost
-            route = view.draw(mend, lost, kv_tokens, loop.time(), urgent=self._urgent)
+            route = view.draw(
+                mend,
+                lost,
+                kv_tokens,
+                loop.time(),
+                urgent=self._urgent,
+                without=wanted.without,
+            )
             return RouteFound(route=route)
         await self._look()
         mend, leaving, now_s = wanted.mend, wanted.leaving, loop.time()

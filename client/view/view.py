@@ -88,8 +88,11 @@ class SwarmView:
         now_s: float,
         *,
         urgent: bool = False,
+        without: frozenset[str] = frozenset(),
     ) -> Route | NoRoute:
         """A route for ``kv_tokens`` tokens; with ``mend``, that route with ``lost`` replaced.
+
+        A new route uses no peer of ``without``.
 
         An ``urgent`` route may go over peers that only had no room for ordinary sessions.
         """
@@ -100,6 +103,7 @@ class SwarmView:
         def over(usable: Mapping[str, NodeRecord]) -> Route | NoRoute:
             if mend:
                 return replacement(mend, lost, usable, spec.layers)
+            usable = {p: r for p, r in usable.items() if p not in without} if without else usable
             if self._router is not None:
                 route = self._router.next_route(usable)
                 if not isinstance(route, NoRoute):

@@ -1,4 +1,6 @@
-"""A client's signature on an open: each stage checks it before it reserves anything.
+"""Signatures within a session: a client's grant on its open, and a stage's own word that it leaves.
+
+Each stage checks the client's grant before it reserves anything.
 
 An open travels over stages that the client does not control. The signature covers what the client
 decides (route, addresses, lengths, sampling, history, a planned move's end and the KV's source) and
@@ -10,9 +12,10 @@ from dataclasses import replace
 
 from dht.identity.peer_id import verify
 from dht.messages import codec
-from dht.messages.session import SessionOpen
+from dht.messages.session import SessionLeaving, SessionOpen
 
-PREFIX = b"anabranch-grant-v1\0"
+GRANT_PREFIX = b"anabranch-grant-v1\0"
+LEAVING_PREFIX = b"anabranch-leaving-v1\0"
 GRANT_LIFE_S = 120.0
 """Lifetime of a grant: an open is answered within seconds, and clocks differ."""
 
@@ -35,5 +38,19 @@ def grant_refusal(open_: SessionOpen, now_unix_s: float) -> str | None:
     return None
 
 
+def own_word(leaving: SessionLeaving, sign: Callable[[bytes], bytes]) -> SessionLeaving:
+    """``leaving`` with the signature of the stage that it speaks of, whose key ``sign`` uses."""
+    return replace(leaving, signature=sign(_leaving_bytes(leaving)))
+
+
+def is_own_word(leaving: SessionLeaving) -> bool:
+    """Whether the stage that ``leaving`` speaks of says so itself."""
+    return verify(leaving.peer_id, _leaving_bytes(leaving), leaving.signature)
+
+
+def _leaving_bytes(leaving: SessionLeaving) -> bytes:
+    return LEAVING_PREFIX + codec.encode(replace(leaving, signature=b""))
+
+
 def _signed_bytes(open_: SessionOpen) -> bytes:
-    return PREFIX + codec.encode(replace(open_, hop=0, rows_logged=True, grant=b""))
+    return GRANT_PREFIX + codec.encode(replace(open_, hop=0, rows_logged=True, grant=b""))

@@ -242,6 +242,8 @@ class SessionLeaving:
     attempt: RouteAttempt
     peer_id: PeerId
     to: Annotated[str, Meta(max_length=64)] = ""
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
+    """Signature of ``peer_id`` (:mod:`dht.identity.grant`): other stages pass this message on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

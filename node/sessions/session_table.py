@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from coordinator.routing.balance import Movable
+from dht.identity.grant import own_word
 from dht.messages.session import Priority, SessionFailed, SessionLeaving, SessionOpen
 from dht.transport.frame_sender import FrameSender
 from node.sessions.activation_log import ActivationLog
@@ -67,11 +68,15 @@ class Live:
         """Record progress."""
         self.touched_s = asyncio.get_running_loop().time()
 
-    def tell_leaving(self, peer_id: str, to: str = "") -> None:
-        """Ask the owner to move this stage; ``to``: a freer peer, if this stage goes on serving."""
+    def tell_leaving(self, peer_id: str, sign: Callable[[bytes], bytes], to: str = "") -> None:
+        """Ask the owner to move this stage; ``to``: a freer peer, if this stage goes on serving.
+
+        ``sign`` signs as ``peer_id``, this peer.
+        """
         open_ = self.session.open
-        leaving = SessionLeaving(
-            session=open_.session, attempt=open_.attempt, peer_id=peer_id, to=to
+        leaving = own_word(
+            SessionLeaving(session=open_.session, attempt=open_.attempt, peer_id=peer_id, to=to),
+            sign,
         )
         self.upstream.send(leaving)
         if self.attached is not None:

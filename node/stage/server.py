@@ -51,6 +51,7 @@ class StageServer:
         """
         self.traffic = traffic or LentTraffic()
         self._me = transport.peer_id
+        self._sign = transport.sign
         self._config = config
         self._keep: tuple[int, int] | None = None
         self._relief: dict[str, str] = {}
@@ -185,16 +186,16 @@ class StageServer:
         for key, to in fresh.items():
             if (live := self._table.get(key)) is not None:
                 self.counters["relief_asked"] += 1
-                live.tell_leaving(self._me, to)
+                live.tell_leaving(self._me, self._sign, to)
 
     def _tell_leaving(self) -> None:
         for live in self._table:
             if live.session.state is not StageState.ACTIVE:
                 continue
             if self._keep is not None and not self._within(live, self._keep):
-                live.tell_leaving(self._me)
+                live.tell_leaving(self._me, self._sign)
             elif (to := self._relief.get(live.session.key)) is not None:
-                live.tell_leaving(self._me, to)
+                live.tell_leaving(self._me, self._sign, to)
 
     # Load
 

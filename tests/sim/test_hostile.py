@@ -8,8 +8,8 @@ from itertools import product
 
 import pytest
 
-from dht.errors import NetworkError
-from dht.identity.grant import grant
+from dht.errors import NetworkError, SwarmError, UserError
+from dht.identity.grant import grant, own_word
 from dht.messages import codec
 from dht.messages.kv import KvCopy, KvPages
 from dht.messages.session import (
@@ -25,6 +25,7 @@ from dht.messages.session import (
     SessionAccepted,
     SessionClose,
     SessionFailed,
+    SessionLeaving,
     SessionOpen,
     SessionRefused,
     TokensAttach,
@@ -32,6 +33,7 @@ from dht.messages.session import (
 from dht.messages.types import RouteStage
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryTransport
+from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
 from node.links import framed_stream
 from node.stage.streams import StreamLimits
@@ -486,3 +488,78 @@ def test_a_hop_that_says_nothing_is_closed(part: bool) -> None:
             await ended(stream)
 
     run_virtual(scenario(), limit_s=600)
+
+
+def test_one_peer_that_calls_requests_unsound_ends_none() -> None:
+    async def scenario() -> None:
+        whole = (0, LAYERS)
+        async with paper_swarm(whole, whole, whole, whole) as swarm, swarm.client() as client:
+            drawn = (await client.generate(PROMPT, max_new_tokens=5)).route[0].peer_id
+            liar = next(peer for peer in swarm.peers if peer.peer_id == drawn)
+
+            def refuse(open_: SessionOpen, upstream: FrameSender) -> None:
+                code, reason = RefusalCode.BAD_REQUEST, "nobody takes such a request"
+                refused = SessionRefused(
+                    session=open_.session,
+                    attempt=open_.attempt,
+                    peer_id=liar.peer_id,
+                    code=code,
+                    reason=reason,
+                )
+                told.append(open_.session)
+                upstream.send(refused)
+
+            told: list[str] = []
+            liar.stage.open = refuse  # type: ignore[method-assign]
+            for _ in range(12):
+                answer = await client.generate(PROMPT, max_new_tokens=5)
+                assert answer.token_ids == answer_of(PROMPT, 5)
+            assert 1 <= len(told) < 6, "the liar was asked, and is avoided for a while"
+
+    run_virtual(scenario(), limit_s=300)
+
+
+@pytest.mark.parametrize("holders", [1, 3])
+def test_a_request_that_is_unsound_ends_at_once(holders: int) -> None:
+    async def scenario() -> None:
+        async with paper_swarm(*[(0, LAYERS)] * holders) as swarm, swarm.client() as client:
+            loop = asyncio.get_running_loop()
+            started_s = loop.time()
+            for peer in swarm.peers:  # their models read less than they announce
+                view = replace(peer.engine.view, context_tokens=20)
+                monkey = type("Short", (type(peer.engine),), {"view": view})
+                peer.engine.__class__ = monkey
+            with pytest.raises((SwarmError, UserError), match="context"):
+                await client.generate(PROMPT, max_new_tokens=5)
+            assert loop.time() - started_s < 5, "nobody waits for another answer"
+
+    run_virtual(scenario(), limit_s=300)
+
+
+def test_a_stage_does_not_say_that_another_leaves() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8), (0, 4), (4, 8)) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, max_new_tokens=50)
+            pieces = aiter(running)
+            tokens = list((await anext(pieces)).token_ids)
+            by_id = {peer.peer_id: peer for peer in swarm.peers}
+            (live,) = [
+                live
+                for peer in swarm.peers
+                if not peer.engine.span[0]
+                for live in peer.stage._table
+            ]
+            liar, honest = (by_id[stage.peer_id] for stage in live.session.open.route)
+            open_ = live.session.open
+            said = SessionLeaving(
+                session=open_.session, attempt=open_.attempt, peer_id=honest.peer_id
+            )
+            live.upstream.send(own_word(said, liar.transport.sign))
+            async for piece in pieces:
+                tokens += piece.token_ids
+            assert tuple(tokens) == answer_of(PROMPT, 50)
+            route = [stage.peer_id for stage in running.answer().route]
+            assert honest.peer_id in route, "the one that was spoken of stays"
+            assert liar.peer_id not in route
+
+    run_virtual(scenario(), limit_s=300)
