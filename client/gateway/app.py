@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from aiohttp import web
 
 from client.errors import no_route_text
 from client.gateway.answers import RETRY_AFTER_S, Answers
-from client.gateway.errors import ApiError, unavailable
+from client.gateway.errors import ApiError, too_many, unavailable
 from client.gateway.metrics import Metrics
 from client.gateway.openapi import document
 from client.gateway.requests import ChatRequest, CompletionRequest, parse_request
@@ -42,6 +43,8 @@ class GatewayConfig:
     """Stages take 64 sessions of one client."""
     requests_max: int = 256
     """Requests that are answered or wait at a time; one more is refused with 429."""
+    uploads_per_address_max: int = 256
+    """Requests of one address whose body is still on its way; one more is refused with 429."""
     head_s: float = 15.0
     """Time for a connection to bring a whole request head, after it was opened or last answered."""
     body_s: float = 30.0
@@ -68,6 +71,8 @@ class Gateway:
         self._swarm = swarm
         self._key_digests = [_digest(key) for key in config.api_keys]
         self._busy: set[Any] = set()
+        self._uploads: Counter[str] = Counter()
+        """Requests whose body is still on its way, by address."""
         self.draining = False
         """Set to refuse new requests while the last ones are answered."""
         self.app = web.Application(
@@ -141,7 +146,19 @@ class Gateway:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Ask for a key where keys are set."""
+        """Ask for a key where keys are set; where none are, refuse other people's web pages.
+
+        A browser names the page's origin with every POST, also of text/plain and after DNS
+        rebinding, and sends those without asking first.
+        """
+        origin = request.headers.get("Origin")
+        if (
+            not self._key_digests
+            and request.method == "POST"
+            and origin
+            and not self._cors(request)
+        ):
+            raise ApiError(403, f"pages of {origin[:200]} may not call; --allow-origin lets them")
         if self._key_digests and request.path not in OPEN_PATHS:
             scheme, _, key = request.headers.get("Authorization", "").partition(" ")
             given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
@@ -172,8 +189,8 @@ class Gateway:
     ) -> web.StreamResponse:
         if self.draining:
             raise unavailable("this gateway is stopping", RETRY_AFTER_S)
+        body = await self._body(request)
         async with self._answers.admitted():
-            body = await self._body(request)
             parsed: ChatRequest | CompletionRequest
             parsed = (
                 parse_request(body, ChatRequest)
@@ -187,6 +204,11 @@ class Gateway:
                 return await self._stream(request, chunks)
 
     async def _body(self, request: web.Request) -> bytes:
+        address = request.remote or ""
+        if self._uploads[address] >= self._config.uploads_per_address_max:
+            reason = f"{self._uploads[address]} unfinished requests come from {address}"
+            raise too_many(reason, RETRY_AFTER_S)
+        self._uploads[address] += 1
         try:
             async with asyncio.timeout(self._config.body_s):
                 return await request.read()
@@ -194,6 +216,10 @@ class Gateway:
             raise ApiError(
                 408, f"the body did not come within {self._config.body_s:.0f} s"
             ) from None
+        finally:
+            self._uploads[address] -= 1
+            if not self._uploads[address]:
+                del self._uploads[address]
 
     async def _stream(
         self, request: web.Request, chunks: AsyncGenerator[Json, None]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import aiohttp
 import pytest
 
 from client.gateway.app import GatewayConfig
@@ -103,12 +104,12 @@ def test_a_hundred_half_open_and_slow_clients_leave_others_alone() -> None:
     async def scenario() -> None:
         async with paper_gateway(config=GatewayConfig(body_s=600.0), head_s=600.0) as gateway:
             slow = await half_open(gateway)
-            await until(lambda: gateway.answers.requests >= 30)
+            await until(lambda: sum(gateway.gateway._uploads.values()) >= 30)
             statuses = await asyncio.gather(
                 *(gateway.post(TEXT, prompt=[at], max_tokens=5) for at in range(20))
             )
             assert [status for status, _ in statuses] == [200] * 20
-            assert gateway.answers.requests >= 30, "they are still there"
+            assert sum(gateway.gateway._uploads.values()) >= 30, "they are still there"
             for _, writer in slow:
                 writer.transport.abort()
 
@@ -139,5 +140,52 @@ def test_a_body_that_does_not_come_is_a_408() -> None:
             assert b" 408 " in answer.split(b"\r\n")[0]
             assert b"did not come within" in answer
             writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_unfinished_bodies_of_one_address_keep_nobody_else_out() -> None:
+    async def scenario() -> None:
+        config = GatewayConfig(requests_max=4, uploads_per_address_max=8)
+        async with paper_gateway(config=config) as gateway:
+            writers = []
+            for _ in range(8):
+                _, writer = await connect(gateway)
+                writer.write(raw_request({"prompt": [6]}, length=5000))
+                writers.append(writer)
+            await until(lambda: sum(gateway.gateway._uploads.values()) == 8)
+            assert gateway.answers.requests == 0, "they hold no place"
+            status, answer = await gateway.post(TEXT, prompt=[7])
+            assert status == 429
+            assert "unfinished requests come from 127.0.0.1" in answer["error"]["message"]
+            elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+            async with (
+                aiohttp.ClientSession(connector=elsewhere) as http,
+                http.post(gateway.url + TEXT, json={"prompt": [7]}) as response,
+            ):
+                assert response.status == 200
+            for writer in writers:
+                writer.transport.abort()
+            await until(lambda: not gateway.gateway._uploads)
+            assert (await gateway.post(TEXT, prompt=[7]))[0] == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("content", ["text/plain", "application/json"])
+def test_other_peoples_pages_may_not_spend_a_gateway_without_keys(content: str) -> None:
+    """A browser sends text/plain to any address, and JSON after its name was bound to this one."""
+
+    async def scenario() -> None:
+        async with paper_gateway(
+            config=GatewayConfig(origins=("https://mine.example",))
+        ) as gateway:
+            for origin, status in (("https://evil.example", 403), ("https://mine.example", 200)):
+                headers = {"Origin": origin, "Content-Type": content, "Host": "evil.example"}
+                async with gateway.http.post(
+                    gateway.url + TEXT, data=b'{"prompt": [5]}', headers=headers
+                ) as response:
+                    assert response.status == status
+            assert gateway.swarm.served == 1
 
     asyncio.run(scenario())
