@@ -97,8 +97,8 @@ def test_many_answers_at_once_through_light_peers(mixed: LocalSwarm, reference: 
 def test_light_peers_say_so_and_do_not_coordinate(mixed: LocalSwarm) -> None:
     async def look() -> dict[str, bool]:
         async with Swarm.connect(mixed.addresses[:1], model=str(MODEL)) as client:
-            assert all(node.state is NodeState.SERVING for node in client.nodes.values())
-            return {peer_id: node.light for peer_id, node in client.nodes.items()}
+            assert all(node.state is NodeState.SERVING for node in client.view.nodes.values())
+            return {peer_id: node.light for peer_id, node in client.view.nodes.items()}
 
     expected = {peer.peer_id: peer.name.startswith("light") for peer in mixed.peers}
     assert asyncio.run(look()) == expected
