@@ -69,8 +69,7 @@ class CoordinatorConfig:
     """Time per peer added to ``idle_s``: after the sum, a coordinator that publishes no plan, or
     one for peers that are gone, is distrusted."""
     headless_s: float = 180.0
-    """Maximum age of the plan's head before its coordinator counts as idle: newcomers could not
-    find the plan."""
+    """Age of the plan's head above which its coordinator is idle: newcomers cannot find it."""
     weigh_every_s: float = 10.0
     """Interval at which the running plan is compared with the greedy placement."""
     review: ReviewConfig = field(default_factory=ReviewConfig)

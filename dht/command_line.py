@@ -168,8 +168,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """Text of others without control characters that steer a terminal, except line ends and
-    tabs."""
+    """Text of others without the characters that control a terminal; line ends and tabs stay."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

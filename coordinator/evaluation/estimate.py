@@ -37,8 +37,7 @@ class Estimate:
     requests: float
     """Number of sessions in flight."""
     bottleneck: str = ""
-    """The limit: the peer whose KV room is full, the peer or link that is always busy, or
-    ``requests``."""
+    """The limit: a peer with full KV room, a peer or link that is always busy, or ``requests``."""
 
 
 @dataclass(slots=True)
@@ -301,11 +300,10 @@ class _Network:
     def _hop(
         self, pair: tuple[str, str], rate: float, carried: float
     ) -> tuple[tuple[float, float], float] | None:
-        """Seconds of (a token, a prompt) on a link, and the share of tokens that leave it behind a
-        prompt.
+        """Seconds of (a token, a prompt) on a link; the share of tokens that leave behind a prompt.
 
-        The link carries one message at a time. ``carried`` is the share of tokens that come to the
-        link behind a prompt. None where the link cannot carry the rate.
+        The link carries one message at a time. ``carried`` is the share of tokens that arrive
+        behind a prompt. None where the link cannot carry the rate.
         """
         link, load = self.links[pair], self._workload
         if link.bandwidth_bytes_per_s <= 0:
@@ -327,8 +325,7 @@ class _Network:
         steps: Mapping[str, tuple[float, float]],
         hops: Mapping[tuple[str, str], tuple[float, float]],
     ) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
-        """Mean seconds of (token, prompt) from the source to the end of each peer's step, and from
-        there to the sink."""
+        """Mean seconds of (token, prompt) from the source to each peer's end, then to the sink."""
         up: dict[str, tuple[float, float]] = {SOURCE: (0.0, 0.0)}
         ends = [0.0, 0.0]
         for name in self.order:

@@ -54,8 +54,7 @@ class Liveness:
                 self._tasks[peer_id] = asyncio.create_task(self._ping(peer_id))
 
     def answers(self, peer_id: str) -> bool | None:
-        """Whether a watched peer answers; None: it is not watched, or failed fewer times than
-        ``failures``."""
+        """Whether a watched peer answers; None: not watched, or failed but not yet silent."""
         count = self._failures.get(peer_id)
         if count is None or peer_id not in self._tasks:
             return None

@@ -311,8 +311,7 @@ def replicas(problem: Problem) -> tuple[Assignment, ...] | None:
 
 
 def keep_layers(problem: Problem) -> tuple[Assignment, ...] | None:
-    """The layers that peers hold now, and spans for peers without layers; None if layers are
-    lost."""
+    """The layers held now, with spans for peers without layers; None if layers are lost."""
     held = [
         replace(node.current, peer_id=node.peer_id)
         for node in problem.nodes

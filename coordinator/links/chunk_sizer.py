@@ -34,8 +34,7 @@ class ChunkSizer:
     """Time that a row of prefill adds (a); None: not measured yet."""
 
     def ran(self, rows: int, took_s: float, *, decodes_only: bool) -> None:
-        """Learn from a step of ``rows`` rows that took ``took_s``; a step without prefill sets the
-        fixed time."""
+        """Learn from a step of ``rows`` rows; one without prefill gives the fixed time."""
         if rows < 1 or not 0 <= took_s < 3600:
             return
         if decodes_only:

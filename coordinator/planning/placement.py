@@ -76,8 +76,7 @@ class Placement:
     estimate_tokens_per_s: float | None = None
     """Estimated throughput (:mod:`coordinator.evaluation.estimate`); None: not estimated."""
     latency_s: float = 0.0
-    """Time of one token around the ring: estimated, or the time on links alone without an
-    estimate."""
+    """Time of one token around the ring; without an estimate, only the time on links."""
     moved_layers: int = 0
     """Number of layers that peers would have to fetch."""
     lone_layers: int = 0

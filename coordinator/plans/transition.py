@@ -124,8 +124,7 @@ def moved(old: Sequence[Assignment], new: Sequence[Assignment]) -> frozenset[str
 def moved_lately(
     usable: Mapping[str, NodeRecord], now_unix_s: float, cfg: TransitionConfig
 ) -> frozenset[str]:
-    """Peers whose last move is less than ``cfg.move_every_s`` from now, whichever way clocks
-    differ."""
+    """Peers that moved within ``cfg.move_every_s`` of now, whichever way clocks differ."""
     return frozenset(
         peer_id
         for peer_id, record in usable.items()

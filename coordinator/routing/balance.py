@@ -122,8 +122,7 @@ class BalanceConfig:
     """When to ask, and how often. Times in seconds."""
 
     sessions_least: int = 4
-    """Minimum number of sessions to move one away while KV suffices: with fewer, a move costs bytes
-    and gains little."""
+    """Minimum sessions to move one away while KV suffices: with fewer, a move gains little."""
     gap: float = 2.0
     """Minimum ratio of the taker's freeness to the giver's."""
     moves_max: int = 2
@@ -139,8 +138,7 @@ class BalanceConfig:
     slower_s: float = HOP_S
     """Maximum time that a move may add to a token's way."""
     lag_s: float = 20.0
-    """Time for which a session given away counts at its receiver on top of the receiver's
-    record."""
+    """Time for which a session given away counts at its receiver beside the receiver's record."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,8 +191,7 @@ class Balance:
         return tuple(self.under_way.values())
 
     def _settle(self, now_s: float, present: Collection[str]) -> None:
-        """Drop expired entries. An order whose session is gone counts as given; a late order bars
-        its taker."""
+        """Drop expired entries: orders without a session become given, late ones bar the taker."""
         config = self.config
         self.given = [(at_s, o) for at_s, o in self.given if now_s - at_s < config.lag_s]
         self.barred_s = {peer: at_s for peer, at_s in self.barred_s.items() if now_s < at_s}
@@ -240,10 +237,9 @@ class Balance:
         return None
 
     def _order(self, each: Movable) -> tuple[int, int]:
-        """Sort key: shortest session first; equal lengths in an order that differs by peer.
+        """Sort key: shortest session first; about equal ones in an order that differs by peer.
 
-        Stages of one route thus choose different sessions: only one stage of a session moves at a
-        time.
+        So stages of a route choose different sessions, of which only one stage moves at a time.
         """
         return each.ran_tokens.bit_length(), crc32(f"{self.me} {each.session}".encode())
 

@@ -128,8 +128,7 @@ def _ladder(
 
 
 def _orders(problem: Problem, nodes: Sequence[PlannerNode]) -> Iterator[tuple[PlannerNode, ...]]:
-    """Orders of the peers, region by region; within one: largest first, and large and small in
-    turn."""
+    """Orders of the peers by region; within one, largest first, and large and small in turn."""
     region_of = regions(problem)
     present = sorted({region_of[node.peer_id] for node in nodes})
     several = len(present) <= ORDERED_REGIONS_MAX

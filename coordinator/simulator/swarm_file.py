@@ -105,8 +105,7 @@ class _Own:
 
 
 def read_swarm(path: Path, model: str | None) -> tuple[Problem, Profiles]:
-    """A cluster file's problem and profiles; raises UserError, in one line, for a malformed
-    file."""
+    """A cluster file's problem and profiles; raises UserError, in one line, if malformed."""
     data = read_file(path)
     problem = read_cluster(data, model)
     name = problem.model.name

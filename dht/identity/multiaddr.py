@@ -105,8 +105,7 @@ def split_circuit(address: str) -> tuple[str, str] | None:
 
 
 def ranked(addresses: list[str]) -> tuple[str, ...]:
-    """The TCP addresses, ``ADDRESSES_MAX`` at most: those for other machines first, loopback
-    last."""
+    """The TCP addresses, loopback last, ``ADDRESSES_MAX`` at most."""
     tcp = [address for address in addresses if "/tcp/" in address]
     return tuple(sorted(tcp, key=is_loopback)[:ADDRESSES_MAX])
 

@@ -183,8 +183,7 @@ def _read(file: Path) -> bytes:
 
 
 def _create(file: Path) -> bytes:
-    """Create the identity file; it is written under another name first, so that a crash never
-    leaves half a file."""
+    """Create the identity file, first under another name: a crash must not leave half a file."""
     identity = Identity.generate()
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 600
     try:

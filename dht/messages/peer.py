@@ -91,8 +91,7 @@ class RecordsRequest:
         Meta(min_length=1, max_length=KEYS_ASKED_MAX),
     ]
     known: Annotated[bytes, Meta(max_length=KNOWN_BYTES * 2 * PEERS_MAX)] = b""
-    """The first ``KNOWN_BYTES`` of each signature of the records that the asker has; these are left
-    out of the answer."""
+    """The first ``KNOWN_BYTES`` of the signatures of records to leave out: the asker has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +114,7 @@ class RecordStore:
 
     record: Annotated[bytes, Meta(max_length=codec.SIGNED_BYTES_MAX)]
     replicate: bool = True
-    """Whether to store the record in the DHT for the sender, as light peers need; otherwise only to
-    add it to the replica."""
+    """Whether to store it in the DHT, as light peers need, or only to add it to the replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,8 +55,7 @@ class Sampling:
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     """Minimum probability of a token, as a share of the likeliest one's; 0 keeps all."""
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
-    """Penalty on tokens of prompt and answer: divides positive logits, multiplies others (CTRL,
-    §4.1)."""
+    """Divisor of positive logits, factor of others, for all tokens so far (CTRL, §4.1)."""
     presence_penalty: Penalty = 0.0
     """Penalty subtracted from the logit of every token that is in the answer so far."""
     frequency_penalty: Penalty = 0.0
@@ -185,8 +184,7 @@ class SessionAccepted:
     attempt: RouteAttempt
     position: Position = 0
     rows: bool = True
-    """Whether the stage needs rows; False at the new stage of a planned move that waits for a copy
-    of the KV instead."""
+    """Whether the stage needs rows; False in a planned move with a copy of the KV instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,8 +150,7 @@ class NodeRecord:
     state: NodeState
     start: LayerIndex = 0
     end: LayerIndex = 0
-    """End of the layers ``[start, end)`` served now, or loaded in state ``loading``; ``start ==
-    end``: none."""
+    """End of the layers served now, or being loaded in state ``loading``; ``start``: none."""
     plan_version: PlanVersion = NO_VERSION
     """The highest plan version that this peer adopted."""
     kv_tokens_free: Count = 0

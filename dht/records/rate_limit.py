@@ -15,8 +15,7 @@ class Rates:
     _buckets: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def take(self, name: str, count: float, now_s: float) -> bool:
-        """Take ``count`` tokens of ``name`` if there are that many; returns whether they were
-        taken."""
+        """Take ``count`` tokens of ``name`` if there are enough; returns whether there were."""
         left, since_s = self._buckets.pop(name, (self.burst, now_s))
         left = min(self.burst, left + max(0.0, now_s - since_s) * self.per_s)
         fits = count <= left

@@ -52,8 +52,7 @@ class Replica:
         return self._guard.living(key, self._now())
 
     def fresh(self, key: str) -> bool:
-        """Whether ``key`` was refreshed within ``fresh_s``: other peers may be answered from
-        here."""
+        """Whether ``key`` was refreshed within ``fresh_s``: others may be answered from here."""
         return self._clock() - self._updated_s.get(key, -1e9) < self._config.fresh_s
 
     async def read(self, key: str) -> Mapping[str, bytes]:

@@ -210,11 +210,10 @@ class RecordGuard:
         check: Callable[[SignedRecord], None] | None = None,
         storer: str = "",
     ) -> SignedRecord:
-        """Check and remember the record in ``data``.
+        """Check and remember the record in ``data``, which ``storer`` brought.
 
         Raises RecordError when it breaks a rule or is older than a known one. ``check`` may raise
-        RecordError for the caller's own rules; nothing is remembered then. ``storer`` is the peer
-        that brought the record.
+        it for the caller's own rules; nothing is remembered then.
         """
         if len(data) > SIGNED_BYTES_MAX:
             raise RecordError(f"record of {len(data)} bytes; the limit is {SIGNED_BYTES_MAX}")
@@ -331,7 +330,7 @@ class RecordGuard:
             reason = self._full(record, size_bytes)
 
     def _greediest(self, record: SignedRecord, storer: str) -> tuple[str, str] | None:
-        """Key and author of the oldest record of the storer with the most, where it is too full.
+        """The oldest record (key, author) of the largest storer, under the key if that is full.
 
         None where ``storer`` itself has about as many.
         """

@@ -41,8 +41,7 @@ class TransportConfig:
     client_mode: bool = False
     """Whether to listen nowhere and store nothing for others."""
     nat_traversal: bool | None = None
-    """Whether to use port mapping, AutoNAT and relays; None: unless only this machine can dial the
-    peer."""
+    """Whether to use port mapping, AutoNAT and relays; None: unless it listens on loopback only."""
     relays: bool = False
     """Whether to be a relay for peers that others cannot reach; only with NAT traversal."""
     meter: ByteMeter | None = None
@@ -50,8 +49,7 @@ class TransportConfig:
     connect_timeout_s: float = CONNECT_LIMIT_S
 
     def listen_addresses(self) -> tuple[str, ...]:
-        """Multiaddresses to listen on; none in client mode. Raises UserError for a malformed
-        host."""
+        """Addresses to listen on; none in client mode. Raises UserError for a malformed host."""
         if self.client_mode:
             return ()
         if self.host_addresses:

@@ -37,9 +37,9 @@ class Granted:
 
     status: int
     call_s: int = 0
-    """Time after which the relay ends a call; 0: never. ``call_bytes``: the bytes in one direction
-    after which it does; 0: never."""
+    """Time after which the relay ends a call; 0: never."""
     call_bytes: int = 0
+    """Bytes in one direction after which the relay ends a call; 0: never."""
 
     @property
     def is_enough(self) -> bool:
@@ -92,8 +92,7 @@ def circuit_addresses(relay_id: str, addresses: tuple[str, ...], peer_id: str) -
 
 
 def with_circuits(own: tuple[str, ...], circuits: tuple[str, ...]) -> tuple[str, ...]:
-    """The addresses to announce, ``ADDRESSES_MAX`` at most: those through relays come before own
-    ones where there are too many."""
+    """The addresses to announce, ``ADDRESSES_MAX`` at most; those through relays always fit."""
     circuits = circuits[:ADDRESSES_MAX]
     return (*own[: ADDRESSES_MAX - len(circuits)], *circuits)
 

@@ -137,8 +137,7 @@ class SwarmSimulation:
             self._send(piece, session.entry)
 
     def way(self, stages: Sequence[Stage], source: str = SOURCE) -> SimulatedHop:
-        """The hops over ``stages`` from ``source`` to the sink; returns the one before the first
-        stage."""
+        """The first of the hops from ``source`` over ``stages`` to the sink, before any stage."""
         following: SimulatedHop | None = None
         target = SINK
         for name, start, _ in reversed(stages):

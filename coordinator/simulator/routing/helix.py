@@ -27,8 +27,7 @@ class HelixRules:
     output_ratio: float = 1.0
     """Expected output, as a share of ``AVERAGE_OUTPUT_TOKENS``."""
     feed_below: float = 0.8
-    """Offline: maximum use of the fullest layer at which the end of a prompt or session feeds the
-    next request."""
+    """Offline: maximum use of the fullest layer at which an end feeds the next request."""
 
 
 OFFLINE = HelixRules()

@@ -212,10 +212,7 @@ def record_of(problem: Problem, node: PlannerNode, start: int, end: int) -> Node
 def even_cards(
     profiles: Profiles, links: Sequence[tuple[str, str]]
 ) -> Callable[[str, str, float], float]:
-    """A function to a link's bandwidth, with the sender's network card shared evenly by its links.
-
-    Helix shares cards in this way for Swarm and random.
-    """
+    """Bandwidth with a sender's network card shared evenly, as in Helix for Swarm and random."""
     count: Mapping[str, int] = {
         tail: sum(1 for other, _ in links if other == tail) for tail, _ in links
     }

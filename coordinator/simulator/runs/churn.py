@@ -49,8 +49,7 @@ class ChurnConfig:
     stay_mean_s: float = 4 * 3600.0
     """Mean stay of a peer; 0: peers leave only by ``cuts``."""
     stay_shape: float = 1.5
-    """Shape of the Pareto distribution: smaller is a heavier tail; above 1, so that it has a
-    mean."""
+    """Shape of the Pareto distribution: smaller is a heavier tail; above 1, or it has no mean."""
     absence_mean_s: float = 1800.0
     cuts: tuple[Cut, ...] = ()
     noticed_s: float = 2.0

@@ -57,8 +57,7 @@ class OfflineConfig:
     prompts_max: int = 8
     """Maximum prompts under way at a time with ``anabranch``."""
     chunk_tokens: int | None = None
-    """Tokens of a prompt's chunks with ``anabranch`` (``chunks.MEASURED``: as the stages choose;
-    None: whole prompts)."""
+    """Tokens of a chunk with ``anabranch``; ``chunks.MEASURED``: as stages choose; None: whole."""
     rules: HelixRules = OFFLINE
 
 
@@ -207,8 +206,7 @@ def online(
     config: OnlineConfig,
     progress: Callable[[float], None] | None = None,
 ) -> SimulationReport:
-    """Simulate requests at their arrival times, until all are served or ``DRAIN_S`` after the
-    end."""
+    """Simulate requests at their arrival times, until all are served or ``DRAIN_S`` is over."""
     plan = as_plan(problem, placement)
     engine, scheduler = build_simulation(
         problem,

@@ -30,8 +30,7 @@ class MoveRules:
     """Which moves are made. Times in seconds."""
 
     balance: bool = False
-    """Whether to move sessions for balance by Llumnix's rule, and to make room for waiting
-    requests."""
+    """Whether to move sessions for balance (Llumnix's rule), and to make room for requests."""
     check_s: float = 1.0
     moves_max: int = 4
     """Maximum moves under way."""

@@ -259,8 +259,7 @@ class Standing(Run):
 
 
 class Arrivals(Run):
-    """Requests at their arrival times; without a route they wait in line, first come first
-    served."""
+    """Requests at their arrival times; those without a route wait in line, in order."""
 
     def __init__(
         self,
