@@ -7,7 +7,6 @@ cache, so that a peer or a client can start again without the hub.
 
 import json
 import logging
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Annotated
 import msgspec
 
 from dht.errors import NetworkError, UserError
+from dht.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -156,11 +156,9 @@ def _cached_listing(hub_id: HubId) -> HubListing | None:
 
 def write_note(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``, whole or not at all; a failure is only logged."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(content)
-        beside.replace(path)
+        write_whole(path, content)
     except OSError as error:
         logger.warning("cannot keep %s: %s", path, error)
 

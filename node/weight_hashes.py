@@ -8,6 +8,7 @@ import msgspec
 
 from dht.command_line import EXIT_DONE, Parser, run_command
 from dht.errors import UserError
+from dht.whole_file import write_whole
 from node.weights.hashes import MANIFEST, Manifest, ShardHashes, hash_shard, read_manifest
 from node.weights.safetensors_header import DamagedError
 from node.weights.store import WeightStore
@@ -48,10 +49,8 @@ async def main(arguments: argparse.Namespace) -> int:
     if known is not None:
         print(f"as {path} says")
     else:
-        beside = path.with_suffix(".new")  # the manifest is there whole, or as it was
         try:
-            beside.write_bytes(msgspec.json.encode(Manifest(shards=shards)))
-            beside.replace(path)
+            write_whole(path, msgspec.json.encode(Manifest(shards=shards)))
         except OSError as error:
             raise UserError(f"{path} cannot be written: {error}") from error
         print(f"wrote {path}")

@@ -3,13 +3,13 @@
 import asyncio
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from coordinator.links.token_bucket import Allowance, MonthlyUse
 from dht.errors import UserError
+from dht.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +86,8 @@ class LentTraffic:
             return
         self.exhausted()
         text = json.dumps({"month": self.month.month, "used_bytes": self.month.used_bytes})
-        new = self._month_file.with_suffix(".new")
         try:
-            new.write_text(text)
-            os.replace(new, self._month_file)
+            write_whole(self._month_file, text.encode())
         except OSError as error:
             logger.warning("cannot keep this month's traffic: %s", error)
 

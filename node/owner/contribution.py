@@ -2,9 +2,10 @@
 
 import json
 import logging
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from dht.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +50,7 @@ def load(path: Path) -> Contribution:
 
 def save(path: Path, contribution: Contribution) -> None:
     """Replace ``path`` atomically; a failure, such as a full disk, is only logged."""
-    new = path.with_suffix(".new")
     try:
-        new.write_text(json.dumps(asdict(contribution)))
-        os.replace(new, path)
+        write_whole(path, json.dumps(asdict(contribution)).encode())
     except OSError as error:
         logger.warning("cannot keep this peer's contribution in %s: %s", path, error)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dht.whole_file import write_whole
 from node.engine.engine import Engine
 from node.profiling.layer_fit import Timing
 from node.profiling.layer_profile import Profile, feasible, measure
@@ -87,12 +88,10 @@ def recall(folder: Path, key: ProfileKey) -> Profile | None:
 def keep_profile(folder: Path, key: ProfileKey, profile: Profile) -> None:
     """Write a profile; if that fails, the next join measures again."""
     path = key.path(folder)
-    beside = path.with_suffix(f".{os.getpid()}")
     text = json.dumps({"key": asdict(key), "profile": asdict(profile)}, indent=1)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text)
-        os.replace(beside, path)
+        write_whole(path, text.encode())
     except OSError as error:
         logger.warning("the profile cannot be kept in %s: %s", folder, error)
 
