@@ -65,7 +65,7 @@ class GenerateCall:
     """One call of ``generate()``, understood."""
 
     options: GenerationOptions
-    """Of each row; a seed is the first row's."""
+    """The options of each row; a seed is the first row's."""
     pad_token_id: int | None
 
 

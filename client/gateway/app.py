@@ -187,9 +187,9 @@ class Gateway:
     async def _generate(
         self, request: web.Request, kind: type[ChatRequest] | type[CompletionRequest]
     ) -> web.StreamResponse:
+        body = await self._body(request)
         if self.draining:
             raise unavailable("this gateway is stopping", RETRY_AFTER_S)
-        body = await self._body(request)
         async with self._answers.admitted():
             parsed: ChatRequest | CompletionRequest
             parsed = (

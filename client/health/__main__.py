@@ -10,7 +10,7 @@ from dht.command_line import EXIT_DONE, MODEL_HELP, Parser, add_swarm, on_interr
 from dht.errors import UserError
 
 STALE_ROUNDS, STALE_S = 2, 60.0
-"""A state that is older than so many rounds and seconds is shown as not known."""
+"""A state older than both of these is shown as not known."""
 
 
 def parse() -> argparse.Namespace:

@@ -36,7 +36,7 @@ from dht.messages.types import (
 
 Json = dict[str, Any]
 RECORD_S = 60.0
-"""A record not seen for so long counts for nothing."""
+"""A record that was not seen for this long counts for nothing."""
 ANSWER_S = 30.0
 """An answer that is older says nothing of now."""
 LIES_MIN = 2
@@ -63,7 +63,7 @@ class SeenPeer:
     answered_unix_s: float | None = None
     """When the peer last answered a ping of the page's own."""
     rtt_s: float | None = None
-    """Of that ping."""
+    """The round trip of that ping."""
     misses: int = 0
     """Pings in a row that were not answered."""
     refused_unix_s: tuple[float, ...] = ()
@@ -97,13 +97,13 @@ class SwarmSnapshot:
     leases: tuple[LeaseRecord, ...] = ()
     plan: Plan | None = None
     probes: tuple[Probe, ...] = ()
-    """Of the last hour, oldest first."""
+    """Those of the last hour, oldest first."""
     history: Sequence[Mapping[str, float]] = field(default_factory=tuple)
     """Probes and tokens per hour, oldest first."""
     served: Sequence[Mapping[str, float]] = field(default_factory=tuple)
     """Answers and tokens of the whole swarm per hour, oldest first."""
     route: tuple[RouteStage, ...] = ()
-    """Of the page's last answered request."""
+    """The route of the page's last answered request."""
     versions: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """Plans that the page saw, the newest first."""
 

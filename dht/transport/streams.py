@@ -225,7 +225,6 @@ class StreamHandlers:
         self.errors: Counter[str] = Counter()
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order, so that runs replay
         self._streams: Counter[str] = Counter()
-        self._streams_held = 0
 
     def open_to_self(self, peer_id: str, protocol: str) -> Stream:
         """A stream of this peer to itself, within the process."""
@@ -250,18 +249,16 @@ class StreamHandlers:
         """Handle ``stream`` and close it; raises nothing but a cancellation."""
         peer_id = stream.remote_peer_id
         try:
-            is_full = self._streams_held >= STREAMS_MAX
-            most = STREAMS_WHEN_FULL if is_full else STREAMS_PER_PEER_MAX
-            if self._streams[peer_id] >= most or self._streams_held >= 2 * STREAMS_MAX:
+            held = self._streams.total()
+            most = STREAMS_PER_PEER_MAX if held < STREAMS_MAX else STREAMS_WHEN_FULL
+            if self._streams[peer_id] >= most or held >= 2 * STREAMS_MAX:
                 self.errors["TooManyStreams"] += 1
                 return
             self._streams[peer_id] += 1
-            self._streams_held += 1
             try:
                 await handler(stream)
                 await until_closed(stream)
             finally:
-                self._streams_held -= 1
                 self._streams[peer_id] -= 1
                 if not self._streams[peer_id]:
                     del self._streams[peer_id]
