@@ -29,7 +29,7 @@ NOW_S = 1_800_000_000.0
 LAYERS = 32
 MODEL = ModelSpec(
     name="paper-8b",
-    fingerprint="paper",
+    root="paper",
     layers=LAYERS,
     layer_bytes=440 << 20,
     embed_bytes=1 << 30,
@@ -180,6 +180,7 @@ def observed(
     return SwarmSnapshot(
         model_name=MODEL.name,
         now_unix_s=NOW_S,
+        model=MODEL,
         peers=seen,
         links=links(records),
         leases=(LeaseRecord(peer_id=records[0].peer_id, term=7, expires_unix_s=NOW_S + 20),),

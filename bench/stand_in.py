@@ -39,7 +39,7 @@ WHOLE_PROMPT = 1 << 12
 
 QWEN_7B = ModelSpec(
     name="qwen-7b-shapes",
-    fingerprint="stand-in",
+    root="stand-in",
     layers=32,
     layer_bytes=1,
     embed_bytes=1,

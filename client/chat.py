@@ -17,7 +17,7 @@ from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
 from client.text.conversation import Conversation, Turn, fitted
 from client.text.tokenizer import Tokenizer
-from dht.command_line import EXIT_DONE, Parser, add_swarm, on_interrupt, run_command
+from dht.command_line import EXIT_DONE, Parser, add_model, add_swarm, on_interrupt, run_command
 from dht.errors import NetworkError, SwarmError, UserError
 
 HISTORY = Path("~/.anabranch/chat_history")
@@ -41,12 +41,7 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add_swarm(parser)
-    add(
-        "--model",
-        required=True,
-        metavar="M",
-        help="its directory or hub id org/name[@revision], for its tokenizer",
-    )
+    add_model(parser)
     add("--system", default="", metavar="TEXT", help="instructions that stand before everything")
     add("--no-history", action="store_true", help=f"do not keep what you type ({HISTORY})")
     add_generation(parser)
@@ -212,7 +207,11 @@ async def main(arguments: argparse.Namespace) -> int:
     async with Swarm.connect(
         arguments.initial_peers,
         model=arguments.model,
-        config=SwarmConfig(network=arguments.network, transport=arguments.transport),
+        config=SwarmConfig(
+            network=arguments.network,
+            transport=arguments.transport,
+            fingerprint=arguments.fingerprint,
+        ),
         on_status=lambda text: print_note(f"({text})"),
     ) as swarm:
         chat = Chat(swarm, options, arguments.system)

@@ -1,8 +1,9 @@
 """``python -m client.generate``: text streams to stdout, figures go to stderr.
 
 ``--json`` prints one object instead: ``text``, ``token_ids``, ``prompt_tokens``,
-``finish_reason``, ``ttft_s``, ``tpot_s``, ``route``, ``plan_version``, ``failovers``; where they
-were asked also ``logprobs`` and ``prompt_logprobs`` as lists of ``{token_id, logprob, top}``.
+``finish_reason``, ``ttft_s``, ``tpot_s``, ``route``, ``plan_version``, ``failovers``,
+``fingerprint``; where they were asked also ``logprobs`` and ``prompt_logprobs`` as lists of
+``{token_id, logprob, top}``.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from typing import Any
 
 from client.answer.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
 from client.swarm.swarm import Swarm, SwarmConfig
-from dht.command_line import EXIT_DONE, MODEL_HELP, Parser, add_swarm, printable, run_command
+from dht.command_line import EXIT_DONE, Parser, add_model, add_swarm, printable, run_command
 from dht.errors import UserError
 from dht.identity.peer_id import short_name
 from dht.messages.session import Priority
@@ -33,7 +34,7 @@ def parse() -> argparse.Namespace:
         " 3 the swarm cannot serve this now, 130 interrupted",
     )
     add_swarm(parser)
-    parser.add_argument("--model", required=True, metavar="M", help=MODEL_HELP)
+    add_model(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue; - reads it from stdin")
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids instead of text")
@@ -168,7 +169,10 @@ async def main(arguments: argparse.Namespace) -> int:
         arguments.initial_peers,
         model=arguments.model,
         config=SwarmConfig(
-            network=arguments.network, wait_s=arguments.wait, transport=arguments.transport
+            network=arguments.network,
+            wait_s=arguments.wait,
+            transport=arguments.transport,
+            fingerprint=arguments.fingerprint,
         ),
         on_status=print_note,
     ) as swarm:

@@ -304,10 +304,13 @@ def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
         problem = read_cluster(_read(arguments.cluster), arguments.model)
         return problem, read_service(arguments.cluster, problem)
     from coordinator.plans.living_swarm import read_living
+    from dht.hub import served_name
+    from dht.model_files import directory_root
 
     directory = Path(arguments.model)
-    name = directory.name if directory.is_dir() else arguments.model
-    return asyncio.run(read_living(tuple(arguments.initial_peers), name, arguments.network))
+    root = directory_root(directory) if directory.is_dir() else ""
+    name = served_name(arguments.model)
+    return asyncio.run(read_living(tuple(arguments.initial_peers), name, arguments.network, root))
 
 
 def _say(error: Exception, code: int) -> int:

@@ -31,8 +31,6 @@ EXIT_SWARM = 3
 EXIT_INTERRUPTED = 130
 DESCRIPTORS_MAX = 65_536
 """Descriptors that a command asks the system for."""
-MODEL_HELP = "its directory, hub id org/name[@revision], or name in the swarm"
-"""Help text of a consumer's ``--model``."""
 
 
 class _HelpAll(argparse.Action):
@@ -112,6 +110,24 @@ def add_swarm(parser: argparse.ArgumentParser, *, may_found: bool = False) -> No
         default=TransportKind.AUTO,
         metavar="T",
         help="daemon, light (pure Python), or auto (auto)",
+    )
+
+
+def add_model(parser: Parser, default: str | None = None) -> None:
+    """Add a consumer's ``--model``, required without a ``default``, and ``--fingerprint``."""
+    text = "its directory, hub id org/name[@revision], or name in the swarm"
+    parser.add_argument(
+        "--model",
+        required=default is None,
+        default=default,
+        metavar="M",
+        help=text if default is None else f"{text} ({default})",
+    )
+    parser.add_rare(
+        "--fingerprint",
+        default="",
+        metavar="HEX",
+        help="fingerprint of its weights, as node.join prints it; a directory or hub id knows it",
     )
 
 

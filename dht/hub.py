@@ -163,18 +163,11 @@ def write_note(path: Path, content: bytes) -> None:
         logger.warning("cannot keep %s: %s", path, error)
 
 
-def fetch_text_files(hub_id: HubId) -> Path:
-    """Fetch the files that a client needs, configuration and tokenizer; returns their directory.
-
-    Raises UserError and NetworkError as :func:`list_model`.
-    """
-    return fetch_small_files(list_model(hub_id))
-
-
 def fetch_small_files(listing: HubListing, *more: str) -> Path:
     """:data:`TEXT_FILES` and ``more``, as far as the model has them, from the cache or the hub.
 
-    Returns their directory. Raises UserError without ``config.json`` or for a file too large.
+    Returns their directory. Raises UserError without ``config.json`` or for a file too large, else
+    as :func:`list_model`.
     """
     if "config.json" not in listing.files:
         raise UserError(f"{listing.repo} has no config.json; is it a model?")

@@ -55,12 +55,8 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from node.peer.dry_run import rehearse
     from node.weights.hub_shards import open_model
 
-    store = await asyncio.to_thread(open_model, arguments.model)
-    reporter.say(
-        "Every tensor is held against its SHA-256 before it serves"
-        if store.verified
-        else "No hashes to check these files against (python -m node.weight_hashes writes them)"
-    )
+    with reporter.phase("Reading the model's headers; new files are hashed", counted=True) as bar:
+        store = await asyncio.to_thread(open_model, arguments.model, bar.update)
     identity = Identity.load_or_create(arguments.identity.expanduser())
     traffic = _traffic(arguments)
     traffic.refuse_if_exhausted()
@@ -205,6 +201,7 @@ async def _open_engine(
         f" ({engine.precision});"
         f" {engine.tokens_per_s[-1]:.0f} tokens/s with all of them, {fastest:.0f} with one"
     )
+    reporter.say(f"It serves {engine.spec.name} with fingerprint {engine.spec.fingerprint}")
     return engine
 
 

@@ -3,15 +3,16 @@
 import argparse
 import asyncio
 import sys
+from pathlib import Path
 
 import msgspec
 
 from dht.command_line import EXIT_DONE, Parser, run_command
 from dht.errors import UserError
+from dht.model_files import MANIFEST, read_config, read_manifest, shards_of
 from dht.whole_file import write_whole
-from node.weights.hashes import MANIFEST, Manifest, ShardHashes, hash_shard, read_manifest
+from node.weights.hashes import hash_shards
 from node.weights.safetensors_header import DamagedError
-from node.weights.store import WeightStore
 
 
 def parse() -> argparse.Namespace:
@@ -32,25 +33,28 @@ def parse() -> argparse.Namespace:
 
 async def main(arguments: argparse.Namespace) -> int:
     """Hash, then write or compare."""
-    store = WeightStore.open(arguments.model)
-    path = store.directory / MANIFEST
-    known = read_manifest(path) if arguments.check else None
-    if arguments.check and known is None:
+    return await asyncio.to_thread(_hash, Path(arguments.model), check=arguments.check)
+
+
+def _hash(model: Path, *, check: bool) -> int:
+    directory = model.expanduser()
+    if not directory.is_dir():
+        raise UserError(f"{model} is not a directory; give a model's directory")
+    read_config(directory)
+    path = directory / MANIFEST
+    known = read_manifest(path) if check else None
+    if check and known is None:
         raise UserError(f"{path} is not there; write it first, without --check")
-    shards: dict[str, ShardHashes] = {}
-    for name in sorted({entry.shard for entry in store.tensors.values()}):
-        try:
-            shards[name] = await asyncio.to_thread(hash_shard, store.directory / name)
-        except OSError as error:
-            raise UserError(f"{store.directory / name} cannot be read: {error}") from error
-        print(f"{shards[name].sha256}  {name}", flush=True)
-        if known is not None and known.shards.get(name) != shards[name]:
-            raise DamagedError(name, f"{store.directory / name} is not what {MANIFEST} says")
+    manifest = hash_shards(directory, shards_of(directory))
+    for name, hashes in manifest.shards.items():
+        print(f"{hashes.sha256}  {name}", flush=True)
+        if known is not None and known.shards.get(name) != hashes:
+            raise DamagedError(name, f"{directory / name} is not what {MANIFEST} says")
     if known is not None:
         print(f"as {path} says")
     else:
         try:
-            write_whole(path, msgspec.json.encode(Manifest(shards=shards)))
+            write_whole(path, msgspec.json.encode(manifest))
         except OSError as error:
             raise UserError(f"{path} cannot be written: {error}") from error
         print(f"wrote {path}")

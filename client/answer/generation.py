@@ -364,6 +364,8 @@ class Answer:
     route: tuple[RouteStage, ...]
     """The route that finished the answer."""
     plan_version: str
+    fingerprint: str
+    """Fingerprint of the model that answered, as its peers announce it."""
     failovers: int
     """Routes that were lost after they had accepted the session."""
     logprobs: tuple[TokenScore, ...] | None = None

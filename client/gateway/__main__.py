@@ -13,8 +13,8 @@ from client.text.chat_template import ChatTemplate
 from client.view.pulse import PulseConfig
 from dht.command_line import (
     EXIT_DONE,
-    MODEL_HELP,
     Parser,
+    add_model,
     add_swarm,
     on_interrupt,
     run_command,
@@ -34,7 +34,7 @@ def parse() -> argparse.Namespace:
         " | exit codes: 0 stopped, 2 your mistake, 3 the swarm cannot be reached",
     )
     add_swarm(parser)
-    parser.add_argument("--model", required=True, metavar="M", help=MODEL_HELP)
+    add_model(parser)
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="listen here (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, metavar="P", help="0 takes any (8000)")
     parser.add_argument(
@@ -111,6 +111,7 @@ async def main(arguments: argparse.Namespace) -> int:
             network=arguments.network,
             wait_s=arguments.wait,
             transport=arguments.transport,
+            fingerprint=arguments.fingerprint,
             pings=PulseConfig(),
         ),
         on_status=_say,

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from dht.command_line import EXIT_DONE, MODEL_HELP, Parser, add_swarm, on_interrupt, run_command
+from dht.command_line import EXIT_DONE, Parser, add_model, add_swarm, on_interrupt, run_command
 from dht.errors import UserError
 
 STALE_ROUNDS, STALE_S = 2, 60.0
@@ -24,7 +24,7 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add_swarm(parser)
-    add("--model", default="brook", metavar="M", help=f"{MODEL_HELP} (brook)")
+    add_model(parser, "brook")
     add("--host", default="127.0.0.1", metavar="H", help="listen here (127.0.0.1)")
     add("--port", type=int, default=8080, metavar="P", help="0 takes any (8080)")
     add("--data", type=Path, metavar="FILE", help="keep the history here (else: until it ends)")
@@ -55,7 +55,12 @@ async def main(arguments: argparse.Namespace) -> int:
     async with Swarm.connect(
         arguments.initial_peers,
         model=arguments.model,
-        config=SwarmConfig(network=arguments.network, wait_s=0.0, transport=arguments.transport),
+        config=SwarmConfig(
+            network=arguments.network,
+            wait_s=0.0,
+            transport=arguments.transport,
+            fingerprint=arguments.fingerprint,
+        ),
     ) as swarm:
         history = History(arguments.data)
         prober = Prober(swarm, history, ProberConfig(every_s=arguments.every))

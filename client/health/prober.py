@@ -109,6 +109,7 @@ class Prober:
             SwarmSnapshot(
                 model_name=self._swarm.text.name,
                 now_unix_s=now_unix_s,
+                model=self._swarm.view.spec,
                 peers=tuple(self._with_beat(key) for key in sorted(self._peers)),
                 links=tuple(self._links.values()),
                 leases=tuple(self._leases.values()),

@@ -5,7 +5,6 @@
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -92,6 +91,8 @@ class SwarmSnapshot:
 
     model_name: str
     now_unix_s: float
+    model: ModelSpec | None = None
+    """The model as its peers describe it; None while nobody announces it."""
     peers: tuple[SeenPeer, ...] = ()
     links: tuple[LinksRecord, ...] = ()
     leases: tuple[LeaseRecord, ...] = ()
@@ -125,6 +126,7 @@ def build_state(seen: SwarmSnapshot) -> Json:
         "generated_unix_s": seen.now_unix_s,
         "swarm": {
             "model": clean_name(spec.name if spec else seen.model_name),
+            "fingerprint": spec.fingerprint if spec else "",
             "healthy": not reasons,
             "verdict": _verdict(reasons, probes),
             "reasons": reasons,
@@ -171,9 +173,9 @@ def aged(state: Json, now_unix_s: float, limit_s: float) -> Json:
 
 
 def _spec(seen: SwarmSnapshot) -> ModelSpec | None:
-    living = [each.record.model for each in seen.peers if _alive(each, seen.now_unix_s)]
-    counted = Counter(living)
-    return counted.most_common(1)[0][0] if counted else None
+    model, now_unix_s = seen.model, seen.now_unix_s
+    alive = (each.record.model for each in seen.peers if _alive(each, now_unix_s))
+    return model if model is not None and any(map(model.serves_with, alive)) else None
 
 
 def _alive(peer: SeenPeer, now_unix_s: float) -> bool:
@@ -264,7 +266,7 @@ def _reasons(seen: SwarmSnapshot, peers: list[Json], depths: list[int], probes: 
     last = probes["last"]
     if last is None:
         return ["the page has only begun to look"]
-    if not any(peer["state"] != "gone" for peer in peers):
+    if not depths:
         return ["nobody announces this model"]
     reasons = []
     if missing := _ranges(depths, 0):

@@ -16,11 +16,13 @@ from client.session.session import SessionDriver
 from client.text.tokenizer import Detokenizer, ModelText, StopStrings
 from client.view.reader import ReaderConfig, SwarmReader
 from client.view.view import Route
+from coordinator.problem.model_pin import ModelPin, checked_fingerprint, named_peers
 from dht.connecting import connect
 from dht.errors import UserError
-from dht.hub import HubId, fetch_text_files
+from dht.hub import HubId, fetch_small_files, list_model
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
+from dht.model_files import INDEX, directory_root, listed_root
 from dht.transport.config import TransportConfig, TransportKind
 from dht.transport.interface import Transport
 
@@ -32,6 +34,9 @@ class SwarmConfig(ReaderConfig):
     """How a client looks at the swarm, and how its sessions watch their routes."""
 
     transport: TransportKind = TransportKind.AUTO
+    fingerprint: str = ""
+    """Fingerprint of the model, or its first 16 digits or more. Empty: the model's files say which
+    it is, or else the first of the named peers that serves it."""
     attempt: AttemptConfig = field(default_factory=AttemptConfig)
 
 
@@ -44,13 +49,27 @@ class Swarm:
         text: ModelText,
         config: SwarmConfig,
         on_status: StatusCallback | None = None,
+        named: tuple[str, ...] = (),
     ) -> None:
+        """``named`` are the peers that the user named, whose word on the model counts first.
+
+        Raises UserError for a fingerprint that is none.
+        """
         self.transport = transport
         self.text = text
         """The model's name, tokenizer and directory."""
         self._config = config
         self._on_status = on_status or (lambda line: logger.info("%s", line))
-        self.reader = SwarmReader(transport, text.name, config, self._on_status)
+        self.reader = SwarmReader(
+            transport,
+            text.name,
+            config,
+            self._on_status,
+            pin=ModelPin(
+                root=text.root, fingerprint=checked_fingerprint(config.fingerprint), named=named
+            ),
+            directory=text.directory,
+        )
         """Reads the DHT; for callers that want to read it now."""
         self.view = self.reader.view
         """Who serves what, as it was read last."""
@@ -68,8 +87,11 @@ class Swarm:
         """A swarm reached through ``initial_peers`` (multiaddresses), for ``async with``.
 
         ``model`` is a local directory, a hub id (its tokenizer is used) or the name that peers
-        serve it under (token ids only). Entering raises UserError for malformed addresses and for
-        a model that is not on the hub, HubUnreachableError, and NetworkError when nobody answers.
+        serve it under (token ids only). Files hold the peers to their weights; a name alone follows
+        the first of ``initial_peers`` that serves it, unless ``config.fingerprint`` is given.
+
+        Entering raises UserError for malformed addresses and for a model that is not on the hub,
+        HubUnreachableError, and NetworkError when nobody answers.
         """
         from dht.identity.peer_id import Identity
 
@@ -78,7 +100,7 @@ class Swarm:
             raise UserError("give the address of at least one peer of the swarm")
         text = _text_of(model)
         if isinstance(text, HubId):
-            text = ModelText.load(model, await asyncio.to_thread(fetch_text_files, text))
+            text = await asyncio.to_thread(_fetched_text, text)
         transport = await connect(
             TransportConfig(
                 identity=Identity.generate(),
@@ -87,7 +109,8 @@ class Swarm:
                 client_mode=True,
             )
         )
-        async with cls.over(transport, text, config, on_status) as swarm:
+        named = named_peers(initial_peers)
+        async with cls.over(transport, text, config, on_status, named) as swarm:
             yield swarm
 
     @classmethod
@@ -98,10 +121,11 @@ class Swarm:
         text: ModelText,
         config: SwarmConfig,
         on_status: StatusCallback | None = None,
+        named: tuple[str, ...] = (),
     ) -> AsyncIterator[Self]:
         """A swarm over a transport that is open, and that is closed at the end."""
         try:
-            swarm = cls(transport, text, config, on_status)
+            swarm = cls(transport, text, config, on_status, named)
             async with swarm.reader.reading():
                 yield swarm
         finally:
@@ -231,16 +255,24 @@ class Generation:
             route=owner.route,
             plan_version=str(plan.version) if plan is not None else "none",
             failovers=owner.failovers,
+            fingerprint=owner.log.request.model.fingerprint,
             logprobs=tuple(owner.log.scores) if self._options.logprobs is not None else None,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+
+def _fetched_text(hub_id: HubId) -> ModelText:
+    """The text side of a model on the hub, with the root of the commit that was listed."""
+    listing = list_model(hub_id)
+    directory = fetch_small_files(listing, INDEX)
+    return ModelText.load(str(hub_id), directory, listed_root(listing, directory))
 
 
 def _text_of(model: str) -> ModelText | HubId:
     """The text side of a directory or a bare name; for a hub id, where it is to be fetched."""
     directory = Path(model)
     if directory.is_dir():
-        return ModelText.load(directory.resolve().name, directory)
+        return ModelText.load(directory.resolve().name, directory, directory_root(directory))
     hub_id = HubId.parse(model)
     if hub_id is not None:
         return hub_id

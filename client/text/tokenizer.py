@@ -114,15 +114,18 @@ class ModelText:
     tokenizer: Tokenizer | None = None
     """None where prompts and answers are token ids only."""
     stop_token_ids: tuple[int, ...] = ()
+    root: str = ""
+    """What stands for the model's weights (:func:`dht.model_files.root_of`); empty: not known."""
 
     @classmethod
-    def load(cls, name: str, directory: Path) -> "ModelText":
+    def load(cls, name: str, directory: Path, root: str) -> "ModelText":
         """What ``directory`` says; raises UserError for a tokenizer that cannot be read."""
         return cls(
             name=name,
             directory=directory,
             tokenizer=Tokenizer.load(directory),
             stop_token_ids=stop_token_ids(directory),
+            root=root,
         )
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:

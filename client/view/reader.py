@@ -4,14 +4,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from client.errors import StatusCallback, UnavailableError
 from client.view.pulse import Pulse, PulseConfig
-from client.view.view import SwarmView
+from client.view.view import NO_PIN, SwarmView
 from coordinator.plans.store import PlanStore
-from dht.errors import NetworkError
+from coordinator.problem.model_pin import ModelPin, several
+from dht.errors import NetworkError, UserError
 from dht.messages.types import ModelSpec, NodeState, model_key
+from dht.model_files import directory_fingerprint
 from dht.records.directory import DEFAULT_NETWORK, Directory
 from dht.transport.interface import Transport
 
@@ -43,12 +46,24 @@ class SwarmReader:
     """Reads what peers announce about one model into :attr:`view`."""
 
     def __init__(
-        self, transport: Transport, model_name: str, config: ReaderConfig, on_status: StatusCallback
+        self,
+        transport: Transport,
+        model_name: str,
+        config: ReaderConfig,
+        on_status: StatusCallback,
+        *,
+        pin: ModelPin = NO_PIN,
+        directory: Path | None = None,
     ) -> None:
+        """``pin`` says which of the models under the name is meant; its configuration is in
+        ``directory``, if it is known."""
         self._model_name = model_name
+        self._directory = directory
         self._config = config
         self._on_status = on_status
         self._pulse = pulse = Pulse(transport, lambda: None, config.pings)
+        self._says_which = not pin.root and not pin.fingerprint
+        """Whether to tell yet whose word says which weights are meant."""
         self._blind = ""
         """Why the last look showed nothing; empty when it was answered."""
         self.directory = Directory(transport, config.network, model_key(model_name))
@@ -57,6 +72,7 @@ class SwarmReader:
             avoid_s=config.avoid_s,
             busy_s=config.busy_s,
             stale_s=2 * config.poll_s,
+            pin=pin,
             is_silent=lambda peer_id: pulse.beat(peer_id).silent,
         )
 
@@ -82,15 +98,29 @@ class SwarmReader:
         """Read all anew; where nobody answers, the view stays as it is."""
         try:
             await self.refresh()
-        except NetworkError as error:
+        except (NetworkError, UserError) as error:
             self._blind = str(error)
             self.view.counters["refresh_failed"] += 1
             logger.info("cannot read who serves what: %s", error)
 
     async def refresh(self) -> None:
-        """Read node records and plan now; raises NetworkError."""
-        self.view.take_nodes(await self.directory.nodes())
+        """Read node records and plan now; raises NetworkError, and UserError where the model's own
+        configuration is not understood and must say which peers lie."""
+        nodes = await self.directory.nodes()
+        self.view.take_nodes(nodes)
         self._blind = ""
+        pin = self.view.pin
+        if len(self.view.models) > 1 and pin.root and self._directory is not None:
+            # They differ in their sizes alone, of which somebody lies.
+            right = await asyncio.to_thread(directory_fingerprint, pin.root, self._directory)
+            self.view.pin = replace(pin, fingerprint=right)
+            self.view.take_nodes(nodes)
+        if self._says_which and self.view.spec is not None:
+            self._says_which = False
+            self._on_status(
+                f"{self._model_name} is taken at its peers' word, with fingerprint"
+                f" {self.view.spec.fingerprint}; --fingerprint, or its files, would hold them to it"
+            )
         await self._plans.refresh()
         self.view.take_plan(self._plans.newest)
         if self._config.pings is not None:
@@ -107,6 +137,10 @@ class SwarmReader:
         told = ""
         while (spec := self.view.spec) is None:
             reason = f"nobody in network {self._config.network!r} announces {self._model_name}"
+            if len(self.view.models) > 1:
+                reason = several(self._model_name, self.view.models)
+            elif self.view.nodes:
+                reason += " with the same weights; others do, with other weights"
             if self._blind:  # then nobody said so
                 reason = f"cannot read who serves {self._model_name}: {self._blind}"
             if reason != told:

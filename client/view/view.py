@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from client.view.avoidance import Avoidance
+from coordinator.problem.model_pin import ModelPin, allowed_models
 from coordinator.routing.balance import swapped
 from coordinator.routing.routes import (
     NoRoute,
@@ -26,6 +27,7 @@ BUSY_MOST_S = 8.0
 """A peer without room is asked again after this long at the latest, whatever it expects."""
 MISLED_MAX = 256
 NOBODY = NoRoute(reason="nobody announces this model")
+NO_PIN = ModelPin()
 FULL = NoRoute(reason="the peers that hold the missing layers are full")
 
 
@@ -38,12 +40,14 @@ class SwarmView:
         avoid_s: float,
         busy_s: float,
         stale_s: float,
+        pin: ModelPin = NO_PIN,
         is_silent: Callable[[str], bool] = lambda peer_id: False,
     ) -> None:
         """A peer that failed is avoided for ``avoid_s``, one without room for ``busy_s`` where it
         does not say how long, one whose record was wrong for ``stale_s``.
 
-        ``is_silent`` tells whether a peer leaves pings unanswered.
+        ``pin`` says which of the models under its name is meant; ``is_silent`` tells whether a peer
+        leaves pings unanswered.
         """
         self._avoid_s = avoid_s
         self._busy_s = busy_s
@@ -52,8 +56,12 @@ class SwarmView:
         self._router: Router | None = None
         self.nodes: Mapping[str, NodeRecord] = {}
         """The peers' newest announcements by peer id."""
+        self.pin = pin
+        """Which model is meant; with the fingerprint of the first that was followed."""
         self.spec: ModelSpec | None = None
-        """The model as the peers describe it; the description that most of them share."""
+        """The model as a peer describes it; None while no peer announces the one that is meant."""
+        self.models: tuple[ModelSpec, ...] = ()
+        """The models that may be meant; more than one where that is not known."""
         self.avoidance = Avoidance()
         self.misled: deque[str] = deque(maxlen=MISLED_MAX)
         """Peers that refused layers that their records announce, the newest last."""
@@ -67,8 +75,10 @@ class SwarmView:
     def take_nodes(self, nodes: Mapping[str, NodeRecord]) -> None:
         """Replace the records by newer ones."""
         self.nodes = nodes
-        counted = Counter(record.model for record in nodes.values())
-        self.spec = counted.most_common(1)[0][0] if counted else None
+        self.models = allowed_models(nodes, self.pin)
+        self.spec = self.models[0] if len(self.models) == 1 else None
+        if self.spec is not None:
+            self.pin = replace(self.pin, fingerprint=self.spec.fingerprint)
 
     def take_plan(self, plan: Plan | None) -> None:
         """Draw from ``plan`` from now on; None, or the plan that is known, changes nothing."""

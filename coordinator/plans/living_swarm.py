@@ -1,9 +1,8 @@
 """Reads a living swarm's records as a planner's input, for an observer that takes no part."""
 
-from collections import Counter
-
 from coordinator.plans.transition import usable_nodes
 from coordinator.problem.from_records import problem_of
+from coordinator.problem.model_pin import ModelPin, allowed_models, named_peers, several
 from coordinator.problem.service import Service, announced_service
 from dht.connecting import connect
 from dht.errors import UserError
@@ -14,10 +13,11 @@ from dht.transport.config import TransportConfig
 
 
 async def read_living(
-    initial_peers: tuple[str, ...], name: str, network: str
+    initial_peers: tuple[str, ...], name: str, network: str, root: str = ""
 ) -> tuple[Problem, Service]:
     """The problem and service of the model ``name``, as its peers announce them now.
 
+    ``root`` is that of the model's files, if they are known; else the peers named say which it is.
     Stores nothing and serves nobody. Raises UserError for malformed addresses and where no peer
     announces the model, NetworkError when no peer answers.
     """
@@ -25,22 +25,26 @@ async def read_living(
         TransportConfig(identity=Identity.generate(), initial_peers=initial_peers, client_mode=True)
     )
     try:
-        return await problem_now(Directory(transport, network, model_key(name)))
+        pin = ModelPin(root=root, named=named_peers(initial_peers))
+        return await problem_now(Directory(transport, network, model_key(name)), pin)
     finally:
         await transport.close()
 
 
-async def problem_now(directory: Directory) -> tuple[Problem, Service]:
-    """The problem of placing the model on the peers that announce it, with its commonest weights.
+async def problem_now(directory: Directory, pin: ModelPin) -> tuple[Problem, Service]:
+    """The problem of placing the model that ``pin`` means on the peers that announce it.
 
-    Raises UserError where no peer announces the model.
+    Raises UserError where no peer announces it, or peers announce several.
     """
     nodes, links = await directory.nodes(), await directory.links()
-    if not nodes:
-        raise UserError(f"no peer announces {directory.model_key}")
-    weights = Counter(record.model.fingerprint for record in nodes.values())
-    usual = max(sorted(weights), key=lambda fingerprint: weights[fingerprint])
-    model = next(nodes[p].model for p in sorted(nodes) if nodes[p].model.fingerprint == usual)
+    models = allowed_models(nodes, pin)
+    if len(models) != 1:
+        raise UserError(
+            several(directory.model_key, models)
+            if models
+            else f"no peer announces {directory.model_key}"
+        )
+    model = models[0]
     usable = usable_nodes(nodes, model, frozenset())
     problem = problem_of(model, usable, links)
     return problem, announced_service(problem)

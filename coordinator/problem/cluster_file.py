@@ -239,7 +239,7 @@ def _spec(
 ) -> ModelSpec:
     return ModelSpec(
         name=name,
-        fingerprint="offline",
+        root="offline",
         layers=layers,
         layer_bytes=layer_bytes,
         embed_bytes=embed_bytes,

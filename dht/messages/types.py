@@ -4,6 +4,7 @@ Layer ranges are half-open: ``[start, end)``. Units are the last word of a name.
 the bounds, which :mod:`dht.messages.codec` enforces when a value is decoded.
 """
 
+import hashlib
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
@@ -56,8 +57,8 @@ class ModelSpec:
     """A model as planners need it; computed from its configuration and tensor headers alone."""
 
     name: ShortText
-    fingerprint: Annotated[str, Meta(max_length=64)]
-    """Hex digest over configuration and tensor headers, to distinguish models of one name."""
+    root: Annotated[str, Meta(max_length=64)]
+    """SHA-256 over the configuration and the weight files (:func:`dht.model_files.root_of`)."""
     layers: Annotated[int, Meta(ge=1, le=LAYERS_MAX)]
     layer_bytes: Count
     """Bytes of the largest layer's weights, in the dtype that peers compute in."""
@@ -76,6 +77,12 @@ class ModelSpec:
         """The model's name as part of a DHT key (hub ids contain a slash, keys must not)."""
         return model_key(self.name)
 
+    @property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of all in which models of one name may differ: the root, and the sizes that
+        sessions depend on."""
+        return fingerprint_of(self.root, self.layers, self.context_tokens, self.vocab)
+
     def serves_with(self, other: "ModelSpec") -> bool:
         """Whether peers of both models can serve one session: they differ in sizes at most.
 
@@ -84,8 +91,13 @@ class ModelSpec:
         return _identity(self) == _identity(other)
 
 
+def fingerprint_of(root: str, layers: int, context_tokens: int, vocab: int) -> str:
+    """The fingerprint of a model with this root and these sizes."""
+    return hashlib.sha256(f"{root} {layers} {context_tokens} {vocab}".encode()).hexdigest()
+
+
 def _identity(model: ModelSpec) -> tuple[str, str, int, int, int]:
-    return (model.key, model.fingerprint, model.layers, model.context_tokens, model.vocab)
+    return (model.key, model.root, model.layers, model.context_tokens, model.vocab)
 
 
 class NodeState(StrEnum):

@@ -28,7 +28,8 @@ from node.kv.export import KvBytes, KvRows
 from node.kv.layer_pool import LayerPool
 from node.kv.pool import KvPool
 from node.model.layer_range import LoadedRange, ModelLayout, kv_shape
-from node.weights.store import Progress, WeightStore
+from node.weights.hashes import Progress
+from node.weights.store import WeightStore
 
 __all__ = ["Engine", "EngineConfig", "KvRows", "WorkItem", "WorkResult"]
 

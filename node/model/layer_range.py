@@ -15,18 +15,20 @@ from torch import nn
 
 from dht.errors import UserError
 from dht.messages.types import ModelSpec
+from dht.model_files import sizes_of
 from node.attention.paged_attention import ATTENTION_NAME, Step, register_attention
 from node.device.tensors import DTYPES, is_finite
 from node.model.cuda_graphs import CudaCapture
 from node.model.forward import LayerForward
 from node.model.layer_traits import FAILURES
-from node.model.meta_model import build_meta_model, context_tokens, kept_float32, layers_name, ties
+from node.model.meta_model import build_meta_model, kept_float32, layers_name, ties
 from node.model.packed_linear import favour_few_rows
 from node.model.quantize import held_bytes, quantize_linears
 from node.model.skeleton import Skeleton
 from node.model.structure import ModelStructure, Unservable, inspect_model
 from node.weights.checkpoint_names import CheckpointNames
-from node.weights.store import Progress, WeightStore
+from node.weights.hashes import Progress
+from node.weights.store import WeightStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class ModelLayout:
             model,
             stack,
             packed=packed,
-            context_tokens=context_tokens(config),
+            context_tokens=sizes_of(config)[1],
             dtype=dtype,
         )
         named = {id(module): name for name, module in model.named_modules()}
@@ -104,21 +106,21 @@ class ModelLayout:
 
     def spec(self, name: str) -> ModelSpec:
         """The model as planners need it; sizes are in the dtype that peers compute in."""
-        text = self.config.get_text_config()
+        layers, longest, vocab = sizes_of(self.config)
         item = self.dtype.itemsize
         behind = sum(_numbers(self.model.get_submodule(part)) for part in self.anatomy.behind)
         before = sum(_numbers(self.model.get_submodule(part)) for part in self.anatomy.before)
         return ModelSpec(
             name=name,
-            fingerprint=self.store.fingerprint,
-            layers=len(self.layers),
+            root=self.store.root,
+            layers=layers,
             layer_bytes=max(held_bytes(each, self.quantize, self.dtype) for each in self.layers),
             embed_bytes=before * item,
             head_bytes=behind * item,
             kv_bytes_per_token_layer=max(map(_kv_numbers, self.anatomy.kv_shapes)) * item,
             activation_bytes=self.anatomy.width * item,
-            context_tokens=context_tokens(self.config),
-            vocab=text.vocab_size,
+            context_tokens=longest,
+            vocab=vocab,
         )
 
     def part_parameters(self, path: str) -> list[str]:

@@ -9,16 +9,6 @@ from torch import nn
 from node.model.structure import Unservable
 from node.weights.store import WeightStore
 
-CONTEXT_TOKENS = 2048
-"""Assumed if a configuration names no longest context, as for models with ALiBi."""
-
-
-def context_tokens(config: Any) -> int:
-    """Longest context of a model, in tokens."""
-    text = config.get_text_config()
-    named = getattr(text, "max_position_embeddings", None) or getattr(text, "seq_length", None)
-    return int(named or CONTEXT_TOKENS)
-
 
 def build_meta_model(
     store: WeightStore, dtype: torch.dtype, attention: str | None

@@ -14,7 +14,8 @@ from node.kv.export import KvBytes, pack_kv
 from node.profiling.layer_profile import Profile, tokens_per_s
 from node.profiling.profile_cache import default_folder, profiled
 from node.stage.open_checks import StageView
-from node.weights.store import Progress, WeightStore
+from node.weights.hashes import Progress
+from node.weights.store import WeightStore
 
 T = TypeVar("T")
 

@@ -1,58 +1,53 @@
 """SHA-256 hashes of weight files: of each whole file, of its header, and of every tensor in it.
 
-Per-tensor hashes let a peer check exactly the bytes that it reads, even if they are few. ``python
--m node.weight_hashes MODEL_DIR`` writes them beside a local model's files as
-``anabranch.sha256.json``. For files from a hub they are computed while the whole file is checked
-against the hub's own SHA-256, and kept (see :mod:`node.weights.hub_shards`).
+Per-tensor hashes let a peer check exactly the bytes that it reads, even if they are few. A local
+model's are in its manifest (:mod:`dht.model_files`). For files from a hub they are computed while
+the whole file is checked against the hub's own SHA-256, and kept (:mod:`node.weights.hub_shards`).
 """
 
 import hashlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, BinaryIO
-
-import msgspec
+from typing import BinaryIO
 
 from dht.errors import UserError
+from dht.model_files import Manifest, ShardHashes
 from node.weights.safetensors_header import DamagedError, TensorEntry, header_bytes_of, parse_header
 
-MANIFEST = "anabranch.sha256.json"
-MANIFEST_BYTES_MAX = 256 << 20
 BLOCK_BYTES = 1 << 20
+FILES_AT_ONCE = 4
+"""More would only wait for the disk."""
 
-Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-
-
-class ShardHashes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Size and hashes that one safetensors file must have."""
-
-    size_bytes: int
-    sha256: Sha256
-    header_sha256: Sha256
-    """Hash of the header and the eight bytes of its length."""
-    tensors: dict[str, Sha256]
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The hashes of a directory's safetensors files, by file name."""
+def hash_shards(
+    directory: Path, shards: Collection[str], progress: Progress | None = None
+) -> Manifest:
+    """The hashes of these files, all read once, several at a time.
 
-    format: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
-    shards: dict[str, ShardHashes]
-
-
-def read_manifest(path: Path) -> Manifest | None:
-    """The manifest at ``path``; None if there is none. Raises UserError if it is damaged."""
+    Raises DamagedError for a file that is no safetensors file, UserError for one that cannot be
+    read.
+    """
+    done_bytes = dict.fromkeys(shards, 0)
     try:
-        if path.stat().st_size > MANIFEST_BYTES_MAX:
-            raise UserError(f"{path} is larger than {MANIFEST_BYTES_MAX} bytes; write it again")
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise UserError(
-            f"{path} is damaged ({error}); remove it, or write it again with"
-            " python -m node.weight_hashes"
-        ) from error
+        total_bytes = sum((directory / shard).stat().st_size for shard in shards)
+
+        def hashed(shard: str) -> ShardHashes:
+            def count(block_bytes: int) -> None:
+                done_bytes[shard] += block_bytes
+                if progress is not None:
+                    progress(sum(done_bytes.values()), total_bytes)
+
+            return hash_shard(directory / shard, count)
+
+        with ThreadPoolExecutor(min(FILES_AT_ONCE, os.cpu_count() or 1)) as pool:
+            return Manifest(shards=dict(zip(shards, pool.map(hashed, shards), strict=True)))
+    except OSError as error:
+        raise UserError(f"{directory} cannot be read: {error}") from error
 
 
 def hash_shard(

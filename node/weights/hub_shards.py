@@ -34,9 +34,10 @@ from dht.hub import (
     notes_directory,
     write_note,
 )
-from node.weights.hashes import ShardHashes, hash_shard, read_header
+from dht.model_files import INDEX, ShardHashes, read_config, read_index, shard_names
+from node.weights.hashes import Progress, hash_shard, read_header
 from node.weights.safetensors_header import PREFIX_BYTES, DamagedError, header_bytes_of
-from node.weights.store import INDEX, Progress, WeightStore, read_config, read_index, shard_names
+from node.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +51,11 @@ FETCHES_MAX = 2
 _HASH_BYTES = hashlib.sha256().digest_size
 
 
-def open_model(model: str) -> WeightStore:
-    """The model in a local directory, or on the hub by its id; see :func:`open_hub_model`."""
+def open_model(model: str, progress: Progress | None = None) -> WeightStore:
+    """The model in a local directory (:meth:`WeightStore.open`), or on the hub by its id
+    (:func:`open_hub_model`)."""
     if Path(model).expanduser().is_dir():
-        return WeightStore.open(model)
+        return WeightStore.open(model, progress)
     hub_id = HubId.parse(model)
     if hub_id is None:
         raise UserError(f"{model} is neither a directory nor a hub id (org/name[@revision])")
@@ -61,7 +63,8 @@ def open_model(model: str) -> WeightStore:
 
 
 def open_hub_model(hub_id: HubId) -> WeightStore:
-    """The model on the hub, checked by its configuration and headers; no weights are fetched.
+    """The model on the hub, checked by its configuration and headers; no weights are fetched but
+    those that the hub lists without a SHA-256.
 
     Raises UserError for what cannot be served or is not open to this user, NetworkError where
     something is missing here and the hub cannot be reached.
@@ -80,12 +83,15 @@ class HubShards:
         self.is_local = False
         self._listing = listing
         self._stopped = threading.Event()
-        self._hashes: dict[str, ShardHashes | None] = {}
+        self._hashes: dict[str, ShardHashes] = {}
         self.shards = shard_names(listing.repo, listing.files, read_index(directory))
-        self.verified = all(listing.files[shard].sha256 for shard in self.shards)
         with ThreadPoolExecutor(HEADERS_AT_ONCE) as pool:
             found = pool.map(self._find_header, self.shards)
             self._headers = dict(zip(self.shards, found, strict=True))
+        for shard in self.shards:
+            if listing.files[shard].sha256 is None:
+                logger.warning("%s: the hub lists no SHA-256; it is taken here", self._at(shard))
+                self._bring(shard)
 
     # What the source protocol asks
 
@@ -95,8 +101,11 @@ class HubShards:
     def path(self, shard: str) -> Path:
         return self.directory / shard
 
-    def hashes(self, shard: str) -> ShardHashes | None:
-        return self._hashes.get(shard)
+    def sha256(self, shard: str) -> str:
+        return self._listing.files[shard].sha256 or self._hashes[shard].sha256
+
+    def hashes(self, shard: str) -> ShardHashes:
+        return self._hashes[shard]
 
     def stop(self) -> None:
         self._stopped.set()
@@ -285,19 +294,16 @@ class HubShards:
             noted = msgspec.json.decode(self._note(shard, "json").read_bytes(), type=ShardHashes)
         except (OSError, msgspec.MsgspecError):
             return None
-        return noted if noted.sha256 == self._listing.files[shard].sha256 else None
+        return noted if self._listing.files[shard].sha256 in {noted.sha256, None} else None
 
-    def _hash(self, shard: str, path: Path) -> ShardHashes | None:
-        """Hash the whole file; None where the hub gave no SHA-256, DamagedError for another one."""
+    def _hash(self, shard: str, path: Path) -> ShardHashes:
+        """Hash the whole file; raises DamagedError where the hub lists another SHA-256."""
         expected = self._listing.files[shard].sha256
-        if expected is None:
-            logger.warning("%s: the hub gives no SHA-256 to check it against", self._at(shard))
-            return None
         try:
             hashes = hash_shard(path, self._still_wanted)
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error}") from error
-        if hashes.sha256 != expected:
+        if expected not in {hashes.sha256, None}:
             raise DamagedError(
                 shard,
                 f"{self._at(shard)} is damaged: its SHA-256 is not the one that the hub lists",

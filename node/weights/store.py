@@ -1,36 +1,31 @@
 """A model's weights: checked at open by their headers, then read and verified tensor by tensor."""
 
-import hashlib
-import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
-from pathlib import Path, PureWindowsPath
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
+import msgspec
+
 from dht.errors import UserError
-from node.weights.hashes import (
-    MANIFEST,
+from dht.model_files import (
     ShardHashes,
-    check_header,
-    check_tensor,
-    read_header,
-    read_manifest,
+    known_hashes,
+    manifest_of,
+    manifest_paths,
+    read_config,
+    read_index,
+    root_of,
+    shards_of,
 )
+from dht.whole_file import write_whole
+from node.weights.hashes import Progress, check_header, check_tensor, hash_shards, read_header
 from node.weights.safetensors_header import DamagedError, TensorEntry, parse_header
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
-
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-VOLATILE = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
-"""Configuration keys that do not tell two models apart."""
-
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
 
 
 class ShardSource(Protocol):
@@ -39,8 +34,6 @@ class ShardSource(Protocol):
     directory: Path
     """Holds ``config.json``."""
     shards: tuple[str, ...]
-    verified: bool
-    """Whether there are hashes that every tensor is checked against."""
     is_local: bool
     """Whether all files are here, so that nothing is ever fetched."""
 
@@ -53,8 +46,11 @@ class ShardSource(Protocol):
     def path(self, shard: str) -> Path:
         """Where a shard that was fetched is."""
 
-    def hashes(self, shard: str) -> ShardHashes | None:
-        """What a fetched shard must hold, None where nobody knows."""
+    def sha256(self, shard: str) -> str:
+        """The hash of a whole shard, known before it is fetched."""
+
+    def hashes(self, shard: str) -> ShardHashes:
+        """What a fetched shard must hold."""
 
     def fetch_again(self, shard: str) -> bool:
         """Replace a damaged shard; False where that is not possible."""
@@ -77,16 +73,17 @@ class WeightStore:
         self.bytes_read = 0
 
     @classmethod
-    def open(cls, path: str) -> "WeightStore":
-        """The model in a local directory: its configuration and headers are checked, no more.
+    def open(cls, path: str, progress: Progress | None = None) -> "WeightStore":
+        """The model in a local directory: its configuration and headers are checked.
 
+        Without a manifest all files are hashed first, which ``progress`` tells, and it is written.
         Raises UserError for whatever keeps the model from being served.
         """
         directory = Path(path).expanduser()
         if not directory.is_dir():
             raise UserError(f"{path} is not a directory; give a model's directory")
         config = read_config(directory)
-        return cls.of(LocalShards(directory), config)
+        return cls.of(LocalShards(directory, progress), config)
 
     @classmethod
     def of(cls, source: ShardSource, config: dict[str, Any]) -> "WeightStore":
@@ -105,17 +102,10 @@ class WeightStore:
         return cls(source, config, tensors)
 
     @property
-    def fingerprint(self) -> str:
-        """SHA-256 over configuration and tensor headers, as hex."""
-        known = {key: value for key, value in self.config.items() if key not in VOLATILE}
-        headers = sorted((n, e.dtype, e.shape) for n, e in self.tensors.items())
-        text = json.dumps([known, headers], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    @property
-    def verified(self) -> bool:
-        """Whether every tensor is held against a SHA-256 when it is read."""
-        return self._source.verified
+    def root(self) -> str:
+        """What stands for the configuration and all weights (:func:`dht.model_files.root_of`)."""
+        shards = self._source.shards
+        return root_of(self.config, {shard: self._source.sha256(shard) for shard in shards})
 
     def fetch(self, names: Iterable[str], progress: Progress | None = None) -> None:
         """Bring the files of these tensors here, where they are not yet (see :meth:`read`)."""
@@ -178,18 +168,17 @@ class WeightStore:
         hashes = self._source.hashes(shard)
         try:
             with path.open("rb", buffering=0) as opened:
-                if hashes is not None:
-                    size_bytes = path.stat().st_size
-                    raw = read_header(opened, size_bytes, shard, str(path))
-                    self.bytes_read += len(raw)
-                    check_header(raw, size_bytes, hashes, shard, str(path))
+                size_bytes = path.stat().st_size
+                raw = read_header(opened, size_bytes, shard, str(path))
+                self.bytes_read += len(raw)
+                check_header(raw, size_bytes, hashes, shard, str(path))
                 for name in names:
                     yield name, self._read_tensor(opened, name, hashes, path)
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error}") from error
 
     def _read_tensor(
-        self, opened: BinaryIO, name: str, hashes: ShardHashes | None, path: Path
+        self, opened: BinaryIO, name: str, hashes: ShardHashes, path: Path
     ) -> "torch.Tensor":
         import torch
 
@@ -206,8 +195,7 @@ class WeightStore:
                 raise DamagedError(entry.shard, f"{path} is damaged: it ends within {name}")
             at += read
         self.bytes_read += at
-        if hashes is not None:
-            check_tensor(view, name, hashes, entry.shard, str(path))
+        check_tensor(view, name, hashes, entry.shard, str(path))
         tensor = data.view(_torch_dtype(entry.dtype)).reshape(entry.shape)
         if not is_finite(tensor):
             raise DamagedError(entry.shard, f"{path} is damaged: {name} holds NaN or infinity")
@@ -225,21 +213,17 @@ def _torch_dtype(dtype: str) -> "torch.dtype":
 
 
 class LocalShards:
-    """The safetensors files of a local directory, with its hash manifest where it has one."""
+    """The safetensors files of a local directory, with its manifest, which is made if it lacks."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, progress: Progress | None = None) -> None:
         self.directory = directory
         self.is_local = True
-        files = {file.name for file in directory.iterdir() if file.is_file()}
-        self.shards = shard_names(str(directory), files, read_index(directory))
-        self._manifest = read_manifest(directory / MANIFEST)
-        self.verified = self._manifest is not None
-        for shard in self.shards:
-            if self._manifest is not None and shard not in self._manifest.shards:
-                raise UserError(
-                    f"{directory / MANIFEST} does not know {shard}; write it again with"
-                    " python -m node.weight_hashes"
-                )
+        self.shards = shards_of(directory)
+        manifest = manifest_of(directory)
+        if manifest is None:
+            manifest = hash_shards(directory, self.shards, progress)
+            _keep(msgspec.json.encode(manifest), manifest_paths(directory))
+        self._hashes = {shard: known_hashes(manifest, shard, directory) for shard in self.shards}
 
     def header(self, shard: str) -> tuple[bytes, int]:
         path = self.directory / shard
@@ -249,8 +233,7 @@ class LocalShards:
                 raw = read_header(opened, size_bytes, shard, str(path))
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error}") from error
-        if (hashes := self.hashes(shard)) is not None:
-            check_header(raw, size_bytes, hashes, shard, str(path))
+        check_header(raw, size_bytes, self.hashes(shard), shard, str(path))
         return raw, size_bytes
 
     def fetch(self, shards: Iterable[str], progress: Progress | None) -> None:
@@ -259,8 +242,11 @@ class LocalShards:
     def path(self, shard: str) -> Path:
         return self.directory / shard
 
-    def hashes(self, shard: str) -> ShardHashes | None:
-        return None if self._manifest is None else self._manifest.shards[shard]
+    def sha256(self, shard: str) -> str:
+        return self._hashes[shard].sha256
+
+    def hashes(self, shard: str) -> ShardHashes:
+        return self._hashes[shard]
 
     def fetch_again(self, shard: str) -> bool:
         """Nobody knows where a local file came from."""
@@ -270,58 +256,14 @@ class LocalShards:
         """Nothing here waits."""
 
 
-def read_config(directory: Path, name: str = "") -> dict[str, Any]:
-    """The model's configuration; ``name`` stands for the model in messages.
-
-    Raises UserError, also for a model that wants code of its own.
-    """
-    name = name or str(directory)
-    path = directory / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{name} has no config.json; is it a model's directory?") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict) or "model_type" not in config:
-        raise UserError(f"{path} does not describe a model: it has no model_type")
-    if "auto_map" in config:
-        raise UserError(f"{name} needs code of its own to run; that is never executed here")
-    return config
-
-
-def read_index(directory: Path) -> dict[str, str] | None:
-    """File name by tensor name of a sharded model, None without an index. Raises UserError."""
-    path = directory / INDEX
-    if not path.is_file():
-        return None
-    try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is no index of tensors: {error}") from error
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(name, str) for name in weight_map.values()
-    ):
-        raise UserError(f"{path} is no index of tensors")
-    return weight_map
-
-
-def shard_names(
-    where: str, files: Collection[str], index: dict[str, str] | None
-) -> tuple[str, ...]:
-    """The safetensors files of a model that has these files. Raises UserError."""
-    if index is not None:
-        names = sorted(set(index.values()))
-    elif SINGLE in files:
-        names = [SINGLE]
-    else:
-        names = sorted(n for n in files if n.endswith(".safetensors") and "/" not in n)
-    if not names:
-        pickled = sorted(name for name in files if name.endswith(PICKLED))
-        only = f"only {pickled[0]}, which can run code" if pickled else "none"
-        raise UserError(f"{where} has no safetensors files ({only}); weights must be in them")
-    for name in names:
-        path = PureWindowsPath(name)  # takes the other systems' names apart, too
-        if name not in files or path.anchor or ".." in path.parts:
-            raise UserError(f"{where}: the index names {name[:200]}, which is not there")
-    return tuple(names)
+def _keep(content: bytes, places: Iterable[Path]) -> None:
+    """Write to the first place that takes it; a failure is only logged."""
+    for path in places:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, content)
+        except OSError as error:
+            logger.info("cannot keep %s: %s", path, error)
+        else:
+            return
+    logger.warning("the hashes of the model's files cannot be kept; each start takes them anew")

@@ -33,7 +33,7 @@ VOCAB = 1000
 CONTEXT = 512
 SPEC = ModelSpec(
     name="paper",
-    fingerprint="paper-weights",
+    root="paper-weights",
     layers=LAYERS,
     layer_bytes=1,
     embed_bytes=1,
@@ -44,6 +44,7 @@ SPEC = ModelSpec(
     vocab=VOCAB,
 )
 NETWORK = "test"
+NAME_ALONE = ModelText(name=SPEC.name)
 
 
 def answer_of(prompt: Sequence[int], tokens: int) -> tuple[int, ...]:
@@ -278,10 +279,12 @@ class PaperSwarm:
         wait_s: float = 60.0,
         pings: PulseConfig | None = None,
         on_status: Callable[[str], None] | None = None,
+        text: ModelText = NAME_ALONE,
+        named: tuple[str, ...] = (),
+        fingerprint: str = "",
     ) -> AbstractAsyncContextManager[Swarm]:
-        config = SwarmConfig(network=NETWORK, wait_s=wait_s, pings=pings)
-        text = ModelText(name=SPEC.name)
-        return Swarm.over(self.network.transport(), text, config, on_status)
+        config = SwarmConfig(network=NETWORK, wait_s=wait_s, pings=pings, fingerprint=fingerprint)
+        return Swarm.over(self.network.transport(), text, config, on_status, named)
 
     async def close(self) -> None:
         tasks = [task for peer in self.peers for task in peer.tasks]

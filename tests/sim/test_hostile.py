@@ -1,13 +1,19 @@
 """What a hostile peer may send: its stream is closed and counted, and nothing else happens."""
 
 import asyncio
+import json
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from client.errors import UnavailableError
+from client.text.tokenizer import ModelText
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.identity.grant import grant, own_word
 from dht.messages import codec
@@ -30,14 +36,15 @@ from dht.messages.session import (
     SessionRefused,
     TokensAttach,
 )
-from dht.messages.types import RouteStage
+from dht.messages.types import ModelSpec, RouteStage
+from dht.records.directory import Directory
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryTransport
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
 from node.links import framed_stream
 from node.stage.streams import StreamLimits
-from tests.sim.paper_swarm import LAYERS, SPEC, PaperSwarm, answer_of, paper_swarm
+from tests.sim.paper_swarm import LAYERS, NETWORK, SPEC, PaperSwarm, answer_of, paper_swarm
 
 pytestmark = pytest.mark.sim
 
@@ -561,5 +568,84 @@ def test_a_stage_does_not_say_that_another_leaves() -> None:
             route = [stage.peer_id for stage in running.answer().route]
             assert honest.peer_id in route, "the one that was spoken of stays"
             assert liar.peer_id not in route
+
+    run_virtual(scenario(), limit_s=300)
+
+
+@asynccontextmanager
+async def beside_made_up_models(model: ModelSpec) -> AsyncIterator[PaperSwarm]:
+    """Two honest peers, and six identities that announce ``model`` under the same name."""
+    async with paper_swarm((0, 4), (4, 8)) as swarm:
+        for _ in range(6):
+            evil = swarm.network.transport()
+            directory = Directory(evil, NETWORK, SPEC.key)
+            record = replace(
+                swarm.peers[0].record(), peer_id=evil.peer_id, model=model, end=model.layers
+            )
+            await directory.publish(record)
+        yield swarm
+
+
+@pytest.mark.parametrize("known", ["root", "fingerprint", "named"])
+def test_made_up_models_do_not_outvote_the_one_that_is_meant(known: str) -> None:
+    async def scenario() -> None:
+        async with beside_made_up_models(replace(SPEC, root="made up")) as swarm:
+            ways: dict[str, Any] = {
+                "root": {"text": ModelText(name=SPEC.name, root=SPEC.root)},
+                "fingerprint": {"fingerprint": SPEC.fingerprint[:20]},
+                "named": {"named": (swarm.peers[1].peer_id,)},
+            }
+            async with swarm.client(**ways[known]) as client:
+                answer = await client.generate(PROMPT, max_new_tokens=5)
+                assert answer.token_ids == answer_of(PROMPT, 5)
+                assert answer.fingerprint == SPEC.fingerprint
+
+    run_virtual(scenario(), limit_s=300)
+
+
+def test_where_nothing_tells_models_apart_the_client_says_so() -> None:
+    async def scenario() -> None:
+        async with beside_made_up_models(replace(SPEC, root="made up")) as swarm:
+            told: list[str] = []
+            async with swarm.client(wait_s=5, on_status=told.append) as client:
+                with pytest.raises(UnavailableError, match=r"announce 2 models.*--fingerprint"):
+                    await client.generate(PROMPT, max_new_tokens=5)
+            assert len(told) == 1, "one line says what it waits for"
+
+    run_virtual(scenario(), limit_s=300)
+
+
+def test_a_name_alone_is_taken_at_its_peers_word_and_kept() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 8)) as swarm:
+            told: list[str] = []
+            async with swarm.client(on_status=told.append) as client:
+                await client.generate(PROMPT, max_new_tokens=5)
+                assert SPEC.fingerprint in told[0]
+                record = swarm.peers[0].record()
+                other = replace(SPEC, root="other weights")
+                client.view.take_nodes({"x": replace(record, peer_id="x", model=other)})
+                assert client.view.spec is None, "it does not change to other weights"
+
+    run_virtual(scenario(), limit_s=300)
+
+
+def test_made_up_sizes_under_the_right_root_are_found_out(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": LAYERS,
+        "max_position_embeddings": SPEC.context_tokens,
+        "vocab_size": SPEC.vocab,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = ModelText(name=SPEC.name, root=SPEC.root, directory=tmp_path)
+
+    async def scenario() -> None:
+        async with (
+            beside_made_up_models(replace(SPEC, layers=2 * LAYERS)) as swarm,
+            swarm.client(text=text) as client,
+        ):
+            answer = await client.generate(PROMPT, max_new_tokens=5)
+            assert answer.token_ids == answer_of(PROMPT, 5)
 
     run_virtual(scenario(), limit_s=300)

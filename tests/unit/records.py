@@ -6,7 +6,7 @@ from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 
 MODEL = ModelSpec(
     name="m",
-    fingerprint="f",
+    root="f",
     layers=8,
     layer_bytes=1,
     embed_bytes=1,

@@ -21,7 +21,7 @@ from tests.unit.records import record_of
 
 MODEL = ModelSpec(
     name="tiny",
-    fingerprint="f",
+    root="f",
     layers=8,
     layer_bytes=100,
     embed_bytes=50,

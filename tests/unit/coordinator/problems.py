@@ -32,7 +32,7 @@ def model(
     """A model whose layers weigh 100 bytes and whose tokens take 10 bytes on a link."""
     return ModelSpec(
         name="toy",
-        fingerprint="f00d",
+        root="f00d",
         layers=layers,
         layer_bytes=LAYER_BYTES,
         embed_bytes=embed_bytes,

@@ -35,7 +35,7 @@ TEMPLATE = (
 )
 SPEC = ModelSpec(
     name="brook",
-    fingerprint="paper",
+    root="paper",
     layers=8,
     layer_bytes=1,
     embed_bytes=1,

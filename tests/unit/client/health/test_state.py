@@ -36,7 +36,7 @@ from dht.messages.types import (
 NOW_S = 1_800_000_000.0
 MODEL = ModelSpec(
     name="brook",
-    fingerprint="f",
+    root="f",
     layers=8,
     layer_bytes=1 << 30,
     embed_bytes=0,
@@ -82,13 +82,16 @@ def peer(number: int, start: int, end: int, **named: object) -> SeenPeer:
     return SeenPeer(record=replace(record, **named), rtt_s=0.02, **seen)  # type: ignore[arg-type]
 
 
-def state_of(*peers: SeenPeer, probe: str = "", plan: Plan | None = None) -> Json:
+def state_of(
+    *peers: SeenPeer, probe: str = "", plan: Plan | None = None, model: ModelSpec = MODEL
+) -> Json:
     last = Probe(at_unix_s=NOW_S - 5, reason=probe, ttft_s=0.2, tpot_s=0.05, tokens=8)
     lease = LeaseRecord(peer_id="12D3Peer0", term=3, expires_unix_s=NOW_S + 10)
     return build_state(
         SwarmSnapshot(
             model_name="brook",
             now_unix_s=NOW_S,
+            model=model,
             peers=peers,
             leases=(lease,),
             plan=plan,
@@ -165,7 +168,8 @@ def test_a_record_alone_is_no_sign_of_life() -> None:
 
 
 def test_before_the_first_request_nothing_is_claimed() -> None:
-    state = build_state(SwarmSnapshot(model_name="brook", now_unix_s=NOW_S, peers=(peer(0, 0, 8),)))
+    seen = SwarmSnapshot(model_name="brook", now_unix_s=NOW_S, model=MODEL, peers=(peer(0, 0, 8),))
+    state = build_state(seen)
     assert not state["swarm"]["healthy"]
     assert state["swarm"]["sentence"] == "Not known: the page has only begun to look."
     page = Page(lambda: {}).render(state)
@@ -194,8 +198,7 @@ def test_a_peer_that_refuses_what_it_announces_lies() -> None:
     assert [each["flags"] for each in state["peers"]] == [[], ["lying"]]
     moved = peer(1, 0, 8, refused_unix_s=twice, moved_unix_s=NOW_S - 65)
     assert state_of(moved)["peers"][0]["flags"] == [], "its record may lag"
-    wide = replace(MODEL, layers=1000)
-    beyond = peer(2, 0, 900, model=wide)
+    beyond = peer(2, 0, 9)
     state = state_of(peer(0, 0, 8), peer(1, 0, 8), beyond)
     assert state["peers"][2]["flags"] == ["lying"]
 
@@ -253,6 +256,7 @@ def test_flow_is_held_against_what_links_and_peers_can_carry() -> None:
         SwarmSnapshot(
             model_name="brook",
             now_unix_s=NOW_S,
+            model=MODEL,
             peers=peers,
             links=(linked(0, 1, 1280.0), linked(1, 0, 99.0, author=7)),
             plan=plan,
@@ -308,7 +312,7 @@ def hostile(text: str) -> str:
     )
     device = DeviceSpec(kind=text[:16], name=text, memory_bytes=1)
     bad = peer(0, 0, 8, peer_id=text, name=text, software_version=text, device=device, model=model)
-    return Page(lambda: {}).render(state_of(bad, plan=plan))
+    return Page(lambda: {}).render(state_of(bad, plan=plan, model=model))
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)

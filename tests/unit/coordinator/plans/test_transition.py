@@ -83,7 +83,7 @@ def test_a_newcomer_is_added_when_nobody_moves(make, old, usable):
 def test_who_leaves_is_silent_or_serves_other_weights_is_not_counted_on(make):
     nodes = {name: make.record(name) for name in "abcd"}
     nodes["a"] = replace(nodes["a"], state=NodeState.DRAINING)
-    nodes["b"] = replace(nodes["b"], model=replace(make.model, fingerprint="other"))
+    nodes["b"] = replace(nodes["b"], model=replace(make.model, root="other"))
     assert set(usable_nodes(nodes, make.model, frozenset("c"))) == {"d"}
 
 
@@ -100,7 +100,7 @@ def test_who_cannot_be_reached_is_not_counted_on(make):
     nodes = {reach: replace(make.record(reach.value), reach=reach) for reach in Reach}
     assert set(usable_nodes(nodes, make.model, frozenset())) == set(Reach) - {Reach.NONE}
     assert left_out(nodes, make.model) == "; 1 more is left out: others cannot reach them"
-    assert left_out(nodes, replace(make.model, fingerprint="other")) == ""
+    assert left_out(nodes, replace(make.model, root="other")) == ""
 
 
 def test_elders(make):

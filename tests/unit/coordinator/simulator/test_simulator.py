@@ -53,7 +53,7 @@ def swarm(
     problem = Problem(
         model=ModelSpec(
             name="toy",
-            fingerprint="f",
+            root="f",
             layers=layers,
             layer_bytes=1,
             embed_bytes=0,

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants as hub_constants
 import psutil
 import pytest
 import torch
@@ -14,13 +15,17 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+import node.weights.store as store_module
+from bench.local_swarm import ROOT
 from dht.errors import UserError
+from dht.model_files import MANIFEST, directory_fingerprint, directory_root, read_manifest
+from node.model.layer_range import ModelLayout
 from node.weight_hashes import main
-from node.weights.hashes import MANIFEST, read_manifest
 from node.weights.safetensors_header import DamagedError
 from node.weights.store import WeightStore
 from tests.examples import examples
 
+BROOK = ROOT / "models" / "brook"
 SHARDS = {
     "model-00001-of-00002.safetensors": {"a.weight": (6, 5), "b.weight": (7,)},
     "model-00002-of-00002.safetensors": {"c.weight": (4, 4)},
@@ -64,7 +69,6 @@ def hashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_all(directory: Path) -> dict[str, torch.Tensor]:
     store = WeightStore.open(str(directory))
-    assert store.verified
     return dict(store.read(list(store.tensors)))
 
 
@@ -162,7 +166,6 @@ def test_numbers_that_are_not_finite_are_named(
     tensor[2, 1] = value
     save_file({"c.weight": tensor.to(dtype)}, directory / "model-00002-of-00002.safetensors")
     store = WeightStore.open(str(directory))
-    assert not store.verified
     with pytest.raises(DamagedError, match=r"00002\.safetensors is damaged: c\.weight holds NaN"):
         dict(store.read(["c.weight"]))
 
@@ -182,4 +185,42 @@ def test_a_range_reads_its_own_bytes_from_the_disk(tmp_path: Path) -> None:
     read_bytes = process.io_counters().read_chars - before
     assigned_bytes = 3 * numbers * 4
     assert assigned_bytes <= read_bytes <= 1.1 * assigned_bytes
-    assert store.bytes_read == assigned_bytes
+    assert assigned_bytes <= store.bytes_read <= read_bytes
+
+
+def test_the_first_open_makes_the_manifest_and_the_next_reads_it(tmp_path: Path) -> None:
+    directory = write(tmp_path / "model")
+    assert directory_root(directory) == ""
+    told: list[tuple[int, int]] = []
+    first = WeightStore.open(str(directory), lambda done, total: told.append((done, total)))
+    weights = sum(entry.size_bytes for entry in first.tensors.values())
+    assert told[-1][0] == weights <= told[-1][1]
+    assert directory_root(directory) == first.root
+    told.clear()
+    again = WeightStore.open(str(directory), lambda done, total: told.append((done, total)))
+    assert again.root == first.root
+    assert told == []
+
+
+def test_hashes_of_a_directory_that_nobody_may_write_are_kept_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write(tmp_path / "model")
+    monkeypatch.setattr(hub_constants, "HF_HOME", str(tmp_path / "home"))
+
+    def refuse(path: Path, content: bytes) -> None:
+        if path.parent == directory:
+            raise PermissionError(path)
+        path.write_bytes(content)
+
+    monkeypatch.setattr(store_module, "write_whole", refuse)
+    first = WeightStore.open(str(directory))
+    assert not (directory / MANIFEST).exists()
+    assert directory_root(directory) == first.root
+
+
+def test_brooks_configuration_tells_the_fingerprint_that_its_peers_announce() -> None:
+    store = WeightStore.open(str(BROOK))
+    spec = ModelLayout.of(store, "float32").spec("brook")
+    assert directory_root(BROOK) == store.root == spec.root
+    assert directory_fingerprint(store.root, BROOK) == spec.fingerprint

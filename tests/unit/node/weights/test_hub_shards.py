@@ -14,7 +14,7 @@ from huggingface_hub import hf_hub_download
 from safetensors.torch import save_file
 
 from dht.errors import NetworkError, UserError
-from dht.hub import HubId, fetch_text_files
+from dht.hub import HubId, fetch_small_files, list_model
 from node.weights.hub_shards import open_hub_model
 from node.weights.safetensors_header import DamagedError
 from node.weights.store import WeightStore
@@ -62,8 +62,7 @@ def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def test_only_the_files_of_the_range_are_fetched(hub: FakeHub, model: Path) -> None:
     store = open_hub_model(REPO)
-    assert store.fingerprint == WeightStore.open(str(model)).fingerprint
-    assert store.verified
+    assert store.root == WeightStore.open(str(model)).root
     assert not (store.directory / FIRST).exists()
     progress: list[tuple[int, int]] = []
     store.fetch(["c.weight"], lambda done, total: progress.append((done, total)))
@@ -177,7 +176,7 @@ def test_offline_serves_from_the_cache(hub: FakeHub, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
     hub.asked.clear()
     store = open_hub_model(REPO)
-    assert store.fingerprint == first.fingerprint
+    assert store.root == first.root
     assert len(dict(store.read(["c.weight"]))) == 1
     with pytest.raises(UserError, match=f"{FIRST} of org/tiny is neither here nor in the cache"):
         dict(store.read(["a.weight"]))
@@ -191,7 +190,6 @@ def test_offline_takes_what_other_tools_cached(
         hf_hub_download(REPO.repo, name)
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
     store = open_hub_model(REPO)
-    assert store.verified
     assert len(dict(store.read(["a.weight", "c.weight"]))) == 2
 
 
@@ -300,7 +298,7 @@ def test_a_file_longer_than_it_was_listed_is_cut_off(hub: FakeHub) -> None:
 
 
 def test_a_client_fetches_only_the_text_files(hub: FakeHub) -> None:
-    directory = fetch_text_files(REPO)
+    directory = fetch_small_files(list_model(REPO))
     assert sorted(path.name for path in directory.iterdir()) == ["config.json", "tokenizer.json"]
     assert directory.is_relative_to(hub_constants.HF_HUB_CACHE)
     assert directory.name == COMMIT

@@ -21,7 +21,7 @@ def swarm(chains: int) -> tuple[Problem, Profiles, Plan]:
     problem = Problem(
         model=ModelSpec(
             name="toy",
-            fingerprint="f",
+            root="f",
             layers=8,
             layer_bytes=1,
             embed_bytes=0,

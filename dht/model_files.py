@@ -1,0 +1,212 @@
+"""A model's files: which they are, their hashes, and the root that stands for all of them.
+
+Peers and clients compute the same root, from a directory or from what a hub lists, without reading
+a weight. A directory's hashes are in its manifest, which the first ``node.join`` with it makes, or
+``python -m node.weight_hashes MODEL_DIR``.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path, PureWindowsPath
+from typing import Annotated, Any
+
+import msgspec
+
+from dht.errors import UserError
+from dht.hub import HubListing, notes_directory
+from dht.messages.types import fingerprint_of
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+VOLATILE = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
+"""Configuration keys that do not tell two models apart."""
+MANIFEST = "anabranch.sha256.json"
+MANIFEST_BYTES_MAX = 256 << 20
+CONTEXT_TOKENS = 2048
+"""Assumed if a configuration names no longest context, as for models with ALiBi."""
+
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class ShardHashes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Size and hashes that one safetensors file must have."""
+
+    size_bytes: int
+    sha256: Sha256
+    header_sha256: Sha256
+    """Hash of the header and the eight bytes of its length."""
+    tensors: dict[str, Sha256]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The hashes of a directory's safetensors files, by file name."""
+
+    format: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
+    shards: dict[str, ShardHashes]
+
+
+def root_of(config: Mapping[str, Any], hashes: Mapping[str, str]) -> str:
+    """SHA-256 over a configuration and the SHA-256 of each weight file, by name; as hex."""
+    known = {key: value for key, value in config.items() if key not in VOLATILE}
+    text = json.dumps([known, sorted(hashes.items())], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def directory_root(directory: Path) -> str:
+    """The root of the model in a directory; empty where it has no manifest or no configuration.
+
+    Raises UserError for files that cannot be read.
+    """
+    manifest = manifest_of(directory)
+    if manifest is None or not (directory / "config.json").is_file():
+        return ""
+    config = read_config(directory)
+    shards = shards_of(directory)
+    hashes = {shard: known_hashes(manifest, shard, directory).sha256 for shard in shards}
+    return root_of(config, hashes)
+
+
+def listed_root(listing: HubListing, directory: Path) -> str:
+    """The root of a model on a hub, whose small files with the index are in ``directory``.
+
+    Empty where the hub lists no SHA-256 for one of the files. Raises UserError as
+    :func:`read_config` and :func:`shard_names`.
+    """
+    hashes = {
+        shard: listing.files[shard].sha256
+        for shard in shard_names(listing.repo, listing.files, read_index(directory))
+    }
+    known = {shard: sha256 for shard, sha256 in hashes.items() if sha256 is not None}
+    return root_of(read_config(directory, listing.repo), known) if known == hashes else ""
+
+
+# Hashes
+
+
+def manifest_paths(directory: Path) -> tuple[Path, Path]:
+    """Where a directory's manifest may be: in it, or kept elsewhere if nobody may write there."""
+    name = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()
+    return directory / MANIFEST, notes_directory() / "manifests" / f"{name}.json"
+
+
+def manifest_of(directory: Path) -> Manifest | None:
+    """The manifest of a directory; None if there is none. Raises UserError if it is damaged."""
+    for path in manifest_paths(directory):
+        if (manifest := read_manifest(path)) is not None:
+            return manifest
+    return None
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """The manifest at ``path``; None if there is none. Raises UserError if it is damaged."""
+    try:
+        if path.stat().st_size > MANIFEST_BYTES_MAX:
+            raise UserError(f"{path} is larger than {MANIFEST_BYTES_MAX} bytes; write it again")
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}); remove it, or write it again with"
+            " python -m node.weight_hashes"
+        ) from error
+
+
+def known_hashes(manifest: Manifest, shard: str, directory: Path) -> ShardHashes:
+    """What the manifest of ``directory`` says of a file; raises UserError if it says nothing."""
+    if shard not in manifest.shards:
+        raise UserError(
+            f"{directory / MANIFEST} does not know {shard}; write it again with"
+            " python -m node.weight_hashes"
+        )
+    return manifest.shards[shard]
+
+
+# Names and configuration
+
+
+def read_config(directory: Path, name: str = "") -> dict[str, Any]:
+    """The model's configuration; ``name`` stands for the model in messages.
+
+    Raises UserError, also for a model that wants code of its own.
+    """
+    name = name or str(directory)
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{name} has no config.json; is it a model's directory?") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise UserError(f"{path} does not describe a model: it has no model_type")
+    if "auto_map" in config:
+        raise UserError(f"{name} needs code of its own to run; that is never executed here")
+    return config
+
+
+def sizes_of(config: Any) -> tuple[int, int, int]:
+    """Layers, longest context in tokens, and vocabulary of a transformers configuration."""
+    text = config.get_text_config()
+    named = getattr(text, "max_position_embeddings", None) or getattr(text, "seq_length", None)
+    return int(text.num_hidden_layers), int(named or CONTEXT_TOKENS), int(text.vocab_size)
+
+
+def directory_fingerprint(root: str, directory: Path) -> str:
+    """The fingerprint of the model in a directory, whose root is ``root``, by its configuration.
+
+    Imports transformers, which takes a second or two. Raises UserError for a configuration that it
+    does not know.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        return fingerprint_of(root, *sizes_of(config))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"{directory / 'config.json'} is not understood: {error}") from error
+
+
+def shards_of(directory: Path) -> tuple[str, ...]:
+    """The safetensors files of the model in a directory. Raises UserError."""
+    files = {file.name for file in directory.iterdir() if file.is_file()}
+    return shard_names(str(directory), files, read_index(directory))
+
+
+def read_index(directory: Path) -> dict[str, str] | None:
+    """File name by tensor name of a sharded model, None without an index. Raises UserError."""
+    path = directory / INDEX
+    if not path.is_file():
+        return None
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is no index of tensors: {error}") from error
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(name, str) for name in weight_map.values()
+    ):
+        raise UserError(f"{path} is no index of tensors")
+    return weight_map
+
+
+def shard_names(
+    where: str, files: Collection[str], index: dict[str, str] | None
+) -> tuple[str, ...]:
+    """The safetensors files of a model that has these files. Raises UserError."""
+    if index is not None:
+        names = sorted(set(index.values()))
+    elif SINGLE in files:
+        names = [SINGLE]
+    else:
+        names = sorted(n for n in files if n.endswith(".safetensors") and "/" not in n)
+    if not names:
+        pickled = sorted(name for name in files if name.endswith(PICKLED))
+        only = f"only {pickled[0]}, which can run code" if pickled else "none"
+        raise UserError(f"{where} has no safetensors files ({only}); weights must be in them")
+    for name in names:
+        path = PureWindowsPath(name)  # takes the other systems' names apart, too
+        if name not in files or path.anchor or ".." in path.parts:
+            raise UserError(f"{where}: the index names {name[:200]}, which is not there")
+    return tuple(names)
