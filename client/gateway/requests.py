@@ -21,12 +21,14 @@ MESSAGES_MAX = 4096
 PROMPTS_MAX = 256
 CHOICES_MAX = 16
 STOPS_MAX = 16
+STOP_CHARS_MAX = 1024
 PROMPT_TOKENS_MAX = 1 << 20
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's default for completions."""
 
 TokenIds = Annotated[list[int], Meta(max_length=PROMPT_TOKENS_MAX)]
 Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
+Stop = Annotated[str, Meta(max_length=STOP_CHARS_MAX)]
 Tokens = Annotated[int, Meta(ge=0, le=1 << 22)]
 
 
@@ -48,7 +50,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     n: Choices | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=STOPS_MAX)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None

@@ -20,6 +20,8 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+UNFINISHED_TOKENS_MAX = 64
+"""Maximum number of tokens that may be one unfinished character; a character has 4 bytes."""
 
 
 class Tokenizer:
@@ -143,7 +145,8 @@ class ModelText:
 class Detokenizer:
     """Turns tokens into text pieces as they come; pieces joined equal the whole text decoded.
 
-    A piece is held back while it ends in an unfinished character. Only the tokens since the last
+    A piece is held back while it ends in an unfinished character, for ``UNFINISHED_TOKENS_MAX``
+    tokens at most: a peer may send beginnings of characters alone. Only the tokens since the last
     safe boundary are decoded again, so a long answer costs no more per token than a short one.
     """
 
@@ -158,7 +161,8 @@ class Detokenizer:
         self._token_ids.extend(token_ids)
         before = self._tokenizer.decode(self._token_ids[self._prefix : self._read])
         after = self._tokenizer.decode(self._token_ids[self._prefix :])
-        if after.endswith("\ufffd"):
+        unsure = len(self._token_ids) - self._read < UNFINISHED_TOKENS_MAX
+        if unsure and after.endswith("\ufffd"):
             return ""
         self._prefix, self._read = self._read, len(self._token_ids)
         return after[len(before) :]
@@ -172,35 +176,60 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts the answer before the first stop string, holding back what may become one."""
+    """Cuts the answer before the first stop string, holding back what may become one.
+
+    Each stop string is matched character by character (Knuth, Morris and Pratt), so that a piece
+    costs the same whatever came before it and however long the stop strings are.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
+        self._stops = [(stop, _borders(stop)) for stop in stops if stop]
+        self._matched = [0] * len(self._stops)
+        """Number of characters of each stop string that the text so far ends with."""
         self._held = ""
         self.stopped = False
 
     def push(self, text: str) -> str:
         """The part of the text that may be shown now."""
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [
+            end - len(stop)
+            for at, (stop, borders) in enumerate(self._stops)
+            if (end := self._match(at, stop, borders, text))
+        ]
+        keep = max(self._matched, default=0)
         if found:
             self.stopped = True
-            shown, self._held = self._held[: min(found)], ""
-            return shown
-        keep = max(
-            (
-                size
-                for stop in self._stops
-                for size in range(1, min(len(stop), len(self._held) + 1))
-                if self._held.endswith(stop[:size])
-            ),
-            default=0,
-        )
+            keep = len(text) - min(found)
         cut = len(self._held) - keep
-        shown, self._held = self._held[:cut], self._held[cut:]
+        shown, self._held = self._held[:cut], "" if found else self._held[cut:]
         return shown
+
+    def _match(self, at: int, stop: str, borders: Sequence[int], text: str) -> int:
+        """The end of the first match of the stop string number ``at`` in ``text``; 0: none."""
+        size = self._matched[at]
+        for end, char in enumerate(text, 1):
+            while size and stop[size] != char:
+                size = borders[size - 1]
+            size += stop[size] == char
+            if size == len(stop):
+                return end
+        self._matched[at] = size
+        return 0
 
     def flush(self) -> str:
         """What was held back, when the answer ended without a stop string."""
         shown, self._held = self._held, ""
         return shown
+
+
+def _borders(text: str) -> tuple[int, ...]:
+    """For each beginning of ``text``, the size of its longest proper border: a part that both
+    begins and ends it."""
+    sizes = [0]
+    for char in text[1:]:
+        size = sizes[-1]
+        while size and text[size] != char:
+            size = sizes[size - 1]
+        sizes.append(size + (text[size] == char))
+    return tuple(sizes)
