@@ -4,22 +4,15 @@ import json
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from client.text.vocabulary import BYTE_OF, COMPOSED_CHARACTERS_MAX, longest_token
 from dht.errors import UserError
 
-
-def _byte_alphabet() -> dict[str, int]:
-    """The bytes behind the characters of a byte-level vocabulary (GPT-2)."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {
-        chr(256 + at): byte for at, byte in enumerate(hidden)
-    }
-
-
-_BYTE_OF = _byte_alphabet()
+TOKENS_KEPT = 1 << 16
+"""Number of tokens whose texts are kept: log probabilities name the same ones again and again."""
 UNFINISHED_TOKENS_MAX = 64
 """Maximum number of tokens that may be one unfinished character; a character has 4 bytes."""
 
@@ -29,6 +22,7 @@ class Tokenizer:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
+        self._piece = lru_cache(TOKENS_KEPT)(self._decode_piece)
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer | None":
@@ -58,7 +52,17 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise UserError("the prompt is not valid UTF-8 text") from None
-        return tuple(self._backend.encode(text, add_special_tokens=special_tokens).ids)
+        # Only batches leave other threads running meanwhile.
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)
+        return tuple(encoded.ids)
+
+    def characters_per_token(self) -> int | None:
+        """Maximum characters of a text, over its tokens; read once, as it takes a while.
+
+        None where text can vanish without a token, so that there is no such number.
+        """
+        longest = longest_token(json.loads(self._backend.to_str()))
+        return None if longest is None else longest * COMPOSED_CHARACTERS_MAX
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ``token_ids`` without special tokens."""
@@ -80,11 +84,11 @@ class Tokenizer:
         if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
             return bytes.fromhex(name[3:5])  # byte fallback of SentencePiece
         text = self._piece(token_id)
-        if "\ufffd" in text and all(char in _BYTE_OF for char in name):
-            return bytes(_BYTE_OF[char] for char in name)
+        if "\ufffd" in text and all(char in BYTE_OF for char in name):
+            return bytes(BYTE_OF[char] for char in name)
         return text.encode()
 
-    def _piece(self, token_id: int) -> str:
+    def _decode_piece(self, token_id: int) -> str:
         """One token decoded. Some decoders drop a text's first space: look at the second of two."""
         once = str(self._backend.decode([token_id], skip_special_tokens=False))
         twice = str(self._backend.decode([token_id, token_id], skip_special_tokens=False))
