@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
@@ -111,6 +112,11 @@ class WeightStore:
         headers = sorted((n, e.dtype, e.shape) for n, e in self.tensors.items())
         text = json.dumps([known, headers], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def layers_max(self) -> int:
+        """The most layers that the tensors' names tell apart: each has its number in some name."""
+        return len({number for name in self.tensors for number in re.findall(r"\d+", name)})
 
     @property
     def verified(self) -> bool:
