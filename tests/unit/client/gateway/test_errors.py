@@ -103,7 +103,10 @@ def test_what_is_not_json_is_refused(text: str) -> None:
     async def scenario() -> None:
         async with paper_gateway() as gateway:
             data = text.encode("latin-1")
-            async with gateway.http.post(gateway.url + TEXT, data=data) as response:
+            headers = {"Content-Type": "application/json"}
+            async with gateway.http.post(
+                gateway.url + TEXT, data=data, headers=headers
+            ) as response:
                 assert response.status == 400
                 error_of(await response.json())
 
