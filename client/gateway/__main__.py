@@ -38,11 +38,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="listen here (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, metavar="P", help="0 takes any (8000)")
     parser.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help=f"ask for this key; may be repeated; or {KEYS_VARIABLE}=KEY,KEY",
+        "--api-key-file",
+        metavar="FILE",
+        help=f"ask for one of the keys in it, one a line; or {KEYS_VARIABLE}=KEY,KEY",
     )
     parser.add_argument(
         "--allow-origin",
@@ -50,6 +48,13 @@ def parse() -> argparse.Namespace:
         default=[],
         metavar="URL",
         help="let web pages from here call (CORS; default: none)",
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer to this name, too, without keys on this machine alone",
     )
     parser.add_argument(
         "--wait",
@@ -71,7 +76,10 @@ def parse() -> argparse.Namespace:
 
 
 def check(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The keys to ask for; raises UserError for arguments that cannot be."""
+    """The keys to ask for; raises UserError for arguments that cannot be.
+
+    They come from a file or the environment: everybody on a machine sees its command lines.
+    """
     for name, low, high in (
         ("port", 0, 65_535),
         ("wait", 0, 3_600),
@@ -84,16 +92,21 @@ def check(arguments: argparse.Namespace) -> tuple[str, ...]:
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} is {value}; it must be between {low} and {high}")
     named = os.environ.get(KEYS_VARIABLE, "").split(",")
-    keys = tuple(key for key in (*arguments.api_key, *(key.strip() for key in named)) if key)
-    if any(not key for key in arguments.api_key):
-        raise UserError("--api-key is empty")
+    if arguments.api_key_file is not None:
+        try:
+            named += Path(arguments.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise UserError(f"--api-key-file {arguments.api_key_file}: {error}") from None
+    keys = tuple(key for each in named if (key := each.strip()))
+    if arguments.api_key_file is not None and not keys:
+        raise UserError(f"--api-key-file {arguments.api_key_file} has no key in it")
     return keys
 
 
 async def main(arguments: argparse.Namespace) -> int:
     """Connect, serve until a signal comes, let the last answers end."""
     from client.gateway.answers import Answers
-    from client.gateway.app import Gateway, GatewayConfig
+    from client.gateway.app import Gateway, GatewayConfig, hosts_of
     from client.gateway.metrics import Metrics
     from client.gateway.server import drain, serving
     from client.gateway.service import CompletionService
@@ -101,6 +114,7 @@ async def main(arguments: argparse.Namespace) -> int:
     config = GatewayConfig(
         api_keys=check(arguments),
         origins=tuple(arguments.allow_origin),
+        hosts=hosts_of(arguments.host, arguments.allow_host),
         body_bytes_max=int(arguments.max_body * 2**20),
         requests_max=arguments.max_requests,
     )

@@ -5,10 +5,12 @@ import hashlib
 import hmac
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -38,6 +40,9 @@ class GatewayConfig:
     """Empty: no key is asked."""
     origins: tuple[str, ...] = ()
     """Web pages from these origins may call; ``*`` is any. Empty: none (no CORS headers)."""
+    hosts: frozenset[str] | None = None
+    """Names that a request may ask this gateway by while no key is asked, besides those of this
+    machine; None: any. See :func:`hosts_of`."""
     body_bytes_max: int = 8 << 20
     answers_at_once_max: int = 48
     """Stages take 64 sessions of one client."""
@@ -151,6 +156,12 @@ class Gateway:
         A browser names the page's origin with every POST, also of text/plain and after DNS
         rebinding, and sends those without asking first.
         """
+        if not self._key_digests and not self._answers_to(request.headers.get("Host", "")):
+            raise ApiError(
+                403,
+                "this gateway asks for no key and answers to this machine's own names alone;"
+                " --allow-host NAME adds one",
+            )
         origin = request.headers.get("Origin")
         if (
             not self._key_digests
@@ -171,6 +182,18 @@ class Gateway:
                     code="invalid_api_key",
                 )
         return await handler(request)
+
+    def _answers_to(self, host: str) -> bool:
+        """Whether this gateway goes by the name in a ``Host`` header.
+
+        A page may bind its own name to this machine's address and ask by that, without an origin.
+        """
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        known = self._config.hosts
+        return known is None or name in known or _is_loopback(name)
 
     def is_busy(self, connection: object) -> bool:
         """Whether a request of this connection is being answered."""
@@ -204,6 +227,9 @@ class Gateway:
                 return await self._stream(request, chunks)
 
     async def _body(self, request: web.Request) -> bytes:
+        if request.content_type != "application/json":
+            said = request.headers.get("Content-Type", "none")[:100]
+            raise ApiError(415, f"send 'Content-Type: application/json'; this body's is {said}")
         address = request.remote or ""
         if self._uploads[address] >= self._config.uploads_per_address_max:
             reason = f"{self._uploads[address]} unfinished requests come from {address}"
@@ -283,6 +309,24 @@ class Gateway:
 
     async def _openapi(self, request: web.Request) -> web.Response:
         return _json(document(with_keys=bool(self._key_digests)))
+
+
+def hosts_of(listens_at: str, allowed: Sequence[str]) -> frozenset[str] | None:
+    """The names that a gateway without keys answers to, besides those of this machine.
+
+    None, which is any, where it listens for other machines and none is ``allowed`` by name: those
+    know it by names that are not known here.
+    """
+    if not allowed and not _is_loopback(listens_at):
+        return None
+    return frozenset(name.lower().strip("[]") for name in (listens_at, *allowed))
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _digest(key: str) -> bytes:

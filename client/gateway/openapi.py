@@ -25,10 +25,12 @@ ERROR = {
 STATUSES = {
     "400": "The request is at fault; the message says how.",
     "401": "A key is missing or wrong.",
+    "403": "This web page or this name may not ask; only where no key is asked.",
     "404": "No such model or path.",
     "405": "No such method at this path.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
+    "415": "The body is not application/json.",
     "429": "Too many requests at once; see Retry-After.",
     "503": "The swarm cannot serve this now; see Retry-After.",
 }

@@ -18,15 +18,22 @@ from dht.errors import UserError
 from dht.messages.session import Priority
 
 MESSAGES_MAX = 4096
+PROMPT_FIELDS = frozenset({"prompt", "messages"})
+FIELD_BYTES_MAX = 256 << 10
+"""Maximum size of any other field: 16 stop strings of 1,024 escaped characters have 192 KiB."""
+MESSAGE_CHARACTERS = 64
+"""Characters that take as long as a message alone."""
 PROMPTS_MAX = 256
 CHOICES_MAX = 16
 STOPS_MAX = 16
+STOP_CHARS_MAX = 1024
 PROMPT_TOKENS_MAX = 1 << 20
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's default for completions."""
 
 TokenIds = Annotated[list[int], Meta(max_length=PROMPT_TOKENS_MAX)]
 Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
+Stop = Annotated[str, Meta(max_length=STOP_CHARS_MAX)]
 Tokens = Annotated[int, Meta(ge=0, le=1 << 22)]
 
 
@@ -48,7 +55,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     n: Choices | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=STOPS_MAX)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
@@ -82,8 +89,15 @@ class TextPart(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
 
 class Message(msgspec.Struct, kw_only=True):
     role: Annotated[str, Meta(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Meta(max_length=MESSAGES_MAX)] | None = None
     name: str | None = None
+
+    @property
+    def characters(self) -> int:
+        """Number of characters of the content."""
+        if isinstance(self.content, list):
+            return sum(1 + len(part.text) for part in self.content)
+        return len(self.content or "")
 
     def as_dict(self) -> dict[str, Any]:
         """What a chat template sees."""
@@ -113,9 +127,43 @@ class ChatRequest(Sampled, kw_only=True):
 Request = TypeVar("Request", CompletionRequest, ChatRequest)
 
 
+_SHAPES: dict[type, type[msgspec.Struct]] = {
+    kind: msgspec.defstruct(
+        kind.__name__, [(name, msgspec.Raw, msgspec.Raw()) for name in kind.__struct_fields__]
+    )
+    for kind in (CompletionRequest, ChatRequest)
+}
+"""The fields of each kind of request as they were sent: finding them costs little, whatever they
+hold, and making the objects that they describe a second for 8 MiB."""
+
+
+def _check_sizes(shape: msgspec.Struct) -> None:
+    """Raises ApiError (400) for fields that hold more objects than any request needs."""
+    for name in shape.__struct_fields__:
+        size_bytes = len(getattr(shape, name))
+        if name not in PROMPT_FIELDS and size_bytes > FIELD_BYTES_MAX:
+            raise bad_request(f"{name} has {size_bytes} bytes; {FIELD_BYTES_MAX} at most", name)
+    messages = bytes(getattr(shape, "messages", b""))
+    if messages.startswith(b"["):
+        count = len(msgspec.json.decode(messages, type=list[msgspec.Raw]))
+        if count > MESSAGES_MAX:
+            raise bad_request(f"messages has {count} of them; {MESSAGES_MAX} at most", "messages")
+    prompt = bytes(getattr(shape, "prompt", b""))
+    if not prompt.startswith(b"["):
+        return
+    if b'"' in prompt:  # texts, and then nothing but texts
+        try:
+            msgspec.json.decode(prompt, type=list[str])
+        except msgspec.ValidationError:
+            raise bad_request("prompt mixes texts and token ids", "prompt") from None
+    elif prompt.count(b"[") > PROMPTS_MAX + 1:
+        raise bad_request(f"prompt has more than {PROMPTS_MAX} prompts", "prompt")
+
+
 def parse_request(body: bytes, kind: type[Request]) -> Request:
     """The request in ``body``; raises ApiError (400) that names the field at fault."""
     try:
+        _check_sizes(msgspec.json.decode(body, type=_SHAPES[kind]))
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `$")
@@ -173,6 +221,15 @@ def prompts_of(request: CompletionRequest) -> Prompts:
     if len(ids) == len(whole):
         return ids
     raise bad_request("prompt mixes texts and token ids", "prompt")
+
+
+def size_of(request: CompletionRequest | ChatRequest) -> int:
+    """What a request gives a template and a tokenizer to do, in characters."""
+    if isinstance(request, ChatRequest):
+        return sum(MESSAGE_CHARACTERS + message.characters for message in request.messages)
+    if isinstance(request.prompt, str):
+        return 1 + len(request.prompt)
+    return sum(1 if isinstance(each, int) else 1 + len(each) for each in request.prompt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

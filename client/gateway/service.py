@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from client.answer.generation import GenerationOptions
@@ -19,6 +20,7 @@ from client.gateway.requests import (
     prompts_of,
     request_options,
     seeded,
+    size_of,
     wanted_tokens,
 )
 from client.gateway.responses import (
@@ -28,6 +30,7 @@ from client.gateway.responses import (
     chat_logprobs,
     finish_of,
 )
+from client.gateway.text_threads import TextThreads
 from client.swarm.swarm import Swarm
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
@@ -77,6 +80,9 @@ class CompletionService:
         self._template = template
         self._defaults = defaults
         self._choices_max = choices_max
+        self._threads = TextThreads()
+        tokenizer = swarm.text.tokenizer
+        self._characters_per_token = None if tokenizer is None else tokenizer.characters_per_token()
         self._started_s = int(time.time())
 
     # Understanding
@@ -90,14 +96,10 @@ class CompletionService:
             context = (await self._swarm.reader.ready_spec()).context_tokens
         except (SwarmError, NetworkError) as error:
             raise as_api_error(error) from None
-        prompts, texts = self._prompts(request)
+        prompts, texts = await self._threads.run(
+            size_of(request), lambda: self._prompts(request, context)
+        )
         n = request.n or 1
-        if len(prompts) * n > self._choices_max:
-            raise bad_request(
-                f"{len(prompts)} prompts with n {n} are {len(prompts) * n} answers;"
-                f" {self._choices_max} at most",
-                "n",
-            )
         is_chat = isinstance(request, ChatRequest)
         echo = isinstance(request, CompletionRequest) and bool(request.echo)
         wanted = wanted_tokens(request)
@@ -148,24 +150,35 @@ class CompletionService:
         )
 
     def _prompts(
-        self, request: CompletionRequest | ChatRequest
+        self, request: CompletionRequest | ChatRequest, context: int
     ) -> tuple[list[tuple[int, ...]], list[str]]:
-        """Token ids and text of each prompt."""
-        tokenizer = self._swarm.text.tokenizer
+        """Token ids of each prompt, and its text where that is there or echoed.
+
+        In a thread: templates and tokenizers take seconds for what a request may bring.
+        """
         if isinstance(request, ChatRequest):
             text = self._render(request)
-            ids = self._encode(text, "messages", bool(request.add_special_tokens))
+            ids = self._encode(text, "messages", bool(request.add_special_tokens), context)
             return [ids], [text]
         prompts = prompts_of(request)
+        n = request.n or 1
+        if len(prompts) * n > self._choices_max:
+            raise bad_request(
+                f"{len(prompts)} prompts with n {n} are {len(prompts) * n} answers;"
+                f" {self._choices_max} at most",
+                "n",
+            )
         special = request.add_special_tokens is not False
+        echo = request.echo and self._swarm.text.tokenizer is not None
         encoded, texts = [], []
         for prompt in prompts:
             if isinstance(prompt, str):
-                encoded.append(self._encode(prompt, "prompt", special))
+                encoded.append(self._encode(prompt, "prompt", special, context))
                 texts.append(prompt)
             else:
                 encoded.append(prompt)
-                texts.append(self._decode(prompt) if tokenizer is not None else "")
+                # Of a prompt that is too long, nothing is echoed: it is refused, by its length.
+                texts.append(self._decode(prompt) if echo and len(prompt) < context else "")
         return encoded, texts
 
     def _tokenizer(self, param: str) -> Tokenizer:
@@ -177,8 +190,16 @@ class CompletionService:
             )
         return self._swarm.text.tokenizer
 
-    def _encode(self, text: str, param: str, special_tokens: bool) -> tuple[int, ...]:
+    def _encode(self, text: str, param: str, special_tokens: bool, context: int) -> tuple[int, ...]:
         tokenizer = self._tokenizer(param)
+        each = self._characters_per_token
+        if each is not None and len(text) > each * context:
+            raise bad_request(
+                f"the prompt has {len(text)} characters; this model's context of {context} tokens"
+                f" takes {each * context} of them at the very most",
+                param,
+                "context_length_exceeded",
+            )
         try:
             return tokenizer.encode(text, special_tokens=special_tokens)
         except UserError as error:
@@ -251,10 +272,10 @@ class CompletionService:
             async for part in parts:
                 writers[part.index].add(part)
                 usage.completion_tokens += len(part.piece.token_ids) if job.keeps_answer else 0
-        return {
-            **job.head.body([writer.whole() for writer in writers]),
-            "usage": usage.body,
-        }
+        choices = await self._threads.run(
+            sum(writer.size for writer in writers), lambda: [writer.whole() for writer in writers]
+        )
+        return {**job.head.body(choices), "usage": usage.body}
 
     async def chunks(self, job: Job) -> AsyncGenerator[Json, None]:
         """The answer as chunks, the usage last where it is asked for; raises ApiError."""
@@ -264,7 +285,12 @@ class CompletionService:
         async with aclosing(self._answers.parts(job.tasks)) as parts:
             async for part in parts:
                 usage.completion_tokens += len(part.piece.token_ids) if job.keeps_answer else 0
-                for choice in writers[part.index].chunks(part):
+                writer = writers[part.index]
+                choices = await self._threads.run(
+                    len(part.prompt_logprobs or ()) * writer.values_per_token,
+                    partial(writer.chunks, part),
+                )
+                for choice in choices:
                     yield {**job.head.body([choice]), **no_usage}
         if job.include_usage:
             yield {**job.head.body([]), "usage": usage.body}
@@ -299,6 +325,16 @@ class _Choice:
         self._finish: str | None = None
         self._started = False
         self._logprobs = CompletionLogprobs(text_of=service._text_of, top=job.logprobs_top or 0)
+
+    @property
+    def values_per_token(self) -> int:
+        """Number of log probabilities that are written for a token."""
+        return 0 if self._job.logprobs_top is None else 1 + self._job.logprobs_top
+
+    @property
+    def size(self) -> int:
+        """Number of log probabilities to write."""
+        return (len(self._prompt) + len(self._scores)) * self.values_per_token
 
     def add(self, part: ChoicePart) -> None:
         """Take a part into the whole choice."""

@@ -4,22 +4,17 @@ import json
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from client.text.vocabulary import BYTE_OF, COMPOSED_CHARACTERS_MAX, longest_token
 from dht.errors import UserError
 
-
-def _byte_alphabet() -> dict[str, int]:
-    """The bytes behind the characters of a byte-level vocabulary (GPT-2)."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {
-        chr(256 + at): byte for at, byte in enumerate(hidden)
-    }
-
-
-_BYTE_OF = _byte_alphabet()
+TOKENS_KEPT = 1 << 16
+"""Number of tokens whose texts are kept: log probabilities name the same ones again and again."""
+UNFINISHED_TOKENS_MAX = 64
+"""Maximum number of tokens that may be one unfinished character; a character has 4 bytes."""
 
 
 class Tokenizer:
@@ -27,6 +22,7 @@ class Tokenizer:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
+        self._piece = lru_cache(TOKENS_KEPT)(self._decode_piece)
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer | None":
@@ -56,7 +52,17 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise UserError("the prompt is not valid UTF-8 text") from None
-        return tuple(self._backend.encode(text, add_special_tokens=special_tokens).ids)
+        # Only batches leave other threads running meanwhile.
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)
+        return tuple(encoded.ids)
+
+    def characters_per_token(self) -> int | None:
+        """Maximum characters of a text, over its tokens; read once, as it takes a while.
+
+        None where text can vanish without a token, so that there is no such number.
+        """
+        longest = longest_token(json.loads(self._backend.to_str()))
+        return None if longest is None else longest * COMPOSED_CHARACTERS_MAX
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ``token_ids`` without special tokens."""
@@ -78,11 +84,11 @@ class Tokenizer:
         if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
             return bytes.fromhex(name[3:5])  # byte fallback of SentencePiece
         text = self._piece(token_id)
-        if "\ufffd" in text and all(char in _BYTE_OF for char in name):
-            return bytes(_BYTE_OF[char] for char in name)
+        if "\ufffd" in text and all(char in BYTE_OF for char in name):
+            return bytes(BYTE_OF[char] for char in name)
         return text.encode()
 
-    def _piece(self, token_id: int) -> str:
+    def _decode_piece(self, token_id: int) -> str:
         """One token decoded. Some decoders drop a text's first space: look at the second of two."""
         once = str(self._backend.decode([token_id], skip_special_tokens=False))
         twice = str(self._backend.decode([token_id, token_id], skip_special_tokens=False))
@@ -146,7 +152,8 @@ class ModelText:
 class Detokenizer:
     """Turns tokens into text pieces as they come; pieces joined equal the whole text decoded.
 
-    A piece is held back while it ends in an unfinished character. Only the tokens since the last
+    A piece is held back while it ends in an unfinished character, for ``UNFINISHED_TOKENS_MAX``
+    tokens at most: a peer may send beginnings of characters alone. Only the tokens since the last
     safe boundary are decoded again, so a long answer costs no more per token than a short one.
     """
 
@@ -161,7 +168,8 @@ class Detokenizer:
         self._token_ids.extend(token_ids)
         before = self._tokenizer.decode(self._token_ids[self._prefix : self._read])
         after = self._tokenizer.decode(self._token_ids[self._prefix :])
-        if after.endswith("\ufffd"):
+        unsure = len(self._token_ids) - self._read < UNFINISHED_TOKENS_MAX
+        if unsure and after.endswith("\ufffd"):
             return ""
         self._prefix, self._read = self._read, len(self._token_ids)
         return after[len(before) :]
@@ -175,35 +183,60 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts the answer before the first stop string, holding back what may become one."""
+    """Cuts the answer before the first stop string, holding back what may become one.
+
+    Each stop string is matched character by character (Knuth, Morris and Pratt), so that a piece
+    costs the same whatever came before it and however long the stop strings are.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
+        self._stops = [(stop, _borders(stop)) for stop in stops if stop]
+        self._matched = [0] * len(self._stops)
+        """Number of characters of each stop string that the text so far ends with."""
         self._held = ""
         self.stopped = False
 
     def push(self, text: str) -> str:
         """The part of the text that may be shown now."""
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [
+            end - len(stop)
+            for at, (stop, borders) in enumerate(self._stops)
+            if (end := self._match(at, stop, borders, text))
+        ]
+        keep = max(self._matched, default=0)
         if found:
             self.stopped = True
-            shown, self._held = self._held[: min(found)], ""
-            return shown
-        keep = max(
-            (
-                size
-                for stop in self._stops
-                for size in range(1, min(len(stop), len(self._held) + 1))
-                if self._held.endswith(stop[:size])
-            ),
-            default=0,
-        )
+            keep = len(text) - min(found)
         cut = len(self._held) - keep
-        shown, self._held = self._held[:cut], self._held[cut:]
+        shown, self._held = self._held[:cut], "" if found else self._held[cut:]
         return shown
+
+    def _match(self, at: int, stop: str, borders: Sequence[int], text: str) -> int:
+        """The end of the first match of the stop string number ``at`` in ``text``; 0: none."""
+        size = self._matched[at]
+        for end, char in enumerate(text, 1):
+            while size and stop[size] != char:
+                size = borders[size - 1]
+            size += stop[size] == char
+            if size == len(stop):
+                return end
+        self._matched[at] = size
+        return 0
 
     def flush(self) -> str:
         """What was held back, when the answer ended without a stop string."""
         shown, self._held = self._held, ""
         return shown
+
+
+def _borders(text: str) -> tuple[int, ...]:
+    """For each beginning of ``text``, the size of its longest proper border: a part that both
+    begins and ends it."""
+    sizes = [0]
+    for char in text[1:]:
+        size = sizes[-1]
+        while size and text[size] != char:
+            size = sizes[size - 1]
+        sizes.append(size + (text[size] == char))
+    return tuple(sizes)

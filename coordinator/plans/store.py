@@ -14,7 +14,14 @@ from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.peer import REQUESTS_MAX, PlanBody, PlanRequest, Witness, WitnessRequest
 from dht.messages.session import Ping, Pong
-from dht.messages.types import NO_VERSION, ModelSpec, Plan, PlanHead, PlanVersion
+from dht.messages.types import (
+    NO_VERSION,
+    PLAN_BYTES_MAX,
+    ModelSpec,
+    Plan,
+    PlanHead,
+    PlanVersion,
+)
 from dht.records.directory import Directory
 from dht.transport.interface import PLAN_PROTOCOL, Stream, Transport
 
@@ -213,7 +220,7 @@ class PlanStore:
 
     async def _take(self, head: PlanHead, body: bytes) -> bool:
         try:
-            plan: Plan = codec.decode_as(Plan, body, limit_bytes=codec.ENVELOPE_BYTES_MAX)
+            plan: Plan = codec.decode_as(Plan, body, limit_bytes=PLAN_BYTES_MAX)
             wrong = check_shape(plan)
         except PeerError as error:
             wrong = [str(error)]

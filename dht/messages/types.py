@@ -16,6 +16,10 @@ PEERS_MAX = 4096
 ADDRESSES_MAX = 8
 LINKS_MAX = 20
 CONTEXT_TOKENS_MAX = 1 << 22
+PLAN_EDGES_MAX = 12 * PEERS_MAX
+PLAN_BYTES_MAX = 8 << 20
+"""Maximum size of a plan's body. ``PEERS_MAX`` peers with all edges and waves have 7.5 million
+bytes, a thousand peers with two edges each 0.4 million."""
 BYTES_MAX = 1 << 50
 RATE_MAX = 1e15
 FLOW_SHARE = 1e-9
@@ -231,7 +235,7 @@ class PlanHead:
     peer_id: PeerId
     version: PlanVersion
     sha256: Annotated[str, Meta(min_length=64, max_length=64)]
-    size_bytes: Annotated[int, Meta(ge=0, le=64 << 20)]
+    size_bytes: Annotated[int, Meta(ge=0, le=PLAN_BYTES_MAX)]
     fetch_bytes: Count = 0
     """Bytes of weights that peers must read to follow the plan."""
 
@@ -273,7 +277,7 @@ class Plan:
     coordinator: PeerId
     model: ModelSpec
     assignments: Annotated[tuple[Assignment, ...], Meta(max_length=PEERS_MAX)]
-    edges: Annotated[tuple[FlowEdge, ...], Meta(max_length=16 * PEERS_MAX)]
+    edges: Annotated[tuple[FlowEdge, ...], Meta(max_length=PLAN_EDGES_MAX)]
     flow_tokens_per_s: Rate
     bound_tokens_per_s: Rate
     planner: ShortText

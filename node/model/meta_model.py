@@ -9,11 +9,30 @@ from torch import nn
 from node.model.structure import Unservable
 from node.weights.store import WeightStore
 
+LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""What configurations call the number of layers."""
+
+
+def check_layers(store: WeightStore) -> None:
+    """Raise Unservable for a configuration with more layers than the files can hold.
+
+    On the meta device, too, a layer takes time and memory to build.
+    """
+    named = store.config.get("text_config")
+    for config in (store.config, named if isinstance(named, dict) else {}):
+        for key in LAYERS_KEYS:
+            layers = config.get(key) or 0
+            if not isinstance(layers, int) or not 0 <= layers <= store.layers_max:
+                raise Unservable(
+                    f"its configuration says {key} {str(layers)[:40]}, and its files name"
+                    f" {store.layers_max} layers at most"
+                )
+
 
 def build_meta_model(
     store: WeightStore, dtype: torch.dtype, attention: str | None
 ) -> tuple[Any, nn.Module]:
-    """Configuration and model; ``attention`` None means the model's own implementation.
+    """The configuration and model; ``attention`` None means the model's own implementation.
 
     Raises whatever the model's code raises, and Unservable.
     """
@@ -21,6 +40,7 @@ def build_meta_model(
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
+    check_layers(store)
     config = AutoConfig.from_pretrained(store.directory, trust_remote_code=False)
     if getattr(config.get_text_config(), "quantization_config", None) or getattr(
         config, "quantization_config", None

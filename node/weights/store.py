@@ -1,6 +1,7 @@
 """A model's weights: checked at open by their headers, then read and verified tensor by tensor."""
 
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
@@ -106,6 +107,11 @@ class WeightStore:
         """What stands for the configuration and all weights (:func:`dht.model_files.root_of`)."""
         shards = self._source.shards
         return root_of(self.config, {shard: self._source.sha256(shard) for shard in shards})
+
+    @property
+    def layers_max(self) -> int:
+        """The most layers that the tensors' names tell apart: each has its number in some name."""
+        return len({number for name in self.tensors for number in re.findall(r"\d+", name)})
 
     def fetch(self, names: Iterable[str], progress: Progress | None = None) -> None:
         """Bring the files of these tensors here, where they are not yet (see :meth:`read`)."""

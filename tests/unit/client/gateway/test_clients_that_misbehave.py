@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import aiohttp
 import pytest
 
-from client.gateway.app import GatewayConfig
+import client.gateway.__main__ as command
+from client.gateway.app import GatewayConfig, hosts_of
+from dht.errors import UserError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.waiting import until
 
 TEXT = "/v1/completions"
+JSON = "application/json"
 
 
 def raw_request(body: dict[str, object], *, length: int | None = None) -> bytes:
@@ -172,16 +176,15 @@ def test_unfinished_bodies_of_one_address_keep_nobody_else_out() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("content", ["text/plain", "application/json"])
-def test_other_peoples_pages_may_not_spend_a_gateway_without_keys(content: str) -> None:
-    """A browser sends text/plain to any address, and JSON after its name was bound to this one."""
+def test_other_peoples_pages_may_not_spend_a_gateway_without_keys() -> None:
+    """A browser sends JSON to any address after its name was bound to this one."""
 
     async def scenario() -> None:
         async with paper_gateway(
             config=GatewayConfig(origins=("https://mine.example",))
         ) as gateway:
             for origin, status in (("https://evil.example", 403), ("https://mine.example", 200)):
-                headers = {"Origin": origin, "Content-Type": content, "Host": "evil.example"}
+                headers = {"Origin": origin, "Content-Type": JSON, "Host": "evil.example"}
                 async with gateway.http.post(
                     gateway.url + TEXT, data=b'{"prompt": [5]}', headers=headers
                 ) as response:
@@ -189,3 +192,99 @@ def test_other_peoples_pages_may_not_spend_a_gateway_without_keys(content: str) 
             assert gateway.swarm.served == 1
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", [TEXT, "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "content", [None, "text/plain", "application/x-www-form-urlencoded", "text/json; a=" + JSON]
+)
+def test_a_body_that_is_not_said_to_be_json_is_refused(path: str, content: str | None) -> None:
+    """A browser sends these for any page, without asking first."""
+
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            body = b'{"prompt": [5], "messages": [{"role": "user", "content": "a"}]}'
+            headers = {} if content is None else {"Content-Type": content}
+            async with gateway.http.post(
+                gateway.url + path, data=body, headers=headers, skip_auto_headers=["Content-Type"]
+            ) as response:
+                assert response.status == 415
+                assert JSON in (await response.json())["error"]["message"]
+            assert gateway.swarm.served == 0
+            headers = {"Content-Type": JSON + "; charset=utf-8"}
+            async with gateway.http.post(
+                gateway.url + path, data=body, headers=headers
+            ) as response:
+                assert response.status == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("host", "listens_at", "answers"),
+    [
+        ("evil.example", "127.0.0.1", False),
+        ("evil.example:8000", "127.0.0.1", False),
+        ("localhost.evil.example", "localhost", False),
+        ("127.0.0.1.evil.example", "::1", False),
+        ("[", "127.0.0.1", False),
+        ("10.1.2.3", "127.0.0.1", False),
+        ("LocalHost:8000", "127.0.0.1", True),
+        ("127.0.0.1:8000", "localhost", True),
+        ("[::1]:8000", "127.0.0.1", True),
+        ("Mine.example:8000", "127.0.0.1", True),
+        ("evil.example", "10.1.2.3", False),  # a name was allowed: so others are not
+        ("10.1.2.3:8000", "10.1.2.3", True),
+    ],
+)
+def test_a_gateway_without_keys_answers_to_its_own_names(
+    host: str, listens_at: str, answers: bool
+) -> None:
+    """A page that binds its own name to this machine is of the same origin, and names none."""
+
+    async def scenario() -> None:
+        hosts = hosts_of(listens_at, ["mine.example"])
+        for config, expected in (
+            (GatewayConfig(hosts=hosts), answers),
+            (GatewayConfig(hosts=hosts, api_keys=("key",)), True),
+        ):
+            async with paper_gateway(config=config) as gateway:
+                headers = {"Host": host, "Authorization": "Bearer key"}
+                for path in ("/v1/models", "/health", "/metrics"):
+                    async with gateway.http.get(gateway.url + path, headers=headers) as response:
+                        assert (response.status == 200) is expected, path
+                        if not expected:
+                            assert "--allow-host" in await response.text()
+
+    asyncio.run(scenario())
+
+
+def test_a_gateway_for_other_machines_answers_to_any_name_unless_some_are_allowed() -> None:
+    assert hosts_of("0.0.0.0", []) is None  # noqa: S104  nothing listens here
+    assert hosts_of("127.0.0.1", []) == {"127.0.0.1"}
+    assert hosts_of("localhost", []) == {"localhost"}
+    assert hosts_of("::", ["Mine.example"]) == {"::", "mine.example"}
+
+
+def keys_of(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[str, ...]:
+    monkeypatch.setattr("sys.argv", ["gateway", "--model=m", *flags, "--initial-peers", "/ip4/x"])
+    return command.check(command.parse())
+
+
+def test_keys_come_from_a_file_or_the_environment_and_from_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alpha\n\n beta \n")
+    monkeypatch.delenv(command.KEYS_VARIABLE, raising=False)
+    assert keys_of(monkeypatch) == ()
+    assert keys_of(monkeypatch, f"--api-key-file={file}") == ("alpha", "beta")
+    monkeypatch.setenv(command.KEYS_VARIABLE, "gamma, delta,")
+    assert keys_of(monkeypatch) == ("gamma", "delta")
+    monkeypatch.delenv(command.KEYS_VARIABLE)
+    file.write_text("\n")
+    for wrong in (file, tmp_path / "none", tmp_path):
+        with pytest.raises(UserError, match="--api-key-file"):
+            keys_of(monkeypatch, f"--api-key-file={wrong}")
+    with pytest.raises(UserError, match="--api-key"):
+        keys_of(monkeypatch, "--api-key", "alpha")

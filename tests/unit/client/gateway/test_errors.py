@@ -1,13 +1,21 @@
 """Mistakes, limits and a swarm that cannot serve: OpenAI's error form and the right status."""
 
 import asyncio
+import dataclasses
+import gc
 import json
+import threading
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from client import UnavailableError
+from client.gateway import text_threads
 from client.gateway.app import GatewayConfig
+from client.gateway.errors import ApiError
+from client.gateway.requests import ChatRequest, CompletionRequest, parse_request
+from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.waiting import until
@@ -53,6 +61,8 @@ def error_of(body: Any) -> dict[str, Any]:
         (TEXT, {"prompt": "a", "best_of": 3}, "best_of", "not supported"),
         (TEXT, {"prompt": "a", "stop": ["x", ""]}, "stop", "empty"),
         (TEXT, {"prompt": "a", "stop": ["x"] * 17}, "stop", "<= 16"),
+        (TEXT, {"prompt": "a", "stop": "x" * 1025}, "stop", "<= 1024"),
+        (TEXT, {"prompt": "a", "stop": ["x", "y" * 1025]}, "stop[1]", "<= 1024"),
         (TEXT, {"prompt": "a", "min_tokens": 20}, None, "min_new_tokens is 20"),
         (TEXT, {"prompt": "\ud800"}, None, None),
         (CHAT, {"messages": []}, "messages", ">= 1"),
@@ -93,7 +103,10 @@ def test_what_is_not_json_is_refused(text: str) -> None:
     async def scenario() -> None:
         async with paper_gateway() as gateway:
             data = text.encode("latin-1")
-            async with gateway.http.post(gateway.url + TEXT, data=data) as response:
+            headers = {"Content-Type": "application/json"}
+            async with gateway.http.post(
+                gateway.url + TEXT, data=data, headers=headers
+            ) as response:
                 assert response.status == 400
                 error_of(await response.json())
 
@@ -290,6 +303,108 @@ def test_too_many_requests_wait_and_then_are_refused() -> None:
                 assert error_of(await response.json())["code"] == "rate_limit_exceeded"
             gateway.swarm.gate.set()
             assert await asyncio.gather(*waiting) == [200] * 4
+
+    asyncio.run(scenario())
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            tokenizer = gateway.swarm.text.tokenizer
+            assert tokenizer is not None
+            tokenized: list[int] = []
+
+            def counted(text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+                tokenized.append(len(text))
+                return Tokenizer.encode(tokenizer, text, special_tokens=special_tokens)
+
+            monkeypatch.setattr(tokenizer, "encode", counted)
+            text = "a" * 7_000_000
+            for path, body in (
+                (TEXT, {"prompt": text}),
+                (TEXT, {"prompt": ["a", text]}),
+                (CHAT, {"messages": [{"role": "user", "content": text}]}),
+            ):
+                status, answer = await gateway.post(path, **body)
+                assert status == 400
+                assert error_of(answer)["code"] == "context_length_exceeded"
+            assert max(tokenized) == 1
+            # 14 characters, the longest that one token stands for, as often as the context takes.
+            vocabulary = [tokenizer.token_text(n) for n in range(2048)]
+            word = max(vocabulary, key=len)
+            status, _ = await gateway.post(TEXT, prompt=word * 1022, max_tokens=1)
+            assert status == 200, "and what does fit is taken"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        (TEXT, "prompt", [[]] * 300_000),
+        (TEXT, "prompt", ["a", *[[]] * 300_000]),
+        (TEXT, "logit_bias", {str(at): 1 for at in range(100_000)}),
+        (CHAT, "tools", [[]] * 300_000),
+        (CHAT, "messages", [{"role": "a"}] * 100_000),
+    ],
+)
+def test_a_body_of_many_small_things_is_refused_before_they_are_made(
+    path: str, field: str, value: object
+) -> None:
+    kind = CompletionRequest if path == TEXT else ChatRequest
+    whole = {"prompt": "a"} if path == TEXT else {"messages": HI}
+    body = json.dumps({**whole, field: value}).encode()
+    collections: list[str] = []
+    gc.callbacks.append(lambda phase, _: collections.append(phase))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as raised:
+            parse_request(body, kind)  # type: ignore[type-var]
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.callbacks.pop()
+    assert raised.value.param == field
+    assert raised.value.status == 400
+    assert peak_bytes < 6 * len(body)
+    assert len(collections) < 20, "one for each 700 lists or objects that were made"
+
+
+def test_the_loop_goes_on_while_long_texts_are_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_threads, "LONG", 50_000)
+
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            swarm, begun, ends = gateway.swarm, threading.Semaphore(0), threading.Event()
+            tokenizer = swarm.text.tokenizer
+            assert tokenizer is not None
+
+            class Slow:
+                """Encodes long texts when it is let to."""
+
+                def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+                    if len(text) > 50_000:
+                        begun.release()
+                        assert ends.wait(60)
+                    return tokenizer.encode(text, special_tokens=special_tokens)
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(tokenizer, name)
+
+            swarm.text = dataclasses.replace(swarm.text, tokenizer=Slow())
+            long = asyncio.gather(
+                *(gateway.post(TEXT, prompt="a" * 57_000 + str(at)) for at in range(5)),
+                *(gateway.post(CHAT, messages=[{"role": "u", "content": "b" * 57_000}])
+                  for _ in range(5)),
+            )  # fmt: skip
+            await until(lambda: gateway.answers.requests == 10 and begun.acquire(blocking=False))
+            status, _ = await gateway.post(TEXT, prompt="short")
+            assert status == 200
+            assert not begun.acquire(blocking=False), "one long text at a time"
+            ends.set()
+            assert {status for status, _ in await long} == {400}
 
     asyncio.run(scenario())
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import struct
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -40,7 +41,21 @@ from dht.messages.session import (
     SessionRefused,
     Tokens,
 )
-from dht.messages.types import LeaseRecord, Link, LinksRecord, PlanHead, PlanVersion, RouteStage
+from dht.messages.types import (
+    PEERS_MAX,
+    PLAN_BYTES_MAX,
+    PLAN_EDGES_MAX,
+    Assignment,
+    FlowEdge,
+    LeaseRecord,
+    Link,
+    LinksRecord,
+    ModelSpec,
+    Plan,
+    PlanHead,
+    PlanVersion,
+    RouteStage,
+)
 from tests.examples import examples
 
 S = "session-1"
@@ -423,3 +438,44 @@ def test_any_bytes_are_a_frame_an_end_or_malformed(data: bytes) -> None:
             await codec.read_frame(Bytes(data))
 
     asyncio.run(body())
+
+
+def test_a_plan_of_the_most_peers_fits_and_a_head_cannot_promise_more() -> None:
+    peers = [f"{at:052d}" for at in range(PEERS_MAX)]
+    edges = tuple(
+        FlowEdge(tail=peers[at % PEERS_MAX], head=peers[at // PEERS_MAX], tokens_per_s=1 / 3)
+        for at in range(PLAN_EDGES_MAX)
+    )
+    plan = Plan(
+        version=PlanVersion(term=1),
+        coordinator=peers[0],
+        model=ModelSpec(
+            name="m",
+            fingerprint="f",
+            layers=1000,
+            layer_bytes=1,
+            embed_bytes=1,
+            head_bytes=1,
+            kv_bytes_per_token_layer=1,
+            activation_bytes=4,
+            context_tokens=1024,
+            vocab=2048,
+        ),
+        assignments=tuple(Assignment(peer_id=peer, start=300, end=400) for peer in peers),
+        edges=edges,
+        flow_tokens_per_s=1 / 3,
+        bound_tokens_per_s=1 / 3,
+        planner="helix",
+        solve_s=1 / 3,
+        created_unix_s=1e9 / 3,
+        waves=tuple((peer,) for peer in peers),
+    )
+    body = codec.encode(plan)
+    assert codec.decode_as(Plan, body, limit_bytes=PLAN_BYTES_MAX) == plan
+    head = PlanHead(
+        peer_id="p", version=plan.version, sha256="0" * 64, size_bytes=PLAN_BYTES_MAX + 1
+    )
+    with pytest.raises(PeerError):
+        codec.decode(codec.encode(head))
+    within = replace(head, size_bytes=PLAN_BYTES_MAX)
+    assert codec.decode(codec.encode(within)) == within

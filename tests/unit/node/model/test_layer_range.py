@@ -1,5 +1,6 @@
 """Loading: what is read, what fits, and which models are refused before they serve."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dht.errors import UserError
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
 
 LAYERS = 4
@@ -51,6 +53,23 @@ def sampled(engine: Engine) -> int | None:
     engine.free("s")
     assert result.error is None, result.error
     return result.token_id
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layer"])
+def test_more_layers_than_the_files_hold_are_refused_before_anything_is_built(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "llama")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: 10**7}))
+
+    def built(*_: object, **__: object) -> None:
+        raise AssertionError("a configuration was built")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", built)
+    store = WeightStore.open(str(tmp_path))
+    with pytest.raises(UserError, match=rf"{key} 10000000, and its files name {LAYERS} layers"):
+        ModelLayout.of(store, "float32")
 
 
 def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
