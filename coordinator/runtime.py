@@ -189,7 +189,7 @@ class Coordinator:
 
     async def _poll(self) -> None:
         nodes, leases, links = await asyncio.gather(
-            self._directory.nodes(), self._directory.leases(), self._directory.links()
+            self._directory.nodes_as_seen(), self._directory.leases(), self._directory.links()
         )
         await self._leadership.look(nodes, leases)
         silent = self._liveness.silent
