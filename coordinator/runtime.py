@@ -35,6 +35,7 @@ from coordinator.problem.from_records import problem_of
 from dht.errors import NetworkError
 from dht.identity.peer_id import short_name
 from dht.messages.types import (
+    PEERS_MAX,
     LinksRecord,
     ModelSpec,
     NodeRecord,
@@ -189,7 +190,7 @@ class Coordinator:
 
     async def _poll(self) -> None:
         nodes, leases, links = await asyncio.gather(
-            self._directory.nodes(), self._directory.leases(), self._directory.links()
+            self._directory.nodes_as_seen(), self._directory.leases(), self._directory.links()
         )
         await self._leadership.look(nodes, leases)
         silent = self._liveness.silent
@@ -345,19 +346,28 @@ class Coordinator:
             logger.error("the solver found no plan that passes the checker")
         if best is None or not self.leads:
             return
+        running = self._plans.newest
         choice = choose_plan(
-            self._plans.newest,
+            running,
             best,
             kept,
             usable,
             self._config.transition,
             self._transport.now(),
         )
+        if choice is None and running is not None and not usable.keys().isdisjoint(running.silent):
+            choice = running, "peers that were silent answer"
         if choice is not None:
             plan, why = choice
             plan = await asyncio.to_thread(with_effects, plan, usable)
-            # A higher version may have been seen during the solve.
-            await self._publish(replace(plan, version=self._next_version()), f"{reason}: {why}")
+            given = {a.peer_id for a in plan.assignments}
+            plan = replace(
+                plan,
+                version=self._next_version(),  # a higher one may have been seen during the solve
+                coordinator=self._transport.peer_id,
+                silent=tuple(sorted(self._liveness.silent - given)[:PEERS_MAX]),
+            )
+            await self._publish(plan, f"{reason}: {why}")
 
     def _resting(self, usable: dict[str, NodeRecord]) -> frozenset[str]:
         """Peers that have just moved: the choice of a plan changes once they may move again."""

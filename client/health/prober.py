@@ -155,8 +155,9 @@ class Prober:
 
     def _seen(self, peer_id: str, record: NodeRecord, now_unix_s: float) -> SeenPeer:
         before = self._peers.get(peer_id)
-        if before is None or before.record.joined_unix_s != record.joined_unix_s:
-            return SeenPeer(record=record, seen_unix_s=now_unix_s)
+        now = SeenPeer(record=record, seen_unix_s=now_unix_s, placed_unix_s=now_unix_s)
+        if before is None or (before.record.start, before.record.end) != (record.start, record.end):
+            return now
         return replace(before, record=record, seen_unix_s=now_unix_s)
 
     async def _ask(self) -> Probe:

@@ -42,7 +42,7 @@ LIES_MIN = 2
 """Refusals of announced layers that make a liar: one may be a record that lags."""
 LIES_S = 600.0
 LAG_S = 60.0
-"""For a peer that just joined or moved its record may lag behind what it does."""
+"""For a peer that just took its layers the record may lag behind what it does."""
 PROBES_S = 3600.0
 PEERS_SHOWN_MAX = 1000
 VERSIONS_SHOWN_MAX = 10
@@ -65,6 +65,8 @@ class SeenPeer:
     """The round trip of that ping."""
     misses: int = 0
     """Pings in a row that were not answered."""
+    placed_unix_s: float = 0.0
+    """When the page first saw it announce its present layers."""
     refused_unix_s: tuple[float, ...] = ()
     """When it refused the page layers that its record announced."""
 
@@ -187,7 +189,7 @@ def _peer(peer: SeenPeer, spec: ModelSpec | None, now_unix_s: float) -> Json:
     alive, serving = _alive(peer, now_unix_s), record.state is NodeState.SERVING
     state = _state(peer, now_unix_s)
     ghost = serving and state == "silent"
-    settled_s = max(record.joined_unix_s, record.moved_unix_s) + LAG_S
+    settled_s = peer.placed_unix_s + LAG_S
     lies = [s for s in peer.refused_unix_s if s >= max(settled_s, now_unix_s - LIES_S)]
     same = spec is not None and record.model.fingerprint == spec.fingerprint
     layers = spec.layers if spec is not None and same else record.model.layers

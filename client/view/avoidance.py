@@ -27,7 +27,7 @@ SECOND_CHANCE_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Avoided:
-    """A peer that failed, in its present life, ``times`` in a row."""
+    """A peer that failed ``times`` in a row."""
 
     until_s: float
     again_s: float
@@ -57,7 +57,8 @@ class Avoidance:
         full: bool = False,
         second_chance: bool = False,
     ) -> bool:
-        """Whether to pass ``record``'s peer over. One that joined anew is not held to its past.
+        """Whether to pass ``record``'s peer over. One that says that it joined anew is forgiven one
+        failure; one that goes on failing is held to its past whatever it says.
 
         With ``full``, peers without room do not count as avoided, with ``urgent`` those without
         room for others; with ``second_chance``, those that failed a little while ago do not.
@@ -65,7 +66,9 @@ class Avoidance:
         if not (full or urgent) and self._is_crowded(record.peer_id, now_s):
             return True
         avoided = self._peers.get(record.peer_id)
-        if avoided is None or record.joined_unix_s > avoided.joined_unix_s:
+        if avoided is None:
+            return False
+        if record.joined_unix_s > avoided.joined_unix_s and avoided.times == 1:
             return False
         if avoided.full and (full or (urgent and not avoided.urgent)):
             return False
@@ -89,7 +92,7 @@ class Avoidance:
             self._crowded_until_s = {**later, peer_id: now_s + CROWDED_S}
         before = self._peers.get(peer_id)
         times = 1
-        if before is not None and before.joined_unix_s == joined_unix_s and not full:
+        if before is not None and not full:
             times = before.times + 1
         factor = min(2 ** (times - 1), FACTOR_MAX)
         self._peers[peer_id] = Avoided(

@@ -35,6 +35,8 @@ class ElectionConfig:
     """Time without a stored lease after which a leader stops acting: another may be elected."""
     stagger_s: float = 5.0
     """Time that a candidate waits per rank, so that mostly one of them tries."""
+    stagger_max_s: float = 60.0
+    """Maximum of that time: candidates that do not exist take places in the succession, too."""
     catch_up_s: float = 20.0
     """Minimum time between two moves of a leader's term past a higher one: claims may be false."""
 
@@ -65,9 +67,9 @@ class ElectionView:
     """An observation: living leases, peers that may lead, and the highest plan version seen.
 
     ``silent`` peers do not answer this peer's pings; the ``dead`` among them do not answer the
-    witnesses either. ``elders`` are candidates that joined long ago; they try first. ``distrusted``
-    peers published plans that were refused, or lead and do nothing: their claims are ignored, as
-    are terms above ``term_max``.
+    witnesses either. ``elders`` are candidates that were first seen long ago; they try first.
+    ``distrusted`` peers published plans that were refused, or lead and do nothing: their claims are
+    ignored, as are terms above ``term_max``.
     """
 
     leases: Mapping[str, LeaseRecord]
@@ -263,7 +265,7 @@ def _seek(
         distrusted=observed.distrusted - {state.peer_id},
     )
     place = 0 if followed else succession(term, itself).index(state.peer_id)
-    if now_s - since_s >= place * config.stagger_s:
+    if now_s - since_s >= min(place * config.stagger_s, config.stagger_max_s):
         effects.append(StoreLease(term=term))
         state = replace(state, term=term, seeking=True, stored_s=now_s)
     return state

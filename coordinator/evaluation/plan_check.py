@@ -61,6 +61,8 @@ def check_shape(plan: Plan) -> list[str]:
         wrong.append("a peer is named like an end of the flow")
     if len(set(peers)) != len(peers):
         wrong.append("a peer is given layers twice")
+    if not set(peers).isdisjoint(plan.silent):
+        wrong.append("a peer that is said to be silent is given layers")
     gaps = uncovered(plan.assignments, layers)
     if gaps:
         wrong.append(f"nobody holds layers {gaps}")

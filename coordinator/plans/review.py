@@ -5,6 +5,13 @@ it with the swarm: the peers that exist, the memory and speed that they announce
 baseline, Petals' greedy placement. Plan and baseline are compared by what they would serve, as
 coordinators compare placements. Records differ between peers and moments, hence the slack. A plan
 is advice: refusing one costs efficiency at most.
+
+Neither may an author leave peers out as it likes, nor a peer make an honest author's plans look
+bad. A plan uses a peer, or is as good as the greedy placement with it, or says that it does not
+answer the author. Such a peer counts for nobody but itself, and it knows better: whoever hides from
+the author alone hides from the yardstick, and whoever is falsely said to hide refuses the plan
+(:mod:`coordinator.plans.reviewer`). What a peer has just begun to say of itself is not held against
+the plan either.
 """
 
 from collections import defaultdict
@@ -47,7 +54,8 @@ class ReviewConfig:
     running_share_min: float = 0.5
     """The same minimum for the running plan: peers that just moved stay for a while."""
     known_for_s: float = 30.0
-    """Time since joining after which a plan must count a peer."""
+    """Time since its offer was first seen after which a plan must count a peer, and must fit it
+    where it offered something else before."""
 
 
 class Opinion(StrEnum):
@@ -67,6 +75,8 @@ class Verdict:
 
     opinion: Opinion
     reason: str = ""
+    blames: bool = True
+    """Whether a refusal is held against the author."""
 
 
 FINE = Verdict(opinion=Opinion.FINE)
@@ -79,24 +89,23 @@ def review(
     *,
     running: Plan | None,
     gone: frozenset[str],
+    changed: frozenset[str] = frozenset(),
     now_unix_s: float,
     config: ReviewConfig,
 ) -> Verdict:
     """The verdict on ``plan``, whose shape was checked before.
 
-    ``nodes`` and ``links`` are the records seen; ``running`` is the plan followed now; ``gone`` are
-    peers that have records but do not answer.
+    ``nodes`` (as seen here: :mod:`dht.records.sightings`) and ``links`` are the records;
+    ``running`` is the plan followed now; ``gone`` are peers that have records but do not answer,
+    ``changed`` those that offered something else a moment ago.
     """
-    usable = usable_nodes(nodes, plan.model, gone)
+    usable = usable_nodes(nodes, plan.model, gone | frozenset(plan.silent))
     problem = problem_of(plan.model, usable, links)
-    planner_nodes = {node.peer_id: node for node in problem.nodes}
-    for a in plan.assignments:
-        node = planner_nodes.get(a.peer_id)
-        if node is not None and not fits(plan.model, node, a.start, a.end):
-            return _impossible(f"[{a.start}, {a.end}) does not fit {a.peer_id}")
-    wrong = _misordered(plan) or _overloaded(plan, usable, links, config)
+    wrong = _misordered(plan) or beyond_announced(
+        plan, {p: r for p, r in usable.items() if p not in changed}, links, config
+    )
     if wrong:
-        return _impossible(wrong)
+        return Verdict(opinion=Opinion.IMPOSSIBLE, reason=wrong)
     known = [a for a in plan.assignments if a.peer_id in usable]
     gaps = uncovered(known, plan.model.layers)
     if gaps:
@@ -128,6 +137,7 @@ def falls_short(
     config: ReviewConfig,
 ) -> bool:
     """Whether a running plan serves less than its share of what the greedy placement would."""
+    usable = {p: r for p, r in usable.items() if p not in plan.silent}
     wanted = config.running_share_min * _greedy_serves(plan, usable, links, now_unix_s, config)
     return _serves(plan, problem_of(plan.model, usable, links)) < wanted
 
@@ -135,7 +145,7 @@ def falls_short(
 def long_known(
     usable: Mapping[str, NodeRecord], now_unix_s: float, config: ReviewConfig
 ) -> dict[str, NodeRecord]:
-    """The peers of ``usable`` that joined long enough ago that a plan should count them."""
+    """The peers of ``usable`` that were here long enough that a plan should count them."""
     return {
         peer_id: record
         for peer_id, record in usable.items()
@@ -205,10 +215,6 @@ def known_part(
     )
 
 
-def _impossible(reason: str) -> Verdict:
-    return Verdict(opinion=Opinion.IMPOSSIBLE, reason=reason)
-
-
 def _misordered(plan: Plan) -> str:
     """The error in the plan's waves; "": none."""
     peers = [peer_id for wave in plan.waves for peer_id in wave]
@@ -219,16 +225,22 @@ def _misordered(plan: Plan) -> str:
     return ""
 
 
-def _overloaded(
+def beyond_announced(
     plan: Plan,
     usable: Mapping[str, NodeRecord],
     links: Mapping[str, LinksRecord],
     config: ReviewConfig,
 ) -> str:
-    """The first peer or link whose flow exceeds what was announced or measured; "": none.
+    """The first peer that the plan gives more than it announced, or link with more flow than was
+    measured; "": none. Peers that are not among ``usable`` are not looked at.
 
     Linear in the edges.
     """
+    planner_nodes = {node.peer_id: node for node in problem_of(plan.model, usable, {}).nodes}
+    for a in plan.assignments:
+        node = planner_nodes.get(a.peer_id)
+        if node is not None and not fits(plan.model, node, a.start, a.end):
+            return f"[{a.start}, {a.end}) does not fit {a.peer_id}"
     through: defaultdict[str, float] = defaultdict(float)
     for edge in plan.edges:
         through[edge.head] += edge.tokens_per_s

@@ -27,7 +27,13 @@ class Reviewer:
 
     async def __call__(self, plan: Plan, running: Plan | None) -> Verdict:
         """This peer's verdict on ``plan``. Raises NetworkError when no records can be read."""
-        nodes, links = await asyncio.gather(self._directory.nodes(), self._directory.links())
+        nodes, links = await asyncio.gather(
+            self._directory.nodes_as_seen(), self._directory.links()
+        )
+        if self._transport.peer_id in plan.silent:
+            return await self._left_out_as_silent(plan, nodes)
+        known_unix_s = self._transport.now() - self._config.known_for_s
+        changed = self._directory.sightings.changed_since(known_unix_s)
         gone: frozenset[str] = frozenset()
         while True:
             verdict = await asyncio.to_thread(
@@ -37,6 +43,7 @@ class Reviewer:
                 links,
                 running=running,
                 gone=gone,
+                changed=changed,
                 now_unix_s=self._transport.now(),
                 config=self._config,
             )
@@ -45,6 +52,20 @@ class Reviewer:
             gone = await self._gone(_left_out(plan, nodes, self._transport.peer_id))
             if not gone:
                 return verdict
+
+    async def _left_out_as_silent(self, plan: Plan, nodes: dict[str, NodeRecord]) -> Verdict:
+        """The verdict on a plan whose author says that this peer does not answer it.
+
+        An honest author reaches whom it is reached by, and makes another plan. Where the two cannot
+        reach each other the plan is for the others, and nobody is to blame.
+        """
+        author = nodes.get(plan.coordinator)
+        reached = author is None or await self._answers(author)
+        return Verdict(
+            opinion=Opinion.UNSURE,
+            reason="it says that this peer does not answer the coordinator",
+            blames=reached,
+        )
 
     async def _gone(self, peers: list[NodeRecord]) -> frozenset[str]:
         """Those of ``peers`` that do not answer a ping; a random sample where there are many."""
@@ -68,5 +89,8 @@ def _left_out(plan: Plan, nodes: dict[str, NodeRecord], me: str) -> list[NodeRec
     return [
         record
         for peer_id, record in sorted(nodes.items())
-        if peer_id not in given and peer_id != me and record.state is not NodeState.DRAINING
+        if peer_id not in given
+        and peer_id not in plan.silent
+        and peer_id != me
+        and record.state is not NodeState.DRAINING
     ]

@@ -245,7 +245,7 @@ class PlanStore:
         now_s = asyncio.get_running_loop().time()
         looks, since_s = self._wanting.pop(head.peer_id, (0, now_s))
         if looks + 1 >= LOOKS_MAX and now_s - since_s >= WANTING_S[verdict.opinion]:
-            self._refuse(head, verdict.reason, strikes=1)
+            self._refuse(head, verdict.reason, strikes=int(verdict.blames))
             return False
         self._wanting[head.peer_id] = (looks + 1, since_s)
         while len(self._wanting) > REFUSED_MAX:
@@ -259,7 +259,7 @@ class PlanStore:
         self._refused[head.sha256] = None
         while len(self._refused) > REFUSED_MAX:
             self._refused.popitem(last=False)
-        if head.peer_id != self._transport.peer_id:
+        if strikes and head.peer_id != self._transport.peer_id:
             now_s = asyncio.get_running_loop().time()
             self.trust.strike(head.peer_id, now_s, times=strikes)
         logger.warning("refused plan %s of %s: %s", head.version, head.peer_id, reason)

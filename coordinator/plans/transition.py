@@ -19,7 +19,7 @@ class TransitionConfig:
     retry_s: float = 5.0
     """Pause after a solve that led to no plan."""
     elder_s: float = 300.0
-    """Time since joining after which a peer coordinates before younger ones."""
+    """Time since it was first seen after which a peer coordinates before younger ones."""
     gain_min: float = 1.1
     """Minimum ratio of a moving plan's throughput to the kept one's, unless layers were lost."""
     move_every_s: float = 300.0
@@ -96,7 +96,10 @@ def reason_to_plan(
 def elders(
     nodes: Mapping[str, NodeRecord], now_unix_s: float, cfg: TransitionConfig
 ) -> frozenset[str]:
-    """Peers that joined at least ``cfg.elder_s`` ago, as they announce; none in a young swarm."""
+    """Peers that joined at least ``cfg.elder_s`` ago; none in a young swarm.
+
+    ``nodes`` are as seen here (:mod:`dht.records.sightings`): a record's own word makes no elder.
+    """
     return frozenset(
         peer_id
         for peer_id, record in nodes.items()
@@ -124,7 +127,10 @@ def moved(old: Sequence[Assignment], new: Sequence[Assignment]) -> frozenset[str
 def moved_lately(
     usable: Mapping[str, NodeRecord], now_unix_s: float, cfg: TransitionConfig
 ) -> frozenset[str]:
-    """Peers that moved within ``cfg.move_every_s`` of now, whichever way clocks differ."""
+    """Peers that moved within ``cfg.move_every_s`` of now, whichever way clocks differ.
+
+    ``usable`` are as seen here (:mod:`dht.records.sightings`).
+    """
     return frozenset(
         peer_id
         for peer_id, record in usable.items()

@@ -292,6 +292,8 @@ class Plan:
     """Peers that move, by wave: a peer waits until those of the waves before its own serve."""
     fetch_bytes: Count = 0
     """Bytes of weights that all peers together must read to follow this plan."""
+    silent: Annotated[tuple[PeerId, ...], Meta(max_length=PEERS_MAX)] = ()
+    """Peers that the plan leaves out because they do not answer the coordinator."""
 
     @property
     def value_tokens_per_s(self) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dht.messages import codec
 from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, PlanHead
+from dht.records.sightings import Sightings
 from dht.transport.interface import Transport
 
 DEFAULT_NETWORK = "anabranch"
@@ -55,6 +56,8 @@ class Directory:
         self._decoded: dict[RecordKind, dict[str, tuple[bytes, Any]]] = {}
         """A cache of the last payloads and records, by kind and author: most do not change."""
         self.rejected = 0
+        self.sightings = Sightings()
+        """Of what :meth:`nodes_as_seen` read."""
 
     @property
     def model_key(self) -> str:
@@ -72,6 +75,11 @@ class Directory:
     async def nodes(self) -> dict[str, NodeRecord]:
         """All living node records by peer id."""
         return await self._read(RecordKind.NODES)
+
+    async def nodes_as_seen(self) -> dict[str, NodeRecord]:
+        """All living node records, with times that this process saw itself: see
+        :meth:`dht.records.sightings.Sightings.look`. For decisions that seniority counts in."""
+        return self.sightings.look(await self.nodes(), self._transport.now())
 
     async def links(self) -> dict[str, LinksRecord]:
         """All living links records, by the peer that measured the links."""

@@ -45,6 +45,7 @@ from dht.messages.types import (
     PlanVersion,
     Problem,
 )
+from dht.records.sightings import Sightings
 from dht.simulated import event_log
 
 LAYERS = 4
@@ -94,6 +95,7 @@ class Member:
     skew_s: float
     record: NodeRecord
     election: Election
+    sightings: Sightings = field(default_factory=Sightings)
     alive: bool = True
     plan: Plan | None = None
     bodies: dict[PlanVersion, Plan] = field(default_factory=dict)
@@ -207,6 +209,7 @@ class World:
         nodes, leases = self.read(member, "nodes"), self.read(member, "lease")
         if nodes is None or leases is None:
             return
+        nodes = member.sightings.look(nodes, self.unix_s(member))
         self._elect(member, nodes, leases)
         if member.election.leading:
             self._plan(member, nodes)

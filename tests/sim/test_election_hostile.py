@@ -8,10 +8,15 @@ import pytest
 
 from coordinator.plans.store import PlanStore
 from coordinator.plans.versions import number_max
-from dht.messages.types import FlowEdge, LeaseRecord, NodeState, Plan, PlanVersion
+from dht.errors import NetworkError
+from dht.messages import codec
+from dht.messages.peer import Witness, WitnessRequest
+from dht.messages.session import Ping, Pong
+from dht.messages.types import NO_VERSION, FlowEdge, LeaseRecord, NodeState, Plan, PlanVersion
 from dht.records.directory import Directory
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryTransport
+from dht.transport.interface import PLAN_PROTOCOL, Stream
 from tests.unit.coordinator.conftest import Make
 from tests.unit.coordinator.test_runtime import Swarm
 
@@ -165,6 +170,127 @@ def test_a_liar_neither_blocks_elections_nor_plans(lie, from_the_start):
             await swarm.settle(lambda: served(swarm), 150.0)
             for member in swarm.members:
                 assert member.plans.version not in liar.heads
+            lying.cancel()
+            await asyncio.gather(lying, return_exceptions=True)
+
+    run_virtual(body(), limit_s=2000)
+
+
+def test_identities_that_do_not_exist_do_not_hold_up_an_election():
+    """They say that they have been here for ever, and would all try before most others."""
+
+    async def body() -> None:
+        swarm = Swarm(Make, HONEST, seed=2)
+        async with swarm:
+            await swarm.settle(lambda: served(swarm))
+            await asyncio.sleep(400)
+            crowd = [Liar(swarm) for _ in range(200)]
+            for liar in crowd:
+                await liar.directory.publish(replace(liar.record, joined_unix_s=0.0))
+            (leader,) = swarm.leaders()
+            await swarm.kill(leader)
+            took_s = await swarm.settle(lambda: len(swarm.leaders()) == 1, 150.0)
+            assert took_s < 25.0  # as without them: one of two tries at once
+
+    run_virtual(body(), limit_s=4000)
+
+
+def well_led(swarm: Swarm) -> bool:
+    """All honest peers follow one honest plan that uses them all, whoever else is in it."""
+    names = {member.transport.peer_id for member in swarm.members}
+    plan = swarm.members[0].plans.newest
+    return (
+        len({member.plans.version for member in swarm.members}) == 1
+        and plan is not None
+        and plan.coordinator in names
+        and names <= {a.peer_id for a in plan.assignments}
+    )
+
+
+class Selective(Liar):
+    """Announces more than the others, answers all of them, and the coordinator once in a while."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm)
+        self.record = replace(
+            Make.record(self.me, 0, 8, rate=1000.0, memory=1000), joined_unix_s=0.0
+        )
+        self.hides = False
+
+    async def _answer(self, stream: Stream) -> None:
+        leaders = {member.transport.peer_id for member in self.swarm.leaders()}
+        while True:
+            message = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
+            if self.hides and stream.remote_peer_id in leaders:
+                raise NetworkError("not for you")
+            match message:
+                case Ping(nonce=nonce):
+                    await codec.send_frame(stream, Pong(nonce=nonce))
+                case WitnessRequest(peer_id=peer_id):
+                    await codec.send_frame(stream, Witness(peer_id=peer_id, answers=True))
+
+    async def live(self) -> None:
+        """Hide from whoever leads for most of each two minutes."""
+        await self.transport.serve(PLAN_PROTOCOL, self._answer)
+        while True:
+            for self.hides in (False, True, True, True):
+                for _ in range(6):
+                    await self.directory.publish(self.record)
+                    await asyncio.sleep(5.0)
+
+
+def test_a_peer_that_hides_from_the_coordinator_alone_deposes_nobody():
+    async def body() -> None:
+        swarm = Swarm(Make, HONEST)
+        async with swarm:
+            await swarm.settle(lambda: well_led(swarm))
+            hiding = asyncio.create_task(Selective(swarm).live())
+            (leader,) = swarm.leaders()
+            for _ in range(600):
+                await asyncio.sleep(1.0)
+                assert swarm.leaders() == [leader]
+            await swarm.settle(lambda: well_led(swarm))
+            for member in swarm.members:
+                assert not member.plans.counters["refused"]
+            hiding.cancel()
+            await asyncio.gather(hiding, return_exceptions=True)
+
+    run_virtual(body(), limit_s=2000)
+
+
+@pytest.mark.parametrize("plays_dead", [False, True], ids=["answers", "plays dead"])
+def test_an_author_cannot_leave_out_peers_by_calling_them_silent(plays_dead):
+    """It leads with peers of its own, one of which has the bodies of its plans."""
+
+    async def body() -> None:
+        swarm = Swarm(Make, HONEST)
+        liar, friend = Selective(swarm), Selective(swarm)
+        lies: set[PlanVersion] = set()
+
+        async def lead() -> None:
+            friend.store = liar.store
+            await friend.transport.serve(PLAN_PROTOCOL, friend.store._serve)
+            if not plays_dead:
+                await liar.store.serve()
+            while True:
+                version = PlanVersion(term=liar.term_max)
+                await liar.claim(liar.term_max, NO_VERSION)
+                await friend.directory.publish(replace(friend.record, plan_version=version))
+                honest = tuple(member.transport.peer_id for member in swarm.members)
+                plan = liar.whole(liar.me, friend.me, version=version, rate=100.0)
+                lies.add(version)
+                await liar.publish(replace(plan, silent=honest))
+                await asyncio.sleep(20.0)
+
+        async with swarm:
+            await swarm.settle(lambda: well_led(swarm))
+            lying = asyncio.create_task(lead())
+            for _ in range(300):
+                await asyncio.sleep(1.0)
+                for member in swarm.members:
+                    assert member.plans.version not in lies
+            if not plays_dead:
+                await swarm.settle(lambda: well_led(swarm))
             lying.cancel()
             await asyncio.gather(lying, return_exceptions=True)
 

@@ -76,7 +76,13 @@ def peer(number: int, start: int, end: int, **named: object) -> SeenPeer:
         addresses=("/ip4/203.0.113.7/tcp/31337/p2p/12D3",),
         joined_unix_s=NOW_S - 7200,
     )
-    of_page = ("misses", "refused_unix_s", "seen_unix_s", "answered_unix_s")
+    of_page = (
+        "misses",
+        "refused_unix_s",
+        "placed_unix_s",
+        "seen_unix_s",
+        "answered_unix_s",
+    )
     seen: dict[str, object] = {"seen_unix_s": NOW_S, "answered_unix_s": NOW_S - 2}
     seen |= {name: named.pop(name) for name in of_page if name in named}
     return SeenPeer(record=replace(record, **named), rtt_s=0.02, **seen)  # type: ignore[arg-type]
@@ -196,8 +202,10 @@ def test_a_peer_that_refuses_what_it_announces_lies() -> None:
     twice = (NOW_S - 60, NOW_S - 30)
     state = state_of(peer(0, 0, 8), peer(1, 0, 8, refused_unix_s=twice))
     assert [each["flags"] for each in state["peers"]] == [[], ["lying"]]
-    moved = peer(1, 0, 8, refused_unix_s=twice, moved_unix_s=NOW_S - 65)
+    moved = peer(1, 0, 8, refused_unix_s=twice, placed_unix_s=NOW_S - 65)
     assert state_of(moved)["peers"][0]["flags"] == [], "its record may lag"
+    saying = peer(1, 0, 8, refused_unix_s=twice, moved_unix_s=NOW_S, joined_unix_s=NOW_S)
+    assert state_of(saying)["peers"][0]["flags"] == ["lying"], "its own word does not count"
     beyond = peer(2, 0, 9)
     state = state_of(peer(0, 0, 8), peer(1, 0, 8), beyond)
     assert state["peers"][2]["flags"] == ["lying"]

@@ -27,6 +27,17 @@ def test_one_that_joined_anew_is_not_held_to_its_past() -> None:
     assert not avoidance.avoids(record(joined_unix_s=101.0), 1.0)
 
 
+def test_a_peer_that_fails_all_the_time_gains_nothing_by_saying_that_it_joined_anew() -> None:
+    avoidance = Avoidance()
+    asked = 0
+    for second in range(240):
+        told = record(joined_unix_s=float(second))
+        if not avoidance.avoids(told, second):
+            asked += 1
+            avoidance.add("a", 15.0, second, joined_unix_s=told.joined_unix_s)
+    assert asked == 5  # at once, forgiven, then after 30, 60 and 120 s
+
+
 def test_where_there_is_no_other_a_failed_peer_is_tried_by_one_request_at_a_time() -> None:
     avoidance = Avoidance()
     avoidance.add("a", 15.0, 0.0, joined_unix_s=100.0)

@@ -56,6 +56,15 @@ def test_candidates_wait_their_turn():
         assert effects == (StoreLease(term=1),)
 
 
+def test_a_crowd_of_candidates_holds_nobody_up_for_longer_than_the_limit():
+    """Names cost nothing: a thousand that do not exist are before and behind it."""
+    crowd = replace(observed(), candidates=frozenset(["a", *map(str, range(1000))]))
+    state, effects = step(Election(peer_id="a"), crowd, 0.0, CONFIG)
+    assert effects == ()
+    _, effects = step(state, crowd, CONFIG.stagger_max_s, CONFIG)
+    assert effects == (StoreLease(term=1),)
+
+
 def test_elders_go_first():
     for peer in "ab":
         _, effects = step(Election(peer_id=peer), observed(elders=frozenset("c")), 0.0, CONFIG)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.evaluation.plan_check import check_shape
 from coordinator.heuristics.heuristics import greedy
 from coordinator.planning.placement import Placement, make_plan
 from coordinator.plans.review import Opinion, ReviewConfig, known_part, review
@@ -21,13 +22,14 @@ def nodes(make):
 
 @pytest.fixture
 def judge(make, nodes):
-    def judged(plan, *, seen=None, running=None, gone="", links=None, now_s=NOW_S):
+    def judged(plan, *, seen=None, running=None, gone="", changed="", links=None, now_s=NOW_S):
         verdict = review(
             plan,
             nodes if seen is None else seen,
             links or {},
             running=running,
             gone=frozenset(gone),
+            changed=frozenset(changed),
             now_unix_s=now_s,
             config=CONFIG,
         )
@@ -103,6 +105,20 @@ def test_worse_than_the_greedy_placement_is_refused(make, judge, plan_of, nodes)
     assert judge(slow, gone="bc") is Opinion.FINE
     joined = {p: replace(r, joined_unix_s=NOW_S if p != "a" else 0.0) for p, r in nodes.items()}
     assert judge(slow, seen=joined) is Opinion.FINE
+
+
+def test_whom_the_author_calls_silent_is_not_held_against_the_plan(make, judge, plan_of):
+    slow = plan_of(make.span("a", 0, 8))
+    assert judge(replace(slow, silent=("b",))) is Opinion.WORSE
+    assert judge(replace(slow, silent=("b", "c"))) is Opinion.FINE
+    assert check_shape(replace(slow, silent=("a",)))
+
+
+def test_a_peer_that_takes_its_word_back_is_not_held_against_the_plan(judge, good, nodes):
+    """It offered more when the plan was made, and less a moment later."""
+    poor = nodes | {"b": replace(nodes["b"], tokens_per_s=(1.0,) * 8, memory_bytes=10)}
+    assert judge(good, seen=poor) is Opinion.IMPOSSIBLE
+    assert judge(good, seen=poor, changed="b") is Opinion.FINE
 
 
 def test_flow_over_unknown_peers_does_not_count(make, judge, plan_of, nodes):
