@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from client.errors import StatusCallback, UnavailableError
@@ -13,6 +13,7 @@ from coordinator.plans.store import PlanStore
 from dht.errors import NetworkError
 from dht.messages.types import ModelSpec, NodeState, model_key
 from dht.records.directory import DEFAULT_NETWORK, Directory
+from dht.supervision import Supervisor
 from dht.transport.interface import Transport
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,9 @@ class SwarmReader:
         self._model_name = model_name
         self._config = config
         self._on_status = on_status
-        self._pulse = pulse = Pulse(transport, lambda: None, config.pings)
+        self.parts = Supervisor()
+        """Keeps the client's loops running."""
+        self._pulse = pulse = Pulse(transport, lambda: None, config.pings, self.parts)
         self._blind = ""
         """Why the last look showed nothing; empty when it was answered."""
         self.directory = Directory(transport, config.network, model_key(model_name))
@@ -64,13 +67,10 @@ class SwarmReader:
     async def reading(self) -> AsyncIterator[None]:
         """Read now and every ``poll_s``; raises NetworkError when nobody answers at first."""
         await self.refresh()
-        polls = asyncio.create_task(self._keep_fresh(), name="swarm view")
         try:
-            yield
+            async with self.parts.beside(self._keep_fresh):
+                yield
         finally:
-            polls.cancel()
-            with suppress(asyncio.CancelledError):
-                await polls
             await self._pulse.close()
 
     async def _keep_fresh(self) -> None:
