@@ -33,7 +33,7 @@ from node.peer.link_keeper import LinkKeeper
 from node.peer.plan_follower import PlanFollower
 from node.stage.server import StageServer
 from tests.sim.paper_swarm import NETWORK, SPEC
-from tests.sim.test_self_help import SETTLE_S, LoadingEngine, World, world
+from tests.sim.test_self_help import HELP_S, SETTLE_S, LoadingEngine, World, world
 
 pytestmark = pytest.mark.sim
 
@@ -289,3 +289,19 @@ def test_a_look_that_fails_does_not_stop_a_coordinator_from_following_plans(
             assert took_s < RESTART_S - 1, "not only once its look had begun again"
 
     run_virtual(scenario(), limit_s=1000)
+
+
+def test_a_joiner_that_could_not_load_as_nobody_coordinated_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with world(0, 3, 3, 3) as swarm:
+            leader, *_ = swarm.peers
+            await swarm.kill(leader)
+            fault = Once(monkeypatch, LoadingEngine, "load")
+            fault.left = 1
+            joiner = swarm.join(3)
+            await swarm.until(lambda: joiner.held != (0, 0), 3 * HELP_S)
+            assert joiner.parts.failures == {"PlanFollower.help_oneself": 1}
+
+    run_virtual(scenario(), limit_s=2000)
