@@ -45,6 +45,7 @@ from dht.messages.types import (
     Problem,
 )
 from dht.records.directory import Directory
+from dht.supervision import Supervisor
 from dht.transport.interface import Transport
 
 logger = logging.getLogger(__name__)
@@ -98,8 +99,10 @@ class Coordinator:
         config: CoordinatorConfig,
         on_event: ReportEvent,
         solve: Solver | None = None,
+        parts: Supervisor | None = None,
     ) -> None:
         """``solve`` defaults to :func:`solve_apart`, which uses a process of its own."""
+        self._parts = parts or Supervisor()
         self._transport = transport
         self._directory = directory
         self._plans = plans
@@ -107,7 +110,7 @@ class Coordinator:
         self._config = config
         self._on_event = on_event
         self._solve = solve or solve_apart
-        self._liveness = Liveness(transport, config.liveness)
+        self._liveness = Liveness(transport, config.liveness, self._parts)
         self._leadership = Leadership(
             transport,
             directory,
@@ -145,15 +148,20 @@ class Coordinator:
         """Poll until cancelled; a failed read of the DHT is logged and tried again."""
         await self._plans.serve()
         try:
-            async with asyncio.TaskGroup() as group:
-                # Two tasks: a plan whose holders do not answer must not delay an election.
-                group.create_task(self._again(self._poll))
-                group.create_task(self._again(self._plans.refresh))
+            # Two parts: a plan whose holders do not answer must not delay an election, nor a fault
+            # of one of them end the other.
+            await self._parts.run(self._lead, self._follow)
         finally:
             if self._solving is not None:
                 self._solving.cancel()
                 await asyncio.gather(self._solving, return_exceptions=True)
             await self._liveness.close()
+
+    async def _lead(self) -> None:
+        await self._again(self._poll)
+
+    async def _follow(self) -> None:
+        await self._again(self._plans.refresh)
 
     async def _again(self, look: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -25,4 +25,5 @@ class SwarmError(AnabranchError):
 
 
 class MachineError(AnabranchError):
-    """This machine failed, for example its GPU: exit code 1. Starting again may help."""
+    """This machine failed, for example its GPU, or a part of this process did again and again: exit
+    code 1. Starting again may help."""

@@ -22,6 +22,7 @@ from node.peer.join_options import parse, span_of, use_of
 if TYPE_CHECKING:
     from dht.identity.peer_id import Identity
     from dht.records.directory import Directory
+    from dht.supervision import Supervisor
     from dht.transport.interface import Transport
     from dht.transport.metered import ByteMeter
     from node.device.hardware import Machine
@@ -49,6 +50,7 @@ async def main(arguments: argparse.Namespace) -> int:
 
 async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from dht.identity.peer_id import Identity
+    from dht.supervision import Supervisor
     from dht.transport.metered import ByteMeter, MeteredTransport
     from node.device.hardware import at_most, machine_of
     from node.device.nvidia import held_to
@@ -69,7 +71,10 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     )
     meter = ByteMeter(traffic.sent, traffic.received)
     traffic.purposes = meter.purposes
-    transport = await _connect(arguments, identity, meter, reporter)
+    parts = Supervisor(
+        lambda part, error: reporter.event("error", message=f"{part}: {error or repr(error)}")
+    )
+    transport = await _connect(arguments, identity, meter, parts, reporter)
     try:
         with held_to(machine.driver_name, arguments.power_limit):
             engine = await _open_engine(arguments, store, machine, reporter)
@@ -86,7 +91,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
                         port=arguments.port,
                     )
                     return EXIT_DONE
-                await _serve(arguments, metered, traffic, engine, machine, reporter)
+                await _serve(arguments, metered, traffic, engine, machine, parts, reporter)
             finally:
                 traffic.save()
                 store.stop()
@@ -116,7 +121,11 @@ def _traffic(arguments: argparse.Namespace) -> "LentTraffic":
 
 
 async def _connect(
-    arguments: argparse.Namespace, identity: "Identity", meter: "ByteMeter", reporter: Reporter
+    arguments: argparse.Namespace,
+    identity: "Identity",
+    meter: "ByteMeter",
+    parts: "Supervisor",
+    reporter: Reporter,
 ) -> "Transport":
     from dht.connecting import connect
     from dht.transport.config import TransportConfig
@@ -132,6 +141,7 @@ async def _connect(
                 client_mode=arguments.test and bool(arguments.initial_peers),
                 relays=_relays(arguments),
                 meter=meter,
+                parts=parts,
             )
         )
     reporter.event("listening", peer_id=transport.peer_id, addresses=list(transport.addresses))
@@ -211,6 +221,7 @@ async def _serve(
     traffic: "LentTraffic",
     engine: "LocalEngine",
     machine: "Machine",
+    parts: "Supervisor",
     reporter: Reporter,
 ) -> None:
     from coordinator.plans.review import ReviewConfig
@@ -237,7 +248,8 @@ async def _serve(
         StageConfig(int8=arguments.int8_rows),
         traffic,
         bandwidth_from=measured.bandwidth_from,
-        on_idle=lambda: report_stats(reporter, engine, stage),
+        on_idle=lambda: report_stats(reporter, engine, stage, parts),
+        parts=parts,
     )
     coordinators = frozenset(arguments.coordinators)
     plans = PlanStore(
@@ -254,6 +266,7 @@ async def _serve(
         model=engine.spec,
         config=CoordinatorConfig(coordinators=coordinators),
         on_event=partial(_told, reporter),
+        parts=parts,
     )
     record = NodeRecord(
         peer_id=transport.peer_id,
@@ -286,6 +299,7 @@ async def _serve(
         config=PeerConfig(follow=FollowConfig(pinned=pinned), use=use),
         measured=measured,
         machine=MachineWatch(use, gpu=arguments.gpu is not None),
+        parts=parts,
     )
     path = arguments.identity.expanduser().with_suffix(".contribution.json")
     finished = partial(stage.counters.__getitem__, "finished")

@@ -131,7 +131,9 @@ async def main(arguments: argparse.Namespace) -> int:
         on_status=_say,
     ) as swarm:
         template, defaults = _text_side(swarm.text.directory)
+        parts = swarm.reader.parts
         metrics = Metrics(swarm.text.name)
+        metrics.registry.register(parts)
         answers = Answers(
             swarm,
             metrics,
@@ -143,7 +145,7 @@ async def main(arguments: argparse.Namespace) -> int:
         interrupts: asyncio.Queue[None] = asyncio.Queue()
         with on_interrupt(lambda: interrupts.put_nowait(None)):
             async with serving(
-                gateway, host=arguments.host, port=arguments.port, head_s=config.head_s
+                gateway, parts, host=arguments.host, port=arguments.port, head_s=config.head_s
             ) as port:
                 host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
                 url = f"http://{host}:{port}/v1"

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -11,6 +12,7 @@ from aiohttp import web
 from client.gateway.answers import Answers
 from client.gateway.app import Gateway
 from dht.errors import UserError
+from dht.supervision import Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,9 @@ async def close_idle(server: web.Server, gateway: Gateway, limit_s: float) -> No
 
 
 @asynccontextmanager
-async def serving(gateway: Gateway, *, host: str, port: int, head_s: float) -> AsyncIterator[int]:
+async def serving(
+    gateway: Gateway, parts: Supervisor, *, host: str, port: int, head_s: float
+) -> AsyncIterator[int]:
     """Serve within the block, which gets the port. A client that hangs up ends its request."""
     runner = web.AppRunner(
         gateway.app,
@@ -59,13 +63,10 @@ async def serving(gateway: Gateway, *, host: str, port: int, head_s: float) -> A
     )
     await runner.setup()
     assert runner.server is not None  # noqa: S101  setup() made it
-    sweep = asyncio.create_task(close_idle(runner.server, gateway, head_s))
     try:
-        yield await listen(runner, host, port)
+        async with parts.beside(partial(close_idle, runner.server, gateway, head_s)):
+            yield await listen(runner, host, port)
     finally:
-        sweep.cancel()
-        with suppress(asyncio.CancelledError):
-            await sweep
         await runner.cleanup()
 
 

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from dht.command_line import EXIT_DONE, Parser, add_model, add_swarm, on_interrupt, run_command
@@ -65,32 +64,30 @@ async def main(arguments: argparse.Namespace) -> int:
         history = History(arguments.data)
         prober = Prober(swarm, history, ProberConfig(every_s=arguments.every))
         limit_s = STALE_ROUNDS * arguments.every + STALE_S
+        parts = swarm.reader.parts
         page = Page(
             lambda: aged(prober.state, swarm.transport.now(), limit_s),
             refresh_s=10,
+            parts=parts,
         )
         runner = web.AppRunner(page.app, access_log=None, keepalive_timeout=15.0)
         await runner.setup()
-        rounds = asyncio.create_task(prober.run(), name="health rounds")
         try:
-            try:
-                await web.TCPSite(runner, arguments.host, arguments.port).start()
-            except OSError as error:
-                raise UserError(
-                    f"cannot listen at {arguments.host} port {arguments.port}: {error.strerror};"
-                    " choose another with --host and --port"
-                ) from None
-            host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-            print(
-                f"health page at http://{host}:{runner.addresses[0][1]}/ (Ctrl-C stops)", flush=True
-            )
-            stop = asyncio.Event()
-            with on_interrupt(stop.set):
-                await stop.wait()
+            async with parts.beside(prober.run):
+                try:
+                    await web.TCPSite(runner, arguments.host, arguments.port).start()
+                except OSError as error:
+                    raise UserError(
+                        f"cannot listen at {arguments.host} port {arguments.port}:"
+                        f" {error.strerror}; choose another with --host and --port"
+                    ) from None
+                host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+                url = f"http://{host}:{runner.addresses[0][1]}/"
+                print(f"health page at {url} (Ctrl-C stops)", flush=True)
+                stop = asyncio.Event()
+                with on_interrupt(stop.set):
+                    await stop.wait()
         finally:
-            rounds.cancel()
-            with suppress(asyncio.CancelledError):
-                await rounds
             await runner.cleanup()
             history.close()
     return EXIT_DONE

@@ -18,6 +18,7 @@ from client.health.drawing import (
 )
 from client.health.history import HOURS_SHOWN
 from client.health.state import Json
+from dht.supervision import Supervisor
 
 HERE = Path(__file__).parent
 CSP = (
@@ -87,8 +88,16 @@ def _matrix(state: Json) -> Json | None:
 class Page:
     """The web application. ``state`` gives what :func:`client.health.state.build_state` built."""
 
-    def __init__(self, state: Callable[[], Json], *, refresh_s: int = 30) -> None:
+    def __init__(
+        self,
+        state: Callable[[], Json],
+        *,
+        refresh_s: int = 30,
+        parts: Supervisor | None = None,
+    ) -> None:
+        """``parts`` keeps the page's loops running; its failures are in the metrics."""
         self._state = state
+        self._parts = parts or Supervisor()
         self._refresh_s = refresh_s
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(HERE / "templates"),
@@ -165,7 +174,7 @@ class Page:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(
-            body=metrics_text(self._state()),
+            body=metrics_text(self._state(), self._parts),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
@@ -175,9 +184,10 @@ class Page:
         return web.Response(text=(HERE / "static" / name).read_text("utf-8"), content_type=kind)
 
 
-def metrics_text(state: Json) -> bytes:
+def metrics_text(state: Json, parts: Supervisor) -> bytes:
     """The state in Prometheus' text format, after vLLM's names where it has them."""
     registry = CollectorRegistry()
+    registry.register(parts)
     probes, layers, model = state["probes"], state["layers"], state["swarm"]["model"]
 
     def gauge(name: str, text: str, value: float, **labels: str) -> None:

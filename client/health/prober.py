@@ -60,26 +60,22 @@ class Prober:
         self._route: tuple[RouteStage, ...] = ()
         self._tally = ServedTally()
         self._changed = asyncio.Event()
-        self._pulse = Pulse(swarm.transport, self._changed.set, config.pulse)
+        self._parts = swarm.reader.parts
+        self._pulse = Pulse(swarm.transport, self._changed.set, config.pulse, self._parts)
         self.state: Json = build_state(
             SwarmSnapshot(model_name=swarm.text.name, now_unix_s=swarm.transport.now())
         )
 
     async def run(self) -> None:
-        """Until cancelled. What fails is logged; the next time comes."""
+        """Ask and look until cancelled; raises what the swarm's supervisor raises."""
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._requests(), name="health requests")
-                group.create_task(self._states(), name="health states")
+            await self._parts.run(self._requests, self._states)
         finally:
             await self._pulse.close()
 
     async def _requests(self) -> None:
         while True:
-            try:
-                await self._history.add(await self._ask())
-            except Exception:
-                logger.exception("a request of the health page failed")
+            await self._history.add(await self._ask())
             self._changed.set()
             await asyncio.sleep(self._config.every_s)
 
@@ -87,13 +83,10 @@ class Prober:
         loop = asyncio.get_running_loop()
         looked_s = -math.inf
         while True:
-            try:
-                if loop.time() - looked_s >= self._config.look_s:
-                    looked_s = loop.time()
-                    await self._look()
-                await self.show()
-            except Exception:
-                logger.exception("a state of the health page failed")
+            if loop.time() - looked_s >= self._config.look_s:
+                looked_s = loop.time()
+                await self._look()
+            await self.show()
             await asyncio.sleep(self._config.calm_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(looked_s + self._config.look_s):

@@ -9,6 +9,7 @@ from client.view.beat import Beat
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.session import Ping, Pong
+from dht.supervision import Supervisor
 from dht.transport.interface import PROBE_PROTOCOL, Transport
 
 PINGS_AT_ONCE = 64
@@ -34,8 +35,13 @@ class Pulse:
     answers again."""
 
     def __init__(
-        self, transport: Transport, on_change: Callable[[], None], config: PulseConfig | None = None
+        self,
+        transport: Transport,
+        on_change: Callable[[], None],
+        config: PulseConfig | None = None,
+        parts: Supervisor | None = None,
     ) -> None:
+        self._parts = parts or Supervisor()
         self._transport = transport
         self._on_change = on_change
         self._config = config or PulseConfig()
@@ -52,7 +58,8 @@ class Pulse:
             self._beats.pop(peer_id, None)
         for peer_id in [p for p in peers if p not in self._tasks]:
             self._beats[peer_id] = Beat()
-            self._tasks[peer_id] = asyncio.create_task(self._follow(peer_id), name="pings")
+            following = self._parts.keep(self._follow, peer_id, ends_process=False)
+            self._tasks[peer_id] = asyncio.create_task(following, name="pings")
 
     def beat(self, peer_id: str) -> Beat:
         """What is known of a peer; nothing of one that is not watched."""

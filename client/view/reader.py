@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from dht.errors import NetworkError, UserError
 from dht.messages.types import ModelSpec, NodeState, model_key
 from dht.model_files import directory_fingerprint
 from dht.records.directory import DEFAULT_NETWORK, Directory
+from dht.supervision import Supervisor
 from dht.transport.interface import Transport
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,9 @@ class SwarmReader:
         self._directory = directory
         self._config = config
         self._on_status = on_status
-        self._pulse = pulse = Pulse(transport, lambda: None, config.pings)
+        self.parts = Supervisor()
+        """Keeps the client's loops running."""
+        self._pulse = pulse = Pulse(transport, lambda: None, config.pings, self.parts)
         self._says_which = not pin.root and not pin.fingerprint
         """Whether to tell yet whose word says which weights are meant."""
         self._blind = ""
@@ -80,13 +83,10 @@ class SwarmReader:
     async def reading(self) -> AsyncIterator[None]:
         """Read now and every ``poll_s``; raises NetworkError when nobody answers at first."""
         await self.refresh()
-        polls = asyncio.create_task(self._keep_fresh(), name="swarm view")
         try:
-            yield
+            async with self.parts.beside(self._keep_fresh):
+                yield
         finally:
-            polls.cancel()
-            with suppress(asyncio.CancelledError):
-                await polls
             await self._pulse.close()
 
     async def _keep_fresh(self) -> None:

@@ -8,6 +8,7 @@ from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.peer import REQUESTS_MAX, Witness, WitnessRequest
 from dht.messages.session import Ping, Pong
+from dht.supervision import Supervisor
 from dht.transport.interface import PLAN_PROTOCOL, Stream, Transport
 
 
@@ -28,7 +29,10 @@ class LivenessConfig:
 class Liveness:
     """Pings the watched peers. A silent peer stays silent until it answers again."""
 
-    def __init__(self, transport: Transport, config: LivenessConfig) -> None:
+    def __init__(
+        self, transport: Transport, config: LivenessConfig, parts: Supervisor | None = None
+    ) -> None:
+        self._parts = parts or Supervisor()
         self._transport = transport
         self._config = config
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -50,8 +54,9 @@ class Liveness:
             self._failures.pop(peer_id, None)
             self._addresses.pop(peer_id, None)
         for peer_id in peers:
-            if peer_id not in self._tasks or self._tasks[peer_id].done():
-                self._tasks[peer_id] = asyncio.create_task(self._ping(peer_id))
+            if peer_id not in self._tasks:
+                pinging = self._parts.keep(self._ping, peer_id, ends_process=False)
+                self._tasks[peer_id] = asyncio.create_task(pinging)
 
     def answers(self, peer_id: str) -> bool | None:
         """Whether a watched peer answers; None: not watched, or failed but not yet silent."""

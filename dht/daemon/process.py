@@ -166,17 +166,19 @@ class P2pDaemon:
         assert self._process is not None  # noqa: S101  (set before this task starts)
         assert self._process.stdout is not None  # noqa: S101
         rest = b""
-        while data := await self._process.stdout.read(1 << 14):
-            *lines, rest = (rest + data).split(b"\n")
-            rest = rest[-4096:]
-            for line in lines:
-                text = line.decode(errors="replace").strip()[:512]
-                if text:
-                    self._lines.append(text)
-                if text.startswith("Peer ID:"):
-                    self._ready.set()
-        await self._process.wait()
-        self.ended.set()
+        try:
+            while data := await self._process.stdout.read(1 << 14):
+                *lines, rest = (rest + data).split(b"\n")
+                rest = rest[-4096:]
+                for line in lines:
+                    text = line.decode(errors="replace").strip()[:512]
+                    if text:
+                        self._lines.append(text)
+                    if text.startswith("Peer ID:"):
+                        self._ready.set()
+            await self._process.wait()
+        finally:  # whatever ends this: a daemon that nobody reads from blocks before long
+            self.ended.set()
 
 
 def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]:

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -23,6 +24,7 @@ from dht.messages.peer import SignedRecord
 from dht.records.access import AskedRecords, RecordAccess, SharedRecords
 from dht.records.helper import RecordHelper
 from dht.records.signed import RecordGuard, RecordSigner
+from dht.supervision import Work
 from dht.transport.config import CONNECT_LIMIT_S, TransportConfig
 from dht.transport.interface import RECORDS_PROTOCOL, Stream, StreamHandler
 from dht.transport.streams import StreamHandlers
@@ -31,6 +33,8 @@ OPEN_LIMIT_S = 10.0
 """Time limit for opening a stream."""
 REJOIN_PERIOD_S = 20.0
 ADDRESSES_PERIOD_S = 15.0
+ALREADY_SET = "already set"
+"""What the daemon says of a protocol that it has a handler for."""
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +55,7 @@ class HivemindTransport:
         self._rejected: Counter[str] = Counter()
         self._records: RecordAccess | None = None
         self._closed = False
+        self._running: asyncio.Task[None] | None = None
 
     @classmethod
     async def create(cls, config: TransportConfig) -> "HivemindTransport":
@@ -83,10 +88,7 @@ class HivemindTransport:
                 await helper.serve(config.metered(RECORDS_PROTOCOL, stream))
 
             await self.serve(RECORDS_PROTOCOL, tell)
-            self._handlers.adopt(self._records.run())
-            self._handlers.adopt(self._keep_addresses())
-            if peers:
-                self._handlers.adopt(self._keep_joined(peers))
+            self._running = self._handlers.adopt(self._run(self._records, peers))
         return self
 
     @property
@@ -132,14 +134,20 @@ class HivemindTransport:
             info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
             peer_id, host = info.peer_id.to_base58(), host_of(str(info.addr))
-            now_serving = self._handlers.by_protocol[protocol]
+            now_serving = self._handlers.by_protocol.get(protocol)
+            if now_serving is None:  # the registration failed on the way back
+                writer.transport.abort()
+                return
             self._handlers.start(
                 now_serving, LibP2PStream(peer_id, reader, writer, remote_host=host)
             )
 
         try:
             await asking_daemon(self._p2p.add_binary_stream_handler(protocol, on_stream))
-        except BaseException:
+        except BaseException as error:
+            # Nobody else uses this daemon: it had taken a registration that failed here.
+            if isinstance(error, NetworkError) and ALREADY_SET in str(error):
+                return
             del self._handlers.by_protocol[protocol]
             raise
 
@@ -190,7 +198,13 @@ class HivemindTransport:
     async def wait_ended(self) -> str:
         if self._daemon is None:
             return "the p2p daemon never started"
-        await self._daemon.ended.wait()
+        ended = asyncio.create_task(self._daemon.ended.wait())
+        try:
+            await asyncio.wait({ended, self._running or ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        if self._running is not None and self._running.done() and not self._closed:
+            self._running.result()
         return f"the p2p daemon is gone: {self._daemon.last_words()}"
 
     async def close(self) -> None:
@@ -220,6 +234,13 @@ class HivemindTransport:
         await asyncio.gather(*tasks, return_exceptions=True)
         if p2p is not None:
             await p2p.shutdown()
+
+    async def _run(self, records: SharedRecords, peers: dict[str, tuple[bytes, ...]]) -> None:
+        parts = self._config.parts
+        works: list[Work] = [partial(records.run, parts), self._keep_addresses]
+        if peers:
+            works.append(partial(self._keep_joined, peers))
+        await parts.run(*works)
 
     async def _start(self) -> None:
         import hivemind

@@ -20,6 +20,7 @@ from dht.records.client import OpenStream, RecordClient
 from dht.records.directory import RecordKind
 from dht.records.replica import Replica, ReplicaConfig
 from dht.records.signed import RecordGuard, RecordSigner, kind_of
+from dht.supervision import Supervisor
 
 ASKED_FRESH_S = 0.5
 """Time for which a client or light peer uses records that it read without asking again."""
@@ -149,11 +150,9 @@ class SharedRecords:
         """When this peer's record under each key was stored in the DHT, and when it expires."""
         self._storing: set[asyncio.Task[bool]] = set()
 
-    async def run(self) -> None:
-        """Ask for news and search the DHT until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._replica.run())
-            group.create_task(self._keep_searching())
+    async def run(self, parts: Supervisor | None = None) -> None:
+        """Ask for news and search the DHT until cancelled; raises what ``parts`` raises."""
+        await (parts or Supervisor()).run(self._replica.run, self._keep_searching)
 
     async def store(self, key: str, value: bytes, expires_unix_s: float) -> bool:
         data, _ = self._signer.sign(key, value, expires_unix_s)

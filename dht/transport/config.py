@@ -1,12 +1,13 @@
 """Configuration of a peer's transport, the same for all adapters."""
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dht.errors import UserError
 from dht.identity.multiaddr import is_loopback
 from dht.identity.peer_id import Identity
+from dht.supervision import Supervisor
 from dht.transport.interface import Stream
 from dht.transport.metered import ByteMeter
 
@@ -46,6 +47,8 @@ class TransportConfig:
     """Whether to be a relay for peers that others cannot reach; only with NAT traversal."""
     meter: ByteMeter | None = None
     """Meter of the bytes on the transport's own streams: requests for records and answers."""
+    parts: Supervisor = field(default_factory=Supervisor)
+    """Keeps the transport's own loops running."""
     connect_timeout_s: float = CONNECT_LIMIT_S
 
     def listen_addresses(self) -> tuple[str, ...]:

@@ -111,7 +111,10 @@ class Transport(Protocol):
         ...
 
     async def wait_ended(self) -> str:
-        """Wait until this peer is cut off for good without :meth:`close`; returns the reason."""
+        """Wait until this peer is cut off for good without :meth:`close`; returns the reason.
+
+        Raises MachineError where a loop of the transport's own failed again and again.
+        """
         ...
 
     async def close(self) -> None:

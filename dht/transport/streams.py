@@ -239,11 +239,12 @@ class StreamHandlers:
         """Handle ``stream`` in a new task."""
         self.adopt(self.run(handler, stream))
 
-    def adopt(self, work: Coroutine[Any, Any, None]) -> None:
+    def adopt(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run ``work`` in a task that :meth:`close` ends."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        return task
 
     async def run(self, handler: StreamHandler, stream: Stream) -> None:
         """Handle ``stream`` and close it; raises nothing but a cancellation."""

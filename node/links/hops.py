@@ -27,6 +27,7 @@ from dht.messages.session import (
     SessionLeaving,
     SessionRefused,
 )
+from dht.supervision import Supervisor
 from dht.transport.interface import HOP_PROTOCOL, Stream, Transport
 from node.links.framed_stream import LinkSender
 from node.links.lent_traffic import LentTraffic as Lent
@@ -198,7 +199,9 @@ class HopTable:
         config: HopConfig,
         events: HopEvents,
         lent: Lent | None = None,
+        parts: Supervisor | None = None,
     ) -> None:
+        self._parts = parts or Supervisor()
         self._lent = lent or Lent()
         self._transport = transport
         self._config = config
@@ -230,6 +233,8 @@ class HopTable:
         reason = "failed"
         try:
             reason = await hop.run(addresses)
+        except Exception as error:  # noqa: BLE001  recorded; the next use opens another hop
+            self._parts.note("Hop.run", error)
         finally:
             if self._hops.get(hop.peer_id) is hop:
                 del self._hops[hop.peer_id]

@@ -6,15 +6,15 @@ everything else.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from coordinator.plans.store import PlanStore
 from coordinator.runtime import Coordinator
-from dht.errors import MachineError, NetworkError, UserError
+from dht.errors import MachineError, NetworkError
 from dht.messages.types import NodeRecord, NodeState, Reach
 from dht.records.directory import Directory
+from dht.supervision import Supervisor, Work, beside
 from dht.transport.interface import Transport
 from node.links.lent_traffic import SAVE_EVERY_S
 from node.links.measured_links import MeasuredLinks
@@ -35,8 +35,6 @@ from node.stage.streams import StageStreams, StreamLimits
 logger = logging.getLogger(__name__)
 
 
-RESTART_S = 5.0
-"""Delay before a failed part of the peer is started again."""
 REACH_SENTENCES = {
     Reach.DIRECT: "Others reach this peer: one of them dialled it back.",
     Reach.RELAYED: "Others reach this peer through a relay only: forward its port (--port) on the"
@@ -88,8 +86,10 @@ class Peer:
         config: PeerConfig,
         measured: MeasuredLinks,
         machine: LooksAtMachine | None = None,
+        parts: Supervisor | None = None,
     ) -> None:
         """``machine`` is used if ``config.use`` watches for the owner."""
+        self._parts = parts or Supervisor()
         self._transport = transport
         self._engine = engine
         self._stage = stage
@@ -130,8 +130,12 @@ class Peer:
             self._hurry.set()
         self._leaving.set()
 
-    async def run(self, *beside: Callable[[], Awaitable[None]]) -> None:
-        """Serve until :meth:`leave` is called, then drain and return. ``beside`` runs meanwhile."""
+    async def run(self, *others: Work) -> None:
+        """Serve until :meth:`leave` is called, then drain and return. ``others`` run meanwhile.
+
+        Raises NetworkError where this peer is cut off for good, and UserError or MachineError where
+        a part of it cannot go on.
+        """
         await ProbeServer(self._transport, self._stage.traffic).start()
         await StageStreams(self._transport, self._stage, StreamLimits()).start()
         await ReachServer(self._transport).start()
@@ -145,26 +149,17 @@ class Peer:
             self._follower.follow,
             self._follower.help_oneself,
             self._mind_owner,
-            *beside,
+            *others,
         )
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._kept_running(self._reach.run))]
-                await self._wait_reach()
-                await self._announcer.announce()
-                tasks += [group.create_task(self._kept_running(each)) for each in work]
-                tasks.append(group.create_task(self._watch_network()))
-                tasks.append(group.create_task(self._watch_device()))
+        async with (
+            beside(self._watch_network, self._watch_device),
+            self._parts.beside(self._reach.run),
+        ):
+            await self._wait_reach()
+            await self._announcer.announce()
+            async with self._parts.beside(*work):
                 await self._leaving.wait()
                 await self._drain()
-                for task in tasks:
-                    task.cancel()
-        except* NetworkError as failures:
-            raise NetworkError(str(failures.exceptions[0])) from None
-        except* MachineError as failures:
-            raise MachineError(str(failures.exceptions[0])) from None
-        except* UserError as mistakes:
-            raise UserError(str(mistakes.exceptions[0])) from None
         await self._stage.close("the peer left")
 
     async def _wait_reach(self) -> None:
@@ -178,25 +173,6 @@ class Peer:
         )
         settled.cancel()
         leaving.cancel()
-
-    async def _kept_running(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run a part of the peer; if it fails, report the error and start the part again.
-
-        The other parts go on serving meanwhile.
-        """
-        while True:
-            try:
-                await work()
-            # For example a file that is damaged even when fetched again, or too little memory.
-            except (UserError, MachineError):
-                raise
-            except NetworkError as error:
-                logger.warning("%s", error)
-                self._reporter.event("error", message=str(error))
-            except Exception as error:  # the top of a task: recorded, never swallowed
-                logger.exception("%s failed", work.__qualname__)
-                self._reporter.event("error", message=f"{work.__qualname__}: {error!r}")
-            await asyncio.sleep(RESTART_S)
 
     async def _watch_network(self) -> None:
         """End the peer when it is cut off for good, because it would otherwise only look alive."""
@@ -250,10 +226,12 @@ class Peer:
 
     async def _mind_owner(self) -> None:
         """Step aside when the owner wants the machine, and come back when it is free."""
-        use = OwnerUse(config=self._config.use)
         if self._machine is None:
-            await asyncio.Event().wait()
             return
+        use = OwnerUse(config=self._config.use, aside=self._follower.aside)
+        if use.aside:  # this part failed meanwhile, perhaps before the memory was free
+            async with self._follower.moving:
+                await self._free_memory()
         clock = asyncio.get_running_loop()
         while True:
             seen = await asyncio.to_thread(self._machine.look)
@@ -275,10 +253,13 @@ class Peer:
             await self._stage.wait_idle(self._config.aside_s)
         finally:
             self._stage.stay()
-        self._stage.fail_outside(0, 0, "the peer's owner needs the machine")
-        await self._engine.unload()
+        await self._free_memory()
         self._reporter.event("aside", reason=reason)
         self._reporter.say("All memory is free; this peer comes back when the machine is idle.")
+
+    async def _free_memory(self) -> None:
+        self._stage.fail_outside(0, 0, "the peer's owner needs the machine")
+        await self._engine.unload()
 
     async def _come_back(self) -> None:
         """Offer this machine again, and take the layers that the plan has for it."""
@@ -311,7 +292,9 @@ class Peer:
             task.cancel()
 
 
-def report_stats(reporter: Reporter, engine: LocalEngine, stage: StageServer) -> None:
+def report_stats(
+    reporter: Reporter, engine: LocalEngine, stage: StageServer, parts: Supervisor
+) -> None:
     """Report how a peer's time was spent since it started."""
     times = engine.times
     reporter.event(
@@ -322,4 +305,5 @@ def report_stats(reporter: Reporter, engine: LocalEngine, stage: StageServer) ->
         waiting_s=round(times.waiting_s, 6),
         serialisation_s=round(stage.serialisation_s, 6),
         counters=dict(stage.counters),
+        failures=dict(parts.failures),
     )

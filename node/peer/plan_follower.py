@@ -146,8 +146,12 @@ class PlanFollower:
         self._stage.fail_outside(0, 0, "the peer moves to other layers")
         total = self._announcer.record.model.layers
         what = f"Loading {span_text(mine.start, mine.end)}"
-        with self._reporter.phase(what, counted=True) as meter:
-            loaded_bytes = await self._engine.load(mine.start, mine.end, meter.update)
+        try:
+            with self._reporter.phase(what, counted=True) as meter:
+                loaded_bytes = await self._engine.load(mine.start, mine.end, meter.update)
+        except Exception:  # or nobody would take layers for this peer again
+            self._announcer.set(NodeState.WAITING, 0, 0, version)
+            raise
         self._engine.start_serving(mine.start, mine.end)
         self._announcer.set(NodeState.SERVING, mine.start, mine.end, version)
         await self._announcer.announce()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from coordinator.routing.balance import Movable, PeerLoad
 from dht.messages.kv import KvTaken
 from dht.messages.session import FinishReason, Pong, SessionClose, SessionOpen, TokensAttach
+from dht.supervision import Supervisor
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import Transport
 from node.links.hops import HopReply, HopTable
@@ -41,6 +42,7 @@ class StageServer:
         *,
         bandwidth_from: Callable[[str], float | None] = lambda peer_id: None,
         on_idle: Callable[[], None] = lambda: None,
+        parts: Supervisor | None = None,
     ) -> None:
         """Start ``engine`` and serve over it.
 
@@ -56,7 +58,7 @@ class StageServer:
         self._keep: tuple[int, int] | None = None
         self._relief: dict[str, str] = {}
         self.counters: Counter[str] = Counter()
-        self._hops = HopTable(transport, config.hops, self, self.traffic)
+        self._hops = HopTable(transport, config.hops, self, self.traffic, parts)
         log = ActivationLog(row_bytes_of(engine), config.log_bytes_max)
         self._engine = engine
         self._table = SessionTable(self._free_kv, log, self._drop_work, on_idle)

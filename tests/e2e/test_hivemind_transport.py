@@ -21,9 +21,10 @@ import pytest
 from dht.daemon import transport
 from dht.daemon.kademlia import RPC_LIMIT_S, RecordProtocol
 from dht.daemon.transport import HivemindTransport
-from dht.errors import NetworkError, PeerError, UserError
+from dht.errors import MachineError, NetworkError, PeerError, UserError
 from dht.identity.peer_id import Identity
 from dht.records.signed import sign_record
+from dht.supervision import FAILURES_MAX
 from dht.transport.config import TransportConfig
 from dht.transport.interface import Stream
 from tests.e2e.light_streams import LAST, hear, last_word
@@ -363,6 +364,61 @@ def test_a_protocol_that_is_served_again_has_a_new_handler() -> None:
                 assert await stream.read_exactly(5) == word
                 await stream.close()
 
+    asyncio.run(body())
+
+
+def test_a_registration_whose_answer_was_lost_can_be_made_again() -> None:
+    """Such as one that ran out of descriptors half way: the daemon has a handler already."""
+
+    async def body() -> None:
+        async with swarm(2) as (here, there):
+            register = there._p2p.add_binary_stream_handler
+
+            async def half(*given: Any) -> None:
+                await register(*given)
+                raise OSError(24, "Too many open files")
+
+            there._p2p.add_binary_stream_handler = half
+            with pytest.raises(NetworkError, match="Too many open files"):
+                await there.serve(ECHO, echo)
+            there._p2p.add_binary_stream_handler = register
+            await there.serve(ECHO, echo)
+            stream = await here.open_stream(there.peer_id, ECHO)
+            stream.write(bytes(1 << 16))
+            assert await stream.read_exactly(1 << 16) == bytes(1 << 16)
+            await stream.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_loop_of_the_transport_that_fails_is_set_up_again_or_ends_the_peer(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        left, worked = times, asyncio.Event()
+
+        async def read(self: HivemindTransport) -> None:
+            nonlocal left
+            if left:
+                left -= 1
+                raise ValueError("an address that nobody foresaw")
+            worked.set()
+
+        async with swarm(1) as (peer,):
+            monkeypatch.setattr(HivemindTransport, "_read_addresses", read)
+            async with asyncio.timeout(60):
+                if times < FAILURES_MAX:
+                    await worked.wait()
+                    assert peer._config.parts.failures == {
+                        "HivemindTransport._keep_addresses": times
+                    }
+                else:
+                    with pytest.raises(MachineError, match=r"_keep_addresses failed 3 times"):
+                        await peer.wait_ended()
+
+    monkeypatch.setattr(transport, "ADDRESSES_PERIOD_S", 0.05)
+    monkeypatch.setattr("dht.supervision.RESTART_S", 0.05)
     asyncio.run(body())
 
 

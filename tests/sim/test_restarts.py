@@ -2,17 +2,38 @@
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from inspect import iscoroutinefunction
 from typing import Any
 
 import pytest
 
-from coordinator.failure.liveness import Liveness, LivenessConfig
+from client import Swarm, SwarmConfig
+from client.health.history import History
+from client.health.prober import Prober, ProberConfig
+from client.text.tokenizer import ModelText
+from client.view.pulse import Pulse, PulseConfig
+from client.view.reader import SwarmReader
+from coordinator.election.leadership import Leadership
+from coordinator.failure.liveness import Liveness, LivenessConfig, _Line
 from coordinator.plans.store import PlanStore
+from dht.errors import MachineError, SwarmError
 from dht.records.directory import LIFETIME_S, Directory, RecordKind
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork
+from dht.supervision import RESTART_S, Supervisor
+from node.links.lent_traffic import LentTraffic
+from node.links.reachability import ReachKeeper
+from node.owner.idle_policy import Seen, UseConfig
+from node.peer.announcer import Announcer
+from node.peer.balancer import Balancer
+from node.peer.link_keeper import LinkKeeper
+from node.peer.plan_follower import PlanFollower
+from node.stage.server import StageServer
 from tests.sim.paper_swarm import NETWORK, SPEC
-from tests.sim.test_self_help import SETTLE_S, world
+from tests.sim.test_self_help import HELP_S, SETTLE_S, LoadingEngine, World, world
 
 pytestmark = pytest.mark.sim
 
@@ -50,13 +71,13 @@ def test_a_coordinator_that_failed_for_a_while_still_sees_who_dies(
 
             async def leases(self: Any, **how: Any) -> Any:
                 nonlocal failed
-                if self is directory and failed < 3:
+                if self is directory and failed < 2:
                     failed += 1
                     raise OSError(24, "Too many open files")
                 return await reads(self, **how)
 
             monkeypatch.setattr(type(directory), "leases", leases)
-            await swarm.until(lambda: failed == 3, SETTLE_S)
+            await swarm.until(lambda: failed == 2, SETTLE_S)
             await asyncio.sleep(30)
             await swarm.kill(lost)
 
@@ -68,3 +89,219 @@ def test_a_coordinator_that_failed_for_a_while_still_sees_who_dies(
             await swarm.ask()
 
     run_virtual(scenario(), limit_s=1000)
+
+
+class Once:
+    """Lets a method fail from the next call on, ``times`` in all, and counts what returns after."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> None:
+        self.left = self.failed = self.returned = 0
+        real = getattr(where, name)
+
+        def fails() -> None:
+            if self.left:
+                self.left -= 1
+                self.failed += 1
+                raise OSError(24, "Too many open files")
+
+        async def waited(*given: Any, **named: Any) -> Any:
+            fails()
+            result = await real(*given, **named)
+            self.returned += bool(self.failed)
+            return result
+
+        def called(*given: Any, **named: Any) -> Any:
+            fails()
+            result = real(*given, **named)
+            self.returned += bool(self.failed)
+            return result
+
+        monkeypatch.setattr(where, name, waited if iscoroutinefunction(real) else called)
+
+    @property
+    def works_again(self) -> bool:
+        return self.failed > 0 and self.left == 0 and self.returned > 0
+
+
+PARTS = [
+    (Leadership, "look"),
+    (Directory, "plan_heads"),
+    (_Line, "ping"),
+    (StageServer, "_give_up_paused"),
+    (Announcer, "_note_load"),
+    (LinkKeeper, "_round"),
+    (Balancer, "look"),
+    (LentTraffic, "exhausted"),
+    (PlanFollower, "_mind_waiting"),
+    (PlanFollower, "enter"),
+    (LoadingEngine, "load"),
+    (ReachKeeper, "look"),
+    (StageServer, "hop_in_use"),
+    (SwarmReader, "refresh"),
+    (Pulse, "_ping"),
+    (Prober, "_ask"),
+    (Prober, "show"),
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "name"), PARTS, ids=[f"{where.__name__}.{name}" for where, name in PARTS]
+)
+def test_every_part_of_a_peer_and_a_client_works_again_after_it_failed(
+    where: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with world(0, 5, 5, 5, 5, seed=3) as swarm, page(swarm) as parts:
+            fault = Once(monkeypatch, where, name)
+            await asyncio.sleep(20)
+            fault.left = 1
+            await swarm.kill(swarm.peers[-1])  # others follow a new plan
+
+            async def asked() -> None:
+                with suppress(SwarmError):  # what the fault itself cost
+                    await swarm.ask()
+
+            for _ in range(60):
+                await asyncio.sleep(5)
+                await asked()
+                if fault.works_again:
+                    break
+            assert fault.works_again, (fault.failed, fault.returned)
+            failures = sum((each.parts.failures for each in swarm.peers), parts.failures)
+            assert failures.total() == 1
+            assert not any(each.task.done() for each in swarm.peers)
+            await swarm.until(swarm.covered, SETTLE_S)
+            await swarm.ask()
+
+    run_virtual(scenario(), limit_s=2000)
+
+
+@asynccontextmanager
+async def page(swarm: World) -> AsyncIterator[Supervisor]:
+    """A client that pings who serves, and the health page's prober over it."""
+    config = SwarmConfig(network=NETWORK, wait_s=10.0, pings=PulseConfig())
+    async with Swarm.over(swarm.network.transport(), ModelText(name=SPEC.name), config) as client:
+        history = History(None)
+        prober = Prober(client, history, ProberConfig(every_s=5.0))
+        async with client.reader.parts.beside(prober.run):
+            yield client.reader.parts
+        history.close()
+
+
+@pytest.mark.parametrize(("where", "name"), [(Leadership, "look"), (StageServer, "_beat")])
+def test_a_part_that_cannot_be_set_up_again_ends_the_peer(
+    where: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the unit or container to start it anew: before, it tried every 5 s for ever."""
+
+    async def scenario() -> None:
+        async with world(5, 5, seed=3) as swarm:
+            fault = Once(monkeypatch, where, name)
+            fault.left = 1000
+            await asyncio.gather(*(swarm.ask() for _ in range(3)), return_exceptions=True)
+            with pytest.raises(MachineError, match=r"failed 3 times within 60 s.*Too many open"):
+                await swarm.peers[0].task
+
+    run_virtual(scenario(), limit_s=2000)
+
+
+class Machine:
+    """What a peer sees of its machine: somebody at the keyboard, nobody, or an error."""
+
+    def __init__(self) -> None:
+        self.used = False
+        self.errors = 0
+
+    def look(self) -> Seen:
+        if self.errors:
+            self.errors -= 1
+            raise OSError(24, "Too many open files")
+        return Seen(minute=0, input_ago_s=0.0 if self.used else 1e9)
+
+
+def test_a_peer_that_stepped_aside_comes_back_although_its_watch_failed_meanwhile() -> None:
+    async def scenario() -> None:
+        async with world(5, 5, seed=3) as swarm:
+            machine = Machine()
+            lender = swarm.join(8, machine=machine)
+            await swarm.until(lambda: lender.held != (0, 0), SETTLE_S)
+            machine.used = True
+            await swarm.until(lambda: lender.held == (0, 0), SETTLE_S)
+            machine.errors, machine.used = 1, False
+            await asyncio.sleep(20)
+            assert lender.parts.failures == {"Peer._mind_owner": 1}
+            assert lender.held == (0, 0)
+            await swarm.until(lambda: lender.held != (0, 0), UseConfig().calm_for_s + SETTLE_S)
+
+    run_virtual(scenario(), limit_s=1000)
+
+
+def test_whoever_cannot_be_pinged_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a peer sends that makes its ping raise, it may not end those that ping it."""
+
+    async def scenario() -> None:
+        async with world(5, 5, seed=3) as swarm, page(swarm) as parts:
+            faults = [Once(monkeypatch, *each) for each in ((_Line, "ping"), (Pulse, "_ping"))]
+            for fault in faults:
+                fault.left = 50
+            await swarm.until(lambda: all(fault.left == 0 for fault in faults), 500)
+            await asyncio.sleep(20)
+            assert all(fault.works_again for fault in faults)
+            assert parts.failures["Pulse._follow"] == 50
+            assert not any(each.task.done() for each in swarm.peers)
+
+    run_virtual(scenario(), limit_s=2000)
+
+
+def test_a_look_that_fails_does_not_stop_a_coordinator_from_following_plans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Strangers may fill a peer's descriptors as it looks; plans still reach it meanwhile."""
+
+    async def scenario() -> None:
+        async with world(0, 5, 5, 5, seed=3) as swarm:
+            leader, follower, *_ = swarm.peers
+            await asyncio.sleep(10)
+            reads, failed_s = Directory.leases, 0.0
+            loop = asyncio.get_running_loop()
+            directory = follower.plans._directory
+
+            async def leases(self: Directory, **how: Any) -> Any:
+                nonlocal failed_s
+                if self is directory and not failed_s:
+                    failed_s = loop.time()
+                    raise OSError(24, "Too many open files")
+                return await reads(self, **how)
+
+            monkeypatch.setattr(Directory, "leases", leases)
+            await swarm.until(lambda: failed_s > 0, SETTLE_S)
+            before = follower.plans.version
+            await leader.peer._coordinator._republish()
+            plan = leader.plans.newest
+            assert plan is not None
+            await leader.peer._coordinator._publish(
+                replace(plan, version=leader.peer._coordinator._next_version()), "the test wants it"
+            )
+            assert leader.plans.version > before
+            took_s = await swarm.until(
+                lambda: follower.plans.version == leader.plans.version, RESTART_S
+            )
+            assert took_s < RESTART_S - 1, "not only once its look had begun again"
+
+    run_virtual(scenario(), limit_s=1000)
+
+
+def test_a_joiner_that_could_not_load_as_nobody_coordinated_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with world(0, 3, 3, 3) as swarm:
+            leader, *_ = swarm.peers
+            await swarm.kill(leader)
+            fault = Once(monkeypatch, LoadingEngine, "load")
+            fault.left = 1
+            joiner = swarm.join(3)
+            await swarm.until(lambda: joiner.held != (0, 0), 3 * HELP_S)
+            assert joiner.parts.failures == {"PlanFollower.help_oneself": 1}
+
+    run_virtual(scenario(), limit_s=2000)

@@ -23,11 +23,13 @@ from dht.messages.types import SINK, SOURCE, Assignment, DeviceSpec, FlowEdge, N
 from dht.records.directory import Directory
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork, MemoryTransport
+from dht.supervision import Supervisor
 from node.engine.worker import WorkerTimes
 from node.links.hops import HopConfig
 from node.links.measured_links import MeasuredLinks
+from node.owner.idle_policy import UseConfig
 from node.owner.reporter import Reporter
-from node.peer.peer import Peer, PeerConfig
+from node.peer.peer import LooksAtMachine, Peer, PeerConfig
 from node.stage.server import StageConfig, StageServer
 from tests.sim.paper_swarm import LAYERS, NETWORK, SPEC, PaperEngine, PaperSwarm, answer_of
 from tests.unit.coordinator.test_runtime import solve_here
@@ -66,6 +68,9 @@ class LoadingEngine(PaperEngine):
     def start_serving(self, start: int, end: int) -> None:
         self.span, self.serving = (start, end), True
 
+    async def unload(self) -> None:
+        self.span = (0, 0)
+
     def stop_serving(self) -> None:
         self.serving = False
 
@@ -79,6 +84,7 @@ class Living:
     plans: PlanStore
     engine: LoadingEngine
     out: io.StringIO
+    parts: Supervisor
     task: "asyncio.Task[None]" = field(init=False)
 
     def start(self) -> None:
@@ -97,15 +103,22 @@ class World:
         self.peers: list[Living] = []
         self.leader = ""
 
-    def join(self, layers: int, rate: float = 100.0) -> Living:
-        """A peer with memory for so many layers, and one end of the model."""
+    def join(
+        self, layers: int, rate: float = 100.0, machine: LooksAtMachine | None = None
+    ) -> Living:
+        """A peer with memory for so many layers, and one end of the model. With ``machine``, it
+        makes way for other work there."""
         transport = self.network.transport()
         self.leader = self.leader or transport.peer_id
         directory = Directory(transport, NETWORK, SPEC.key)
         plans = PlanStore(transport, directory, model=SPEC)
         engine = LoadingEngine(transport.peer_id, layers * LAYER_BYTES)
+        parts = Supervisor()
         stage = StageServer(
-            transport, engine, StageConfig(chunk_tokens=16, hops=HopConfig(idle_s=30.0))
+            transport,
+            engine,
+            StageConfig(chunk_tokens=16, hops=HopConfig(idle_s=30.0)),
+            parts=parts,
         )
         out = io.StringIO()
         config = CoordinatorConfig(coordinators=frozenset({self.leader}))
@@ -135,14 +148,17 @@ class World:
                 config=config,
                 on_event=lambda _name, **_fields: None,
                 solve=solve_here,
+                parts=parts,
             ),
             plans=plans,
             reporter=Reporter(json_log=False, out=out),
             record=record,
-            config=PeerConfig(),
+            config=PeerConfig(use=UseConfig(idle_only=machine is not None)),
+            machine=machine,
             measured=MeasuredLinks(),
+            parts=parts,
         )
-        living = Living(transport, peer, plans, engine, out)
+        living = Living(transport, peer, plans, engine, out, parts)
         living.start()
         self.peers.append(living)
         return living

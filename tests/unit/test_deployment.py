@@ -11,6 +11,7 @@ import yaml
 
 import client.gateway.__main__ as gateway
 import client.health.__main__ as health
+from dht.command_line import EXIT_DONE, EXIT_MACHINE, EXIT_USER
 from node.peer import join_options
 from node.peer.join_file import as_flags
 
@@ -67,7 +68,9 @@ def test_the_unit_drains_with_the_signal_that_join_drains_on() -> None:
     unit.read(ROOT / "systemd/anabranch.service")
     service = unit["Service"]
     assert service["KillSignal"] == "SIGINT"
-    assert service["RestartPreventExitStatus"] == "2"
+    assert service["Restart"] == "on-failure"
+    assert service["RestartPreventExitStatus"] == str(EXIT_USER)
+    assert EXIT_MACHINE not in {EXIT_DONE, EXIT_USER}, "a part that keeps failing is started anew"
     assert "-m node.join --config %h/.anabranch/join.toml" in service["ExecStart"]
     assert ".anabranch" in service["ReadWritePaths"]
 

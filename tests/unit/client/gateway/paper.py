@@ -26,6 +26,7 @@ from dht.messages.logprobs import TokenScore
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec
 from dht.simulated.network import MemoryNetwork
+from dht.supervision import Supervisor
 from tests.unit.records import record_of
 
 MODEL = ROOT / "models" / "brook"
@@ -154,7 +155,8 @@ async def paper_gateway(
 ) -> AsyncIterator[PaperGateway]:
     config = config or GatewayConfig()
     swarm = PaperSwarm(tokenizer=Tokenizer.load(MODEL) if tokenizer else None, step_s=step_s)
-    metrics = Metrics(swarm.text.name)
+    metrics, parts = Metrics(swarm.text.name), Supervisor()
+    metrics.registry.register(parts)
     answers = Answers(
         swarm, metrics, at_once_max=config.answers_at_once_max, queued_max=config.requests_max
     )
@@ -166,7 +168,7 @@ async def paper_gateway(
     )
     gateway = Gateway(service, answers, metrics, config, swarm)
     async with (
-        serving(gateway, host="127.0.0.1", port=0, head_s=head_s) as port,
+        serving(gateway, parts, host="127.0.0.1", port=0, head_s=head_s) as port,
         aiohttp.ClientSession() as http,
     ):
         yield PaperGateway(

@@ -3,12 +3,13 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 import client.gateway.__main__ as command
-from client.gateway.app import GatewayConfig, hosts_of
+from client.gateway.app import Gateway, GatewayConfig, hosts_of
 from dht.errors import UserError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.waiting import until
@@ -131,6 +132,33 @@ def test_half_open_and_slow_clients_are_not_there_for_ever() -> None:
             await until(lambda: gateway.answers.requests == 0)
             for _, writer in slow:
                 writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
+def test_the_sweep_of_idle_connections_goes_on_after_it_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dht.supervision.RESTART_S", 0.05)
+    is_busy, failed = Gateway.is_busy, False
+
+    def fails_once(self: Gateway, connection: Any) -> bool:
+        nonlocal failed
+        if not failed:
+            failed = True
+            raise OSError(24, "Too many open files")
+        return is_busy(self, connection)
+
+    monkeypatch.setattr(Gateway, "is_busy", fails_once)
+
+    async def scenario() -> None:
+        async with paper_gateway(head_s=0.5) as gateway:
+            reader, _ = await connect(gateway)
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+            assert failed
+            async with gateway.http.get(f"{gateway.url}/metrics") as response:
+                text = await response.text()
+            assert 'anabranch:part_failures_total{part="close_idle"} 1.0' in text
 
     asyncio.run(scenario())
 

@@ -32,6 +32,7 @@ from dht.messages.types import (
     Reach,
     RouteStage,
 )
+from dht.supervision import Supervisor
 
 NOW_S = 1_800_000_000.0
 MODEL = ModelSpec(
@@ -356,9 +357,11 @@ def test_the_server_sends_a_strict_policy_and_no_address() -> None:
             assert json.loads(api) == state
 
     asyncio.run(ask())
-    assert b'anabranch:swarm_healthy{model_name="brook"} 1.0' in metrics_text(
-        state_of(peer(0, 0, 8))
-    )
+    parts = Supervisor()
+    parts.note("Prober._states", OSError())
+    text = metrics_text(state_of(peer(0, 0, 8)), parts)
+    assert b'anabranch:swarm_healthy{model_name="brook"} 1.0' in text
+    assert b'anabranch:part_failures_total{part="Prober._states"} 1.0' in text
 
 
 def test_history_survives_a_restart_and_is_trimmed(tmp_path: Path) -> None:

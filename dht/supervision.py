@@ -1,0 +1,132 @@
+"""Runs the long-lived parts of a process, and sets up again what fails.
+
+A part is an endless coroutine function. Its work on things outside of this process (records,
+streams, files) ends with each failure; the objects that it belongs to stay, so a part that begins
+again must find in them all that it needs.
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dht.errors import AnabranchError, MachineError, UserError
+
+if TYPE_CHECKING:
+    from prometheus_client.core import CounterMetricFamily
+
+RESTART_S = 5.0
+"""Delay before a failed part begins again."""
+FAILURES_MAX, WITHIN_S = 3, 60.0
+"""Number of unexpected errors of one part within this time that end the process."""
+
+Work = Callable[..., Coroutine[Any, Any, None]]
+_log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Keeps parts of one process running; ``failures`` counts their unexpected errors by part.
+
+    Errors of others (the network, a peer, the swarm) are logged in one line and not counted; a
+    :class:`UserError` or :class:`MachineError` ends the process at once. Any other error is a fault
+    of ours: it is logged with its traceback and counted, and the ``FAILURES_MAX``-th of one part
+    within ``WITHIN_S`` becomes a MachineError.
+    """
+
+    def __init__(self, on_error: Callable[[str, BaseException], None] | None = None) -> None:
+        """``on_error`` is called with the part's name and each error that a part begins again
+        after."""
+        self.failures: Counter[str] = Counter()
+        self._on_error = on_error or (lambda part, error: None)
+
+    @asynccontextmanager
+    async def beside(self, *works: Work) -> AsyncIterator[None]:
+        """Keep ``works`` running during the block, which ends with the error of one that cannot
+        be kept running."""
+        async with beside(*(partial(self.keep, work) for work in works)):
+            yield
+
+    async def run(self, *works: Work) -> None:
+        """Keep ``works`` running until cancelled; raises MachineError and UserError."""
+        async with self.beside(*works):
+            await asyncio.Event().wait()
+
+    async def keep(self, work: Work, *given: str, ends_process: bool = True) -> None:
+        """Run ``work(*given)`` until it returns or this task is cancelled.
+
+        ``ends_process=False`` is for work with one remote peer, of which there is a task per peer:
+        no peer may be able to end this process, so it begins again for ever.
+        """
+        part, task = name_of(work), asyncio.current_task()
+        failed_s: deque[float] = deque(maxlen=FAILURES_MAX)
+        while True:
+            try:
+                await work(*given)
+                return
+            except (UserError, MachineError):
+                raise
+            except (AnabranchError, TimeoutError) as error:
+                _log.warning("%s: %s", part, error or type(error).__name__)
+                self._on_error(part, error)
+            # A cancellation that nobody asked this task for came out of something it waited for.
+            except (Exception, asyncio.CancelledError) as error:
+                cancelled = task is not None and task.cancelling() > 0
+                if cancelled and isinstance(error, asyncio.CancelledError):
+                    raise
+                self.note(part, error)
+                if cancelled:  # it failed as it ended: the cancellation must not be lost
+                    raise asyncio.CancelledError from error
+                now_s = asyncio.get_running_loop().time()
+                failed_s.append(now_s)
+                often = len(failed_s) == FAILURES_MAX and now_s - failed_s[0] <= WITHIN_S
+                if often and ends_process:
+                    raise MachineError(
+                        f"{part} failed {FAILURES_MAX} times within {WITHIN_S:.0f} s, at last with"
+                        f" {error!r}; the log has the traceback, and starting again may help"
+                    ) from error
+            await asyncio.sleep(RESTART_S)
+
+    def note(self, part: str, error: BaseException) -> None:
+        """Log an unexpected error of ``part`` with its traceback, and count it."""
+        self.failures[part] += 1
+        _log.error("%s failed", part, exc_info=error)
+        self._on_error(part, error)
+
+    def collect(self) -> "Iterator[CounterMetricFamily]":
+        """The failures for Prometheus, to whose registry this is a collector."""
+        from prometheus_client.core import CounterMetricFamily
+
+        family = CounterMetricFamily(
+            "anabranch:part_failures",
+            "Unexpected errors, by the part that failed.",
+            labels=["part"],
+        )
+        for part, count in sorted(self.failures.items()):
+            family.add_metric([part], count)
+        yield family
+
+
+@asynccontextmanager
+async def beside(*works: Work) -> AsyncIterator[None]:
+    """Run ``works`` during the block; the error of one ends the block and is raised from it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work(), name=name_of(work)) for work in works]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+    except BaseExceptionGroup as errors:
+        first = errors.exceptions[0]
+        raise first from first.__cause__
+
+
+def name_of(work: Work) -> str:
+    """The name of a part: that of the function which is its work."""
+    while isinstance(work, partial):
+        work = work.func
+    return work.__qualname__
