@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LIGHT := .venv-light
 
-.PHONY: demo test fuzz light-test swarm lint format clean bench
+.PHONY: demo test fuzz light-test swarm lint format lock clean bench
 
 demo: $(READY)  ## three peers, one model that none of them can hold, text on the screen
 	$(BIN)/python -m bench.demo
@@ -36,6 +36,17 @@ lint: $(READY)  ## linter, formatter, types and the contract between rooms
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+UV ?= uv
+TORCH_LINKS ?= https://download.pytorch.org/whl/cpu/torch/
+lock:  ## the newest versions of what is installed for good, with hashes (needs uv)
+	$(UV) pip compile pyproject.toml --extra quantize --universal --python-version 3.11 --upgrade \
+		--generate-hashes --no-annotate --no-header --find-links $(TORCH_LINKS) \
+		--constraint locks/torch-cpu.txt --no-emit-package torch --quiet --output-file locks/product.new
+	{ head -1 locks/product.txt; cat locks/product.new; } > locks/product.all
+	{ head -1 locks/build.txt; awk '/^[^ ]/ { of = /^setuptools==/ } of' locks/product.new; } \
+		> locks/build.all
+	rm locks/product.new; mv locks/product.all locks/product.txt; mv locks/build.all locks/build.txt
 
 bench: $(READY)  ## speed of local swarms beside one process; writes bench/results/local.json
 	$(BIN)/python -m bench.local --out bench/results/local.json

@@ -2,12 +2,16 @@
 
 import configparser
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import client.gateway.__main__ as gateway
 import client.health.__main__ as health
@@ -17,11 +21,12 @@ from node.peer.join_file import as_flags
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
+UNIT = (ROOT / "systemd/anabranch.service").read_text()
 PARSERS: dict[str, Callable[[], Any]] = {
     "client.gateway": gateway.parse,
     "client.health": health.parse,
 }
-VALUES = {"MODEL": "org/name", "PEERS": "/ip4/10.0.0.1/tcp/1/p2p/x", "NAME": "me"}
+VALUES = {"LEND_GIB": "4", "MODEL": "org/name", "PEERS": "/ip4/10.0.0.1/tcp/1/p2p/x", "NAME": "me"}
 
 
 def words(command: list[str]) -> list[str]:
@@ -37,6 +42,10 @@ def test_a_service_is_nobody_special_and_its_command_is_ours(
     assert service["user"].split(":")[0] not in {"0", "root"}
     assert service["cap_drop"] == ["ALL"]
     assert service["healthcheck"]["test"][0] == "CMD"
+    assert re.fullmatch(r"\$\{MEM_LIMIT:-\d+g\}", service["mem_limit"])
+    assert service["memswap_limit"] == service["mem_limit"]
+    assert 0 < service["pids_limit"] <= 4096
+    assert service["ulimits"]["nofile"] == {"soft": 65536, "hard": 65536}
     dockerfile = ROOT / "docker" / service["build"]["dockerfile"].removeprefix("docker/")
     assert dockerfile.is_file()
     python, dash_m, module, *flags = words(service["command"])
@@ -51,6 +60,84 @@ def test_a_service_is_nobody_special_and_its_command_is_ours(
     assert read.initial_peers == [VALUES["PEERS"]]
 
 
+def test_secrets_come_from_the_environment_and_stand_on_no_command_line() -> None:
+    gateway = COMPOSE["services"]["gateway"]
+    assert gateway["environment"]["ANABRANCH_API_KEYS"] == "${ANABRANCH_API_KEYS:-}"
+    for service in COMPOSE["services"].values():
+        assert ("HF_TOKEN", "${HF_TOKEN:-}") in service["environment"].items()
+        assert not any("KEY" in word or "TOKEN" in word for word in service["command"])
+    (path,) = re.findall(r"^EnvironmentFile=-%h/(.+)$", UNIT, re.MULTILINE)
+    assert path == ".anabranch/environment"
+
+
+def pins() -> list[tuple[Requirement, int]]:
+    """Each line of the lock and its number of hashes."""
+    found = []
+    for name in ("torch-cpu", "product"):
+        text = (ROOT / f"locks/{name}.txt").read_text()
+        assert not re.search(r"://|--index|--find-links|--extra|^[./]| @ ", text, re.MULTILINE)
+        text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
+        for line in text.splitlines():
+            pin, *hashes = re.split(r"\s+--hash=sha256:", line.strip())
+            assert all(re.fullmatch(r"[0-9a-f]{64}", each) for each in hashes), pin
+            found.append((Requirement(pin), len(hashes)))
+    return found
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_lock_has_a_hash_for_all_that_is_required(python: str, machine: str) -> None:
+    here = {
+        **default_environment(),
+        "python_version": python,
+        "python_full_version": f"{python}.7",
+        "platform_machine": machine,
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "os_name": "posix",
+    }
+    pinned = {}
+    for pin, hashes in pins():
+        if pin.marker is None or pin.marker.evaluate(here):
+            assert canonicalize_name(pin.name) not in pinned, f"{pin.name} is there twice"
+            (version,) = pin.specifier
+            assert version.operator == "=="
+            assert hashes
+            pinned[canonicalize_name(pin.name)] = version.version
+    read = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = read["project"]
+    wanted = [
+        *project["dependencies"],
+        *project["optional-dependencies"]["quantize"],
+        *read["build-system"]["requires"],
+    ]
+    for each in map(Requirement, wanted):
+        if each.marker is None or each.marker.evaluate(here):
+            name = canonicalize_name(each.name)
+            assert name in pinned, f"{each} is not in the lock: `make lock`"
+            assert each.specifier.contains(pinned[name]), f"{each}: `make lock`"
+    assert (ROOT / "locks/build.txt").read_text().split("\n", 1)[1] in (
+        ROOT / "locks/product.txt"
+    ).read_text(), "what builds is what is installed"
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
+def test_an_image_installs_by_hashes_upon_a_base_that_can_be_named(name: str) -> None:
+    text = (ROOT / "docker" / name).read_text()
+    assert re.findall(r"^(?:ARG BASE|FROM .+)", text, re.MULTILINE) == ["ARG BASE", "FROM ${BASE}"]
+    installs = [line.strip() for line in re.findall(r"pip install (.+)", text)]
+    by_index = '"torch>=2.6,<2.14" --index-url "${TORCH_INDEX}"'
+    for install in installs:
+        if name == "Dockerfile.cuda" and install == by_index:
+            continue  # said to be so
+        if install == "--no-deps --no-build-isolation .":
+            continue  # this project
+        assert install.startswith("--require-hashes --no-deps "), install
+        (file,) = re.findall(r"-r (locks/\S+)", install)
+        assert (ROOT / file).is_file()
+    assert any("locks/product.txt" in install for install in installs)
+
+
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
 def test_an_image_runs_as_a_user_and_copies_what_exists(name: str) -> None:
     text = (ROOT / "docker" / name).read_text()
@@ -60,6 +147,13 @@ def test_an_image_runs_as_a_user_and_copies_what_exists(name: str) -> None:
     for line in re.findall(r"^COPY (.+)", text, re.MULTILINE):
         for source in line.split()[:-1]:
             assert (ROOT / source).exists(), source
+
+
+def test_the_unit_bounds_what_a_peer_takes_and_leaves_it_its_gpu() -> None:
+    for line in ("MemoryMax=80%", "TasksMax=1024", "LimitNOFILE=65536", "NoNewPrivileges=true"):
+        assert f"\n{line}\n" in UNIT
+    breaks = "PrivateDevices|DevicePolicy|DeviceAllow|ProtectClock|MemoryDenyWriteExecute"
+    assert not re.search(f"^({breaks}|ProtectKernelTunables)=", UNIT, re.MULTILINE)
 
 
 def test_the_unit_drains_with_the_signal_that_join_drains_on() -> None:
