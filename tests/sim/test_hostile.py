@@ -639,11 +639,6 @@ def accuse(peer: PaperPeer, which: int) -> None:
     peer.engine.start(lie)
 
 
-def swallow_rows(peer: PaperPeer) -> None:
-    """Let a peer run its rows and hand nothing on."""
-    peer.engine.start(lambda results: None)
-
-
 def swallow_opens(peer: PaperPeer) -> None:
     """Let a peer never answer an open."""
     peer.stage._opening.open = lambda open_, upstream: None  # type: ignore[method-assign]
@@ -667,7 +662,6 @@ LIES: dict[str, tuple[int, Callable[[PaperPeer], None]]] = {
     "the first stage sends unsound rows": (0, send_unsound_rows),
     "the first stage accuses the next": (0, lambda peer: accuse(peer, 1)),
     "the last stage accuses the one before": (1, lambda peer: accuse(peer, -1)),
-    "the first stage hands nothing on": (0, swallow_rows),
     "the last stage leaves opens unanswered": (1, swallow_opens),
     "the first stage closes what the next serves": (0, close_sessions),
 }
