@@ -27,6 +27,7 @@ from dht.messages import codec
 from dht.messages.kv import KvCopy
 from dht.messages.logprobs import TokenScore, unpack_scores
 from dht.messages.session import (
+    FinishReason,
     MigrationReady,
     Ping,
     Pong,
@@ -66,10 +67,11 @@ CONTROL_BYTES_MAX = 1 << 16
 class _StageLost(Exception):
     """One end of the route is lost; ends the task that found out."""
 
-    def __init__(self, peer_id: str, reason: str) -> None:
+    def __init__(self, peer_id: str, reason: str, suspects: tuple[str, ...] = ()) -> None:
         super().__init__(reason)
         self.peer_id = peer_id
         self.reason = reason
+        self.suspects = suspects
 
 
 class Attempt:
@@ -159,13 +161,13 @@ class Attempt:
             reply = (await codec.read_frame(stream, limit_bytes=CONTROL_BYTES_MAX)).message
         except (NetworkError, PeerError, TimeoutError) as error:
             reason = f"cannot be asked for its KV: {str(error) or 'no answer'}"
-            self._refused(source, RefusalCode.NO_COPY, reason, 0.0)
+            self._refused((source,), RefusalCode.NO_COPY, reason, 0.0)
             return
         match reply:
             case MigrationReady():
                 self._post(MigrationCaughtUp(attempt=self.attempt))
             case SessionRefused(reason=reason):
-                self._refused(source, RefusalCode.NO_COPY, reason, 0.0)
+                self._refused((source,), RefusalCode.NO_COPY, reason, 0.0)
             case other:
                 raise _StageLost(source, f"answered a copy with {type(other).__name__}")
 
@@ -185,18 +187,38 @@ class Attempt:
         try:
             await work
         except _StageLost as lost:
-            self._lose(lost.peer_id, lost.reason)
+            self._lose(lost.peer_id, lost.reason, lost.suspects)
 
-    def _lose(self, peer_id: str, reason: str) -> None:
-        self._post(Lost(attempt=self.attempt, peer_id=peer_id, reason=reason))
+    def _lose(self, peer_id: str, reason: str, suspects: tuple[str, ...] = ()) -> None:
+        self._post(Lost(attempt=self.attempt, peer_id=peer_id, reason=reason, suspects=suspects))
 
     def _peer(self, stage: int) -> str:
         return self._open_message.route[stage].peer_id
 
-    def _blamed(self, peer_id: str, reporter: str) -> str:
-        """A stage may accuse stages of its own route only; any other name accuses itself."""
-        on_route = {stage.peer_id for stage in self._open_message.route}
-        return peer_id if peer_id in on_route else reporter
+    def _others(self, peer_id: str) -> tuple[str, ...]:
+        """The route's other peers: who leaves something undone, and whose, cannot be seen here."""
+        route = (stage.peer_id for stage in self._open_message.route)
+        return tuple(other for other in route if other != peer_id)
+
+    def _accused(self, teller: str, word: SessionFailed | SessionRefused) -> tuple[str, ...]:
+        """Who may be at fault by a stage's word, which ``teller`` passed on; the accused first.
+
+        A stage speaks of itself, or of a neighbour on the route: then it is the link between them
+        that fails, and either may be the reason. Raises _StageLost for any other word.
+        """
+        route = [stage.peer_id for stage in self._open_message.route]
+        mine = (self._open_message.session, self.attempt) == (word.session, word.attempt)
+        signed = word.by == teller or is_own_word(word)
+        if not (mine and signed and word.by in route):
+            raise _StageLost(teller, "passes on what the stage that it names did not say")
+        if word.by == word.peer_id:
+            return (word.by,)
+        at = route.index(word.by)
+        linked = word.peer_id in {route[at - 1], route[(at + 1) % len(route)]}
+        refusal = isinstance(word, SessionRefused) and word.code != RefusalCode.UNREACHABLE
+        if not linked or refusal:
+            raise _StageLost(word.by, "speaks for another stage")
+        return (word.peer_id, word.by)
 
     async def _connect(self, stage: int, protocol: str) -> Stream:
         try:
@@ -222,7 +244,7 @@ class Attempt:
         try:
             stream = self._first = await self._connect(0, SESSION_PROTOCOL)
         except _StageLost as lost:
-            self._refused(first, RefusalCode.UNREACHABLE, lost.reason, 0.0)
+            self._refused((first,), RefusalCode.UNREACHABLE, lost.reason, 0.0)
             return
         granted = grant(self._open_message, self._transport.sign, self._transport.now())
         await self._send(0, stream, granted)
@@ -231,7 +253,8 @@ class Attempt:
                 reply = (await codec.read_frame(stream)).message
         except TimeoutError:
             reason = f"the route did not answer an open within {self._config.open_s:.0f} s"
-            self._refused(first, RefusalCode.UNREACHABLE, reason, 0.0)
+            accused = (first, *self._others(first))
+            self._refused(accused, RefusalCode.UNREACHABLE, reason, 0.0)
             return
         except (NetworkError, PeerError) as error:
             raise _StageLost(first, str(error)) from error
@@ -240,21 +263,25 @@ class Attempt:
                 self._post(Accepted(attempt=self.attempt, position=position, rows=rows))
                 self._start(self._watched(0, stream))
             case SessionRefused() as refused:
-                blamed = self._blamed(refused.peer_id, first)
-                self._refused(blamed, refused.code, refused.reason, refused.retry_after_s)
-            case SessionFailed(peer_id=peer_id, reason=reason):
-                raise _StageLost(self._blamed(peer_id, first), reason)
+                accused = self._accused(first, refused)
+                self._refused(accused, refused.code, refused.reason, refused.retry_after_s)
+            case SessionFailed(reason=reason) as failed:
+                accused = self._accused(first, failed)
+                raise _StageLost(accused[0], reason, accused[1:])
             case other:
                 raise _StageLost(first, f"answered an open with {type(other).__name__}")
 
-    def _refused(self, peer_id: str, code: str, reason: str, retry_after_s: float) -> None:
+    def _refused(
+        self, accused: tuple[str, ...], code: str, reason: str, retry_after_s: float
+    ) -> None:
         self._post(
             Refused(
                 attempt=self.attempt,
-                peer_id=peer_id,
+                peer_id=accused[0],
                 code=code,
                 reason=reason,
                 retry_after_s=retry_after_s,
+                suspects=accused[1:],
             )
         )
 
@@ -333,7 +360,10 @@ class Attempt:
                 )
                 if message.finish_reason is not None:
                     # Stale if these tokens did complete the answer: the owner is done by then.
-                    self._lose(self._peer(stage), "ended the answer early")
+                    last = self._peer(stage)
+                    closed = message.finish_reason is FinishReason.CANCELLED  # by any stage before
+                    suspects = self._others(last) if closed else ()
+                    self._lose(last, "ended the answer early", suspects)
             case SessionLeaving(peer_id=peer_id, to=to) as leaving:
                 if leaving.session != self._open_message.session or not is_own_word(leaving):
                     raise _StageLost(self._peer(stage), "says of another stage that it leaves")
@@ -341,10 +371,11 @@ class Attempt:
             case MigrationReady() if stage == 0:
                 self._post(MigrationCaughtUp(attempt=message.attempt))
             case SessionRefused() as refused if stage == 0 and self._is_warm:
-                blamed = self._blamed(refused.peer_id, self._peer(0))
-                self._refused(blamed, refused.code, refused.reason, refused.retry_after_s)
-            case SessionFailed(peer_id=peer_id, reason=reason):
-                self._lose(self._blamed(peer_id, self._peer(stage)), reason)
+                accused = self._accused(self._peer(0), refused)
+                self._refused(accused, refused.code, refused.reason, refused.retry_after_s)
+            case SessionFailed(reason=reason) as failed:
+                accused = self._accused(self._peer(stage), failed)
+                self._lose(accused[0], reason, accused[1:])
             case other:
                 raise _StageLost(self._peer(stage), f"sent {type(other).__name__}")
 

@@ -38,6 +38,8 @@ class Refused:
     code: str
     reason: str
     retry_after_s: float = 0.0
+    suspects: tuple[str, ...] = ()
+    """Others that may be at fault instead of ``peer_id``, likelier ones first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class Lost:
     attempt: int
     peer_id: str
     reason: str
+    suspects: tuple[str, ...] = ()
+    """Others that may be at fault instead of ``peer_id``, likelier ones first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

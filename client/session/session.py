@@ -27,6 +27,7 @@ from client.session.events import (
     MigrationRouteFound,
     Open,
     OpenMigration,
+    Refused,
     RouteFound,
     TellWait,
 )
@@ -92,7 +93,7 @@ class SessionDriver:
         try:
             while owner.state is not ControllerState.DONE or todo:
                 if not todo:
-                    event = await self._next_event()
+                    event = self._judged(await self._next_event())
                     todo += owner.step(event, loop.time())
                     if owner.state is not ControllerState.OPENING:
                         self._was_answered()
@@ -129,7 +130,19 @@ class SessionDriver:
                 return await self._events.get()
         except TimeoutError:
             reason = f"no token for {limit_s:.0f} s although it answers"
-            return Lost(attempt=owner.attempt, peer_id=owner.route[-1].peer_id, reason=reason)
+            last, *others = [stage.peer_id for stage in reversed(owner.route)]
+            return Lost(attempt=owner.attempt, peer_id=last, reason=reason, suspects=tuple(others))
+
+    def _judged(self, event: Event) -> Event:
+        """``event``; where several peers may be at fault, with the one that is taken to be."""
+        owner = self.owner
+        if not isinstance(event, Lost | Refused) or not event.suspects:
+            return event
+        if event.attempt not in {owner.attempt, owner.spent_attempt}:
+            return event  # the route was given up already, for the same reason or another
+        suspects = (event.peer_id, *event.suspects)
+        at_fault = self._view.at_fault(suspects, asyncio.get_running_loop().time())
+        return replace(event, peer_id=at_fault, suspects=())
 
     async def _find(self, wanted: FindRoute | FindMigrationRoute) -> Event:
         """The route that is wanted; records are read anew after a wait, and for a planned move."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from client.view.avoidance import Avoidance
+from client.view.blame import Blame
 from coordinator.problem.model_pin import ModelPin, allowed_models
 from coordinator.routing.balance import swapped
 from coordinator.routing.routes import (
@@ -63,6 +64,7 @@ class SwarmView:
         self.models: tuple[ModelSpec, ...] = ()
         """The models that may be meant; more than one where that is not known."""
         self.avoidance = Avoidance()
+        self._blame = Blame()
         self.misled: deque[str] = deque(maxlen=MISLED_MAX)
         """Peers that refused layers that their records announce, the newest last."""
         self.counters: Counter[str] = Counter()
@@ -202,6 +204,16 @@ class SwarmView:
             full=full,
             urgent=urgent,
         )
+
+    def at_fault(self, suspects: tuple[str, ...], now_s: float) -> str:
+        """The one of ``suspects`` that is taken to have failed a session, where only one of them
+        need have; see :meth:`client.view.blame.Blame.at_fault`."""
+        lives = {
+            peer_id: record.joined_unix_s
+            for peer_id, record in self.nodes.items()
+            if not self._is_silent(peer_id)
+        }
+        return self._blame.at_fault(suspects, lives, now_s)
 
     def _usable(
         self,

@@ -1,4 +1,5 @@
-"""Signatures within a session: a client's grant on its open, and a stage's own word that it leaves.
+"""Signatures within a session: a client's grant on its open, and a stage's word: that it leaves,
+that it refuses, or that it lost a neighbour.
 
 Each stage checks the client's grant before it reserves anything.
 
@@ -9,13 +10,16 @@ leaves out what stages fill in: the hop's index and whether the rows are logged.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from dht.identity.peer_id import verify
 from dht.messages import codec
-from dht.messages.session import SessionLeaving, SessionOpen
+from dht.messages.session import SessionFailed, SessionLeaving, SessionOpen, SessionRefused
+
+Word = TypeVar("Word", SessionFailed, SessionLeaving, SessionRefused)
 
 GRANT_PREFIX = b"anabranch-grant-v1\0"
-LEAVING_PREFIX = b"anabranch-leaving-v1\0"
+WORD_PREFIX = b"anabranch-word-v1\0"
 GRANT_LIFE_S = 120.0
 """Lifetime of a grant: an open is answered within seconds, and clocks differ."""
 
@@ -38,18 +42,19 @@ def grant_refusal(open_: SessionOpen, now_unix_s: float) -> str | None:
     return None
 
 
-def own_word(leaving: SessionLeaving, sign: Callable[[bytes], bytes]) -> SessionLeaving:
-    """``leaving`` with the signature of the stage that it speaks of, whose key ``sign`` uses."""
-    return replace(leaving, signature=sign(_leaving_bytes(leaving)))
+def own_word(word: Word, sign: Callable[[bytes], bytes]) -> Word:
+    """``word`` with the signature of the stage that says it, whose key ``sign`` uses."""
+    return replace(word, signature=sign(_word_bytes(word)))
 
 
-def is_own_word(leaving: SessionLeaving) -> bool:
-    """Whether the stage that ``leaving`` speaks of says so itself."""
-    return verify(leaving.peer_id, _leaving_bytes(leaving), leaving.signature)
+def is_own_word(word: SessionFailed | SessionLeaving | SessionRefused) -> bool:
+    """Whether the stage that is said to say ``word`` does say it."""
+    speaker = word.peer_id if isinstance(word, SessionLeaving) else word.by
+    return verify(speaker, _word_bytes(word), word.signature)
 
 
-def _leaving_bytes(leaving: SessionLeaving) -> bytes:
-    return LEAVING_PREFIX + codec.encode(replace(leaving, signature=b""))
+def _word_bytes(word: SessionFailed | SessionLeaving | SessionRefused) -> bytes:
+    return WORD_PREFIX + codec.encode(replace(word, signature=b""))
 
 
 def _signed_bytes(open_: SessionOpen) -> bytes:

@@ -194,10 +194,15 @@ class SessionRefused:
     session: SessionId
     attempt: RouteAttempt
     peer_id: PeerId
+    """The stage that cannot take part."""
+    by: PeerId = ""
+    """The stage that says so: that one, or a neighbour that cannot reach it."""
     code: RefusalCode
     reason: Reason
     retry_after_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
     """For lack of room: seconds until this stage expects to have some; 0: unknown."""
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
+    """Signature of ``by`` (:mod:`dht.identity.grant`): other stages pass this message on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +230,11 @@ class SessionFailed:
     session: SessionId
     attempt: RouteAttempt
     peer_id: PeerId
+    by: PeerId = ""
+    """The stage that says so: ``peer_id`` itself, or a neighbour of it on the route."""
     reason: Reason
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
+    """Signature of ``by`` (:mod:`dht.identity.grant`): other stages pass this message on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,8 @@ def results_of(
         if not all(known[row.first : row.last]):
             span = f"[{row.item.start}, {row.item.end})"
             told = f"layers {span} made hidden states that are not finite"
-            results.append(WorkResult(item=row.item, error=told))
+            passed_in = row.item.hidden is not None
+            results.append(WorkResult(item=row.item, error=told, unsound_input=passed_in))
             continue
         token_id, score = sampled.get(row.index, (None, b""))
         results.append(

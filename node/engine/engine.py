@@ -17,6 +17,7 @@ from dht.errors import MachineError, UserError
 from dht.messages.types import ModelSpec, PlannerNode, fits, stage_bytes
 from node.attention.block_table import AttendPages
 from node.device.heap import give_back
+from node.device.tensors import is_finite
 from node.engine.batch_rows import StepRows
 from node.engine.model_runner import AcceleratorError, ModelRunner, lost
 from node.engine.work_check import WorkBounds, work_refusal
@@ -285,7 +286,8 @@ class Engine:
                     rows.append(StepRows(index=index, item=left, reservation=reservation))
                     continue
                 error = "this session has ended"
-            results[index] = WorkResult(item=item, error=error)
+            unsound = item.hidden is not None and not is_finite(item.hidden)
+            results[index] = WorkResult(item=item, error=error, unsound_input=unsound)
         if rows:
             with torch.inference_mode():
                 for row, result in zip(rows, self._run_apart(rows), strict=True):

@@ -57,3 +57,6 @@ class WorkResult:
     prompt_scores: bytes = b""
     """Packed scores of the item's ``targets``."""
     error: str | None = None
+    unsound_input: bool = False
+    """Whether the rows that came in caused the error, or may have: they, or what was computed from
+    them, are not finite."""

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dht.messages.session import Sampling
-from node.device.tensors import to_device
 from node.sampling.token_history import TokenHistory
 
 FLOAT32_MAX = float(torch.finfo(torch.float32).max)
+Scores = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,73 +48,43 @@ def finite(scores: torch.Tensor) -> torch.Tensor:
 
 
 def adjust(scores: torch.Tensor, draws: Sequence[SamplingRow]) -> torch.Tensor:
-    """Apply the options of ``draws`` to float32 ``scores`` ``[rows, vocab]``, in place.
+    """Apply the options of ``draws`` to float32 ``scores`` ``[rows, vocab]`` on the CPU, in place.
 
     Token ids outside the vocabulary are ignored: they came from a client.
     """
-    _add_bias(scores, draws)
-    _penalise(scores, draws)
-    _forbid_stops(scores, draws)
+    for row, draw in zip(scores.numpy(), draws, strict=True):
+        if draw.is_adjusted:
+            _add_bias(row, draw.sampling)
+            _penalise(row, draw)
+            _forbid_stops(row, draw)
     return scores.clamp_(-FLOAT32_MAX, FLOAT32_MAX)
 
 
-def _add_bias(scores: torch.Tensor, draws: Sequence[SamplingRow]) -> None:
-    places = [
-        (row, token_id, bias)
-        for row, draw in enumerate(draws)
-        for token_id, bias in draw.sampling.logit_bias
-        if token_id < scores.shape[1]
-    ]
-    if not places:
+def _add_bias(row: Scores, sampling: Sampling) -> None:
+    if sampling.logit_bias:
+        biases = np.array(sampling.logit_bias)
+        biases = biases[biases[:, 0] < len(row)]
+        np.add.at(row, biases[:, 0].astype(np.int64), biases[:, 1].astype(np.float32))
+
+
+def _penalise(row: Scores, draw: SamplingRow) -> None:
+    sampling, history = draw.sampling, draw.history
+    if history is None or not sampling.needs_answer:
         return
-    rows, ids, biases = (np.array(column) for column in zip(*places, strict=True))
-    at = (_on(scores, rows), _on(scores, ids))
-    scores.index_put_(at, _on(scores, biases.astype(np.float32)), accumulate=True)
+    known, times = history.ids, history.counts
+    if history.largest_id >= len(row):
+        inside = known < len(row)
+        known, times = known[inside], times[inside]
+    values = row[known]
+    repetition = np.float32(sampling.repetition_penalty)
+    with np.errstate(over="ignore"):
+        values = np.where(values < 0, values * repetition, values / repetition)
+        values -= np.float32(sampling.frequency_penalty) * times
+        row[known] = values - np.float32(sampling.presence_penalty) * (times > 0)
 
 
-def _penalise(scores: torch.Tensor, draws: Sequence[SamplingRow]) -> None:
-    rows, ids, counts, penalties = [], [], [], []
-    for row, draw in enumerate(draws):
-        sampling, history = draw.sampling, draw.history
-        if history is None or not sampling.needs_answer:
-            continue
-        known, times = history.ids, history.counts
-        if history.largest_id >= scores.shape[1]:
-            inside = known < scores.shape[1]
-            known, times = known[inside], times[inside]
-        rows.append(np.full(len(known), row))
-        ids.append(known)
-        counts.append(times)
-        three = (
-            sampling.repetition_penalty,
-            sampling.frequency_penalty,
-            sampling.presence_penalty,
-        )
-        penalties.append(np.tile(np.array(three, np.float32), (len(known), 1)))
-    if not rows:
-        return
-    at = (_on(scores, np.concatenate(rows)), _on(scores, np.concatenate(ids)))
-    times_each = _on(scores, np.concatenate(counts))
-    repetition, frequency, presence = _on(scores, np.concatenate(penalties)).unbind(1)
-    values = scores[at]
-    values = torch.where(values < 0, values * repetition, values / repetition)
-    scores[at] = values - frequency * times_each - presence * (times_each > 0)
-
-
-def _forbid_stops(scores: torch.Tensor, draws: Sequence[SamplingRow]) -> None:
-    places = [
-        (row, token_id)
-        for row, draw in enumerate(draws)
-        if draw.history is not None and draw.history.answer_tokens < draw.sampling.min_new_tokens
-        for token_id in draw.sampling.stop_token_ids
-        if token_id < scores.shape[1]
-    ]
-    if places:
-        rows, ids = (np.array(column) for column in zip(*places, strict=True))
-        scores[_on(scores, rows), _on(scores, ids)] = -FLOAT32_MAX
-
-
-def _on(
-    scores: torch.Tensor, values: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
-) -> torch.Tensor:
-    return to_device(torch.from_numpy(values), scores.device)
+def _forbid_stops(row: Scores, draw: SamplingRow) -> None:
+    sampling, history = draw.sampling, draw.history
+    if history is not None and history.answer_tokens < sampling.min_new_tokens:
+        stops = [token_id for token_id in sampling.stop_token_ids if token_id < len(row)]
+        row[stops] = -FLOAT32_MAX

@@ -18,99 +18,75 @@ from node.device.tensors import to_device
 from node.sampling.penalties import SamplingRow, adjust, finite
 
 _MASK = (1 << 64) - 1
-FEW_CANDIDATES = 64
-CANDIDATES = 1024
-"""Number of likeliest tokens that are sorted first; all are sorted only if these do not decide."""
+_NOISE_LEAST = 2.0**-54
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
 
-def noise(seed: int, position: int, ids: Ids) -> Floats:
-    """A number in (0, 1) for each token of ``ids``, determined by ``(seed, position, id)``."""
+def noise(seed: int, position: int, vocab: int) -> Floats:
+    """A number in (0, 1) for each token id below ``vocab``, determined by
+    ``(seed, position, id)``."""
     bits = np.random.Philox(key=seed & _MASK, counter=(position & _MASK) << 128)
-    raw = bits.random_raw(int(ids.max()) + 1)[ids]
+    raw = bits.random_raw(vocab)
     return ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-
-
-def race(scores: Floats, ids: Ids, seed: int, position: int) -> int:
-    """One of ``ids``, drawn with probabilities proportional to ``exp(scores)``."""
-    times = np.log(-np.log(noise(seed, position, ids)))
-    return int(ids[np.argmax(scores - times)])
 
 
 def pick(row: torch.Tensor, sampling: Sampling, position: int) -> int:
     """Pick a token id by temperature, ``top_k``, ``top_p``, ``min_p`` from float32 ``[vocab]``.
 
-    Among equally likely tokens, smaller ids are kept. Computed in float64 on the CPU.
+    Among equally likely tokens, smaller ids are kept. Computed in float64 on the CPU, in time
+    proportional to the vocabulary whatever the options are: nothing is sorted. All tokens of
+    ``top_k`` run one race. Its winner is the answer if it belongs to the likeliest tokens that make
+    up ``top_p``; otherwise neither it nor a less likely token does, and the others race on. A race
+    leaves half of the probability on average.
     """
-    vocab = len(row)
-    kept = sampling.top_k if 0 < sampling.top_k < vocab else vocab
-    if kept <= CANDIDATES or sampling.top_p < 1.0:
-        scores, ids = _likeliest(row, sampling, kept)
-    else:
-        ids = np.arange(vocab)
-        scores = _tempered(row, float(row.max()), sampling.temperature)
-        if kept < vocab:
-            scores, ids = _sorted(scores, ids)
-            scores, ids = scores[:kept], ids[:kept]
+    scores = _tempered(row, sampling.temperature)
+    kept = _likeliest(scores, sampling.top_k)
+    ids = np.arange(len(scores))[kept]
+    luck = noise(sampling.seed, position, len(scores))[kept]
+    scores = scores[kept]
+    weights = np.exp(scores)
+    enough = sampling.top_p * float(weights.sum()) if sampling.top_p < 1.0 else np.inf
     if sampling.min_p > 0.0:
-        likely = scores >= np.log(sampling.min_p)  # the maximum score is 0
-        scores, ids = scores[likely], ids[likely]
-    return race(scores, ids, sampling.seed, position)
+        weights = np.where(weights >= sampling.min_p, weights, 0.0)  # the maximum weight is 1
+    while True:
+        at = _first(luck, weights)
+        ahead = np.flatnonzero((scores > scores[at]) | ((scores == scores[at]) & (ids < ids[at])))
+        if float(weights[ahead].sum()) < enough:
+            return int(ids[at])
+        scores, weights, ids, luck = scores[ahead], weights[ahead], ids[ahead], luck[ahead]
 
 
-def _likeliest(row: torch.Tensor, sampling: Sampling, kept: int) -> tuple[Floats, Ids]:
-    """The ``kept`` likeliest tokens, and of those the fewest that make up ``top_p``.
+def _first(luck: Floats, weights: Floats) -> int:
+    """Index of the winner of an exponential race: the smallest ``-log(luck) / weight``.
 
-    Sorts few tokens first, and more only if those do not decide.
+    ``1 - luck`` is a little less than ``-log(luck)``, so few logarithms decide.
     """
-    vocab = len(row)
-    greatest = float(row.max())
-    total = 0.0
-    sizes = [kept + 1]
-    if kept > CANDIDATES:
-        whole = _tempered(row, greatest, sampling.temperature)
-        if kept < vocab:
-            whole = np.partition(whole, vocab - kept)[vocab - kept :]
-        total = float(np.exp(whole).sum())
-        sizes = [FEW_CANDIDATES + 1, CANDIDATES + 1]
-    for size in sizes:
-        if size >= vocab:
-            break
-        found, places = torch.topk(row, size)
-        scores, ids = _tempered(found, greatest, sampling.temperature), places.to("cpu").numpy()
-        mass = total or float(np.exp(scores[:kept]).sum())
-        count = _nucleus(scores[:kept], mass, sampling.top_p)
-        # If a token outside may be as likely as the last one inside, all must be examined.
-        if count and found[count - 1] != found[-1]:
-            scores, ids = _sorted(scores, ids)
-            return scores[:count], ids[:count]
-    scores, ids = _sorted(_tempered(row, greatest, sampling.temperature), np.arange(vocab))
-    mass = total or float(np.exp(scores[:kept]).sum())
-    count = _nucleus(scores[:kept], mass, sampling.top_p) or kept
-    return scores[:count], ids[:count]
+    with np.errstate(divide="ignore", over="ignore"):
+        least = np.maximum(1.0 - luck, _NOISE_LEAST) / weights
+        ahead = int(np.argmin(least))
+        most = max(least[ahead], -np.log(luck[ahead]) / weights[ahead])
+        rivals = np.flatnonzero(least <= most)
+        return int(rivals[np.argmin(-np.log(luck[rivals]) / weights[rivals])])
 
 
-def _nucleus(scores: Floats, total: float, top_p: float) -> int:
-    """Number of ``scores``, descending, that make up ``top_p`` of ``total``; 0: too few."""
-    if top_p >= 1.0:
-        return len(scores)
-    cumulated = np.cumsum(np.exp(scores))
-    count = int(np.searchsorted(cumulated, top_p * total, side="left")) + 1
-    return count if count <= len(scores) else 0
+def _likeliest(scores: Floats, top_k: int) -> Ids | slice:
+    """Ids of the ``top_k`` likeliest tokens (0: of all) in order."""
+    vocab = len(scores)
+    if not 0 < top_k < vocab:
+        return slice(None)
+    least = np.partition(scores, vocab - top_k)[vocab - top_k]
+    kept = scores > least
+    kept[np.flatnonzero(scores == least)[: top_k - np.count_nonzero(kept)]] = True
+    return np.flatnonzero(kept)
 
 
-def _tempered(values: torch.Tensor, greatest: float, temperature: float) -> Floats:
-    raw = values.to("cpu").numpy().astype(np.float64)
+def _tempered(values: torch.Tensor, temperature: float) -> Floats:
+    raw = values.numpy().astype(np.float64)
     with np.errstate(over="ignore"):
-        scores: Floats = (raw - greatest) / temperature
+        scores: Floats = (raw - raw.max()) / temperature
     return scores
-
-
-def _sorted(scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
-    order = np.lexsort((ids, -scores))
-    return scores[order], ids[order]
 
 
 def draw_rows(
@@ -129,11 +105,10 @@ def draw_rows(
     ]
     if not special:
         return token_ids
-    scores = finite(logits[to_device(special, logits.device)].detach().to(torch.float32))
+    scores = finite(logits[to_device(special, logits.device)].detach().to(torch.float32)).to("cpu")
     chosen = [draws[row] for row in special]
     if any(draw.is_adjusted for draw in chosen):
         scores = adjust(scores, chosen)
-    scores = scores.to("cpu")
     for at, (row, draw) in enumerate(zip(special, chosen, strict=True)):
         if draw.sampling.temperature == 0.0:
             token_ids[row] = int(torch.argmax(scores[at]))

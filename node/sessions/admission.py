@@ -9,9 +9,14 @@ its pace so far, to its longest possible answer.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 HEADROOM_SHARE = 0.1
 """Share of a stage's KV, and of its sessions, that ordinary sessions leave free."""
+CLAIM_SHARE = 0.75
+"""Share of the headroom that all sessions with one claim may take together. Nothing proves a claim:
+a client may say that its answer began elsewhere, and clients and peers to vouch for it cost
+nothing. So a crowd with one claim leaves room for those with the other."""
 QUEUE_SESSIONS_LEAST = 16
 """Minimum number of sessions that a stage takes, however long its steps take: a slow peer is slow
 with one session, too."""
@@ -35,6 +40,15 @@ CROWD_S = 10.0
 CROWD_MAX = 256
 RETRY_LEAST_S = 0.5
 RETRY_MOST_S = 600.0
+
+
+class Claim(StrEnum):
+    """Why a session says that it is urgent."""
+
+    HIGH = "high"
+    """Its client gives it high priority."""
+    BEGUN = "begun"
+    """It comes with an answer begun, as after the loss of a stage elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +80,10 @@ class StageLoad:
     """Number of the client's sessions."""
     own_urgent: int = 0
     """Number of the client's high-priority sessions."""
+    claimed: int = 0
+    """Number of sessions that came with the client's claim to be urgent."""
+    claimed_tokens: int = 0
+    """KV tokens promised to them."""
     decoding: int = 0
     """Number of sessions past their prompts."""
     untried: int = 0
@@ -126,6 +144,18 @@ def takes_headroom(needed_tokens: int, free_tokens: int, held_tokens: int) -> bo
     otherwise never be served.
     """
     return held_tokens > 0 and free_tokens - needed_tokens < headroom(free_tokens + held_tokens)
+
+
+def claim_fits(needed: int, free: int, held: int, claimed: int) -> bool:
+    """Whether a session that claims to be urgent has room, in KV tokens or in sessions.
+
+    ``claimed`` of what is ``held`` went to sessions with the same claim. As much of it as lacks in
+    the headroom counts as taken there.
+    """
+    kept = headroom(free + held)
+    taken = min(claimed, max(0, kept - free))
+    cut = needed - max(0, free - kept)
+    return cut <= 0 or taken + cut <= CLAIM_SHARE * kept
 
 
 def queue_is_long(load: StageLoad, decode_p95_s: float | None) -> bool:

@@ -11,7 +11,7 @@ from dht.identity.grant import own_word
 from dht.messages.session import Priority, SessionFailed, SessionLeaving, SessionOpen
 from dht.transport.frame_sender import FrameSender
 from node.sessions.activation_log import ActivationLog
-from node.sessions.admission import UNTRIED_S, Holding, StageLoad, untried_of
+from node.sessions.admission import UNTRIED_S, Claim, Holding, StageLoad, untried_of
 from node.sessions.replay_queue import CopiedRows
 from node.sessions.session import StageEvent, StageSession
 
@@ -58,6 +58,13 @@ class Live:
     """Number of the session's prompt scores sent to ``attached``."""
 
     @property
+    def claim(self) -> Claim | None:
+        """Why the session called itself urgent when it came, if it did."""
+        if self.moved_here:
+            return Claim.BEGUN
+        return Claim.HIGH if self.session.open.priority is Priority.HIGH else None
+
+    @property
     def hop_peers(self) -> tuple[str, ...]:
         """Peers that this stage sends to for the session."""
         warm = None if self.warming is None else self.warming.next_peer
@@ -82,13 +89,22 @@ class Live:
         if self.attached is not None:
             self.attached.send(leaving)
 
-    def tell_failed(self, peer_id: str, reason: str) -> None:
-        """Tell the owner over every remaining stream that ``peer_id`` was lost."""
-        failed = SessionFailed(
-            session=self.session.open.session,
-            attempt=self.session.open.attempt,
-            peer_id=peer_id,
-            reason=reason[:512],
+    def tell_failed(
+        self, peer_id: str, reason: str, me: str, sign: Callable[[bytes], bytes]
+    ) -> None:
+        """Tell the owner over every remaining stream that ``peer_id`` was lost.
+
+        ``sign`` signs as ``me``, this peer.
+        """
+        failed = own_word(
+            SessionFailed(
+                session=self.session.open.session,
+                attempt=self.session.open.attempt,
+                peer_id=peer_id,
+                by=me,
+                reason=reason[:512],
+            ),
+            sign,
         )
         self.upstream.send(failed)
         if self.attached is not None:
@@ -129,13 +145,16 @@ class SessionTable:
         """Number of sessions that hold KV here."""
         return len(self._holders)
 
-    def load(self, client: str, now_s: float) -> StageLoad:
-        """The stage's load as seen by ``client``."""
-        own = own_urgent = decoding = kv_tokens = 0
+    def load(self, client: str, now_s: float, claim: Claim | None = None) -> StageLoad:
+        """The stage's load as seen by ``client``, whose session comes with ``claim``."""
+        own = own_urgent = claimed = claimed_tokens = decoding = kv_tokens = 0
         untried: list[str] = []
         for live in self._holders.values():
             open_ = live.session.open
             kv_tokens += live.session.kv_tokens
+            if claim is not None and live.claim is claim:
+                claimed += 1
+                claimed_tokens += live.session.kv_tokens
             if open_.client == client:
                 own += 1
                 own_urgent += open_.priority is Priority.HIGH
@@ -147,6 +166,8 @@ class SessionTable:
             sessions=len(self._holders),
             own=own,
             own_urgent=own_urgent,
+            claimed=claimed,
+            claimed_tokens=claimed_tokens,
             decoding=decoding,
             untried=untried_of(untried),
             kv_tokens=kv_tokens,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coordinator.links.scheduler import TrafficClass
+from dht.identity.grant import own_word
 from dht.messages.kv import KvCopy, KvPages, KvTaken
 from dht.messages.session import RefusalCode, SessionRefused
 from node.links.hops import HopTable
@@ -46,8 +47,9 @@ class KvMover:
         counters: Counter[str],
         *,
         drop: Callable[[Live], None],
+        sign: Callable[[bytes], bytes],
     ) -> None:
-        """``drop`` forgets a session that was to move here."""
+        """``drop`` forgets a session that was to move here; ``sign`` signs as ``me``."""
         self._me = me
         self._engine = engine
         self._config = config
@@ -55,6 +57,7 @@ class KvMover:
         self._hops = hops
         self._counters = counters
         self._drop = drop
+        self._sign = sign
         self._outgoing: dict[tuple[str, int], _Outgoing] = {}
         self._imports: set[asyncio.Task[None]] = set()
 
@@ -232,12 +235,16 @@ class KvMover:
             KvTaken(session=open_.session, attempt=open_.attempt, position=at, refused=reason[:512])
         )
         live.upstream.send(
-            SessionRefused(
-                session=open_.session,
-                attempt=open_.attempt,
-                peer_id=self._me,
-                code=RefusalCode.NO_COPY,
-                reason=reason[:512],
+            own_word(
+                SessionRefused(
+                    session=open_.session,
+                    attempt=open_.attempt,
+                    peer_id=self._me,
+                    by=self._me,
+                    code=RefusalCode.NO_COPY,
+                    reason=reason[:512],
+                ),
+                self._sign,
             )
         )
         self._drop(live)

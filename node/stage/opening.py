@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from dht.identity.grant import grant_refusal
+from dht.identity.grant import grant_refusal, is_own_word, own_word
+from dht.messages import codec
 from dht.messages.session import (
     MigrationReady,
     Priority,
@@ -26,10 +27,13 @@ from dht.messages.session import (
 from dht.transport.frame_sender import FrameSender
 from node.links.hops import HopReply, HopTable
 from node.sessions.admission import (
+    CLAIM_SHARE,
     QUEUE_PLACES,
+    Claim,
     Demand,
     StageLoad,
     TurnedAway,
+    claim_fits,
     headroom,
     queue_is_long,
     retry_after_s,
@@ -60,9 +64,11 @@ class Opening:
         counters: Counter[str],
         bandwidth_from: Callable[[str], float | None],
         now: Callable[[], float],
+        sign: Callable[[bytes], bytes],
     ) -> None:
         """``bandwidth_from`` returns the measured bandwidth of the link from a peer to this one, in
-        bytes/s, or None if unknown; ``now`` the network's time, in Unix seconds."""
+        bytes/s, or None if unknown; ``now`` the network's time, in Unix seconds; ``sign`` signs as
+        ``me``."""
         self._me = me
         self._engine = engine
         self._config = config
@@ -75,12 +81,13 @@ class Opening:
         """The latest refusal for lack of KV."""
         self._bandwidth_from = bandwidth_from
         self._now = now
+        self._sign = sign
 
     def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
         """Take the session over or reserve KV, then pass the open on; or answer with a refusal."""
         if (ungranted := grant_refusal(open_, self._now())) is not None:
             self._counters["ungranted"] += 1
-            upstream.send(_refused(open_, self._me, RefusalCode.BAD_REQUEST, ungranted))
+            upstream.send(self._refused(open_, self._me, RefusalCode.BAD_REQUEST, ungranted))
             return
         before = self._table.get(open_.session)
         if open_.migrate_until is not None and before is not None:
@@ -117,7 +124,7 @@ class Opening:
             or following >= len(open_.route)
         ):
             reason = "this stage cannot take part in the move"
-            upstream.send(_refused(open_, self._me, RefusalCode.BAD_REQUEST, reason))
+            upstream.send(self._refused(open_, self._me, RefusalCode.BAD_REQUEST, reason))
             return
         next_peer = open_.route[following].peer_id
         warming = MigrationTarget(
@@ -160,7 +167,7 @@ class Opening:
                 open_ = warming.open
                 reason = "the rows so far are not logged here"
                 code = RefusalCode.NOT_HELD
-                warming.upstream.send(_refused(open_, self._me, code, reason))
+                warming.upstream.send(self._refused(open_, self._me, code, reason))
                 self._table.warm(live, None)
                 return
             self._flow.copy_rows(live, message.position)
@@ -179,7 +186,7 @@ class Opening:
             elif open_.attempt <= before.session.open.attempt:
                 refusal = RefusalCode.BAD_REQUEST, "this session is open already"
         if refusal is not None:
-            return _refused(open_, self._me, *refusal)
+            return self._refused(open_, self._me, *refusal)
         if before is not None and kept:
             self._counters["taken_over"] += 1
             self._table.take_over(before, before.session.take_over(open_), upstream)
@@ -187,7 +194,7 @@ class Opening:
         if before is not None:  # its layers differ, or it has nothing left to take over
             self._table.forget(before)
         now_s = asyncio.get_running_loop().time()
-        load = self._table.load(open_.client, now_s)
+        load = self._table.load(open_.client, now_s, _claim_of(open_))
         session = StageSession(open=open_)
         refusal = self._refuse_for_room(open_, load)
         if refusal is None:
@@ -197,7 +204,7 @@ class Opening:
             if refusal[0] is RefusalCode.NO_KV:
                 self.demand = Demand(tokens=_kv_tokens(open_), at_s=now_s)
             wait_s = self._retry_after_s(open_, load, now_s)
-            return _refused(open_, self._me, *refusal, wait_s)
+            return self._refused(open_, self._me, *refusal, wait_s)
         live = Live(
             session=session,
             upstream=upstream,
@@ -213,8 +220,8 @@ class Opening:
     ) -> tuple[RefusalCode, str] | None:
         config = self._config
         urgent = self._is_urgent(open_, load)
-        limit = config.sessions_max - (0 if urgent else headroom(config.sessions_max))
-        if load.sessions >= limit:
+        places = config.sessions_max - load.sessions
+        if places <= 0 or (not urgent and places <= headroom(config.sessions_max)):
             return RefusalCode.TOO_MANY, f"{load.sessions} sessions are open, that is the limit"
         if load.own >= config.sessions_per_client_max:
             return RefusalCode.TOO_MANY, f"you have {load.own} sessions here, that is the limit"
@@ -228,12 +235,17 @@ class Opening:
         return None
 
     def _is_urgent(self, open_: SessionOpen, load: StageLoad) -> bool:
-        """Whether the open counts as urgent: the answer has begun, or priority is high and the
-        client is below its limit of urgent sessions."""
-        if open_.answered:
-            return True
-        most = self._config.urgent_per_client_max
-        return open_.priority is Priority.HIGH and load.own_urgent < most
+        """Whether the open counts as urgent: it claims so, there is headroom left for its claim,
+        and a client that claims high priority is below its limit of urgent sessions."""
+        claim, most = _claim_of(open_), self._config.urgent_per_client_max
+        if claim is None or (claim is Claim.HIGH and load.own_urgent >= most):
+            return False
+        sessions_max, free = self._config.sessions_max, self._engine.kv_tokens_free
+        return (
+            claim_fits(1, sessions_max - load.sessions, load.sessions, load.claimed)
+            and claim_fits(_kv_tokens(open_), free, load.kv_tokens, load.claimed_tokens)
+            and load.claimed < max(1, CLAIM_SHARE * headroom(sessions_max))
+        )
 
     def _retry_after_s(self, open_: SessionOpen, load: StageLoad, now_s: float) -> float:
         free, needed = self._engine.kv_tokens_free, _kv_tokens(open_)
@@ -250,7 +262,14 @@ class Opening:
         return retry_after_s(wanted, free, self._table.holdings(now_s))
 
     def replied(self, peer_id: str, message: HopReply) -> None:
-        """Handle the next stage's answer: resume the session and pass the answer up."""
+        """Handle the next stage's answer: resume the session and pass the answer up.
+
+        Raises MalformedError for another stage's word that this one did not sign: the owner could
+        not tell who made it up.
+        """
+        words = SessionRefused | SessionFailed | SessionLeaving
+        if isinstance(message, words) and not is_own_word(message):
+            raise codec.MalformedError("passes on what the stage that it names did not say")
         live = self._table.get(message.session)
         warming = None if live is None else live.warming
         if live is not None and warming is not None and message.attempt == warming.open.attempt:
@@ -275,7 +294,7 @@ class Opening:
 
     def unreachable(self, live: Live, peer_id: str, reason: str) -> None:
         """Refuse an open because the hop to its next stage was lost."""
-        refused = _refused(live.session.open, peer_id, RefusalCode.UNREACHABLE, reason)
+        refused = self._refused(live.session.open, peer_id, RefusalCode.UNREACHABLE, reason)
         self._refused_below(live, refused)
 
     def move_failed(self, live: Live, peer_id: str, reason: str) -> None:
@@ -283,7 +302,7 @@ class Opening:
         if live.warming is not None:
             warming = live.warming
             code = RefusalCode.UNREACHABLE
-            warming.upstream.send(_refused(warming.open, peer_id, code, reason))
+            warming.upstream.send(self._refused(warming.open, peer_id, code, reason))
             self._table.warm(live, None)
 
     def _refused_below(self, live: Live, refused: SessionRefused) -> None:
@@ -312,6 +331,21 @@ class Opening:
         self._accept(live)
         self._flow.push(live)
 
+    def _refused(
+        self, open_: SessionOpen, peer_id: str, code: RefusalCode, reason: str, wait_s: float = 0.0
+    ) -> SessionRefused:
+        """A refusal that this peer signs: ``peer_id`` cannot take part."""
+        refused = SessionRefused(
+            session=open_.session,
+            attempt=open_.attempt,
+            peer_id=peer_id,
+            by=self._me,
+            code=code,
+            reason=reason[:512],
+            retry_after_s=wait_s,
+        )
+        return own_word(refused, self._sign)
+
     def _accept(self, live: Live) -> None:
         open_ = live.session.open
         accepted = SessionAccepted(
@@ -323,21 +357,14 @@ class Opening:
         live.upstream.send(accepted)
 
 
+def _claim_of(open_: SessionOpen) -> Claim | None:
+    if open_.answered:
+        return Claim.BEGUN
+    return Claim.HIGH if open_.priority is Priority.HIGH else None
+
+
 def _kv_tokens(open_: SessionOpen) -> int:
     return open_.prompt_tokens + open_.max_new_tokens - 1
-
-
-def _refused(
-    open_: SessionOpen, peer: str, code: RefusalCode, reason: str, wait_s: float = 0.0
-) -> SessionRefused:
-    return SessionRefused(
-        session=open_.session,
-        attempt=open_.attempt,
-        peer_id=peer,
-        code=code,
-        reason=reason[:512],
-        retry_after_s=wait_s,
-    )
 
 
 def close_of(session: StageSession) -> SessionClose:

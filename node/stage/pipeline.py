@@ -53,15 +53,18 @@ class StagePipeline:
         counters: Counter[str],
         *,
         fail: Callable[[Live, str], None],
+        refuse: Callable[[Live, str, str], None],
         finish: Callable[[Live], None],
     ) -> None:
-        """``fail`` ends a session at this stage with a reason; ``finish`` completes its answer."""
+        """``fail`` ends a session at this stage with a reason; ``refuse`` pauses it, for the peer
+        whose rows are unsound and a reason; ``finish`` completes its answer."""
         self._engine = engine
         self._config = config
         self._table = table
         self._hops = hops
         self._counters = counters
         self._fail = fail
+        self._refuse = refuse
         self._finish = finish
         self._stalled: dict[str, None] = {}
         self.pace = EnginePace()
@@ -299,7 +302,10 @@ class StagePipeline:
             session.in_flight = False
             if result.error is not None:
                 self._counters["engine_errors"] += 1
-                self._fail(live, result.error)
+                if result.unsound_input and not session.is_first:
+                    self._refuse(live, session.previous_peer, result.error)
+                elif session.state is not StageState.PAUSED:  # rows after those that were refused
+                    self._fail(live, result.error)
                 continue
             session.done_position = item.position + item.tokens
             if index in bodies and session.next_peer is not None:

@@ -69,6 +69,7 @@ class StageServer:
             self._hops,
             self.counters,
             fail=self._fail,
+            refuse=self._pause,
             finish=self._finish,
         )
         self._opening = Opening(
@@ -81,6 +82,7 @@ class StageServer:
             self.counters,
             bandwidth_from,
             transport.now,
+            transport.sign,
         )
         self.copies = KvMover(
             self._me,
@@ -90,6 +92,7 @@ class StageServer:
             self._hops,
             self.counters,
             drop=self._table.forget,
+            sign=transport.sign,
         )
         engine.start(self.flow.on_results)
 
@@ -338,7 +341,7 @@ class StageServer:
         if live.session.on(StageEvent.NEIGHBOUR_LOST):
             self.counters["paused"] += 1
             live.touch()
-            live.tell_failed(lost, reason)
+            live.tell_failed(lost, reason, self._me, self._sign)
 
     def _finish(self, live: Live) -> None:
         """Complete an answer: free it here, and tell the first stage, which tells the rest."""
@@ -371,5 +374,5 @@ class StageServer:
     def _fail(self, live: Live, reason: str) -> None:
         """Give the session up at this stage; other stages keep theirs for the next attempt."""
         self.counters["failed"] += 1
-        live.tell_failed(self._me, reason)
+        live.tell_failed(self._me, reason, self._me, self._sign)
         self._table.forget(live)

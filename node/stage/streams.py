@@ -135,6 +135,7 @@ class StageStreams:
                 session=order.session,
                 attempt=order.attempt,
                 peer_id=self._transport.peer_id,
+                by=self._transport.peer_id,
                 code=RefusalCode.NO_COPY,
                 reason=refused[:512],
             )
@@ -174,6 +175,7 @@ class StageStreams:
                     session=attach.session,
                     attempt=attach.attempt,
                     peer_id=self._transport.peer_id,
+                    by=self._transport.peer_id,
                     reason="this peer has no such session",
                 )
                 await codec.send_frame(stream, failed)

@@ -151,6 +151,8 @@ class PaperEngine:
         ids = item.token_ids
         if ids is None:
             assert item.hidden is not None
+            if not bool(torch.isfinite(item.hidden).all()):
+                return WorkResult(item=item, error="not finite", unsound_input=True)
             ids = tuple(int(n) for n in item.hidden.flatten().tolist())
         self.rows_run += len(ids)
         states = self.states.setdefault(key, [7])

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import product
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from client.errors import UnavailableError
 from client.text.tokenizer import ModelText
@@ -23,6 +25,7 @@ from dht.messages.session import (
     Activations,
     FramePart,
     Ping,
+    Priority,
     Prompt,
     RefusalCode,
     RingToken,
@@ -42,9 +45,19 @@ from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryTransport
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
+from node.engine.work_item import WorkItem, WorkResult
 from node.links import framed_stream
+from node.stage.opening import close_of
 from node.stage.streams import StreamLimits
-from tests.sim.paper_swarm import LAYERS, NETWORK, SPEC, PaperSwarm, answer_of, paper_swarm
+from tests.sim.paper_swarm import (
+    LAYERS,
+    NETWORK,
+    SPEC,
+    PaperPeer,
+    PaperSwarm,
+    answer_of,
+    paper_swarm,
+)
 
 pytestmark = pytest.mark.sim
 
@@ -357,6 +370,42 @@ def test_one_client_cannot_take_every_place() -> None:
     run_virtual(scenario(), limit_s=300)
 
 
+CLAIMS: dict[str, dict[str, object]] = {
+    "high priority": {"priority": Priority.HIGH},
+    "an answer begun": {"answered": 1},
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_crowd_with_one_claim_leaves_headroom_to_the_other(claim: str) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, LAYERS)) as swarm:
+            target = swarm.peers[0]
+
+            async def ask(**changes: object) -> bool:
+                """Whether one more client, which nobody knows, gets a session."""
+                client = swarm.network.transport()
+                open_ = open_for(swarm, client, session=client.peer_id[-32:], **changes)
+                stream = await client.open_stream(target.peer_id, SESSION_PROTOCOL)
+                await codec.send_frame(stream, open_)
+                return isinstance((await codec.read_frame(stream)).message, SessionAccepted)
+
+            capacity = target.engine.kv_free
+            while await ask(max_new_tokens=400):
+                pass
+            while await ask():
+                pass
+            free = target.engine.kv_free
+            assert free >= 0.1 * capacity
+            taken = [await ask(**CLAIMS[claim]) for _ in range(100)]
+            assert 0 < sum(taken) < 12
+            assert free - target.engine.kv_free <= 0.075 * capacity + len(PROMPT) + 50
+            (other,) = set(CLAIMS) - {claim}
+            assert await ask(**CLAIMS[other])
+
+    run_virtual(scenario(), limit_s=300)
+
+
 def target_of(swarm: PaperSwarm, found: str) -> str:
     """A peer that no hop opens to, for the reason ``found``."""
     target = swarm.network.transport()
@@ -510,6 +559,7 @@ def test_one_peer_that_calls_requests_unsound_ends_none() -> None:
                     session=open_.session,
                     attempt=open_.attempt,
                     peer_id=liar.peer_id,
+                    by=liar.peer_id,
                     code=code,
                     reason=reason,
                 )
@@ -649,3 +699,130 @@ def test_made_up_sizes_under_the_right_root_are_found_out(tmp_path: Path) -> Non
             assert answer.token_ids == answer_of(PROMPT, 5)
 
     run_virtual(scenario(), limit_s=300)
+
+
+HALVES = ((0, 4), (4, 8))
+
+
+def send_unsound_rows(peer: PaperPeer) -> None:
+    """Let a peer's engine hand on rows that are no numbers."""
+    run = peer.engine._run
+
+    def lie(item: WorkItem) -> WorkResult:
+        result = run(item)
+        if result.hidden is None:
+            return result
+        return replace(result, hidden=torch.full_like(result.hidden, float("nan")))
+
+    peer.engine._run = lie  # type: ignore[method-assign]
+
+
+def accuse(peer: PaperPeer, which: int) -> None:
+    """Let a peer say of the stage before it (-1) or after it (1) that the stream to it broke."""
+    take = peer.stage.flow.on_results
+
+    def lie(results: Sequence[WorkResult]) -> None:
+        for result in results:
+            live = peer.stage._table.get(result.item.owner.key)
+            if live is not None:
+                route = [stage.peer_id for stage in live.session.open.route]
+                other = route[(live.session.open.hop + which) % len(route)]
+                peer.stage._pause(live, other, "the connection to it ended")
+        take(results)
+
+    peer.engine.start(lie)
+
+
+def swallow_opens(peer: PaperPeer) -> None:
+    """Let a peer never answer an open."""
+    peer.stage._opening.open = lambda open_, upstream: None  # type: ignore[method-assign]
+
+
+def close_sessions(peer: PaperPeer) -> None:
+    """Let a peer close at the next stage what it was asked to serve."""
+    take = peer.stage.flow.on_results
+
+    def lie(results: Sequence[WorkResult]) -> None:
+        for result in results:
+            session = result.item.owner
+            if session.next_peer is not None:
+                peer.stage._hops.get(session.next_peer).send(close_of(session))
+        take(results)
+
+    peer.engine.start(lie)
+
+
+LIES: dict[str, tuple[int, Callable[[PaperPeer], None]]] = {
+    "the first stage sends unsound rows": (0, send_unsound_rows),
+    "the first stage accuses the next": (0, lambda peer: accuse(peer, 1)),
+    "the last stage accuses the one before": (1, lambda peer: accuse(peer, -1)),
+    "the last stage leaves opens unanswered": (1, swallow_opens),
+    "the first stage closes what the next serves": (0, close_sessions),
+}
+
+
+@pytest.mark.parametrize(("hop", "lie"), LIES.values(), ids=LIES.keys())
+def test_who_fails_between_two_stages_is_found_by_those_it_fails_with(
+    hop: int, lie: Callable[[PaperPeer], None]
+) -> None:
+    async def scenario() -> None:
+        async with paper_swarm(*HALVES * 3) as swarm, swarm.client() as client:
+            liar = swarm.peers[hop]
+            lie(liar)
+            loop = asyncio.get_running_loop()
+            failovers, avoided = [], Counter[str]()
+            for _ in range(6):
+                for _ in range(4):
+                    answer = await client.generate(PROMPT, max_new_tokens=8)
+                    assert answer.token_ids == answer_of(PROMPT, 8)
+                    assert liar.peer_id not in {stage.peer_id for stage in answer.route}
+                    failovers.append(client.view.counters.total())
+                avoided.update(
+                    peer_id
+                    for peer_id, record in client.view.nodes.items()
+                    if client.view.avoidance.avoids(record, loop.time())
+                )
+                await asyncio.sleep(20)  # who was avoided for the first time is tried again
+            first, rest = failovers[0], failovers[-1] - failovers[0]
+            assert first <= 2, "it is found within the first answer"
+            assert rest <= 4, "when its time is over it is tried again, for longer each time"
+            assert avoided[liar.peer_id] >= 5
+            del avoided[liar.peer_id]
+            assert max(avoided.values(), default=0) <= 1, "nobody else is out for long"
+
+    run_virtual(scenario(), limit_s=1200)
+
+
+def test_a_stage_does_not_speak_for_another() -> None:
+    """It says in the name of the last stage that the middle one was lost, or in its own name that
+    one far away refuses; the stage before it does not pass on what is not signed."""
+    thirds = ((0, 3), (3, 6), (6, LAYERS))
+
+    async def scenario(liar_hop: int, forge: Callable[[str, str], dict[str, str]]) -> None:
+        async with paper_swarm(*thirds * 2) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, max_new_tokens=50)
+            pieces = aiter(running)
+            tokens = list((await anext(pieces)).token_ids)
+            by_id = {peer.peer_id: peer for peer in swarm.peers}
+            route = [by_id[stage.peer_id] for stage in running.route]
+            liar = route[liar_hop]
+            (live,) = list(liar.stage._table)
+            other = next(peer for peer in route[1:] if peer is not liar)
+            said = SessionFailed(
+                session=live.session.key,
+                attempt=live.session.open.attempt,
+                reason="the connection to it ended",
+                **forge(other.peer_id, liar.peer_id),
+            )
+            live.upstream.send(own_word(said, liar.transport.sign))
+            async for piece in pieces:
+                tokens += piece.token_ids
+            assert tuple(tokens) == answer_of(PROMPT, 50)
+            kept = {stage.peer_id for stage in running.answer().route}
+            assert {peer.peer_id for peer in route} - kept == {liar.peer_id}
+
+    def in_its_name(other: str, liar: str) -> dict[str, str]:
+        return {"peer_id": other, "by": other}
+
+    run_virtual(scenario(0, in_its_name), limit_s=300)
+    run_virtual(scenario(1, in_its_name), limit_s=300)

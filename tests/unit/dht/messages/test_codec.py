@@ -94,10 +94,17 @@ GOLDEN: list[tuple[Any, str]] = [
         "9302a5636c6f736582a773657373696f6ea973657373696f6e2d31a7617474656d707403",
     ),
     (
-        SessionRefused(session=S, attempt=1, peer_id="peer", code=RefusalCode.NO_KV, reason="full"),
-        "9302a77265667573656486a773657373696f6ea973657373696f6e2d31a7617474656d707401a7706565725f"
-        "6964a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6cad72657472795f61667465725f73"
-        "cb0000000000000000",
+        SessionRefused(
+            session=S,
+            attempt=1,
+            peer_id="peer",
+            by="peer",
+            code=RefusalCode.NO_KV,
+            reason="full",
+        ),
+        "9302a77265667573656488a773657373696f6ea973657373696f6e2d31a7617474656d707401a7706565725f"
+        "6964a470656572a26279a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6cad7265747279"
+        "5f61667465725f73cb0000000000000000a97369676e6174757265c400",
     ),
     (
         Prompt(session=S, attempt=0, position=0, token_ids=(1, 2, 300)),
@@ -238,6 +245,7 @@ messages = st.one_of(
         session=ids,
         attempt=attempts,
         peer_id=peer_ids,
+        by=peer_ids,
         code=st.sampled_from(RefusalCode),
         reason=st.text(max_size=512),
     ),

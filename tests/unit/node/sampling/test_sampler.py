@@ -1,6 +1,7 @@
 """Laws of picking a token."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.messages.session import Sampling
+from node.sampling import sampler
 from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows, noise, sample
 
@@ -68,11 +70,10 @@ def test_draws_follow_the_softmax() -> None:
 
 
 def test_other_seeds_positions_and_tokens_give_other_numbers() -> None:
-    ids = np.arange(30)
-    numbers = {n for seed in range(10) for at in range(10) for n in noise(seed, at, ids).tolist()}
+    numbers = {n for seed in range(10) for at in range(10) for n in noise(seed, at, 30).tolist()}
     assert len(numbers) == 3000
     assert all(0.0 < number < 1.0 for number in numbers)
-    assert noise(3, 4, np.array([17, 5])).tolist() == noise(3, 4, ids)[[17, 5]].tolist()
+    assert noise(3, 4, 18).tolist() == noise(3, 4, 30)[:18].tolist()
 
 
 def test_a_tie_goes_to_the_smallest_id() -> None:
@@ -106,3 +107,54 @@ def test_logits_that_are_no_numbers_still_give_a_token(
     assert 0 <= sample_rows(logits[None], [sampling], [5])[0] < len(values)
     if sampling.temperature > 0 and any(value == math.inf for value in values):
         assert values[token] == math.inf
+
+
+class CountedNumpy:
+    """Stands in for numpy in the sampler, and counts the numbers that its functions look at."""
+
+    def __init__(self) -> None:
+        self.numbers = 0
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(np, name)
+        if isinstance(function, type) or not callable(function):
+            return function
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            numbers = max((np.size(each) for each in arguments), default=0)
+            sorts = name in {"sort", "argsort", "lexsort"}
+            self.numbers += numbers * (max(1, numbers.bit_length()) if sorts else 1)
+            return function(*arguments, **options)
+
+        return counted
+
+
+WIDE = 20_000
+USUAL = Sampling(temperature=0.7, top_p=0.9, seed=3)
+
+
+def work_of(monkeypatch: pytest.MonkeyPatch, logits: torch.Tensor, sampling: Sampling) -> float:
+    """Numbers that numpy looks at for one token, on average over positions."""
+    positions = range(10)
+    with monkeypatch.context() as patched:
+        patched.setattr(sampler, "np", counting := CountedNumpy())
+        for position in positions:
+            sample(logits, sampling, position=position)
+    return counting.numbers / len(positions)
+
+
+@pytest.mark.parametrize("spread", [0.0, 3.0])
+@pytest.mark.parametrize("temperature", [0.7, 100.0])
+@pytest.mark.parametrize("top_p", [1e-6, 0.5, 0.99, 1.0])
+@pytest.mark.parametrize("top_k", [0, WIDE // 2])
+def test_no_options_cost_much_more_than_the_usual_ones(
+    monkeypatch: pytest.MonkeyPatch, spread: float, temperature: float, top_p: float, top_k: int
+) -> None:
+    generator = torch.Generator().manual_seed(8)
+    logits = torch.randn(WIDE, generator=generator)
+    peaked = logits.clone()
+    peaked[:5] += 20.0
+    usual = work_of(monkeypatch, peaked, USUAL)
+    assert usual <= 8 * WIDE
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=0.01 * top_p)
+    assert work_of(monkeypatch, spread * logits, sampling) <= 3 * usual

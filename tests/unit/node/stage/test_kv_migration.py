@@ -81,6 +81,7 @@ class Side:
             cast(HopTable, self.hop),
             self.counters,
             drop=self.table.forget,
+            sign=lambda data: b"",
         )
 
     def take(self, position: int, tokens: int, size: int) -> None:
