@@ -19,16 +19,17 @@ from node.sampling.penalties import SamplingRow, adjust, finite
 
 _MASK = (1 << 64) - 1
 _NOISE_LEAST = 2.0**-54
+FEW = 1024
+"""Tokens up to which taking the likeliest from a row costs about one pass over it."""
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
 
-def noise(seed: int, position: int, vocab: int) -> Floats:
-    """A number in (0, 1) for each token id below ``vocab``, determined by
-    ``(seed, position, id)``."""
+def noise(seed: int, position: int, ids: Ids) -> Floats:
+    """A number in (0, 1) for each of ``ids``, which ascend, by ``(seed, position, id)``."""
     bits = np.random.Philox(key=seed & _MASK, counter=(position & _MASK) << 128)
-    raw = bits.random_raw(vocab)
+    raw = bits.random_raw(int(ids[-1]) + 1)[ids]
     return ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
@@ -41,11 +42,9 @@ def pick(row: torch.Tensor, sampling: Sampling, position: int) -> int:
     up ``top_p``; otherwise neither it nor a less likely token does, and the others race on. A race
     leaves half of the probability on average.
     """
-    scores = _tempered(row, sampling.temperature)
-    kept = _likeliest(scores, sampling.top_k)
-    ids = np.arange(len(scores))[kept]
-    luck = noise(sampling.seed, position, len(scores))[kept]
-    scores = scores[kept]
+    ids = _likeliest(row, sampling.top_k)
+    scores = _tempered(row, ids, sampling.temperature)
+    luck = noise(sampling.seed, position, ids)
     weights = np.exp(scores)
     enough = sampling.top_p * float(weights.sum()) if sampling.top_p < 1.0 else np.inf
     if sampling.min_p > 0.0:
@@ -71,21 +70,25 @@ def _first(luck: Floats, weights: Floats) -> int:
         return int(rivals[np.argmin(-np.log(luck[rivals]) / weights[rivals])])
 
 
-def _likeliest(scores: Floats, top_k: int) -> Ids | slice:
+def _likeliest(row: torch.Tensor, top_k: int) -> Ids:
     """Ids of the ``top_k`` likeliest tokens (0: of all) in order."""
-    vocab = len(scores)
+    raw = row.numpy()
+    vocab = len(raw)
     if not 0 < top_k < vocab:
-        return slice(None)
-    least = np.partition(scores, vocab - top_k)[vocab - top_k]
-    kept = scores > least
-    kept[np.flatnonzero(scores == least)[: top_k - np.count_nonzero(kept)]] = True
+        return np.arange(vocab)
+    if top_k <= FEW:
+        least = torch.topk(row, top_k, sorted=False).values.min().numpy()
+    else:
+        least = np.partition(raw, vocab - top_k)[vocab - top_k]
+    kept = raw > least
+    kept[np.flatnonzero(raw == least)[: top_k - np.count_nonzero(kept)]] = True
     return np.flatnonzero(kept)
 
 
-def _tempered(values: torch.Tensor, temperature: float) -> Floats:
-    raw = values.numpy().astype(np.float64)
+def _tempered(row: torch.Tensor, ids: Ids, temperature: float) -> Floats:
+    greatest = float(row.max())
     with np.errstate(over="ignore"):
-        scores: Floats = (raw - raw.max()) / temperature
+        scores: Floats = (row.numpy()[ids].astype(np.float64) - greatest) / temperature
     return scores
 
 
