@@ -1,15 +1,15 @@
-"""Keeps a :class:`client.view.view.SwarmView` fresh: reads records and plan, pings who serves."""
+"""Keeps a :class:`client.view.view.SwarmView` fresh: reads records and plans, pings who serves."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from client.errors import StatusCallback, UnavailableError
 from client.view.pulse import Pulse, PulseConfig
 from client.view.view import SwarmView
-from coordinator.plans.store import PlanStore
+from coordinator.plans.followed import FollowedPlans
 from dht.errors import NetworkError
 from dht.messages.types import ModelSpec, NodeState, model_key
 from dht.records.directory import DEFAULT_NETWORK, Directory
@@ -52,7 +52,7 @@ class SwarmReader:
         self._blind = ""
         """Why the last look showed nothing; empty when it was answered."""
         self.directory = Directory(transport, config.network, model_key(model_name))
-        self._plans = PlanStore(transport, self.directory)
+        self._plans = FollowedPlans(transport, self.directory)
         self.view = SwarmView(
             avoid_s=config.avoid_s,
             busy_s=config.busy_s,
@@ -64,19 +64,24 @@ class SwarmReader:
     async def reading(self) -> AsyncIterator[None]:
         """Read now and every ``poll_s``; raises NetworkError when nobody answers at first."""
         await self.refresh()
-        polls = asyncio.create_task(self._keep_fresh(), name="swarm view")
+        await self._read_plans()
+        # Two tasks: holders of plans that do not answer must not keep the records from being read.
+        polls = [
+            asyncio.create_task(self._again(self.look), name="swarm view"),
+            asyncio.create_task(self._again(self._read_plans), name="plans"),
+        ]
         try:
             yield
         finally:
-            polls.cancel()
-            with suppress(asyncio.CancelledError):
-                await polls
+            for task in polls:
+                task.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
             await self._pulse.close()
 
-    async def _keep_fresh(self) -> None:
+    async def _again(self, read: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(self._config.poll_s)
-            await self.look()
+            await read()
 
     async def look(self) -> None:
         """Read all anew; where nobody answers, the view stays as it is."""
@@ -87,12 +92,16 @@ class SwarmReader:
             self.view.counters["refresh_failed"] += 1
             logger.info("cannot read who serves what: %s", error)
 
+    async def _read_plans(self) -> None:
+        """Read the plans that peers follow; who has them may take its time."""
+        with suppress(NetworkError):  # routes are drawn without
+            await self._plans.refresh(self.view.nodes)
+        self.view.take_plans(self._plans.plans)
+
     async def refresh(self) -> None:
-        """Read node records and plan now; raises NetworkError."""
+        """Read node records now; raises NetworkError."""
         self.view.take_nodes(await self.directory.nodes())
         self._blind = ""
-        await self._plans.refresh()
-        self.view.take_plan(self._plans.newest)
         if self._config.pings is not None:
             serving = (r for r in self.view.nodes.values() if r.state is NodeState.SERVING)
             self._pulse.watch({record.peer_id: record.addresses for record in serving})
