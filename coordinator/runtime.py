@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from coordinator.election.election import ElectionConfig, rank
+from coordinator.election.election import ElectionConfig
 from coordinator.election.leadership import Leadership, LeadershipRules
 from coordinator.failure.liveness import Liveness, LivenessConfig
 from coordinator.planning.placement import why_uncoverable
@@ -30,7 +30,7 @@ from coordinator.plans.transition import (
     usable_nodes,
     with_effects,
 )
-from coordinator.plans.versions import next_version
+from coordinator.plans.versions import next_version, rank
 from coordinator.problem.from_records import problem_of
 from dht.errors import NetworkError
 from dht.identity.peer_id import short_name

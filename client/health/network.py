@@ -16,6 +16,8 @@ LINK_S = 1500.0
 ASSIGNMENTS_SHOWN_MAX = 1000
 LINKS_SHOWN_MAX = 4000
 STAGES_SHOWN_MAX = 64
+CAPACITY_MIN = 1e-6
+"""Tokens/s below which nothing can be said of how much of a capacity is used."""
 
 
 def links_json(records: Sequence[LinksRecord], now_unix_s: float) -> list[Json]:
@@ -156,7 +158,8 @@ def why_idle(record: NodeRecord) -> str:
 
 
 def _share(flow: float, capacity: float | None) -> float | None:
-    return None if capacity is None or capacity <= 0 else flow / capacity
+    # A capacity of 1e-300 makes a share that JSON has no number for.
+    return None if capacity is None or capacity < CAPACITY_MIN else flow / capacity
 
 
 def _end(name: str) -> str:

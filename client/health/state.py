@@ -21,6 +21,7 @@ from client.health.network import (
     why_idle,
 )
 from client.view.beat import SILENT_MISSES
+from coordinator.plans.versions import number_max
 from dht.messages.types import (
     Assignment,
     LeaseRecord,
@@ -301,7 +302,11 @@ def _sentence(reasons: list[str], peers: list[Json], depths: list[int], probes: 
 
 
 def _coordinator(seen: SwarmSnapshot) -> Json | None:
-    living = [lease for lease in seen.leases if lease.expires_unix_s > seen.now_unix_s]
+    living = [
+        lease
+        for lease in seen.leases
+        if lease.expires_unix_s > seen.now_unix_s and lease.term <= number_max(seen.now_unix_s)
+    ]
     if not living:
         return None
     lease = max(living, key=lambda each: (each.term, each.peer_id))

@@ -1,16 +1,16 @@
-"""Keeps a :class:`client.view.view.SwarmView` fresh: reads records and plan, pings who serves."""
+"""Keeps a :class:`client.view.view.SwarmView` fresh: reads records and plans, pings who serves."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client.errors import StatusCallback, UnavailableError
 from client.view.pulse import Pulse, PulseConfig
 from client.view.view import NO_PIN, SwarmView
-from coordinator.plans.store import PlanStore
+from coordinator.plans.followed import FollowedPlans
 from coordinator.problem.model_pin import ModelPin, several
 from dht.errors import NetworkError, UserError
 from dht.messages.types import ModelSpec, NodeState, model_key
@@ -70,7 +70,7 @@ class SwarmReader:
         self._blind = ""
         """Why the last look showed nothing; empty when it was answered."""
         self.directory = Directory(transport, config.network, model_key(model_name))
-        self._plans = PlanStore(transport, self.directory)
+        self._plans = FollowedPlans(transport, self.directory)
         self.view = SwarmView(
             avoid_s=config.avoid_s,
             busy_s=config.busy_s,
@@ -83,8 +83,10 @@ class SwarmReader:
     async def reading(self) -> AsyncIterator[None]:
         """Read now and every ``poll_s``; raises NetworkError when nobody answers at first."""
         await self.refresh()
+        await self._read_plans()
         try:
-            async with self.parts.beside(self._keep_fresh):
+            # Two parts: holders of plans that do not answer must not keep records from being read.
+            async with self.parts.beside(self._keep_fresh, self._keep_plans):
                 yield
         finally:
             await self._pulse.close()
@@ -94,6 +96,11 @@ class SwarmReader:
             await asyncio.sleep(self._config.poll_s)
             await self.look()
 
+    async def _keep_plans(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.poll_s)
+            await self._read_plans()
+
     async def look(self) -> None:
         """Read all anew; where nobody answers, the view stays as it is."""
         try:
@@ -102,6 +109,12 @@ class SwarmReader:
             self._blind = str(error)
             self.view.counters["refresh_failed"] += 1
             logger.info("cannot read who serves what: %s", error)
+
+    async def _read_plans(self) -> None:
+        """Read the plans that peers follow; who has them may take its time."""
+        with suppress(NetworkError):  # routes are drawn without
+            await self._plans.refresh(self.view.nodes)
+        self.view.take_plans(self._plans.plans)
 
     async def refresh(self) -> None:
         """Read node records and plan now; raises NetworkError, and UserError where the model's own
@@ -121,8 +134,6 @@ class SwarmReader:
                 f"{self._model_name} is taken at its peers' word, with fingerprint"
                 f" {self.view.spec.fingerprint}; --fingerprint, or its files, would hold them to it"
             )
-        await self._plans.refresh()
-        self.view.take_plan(self._plans.newest)
         if self._config.pings is not None:
             serving = (r for r in self.view.nodes.values() if r.state is NodeState.SERVING)
             self._pulse.watch({record.peer_id: record.addresses for record in serving})

@@ -13,14 +13,21 @@ from client.view.blame import Blame
 from coordinator.problem.model_pin import ModelPin, allowed_models
 from coordinator.routing.balance import swapped
 from coordinator.routing.routes import (
+    FollowedRouter,
     NoRoute,
-    Router,
     being_loaded,
     replacement,
     route_from_records,
 )
 from dht.messages.session import RefusalCode
-from dht.messages.types import ModelSpec, NodeRecord, NodeState, Plan, RouteStage
+from dht.messages.types import (
+    ModelSpec,
+    NodeRecord,
+    NodeState,
+    Plan,
+    PlanVersion,
+    RouteStage,
+)
 
 Route = tuple[RouteStage, ...]
 
@@ -33,7 +40,7 @@ FULL = NoRoute(reason="the peers that hold the missing layers are full")
 
 
 class SwarmView:
-    """The newest records and plan, and what sessions found out about the peers since."""
+    """The newest records, the plans that the peers follow, and what sessions found out since."""
 
     def __init__(
         self,
@@ -54,7 +61,7 @@ class SwarmView:
         self._busy_s = busy_s
         self._stale_s = stale_s
         self._is_silent = is_silent
-        self._router: Router | None = None
+        self._router = FollowedRouter()
         self.nodes: Mapping[str, NodeRecord] = {}
         """The peers' newest announcements by peer id."""
         self.pin = pin
@@ -71,8 +78,9 @@ class SwarmView:
 
     @property
     def plan(self) -> Plan | None:
-        """The newest plan that was seen and checked."""
-        return None if self._router is None else self._router.plan
+        """The plan that most of the routes are drawn over."""
+        serving = {p: r for p, r in self.nodes.items() if r.state is NodeState.SERVING}
+        return None if self.spec is None else self._router.plan(serving, self.spec)
 
     def take_nodes(self, nodes: Mapping[str, NodeRecord]) -> None:
         """Replace the records by newer ones."""
@@ -82,10 +90,9 @@ class SwarmView:
         if self.spec is not None:
             self.pin = replace(self.pin, fingerprint=self.spec.fingerprint)
 
-    def take_plan(self, plan: Plan | None) -> None:
-        """Draw from ``plan`` from now on; None, or the plan that is known, changes nothing."""
-        if plan is not None and plan is not self.plan:
-            self._router = Router(plan)
+    def take_plans(self, plans: Mapping[PlanVersion, Plan]) -> None:
+        """Draw over these plans, each among the peers that say that they follow it."""
+        self._router.take_plans(plans)
 
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
         """Where a peer says that it can be reached; empty when its record is gone."""
@@ -116,11 +123,7 @@ class SwarmView:
             if mend:
                 return replacement(mend, lost, usable, spec.layers)
             usable = {p: r for p, r in usable.items() if p not in without} if without else usable
-            if self._router is not None:
-                route = self._router.next_route(usable)
-                if not isinstance(route, NoRoute):
-                    return route
-            return route_from_records(usable, spec.layers)
+            return self._router.next_route(usable, spec)
 
         usable = self._usable(spec, now_s, urgent=urgent)
         # What peers announced of their room is up to 15 s old: it decides where there is a choice.

@@ -9,10 +9,10 @@ sooner: a lease is void once its holder answers neither this peer nor the witnes
 (:class:`ElectionView`, ``dead``) and the lease has not been renewed since.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from coordinator.plans.versions import rank
 from dht.messages.types import NO_VERSION, LeaseRecord, PlanVersion
 
 TERM_MAX = 1 << 48
@@ -106,12 +106,6 @@ class Elected:
 
 Event = ElectionView | Stored
 Effect = StoreLease | Elected
-
-
-def rank(peer_id: str, term: int) -> int:
-    """Rendezvous hash of a candidate in a term: the smallest goes first."""
-    digest = hashlib.sha256(f"{term}/{peer_id}".encode()).digest()
-    return int.from_bytes(digest[:7], "big")
 
 
 def step(

@@ -101,7 +101,7 @@ def review(
     """
     usable = usable_nodes(nodes, plan.model, gone | frozenset(plan.silent))
     problem = problem_of(plan.model, usable, links)
-    wrong = _misordered(plan) or beyond_announced(
+    wrong = _misordered(plan) or _beyond_announced(
         plan, {p: r for p, r in usable.items() if p not in changed}, links, config
     )
     if wrong:
@@ -225,7 +225,7 @@ def _misordered(plan: Plan) -> str:
     return ""
 
 
-def beyond_announced(
+def _beyond_announced(
     plan: Plan,
     usable: Mapping[str, NodeRecord],
     links: Mapping[str, LinksRecord],

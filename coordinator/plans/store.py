@@ -51,11 +51,45 @@ Review = Callable[[Plan, Plan | None], Awaitable[Verdict]]
 """Judges a plan, given the running one."""
 
 
+async def ask_body(transport: Transport, holder: str, head: PlanHead) -> bytes:
+    """The body of the plan of ``head``, from the peer ``holder``.
+
+    Raises NetworkError where that one does not answer or does not have it, PeerError where it sends
+    something else.
+    """
+    stream = await transport.open_stream(holder, PLAN_PROTOCOL)
+    try:
+        await codec.send_frame(stream, PlanRequest(sha256=head.sha256))
+        frame = await codec.read_frame(stream, limit_bytes=head.size_bytes + 1024)
+    finally:
+        await stream.close()
+    if not isinstance(frame.message, PlanBody) or len(frame.body) != head.size_bytes:
+        raise NetworkError("it does not have that plan")
+    if hashlib.sha256(frame.body).hexdigest() != head.sha256:
+        raise codec.MalformedError("the body has another hash than its head says")
+    return bytes(frame.body)
+
+
+def plan_of(head: PlanHead, body: bytes, model_key: str) -> Plan:
+    """The plan in ``body``. Raises PeerError unless it is well formed and the one of ``head``, for
+    the model of that key."""
+    plan: Plan = codec.decode_as(Plan, body, limit_bytes=PLAN_BYTES_MAX)
+    wrong = check_shape(plan)
+    said = (head.version, head.peer_id, head.fetch_bytes)
+    if (plan.version, plan.coordinator, plan.fetch_bytes) != said:
+        wrong.append("its head speaks of another plan")
+    if plan.model.key != model_key:
+        wrong.append("it is for another model")
+    if wrong:
+        raise codec.MalformedError(wrong[0])
+    return plan
+
+
 class PlanStore:
     """The newest plan this peer has seen and checked. Any peer may ask it for bodies.
 
-    ``review`` judges plans of a right shape before they are adopted; without it, as in clients,
-    they are adopted without a review. ``model`` is the model that plans must be for, where it is
+    ``review`` judges plans of a right shape before they are adopted; without it they are adopted
+    without a review. ``model`` is the model that plans must be for, where it is
     known here. ``coordinators`` are the only peers whose plans count; empty: everybody's count.
     """
 
@@ -206,35 +240,15 @@ class PlanStore:
             if body is None:
                 raise NetworkError("published by this peer before it was restarted")
             return body
-        stream = await self._transport.open_stream(holder, PLAN_PROTOCOL)
-        try:
-            await codec.send_frame(stream, PlanRequest(sha256=head.sha256))
-            frame = await codec.read_frame(stream, limit_bytes=head.size_bytes + 1024)
-        finally:
-            await stream.close()
-        if not isinstance(frame.message, PlanBody) or len(frame.body) != head.size_bytes:
-            raise NetworkError("it does not have that plan")
-        if hashlib.sha256(frame.body).hexdigest() != head.sha256:
-            raise codec.MalformedError("the body has another hash than its head says")
-        return bytes(frame.body)
+        return await ask_body(self._transport, holder, head)
 
     async def _take(self, head: PlanHead, body: bytes) -> bool:
         try:
-            plan: Plan = codec.decode_as(Plan, body, limit_bytes=PLAN_BYTES_MAX)
-            wrong = check_shape(plan)
+            plan = plan_of(head, body, self._directory.model_key)
+            if self._model is not None and not plan.model.serves_with(self._model):
+                raise codec.MalformedError("it is for another model")
         except PeerError as error:
-            wrong = [str(error)]
-        else:
-            said = (head.version, head.peer_id, head.fetch_bytes)
-            if (plan.version, plan.coordinator, plan.fetch_bytes) != said:
-                wrong.append("its head speaks of another plan")
-            mine = self._model
-            if plan.model.key != self._directory.model_key or (
-                mine is not None and not plan.model.serves_with(mine)
-            ):
-                wrong.append("it is for another model")
-        if wrong:
-            self._refuse(head, wrong[0], strikes=STRIKES)
+            self._refuse(head, str(error), strikes=STRIKES)
             return False
         verdict = await self._review(plan, self.newest) if self._review is not None else FINE
         if verdict.opinion is Opinion.FINE:

@@ -7,6 +7,7 @@ and one plan per second, so a number above the seconds since a fixed day in the 
 claim at the very bound costs the others one second of waiting.
 """
 
+import hashlib
 from dataclasses import replace
 
 from dht.messages.types import NO_VERSION, PlanVersion
@@ -30,6 +31,12 @@ def plausible(version: PlanVersion, now_unix_s: float) -> bool:
 def believed(version: PlanVersion, now_unix_s: float) -> PlanVersion:
     """``version`` if it can be honest, otherwise ``NO_VERSION``."""
     return version if plausible(version, now_unix_s) else NO_VERSION
+
+
+def rank(peer_id: str, term: int) -> int:
+    """Rendezvous hash of a candidate in a term: the smallest goes first."""
+    digest = hashlib.sha256(f"{term}/{peer_id}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
 
 
 def next_version(seen: PlanVersion, term: int, rank: int) -> PlanVersion:

@@ -1,24 +1,34 @@
 """Chooses the route of a session: which peers run which layers.
 
-With a plan: interleaved weighted round-robin (IWRR) per vertex over the plan's flow (Helix §5.1).
-Where the plan is missing or differs from what peers really serve: the quickest route over the node
-records. Layers that two neighbours both hold are run once, by the earlier one.
+With a plan: interleaved weighted round-robin (IWRR) per vertex over the plan's flow (Helix §5.1),
+among the peers that say that they follow it. Where the plan is missing or differs from what peers
+really serve: the quickest route over the node records. Peers that follow different plans, or none
+that is known, share the routes by what they announce: a plan says nothing of those that do not
+follow it. Layers that two neighbours both hold are run once, by the earlier one.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Generic, TypeVar
 
 from dht.messages.session import STAGES_MAX
 from dht.messages.types import (
+    NO_VERSION,
     SOURCE,
     Assignment,
     ModelSpec,
     NodeRecord,
     NodeState,
     Plan,
+    PlanVersion,
     RouteStage,
 )
 
+Name = TypeVar("Name", str, PlanVersion)
+
+TOKENS_PER_S_MAX = 1e6
+"""Rate that a faster peer counts with: weights of 1e15, which the wire allows, lose all others."""
 HOP_S = 0.02
 """Assumed time that one more stage costs a token, in seconds."""
 
@@ -35,7 +45,7 @@ class NoRoute:
     """Where peers are full: seconds until the first of them expects room; 0: unknown."""
 
 
-class Wheel:
+class Wheel(Generic[Name]):
     """Interleaved weighted round-robin over names: smooth, deterministic, no randomness.
 
     In each turn every name earns its weight as credit; the name with the most credit is drawn and
@@ -44,17 +54,22 @@ class Wheel:
     turns at once.
     """
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        self._weights = dict(weights)
-        self._credit = dict.fromkeys(self._weights, 0.0)
+    def __init__(self, weights: Mapping[Name, float]) -> None:
+        self._weights: dict[Name, float] = dict(weights)
+        self._credit: dict[Name, float] = dict.fromkeys(self._weights, 0.0)
 
-    def order(self) -> list[str]:
+    def weigh(self, weights: Mapping[Name, float]) -> None:
+        """Go on with other weights; names that stay keep their credit."""
+        self._weights = dict(weights)
+        self._credit = {name: self._credit.get(name, 0.0) for name in weights}
+
+    def order(self) -> list[Name]:
         """All names, next turn first."""
         return sorted(
             self._weights, key=lambda name: (-self._credit[name] - self._weights[name], name)
         )
 
-    def draw(self, name: str, among: Collection[str]) -> None:
+    def draw(self, name: Name, among: Collection[Name]) -> None:
         """Take ``name``'s turn; only the names in ``among`` earn credit."""
         earned = {other: self._weights[other] for other in among}
         for other, weight in earned.items():
@@ -71,7 +86,18 @@ class Router:
         for edge in plan.edges:
             weights.setdefault(edge.tail, {})[edge.head] = edge.tokens_per_s
         self._wheels = {tail: Wheel(heads) for tail, heads in weights.items()}
+        self._firsts = weights.get(SOURCE, {})
         self._ends = {a.peer_id: a.end for a in plan.assignments}
+
+    def weight_tokens_per_s(self, usable: Mapping[str, NodeRecord]) -> float:
+        """The flow into those of ``usable`` that hold what the plan gave them at layer 0, each with
+        what it announces at most."""
+        return sum(
+            min(flow, announced_tokens_per_s(record))
+            for peer_id, flow in self._firsts.items()
+            if (record := usable.get(peer_id)) is not None
+            and record.holds(0, self._ends.get(peer_id, 0))
+        )
 
     def next_route(self, usable: Mapping[str, NodeRecord]) -> tuple[RouteStage, ...] | NoRoute:
         """The next session's route over peers in ``usable`` that hold what the plan gave them.
@@ -116,6 +142,106 @@ class Router:
             among = [choice.peer_id for choice in choices]
             self._wheels[vertex].draw(stage.peer_id, among)
             vertex = stage.peer_id
+
+
+class FollowedRouter:
+    """Draws routes over the plans that the peers themselves say that they follow.
+
+    What a peer says governs routes over itself alone: a plan directs only those that follow it, and
+    takes no more from the others than its followers could by announcing the same without it.
+    """
+
+    def __init__(self) -> None:
+        self._routers: dict[PlanVersion, Router] = {}
+        self._shares: Wheel[PlanVersion] = Wheel({})
+
+    def take_plans(self, plans: Mapping[PlanVersion, Plan]) -> None:
+        """Draw over these plans from now on; the turns of those that are known go on."""
+        known = self._routers
+        self._routers = {
+            version: known[version]
+            if version in known and known[version].plan is plan
+            else Router(plan)
+            for version, plan in plans.items()
+        }
+
+    def plan(self, usable: Mapping[str, NodeRecord], model: ModelSpec) -> Plan | None:
+        """The plan that most of the flow over ``usable`` peers follows; None: none."""
+        shares = self._weights(self._groups(usable, model), model)
+        followed = [version for version in shares if shares[version] and version != NO_VERSION]
+        if not followed:
+            return None
+        return self._routers[max(followed, key=lambda v: (shares[v], v))].plan
+
+    def next_route(
+        self, usable: Mapping[str, NodeRecord], model: ModelSpec
+    ) -> tuple[RouteStage, ...] | NoRoute:
+        """The next session's route over ``usable`` peers: of one plan's followers, or over what all
+        of them announce where no plan's followers have one."""
+        groups = self._groups(usable, model)
+        shares = self._weights(groups, model)
+        self._shares.weigh(shares)
+        among = {version for version, share in shares.items() if share > 0}
+        for version in self._shares.order():
+            if version not in among:
+                continue
+            router = self._routers.get(version)
+            route = (
+                route_from_records(groups[version], model.layers)
+                if router is None
+                else router.next_route(groups[version])
+            )
+            if not isinstance(route, NoRoute):
+                self._shares.draw(version, among)
+                return route
+            among.remove(version)
+        return route_from_records(usable, model.layers)
+
+    def _groups(
+        self, usable: Mapping[str, NodeRecord], model: ModelSpec
+    ) -> dict[PlanVersion, dict[str, NodeRecord]]:
+        """``usable`` by the plan that they follow; ``NO_VERSION``: one that is not known here."""
+        known = {v for v, r in self._routers.items() if r.plan.model.serves_with(model)}
+        groups: dict[PlanVersion, dict[str, NodeRecord]] = {v: {} for v in (NO_VERSION, *known)}
+        for peer_id, record in usable.items():
+            followed = record.plan_version if record.plan_version in known else NO_VERSION
+            groups[followed][peer_id] = record
+        return groups
+
+    def _weights(
+        self, groups: Mapping[PlanVersion, Mapping[str, NodeRecord]], model: ModelSpec
+    ) -> dict[PlanVersion, float]:
+        """Tokens/s of each group: of its plan's flow, or of the scarcest layer without a plan."""
+        return {
+            version: self._routers[version].weight_tokens_per_s(group)
+            if version in self._routers
+            else _scarcest_tokens_per_s(group, model.layers)
+            for version, group in groups.items()
+        }
+
+
+def announced_tokens_per_s(record: NodeRecord) -> float:
+    """What a serving peer says that it can do with the layers that it holds, within reason."""
+    held = record.end - record.start
+    if not record.holds(record.start, record.end) or held > len(record.tokens_per_s):
+        return 0.0
+    return min(TOKENS_PER_S_MAX, record.tokens_per_s[held - 1])
+
+
+def _scarcest_tokens_per_s(nodes: Mapping[str, NodeRecord], layers: int) -> float:
+    """The rates that the holders of a layer announce together, at the layer where that is least."""
+    changes = [0.0] * (layers + 1)
+    held = [0] * (layers + 1)
+    for record in nodes.values():
+        if record.start < record.end <= layers:
+            rate = announced_tokens_per_s(record)
+            changes[record.start] += rate
+            changes[record.end] -= rate
+            held[record.start] += 1
+            held[record.end] -= 1
+    rates = list(accumulate(changes[:-1]))
+    counts = list(accumulate(held[:-1]))
+    return max(0.0, min(r if count else 0.0 for r, count in zip(rates, counts, strict=True)))
 
 
 def missing_layers(nodes: Mapping[str, NodeRecord], layers: int) -> tuple[tuple[int, int], ...]:

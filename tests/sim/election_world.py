@@ -18,7 +18,6 @@ from coordinator.election.election import (
     ElectionView,
     Stored,
     StoreLease,
-    rank,
     step,
 )
 from coordinator.evaluation.plan_check import uncovered
@@ -31,7 +30,7 @@ from coordinator.plans.transition import (
     with_effects,
 )
 from coordinator.plans.turn import TurnConfig, WaitFor, why_wait
-from coordinator.plans.versions import believed, next_version, number_max, plausible
+from coordinator.plans.versions import believed, next_version, number_max, plausible, rank
 from coordinator.problem.from_records import problem_of
 from dht.messages.types import (
     NO_VERSION,

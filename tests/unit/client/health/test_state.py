@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -395,3 +396,75 @@ def test_a_state_that_nobody_renewed_is_not_called_healthy() -> None:
     assert old["swarm"]["reasons"] == ["nothing was measured for 300 s: what is shown is that old"]
     assert state["swarm"]["healthy"]
     assert "Nothing was measured for 300 s" in Page(lambda: {}).render(old)
+
+
+def test_absurd_records_neither_raise_nor_leave_json() -> None:
+    """Whatever the wire allows in rates, spans, times, terms and links, beside one honest peer."""
+    rng = random.Random(7)
+    rates = (0.0, 5e-324, 1e-300, 1.0, 1e15)
+    times = (0.0, NOW_S, 1e10)
+    for _ in range(200):
+        absurd = [
+            peer(
+                number,
+                rng.choice((0, 8, 1024)),
+                rng.choice((0, 8, 1024)),
+                tokens_per_s=(rng.choice(rates),) * rng.choice((0, 8, 1024)),
+                joined_unix_s=rng.choice(times),
+                moved_unix_s=rng.choice(times),
+                answers=1 << 50,
+                answer_tokens=1 << 50,
+                sessions=1 << 50,
+                memory_bytes=1 << 50,
+                addresses=("\x00", "/dns4/" + "a" * 200),
+            )
+            for number in range(1, 5)
+        ]
+        names = [each.record.peer_id for each in absurd]
+        links = tuple(
+            LinksRecord(
+                peer_id=name,
+                links=(
+                    Link(
+                        source="12D3Peer0",
+                        target=name,
+                        bandwidth_bytes_per_s=rng.choice(rates),
+                        rtt_s=rng.choice((0.0, 1e10)),
+                        measured_unix_s=rng.choice(times),
+                    ),
+                ),
+            )
+            for name in names
+        )
+        plan = Plan(
+            version=PlanVersion(term=1, counter=1),
+            coordinator="12D3Peer0",
+            model=MODEL,
+            assignments=tuple(Assignment(peer_id=name, start=0, end=8) for name in names),
+            edges=tuple(
+                FlowEdge(tail="12D3Peer0", head=name, tokens_per_s=rng.choice(rates))
+                for name in names
+            ),
+            flow_tokens_per_s=1e15,
+            bound_tokens_per_s=1e15,
+            planner="x" * 128,
+            solve_s=0.0,
+            created_unix_s=1e10,
+        )
+        state = build_state(
+            SwarmSnapshot(
+                model_name="brook",
+                now_unix_s=NOW_S,
+                peers=(peer(0, 0, 8), *absurd),
+                links=links,
+                leases=(
+                    LeaseRecord(peer_id="12D3Peer0", term=3, expires_unix_s=NOW_S + 10),
+                    LeaseRecord(peer_id=names[0], term=1 << 48, expires_unix_s=1e10),
+                ),
+                plan=plan,
+                probes=(Probe(at_unix_s=NOW_S - 5, ttft_s=0.2, tpot_s=0.05, tokens=8),),
+                route=(RouteStage(peer_id=names[0], start=0, end=8),),
+            )
+        )
+        assert json.loads(json.dumps(state, allow_nan=False))["swarm"]["healthy"]
+        assert state["coordinator"]["id"] == "12D3Peer0", "no honest term is that high"

@@ -12,9 +12,9 @@ from coordinator.election.election import (
     ElectionView,
     Stored,
     StoreLease,
-    rank,
     step,
 )
+from coordinator.plans.versions import rank
 from dht.messages.types import NO_VERSION, LeaseRecord, PlanVersion
 
 CONFIG = ElectionConfig()

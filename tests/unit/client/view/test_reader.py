@@ -1,0 +1,224 @@
+"""A client's view beside strangers who publish plans, on the in-memory network."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from client.view.reader import ReaderConfig, SwarmReader
+from client.view.view import SwarmView
+from coordinator.plans.store import PlanStore
+from coordinator.plans.versions import rank
+from coordinator.routing.routes import NoRoute
+from dht.messages.types import FlowEdge, NodeRecord, Plan, PlanVersion
+from dht.records.directory import Directory
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryNetwork, MemoryTransport
+from dht.transport.interface import PLAN_PROTOCOL, Stream
+from tests.unit.coordinator.conftest import Make
+
+NEVER_S = 3600.0
+
+
+class Told:
+    """A peer that serves all layers at 100 tokens/s, announces that and may publish plans."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        self.transport: MemoryTransport = network.transport()
+        self.directory = Directory(self.transport, "net", Make.model.key)
+        self.store = PlanStore(self.transport, self.directory)
+        self.record: NodeRecord = Make.record(self.me, 0, 8, rate=800.0)
+
+    @property
+    def me(self) -> str:
+        return self.transport.peer_id
+
+    async def announce(self) -> None:
+        await self.directory.publish(self.record)
+
+    def plan(self, term: int, flows: dict[str, float]) -> Plan:
+        """A plan of its own that gives every peer of ``flows`` all layers."""
+        edges: list[FlowEdge] = []
+        for peer, flow in flows.items():
+            edges += [
+                FlowEdge(tail="source", head=peer, tokens_per_s=flow),
+                FlowEdge(tail=peer, head="sink", tokens_per_s=flow),
+            ]
+        spans = [Make.span(peer, 0, 8) for peer in flows]
+        version = PlanVersion(term=term, counter=1, rank=rank(self.me, term))
+        return replace(Make.plan(spans, edges, version=version), coordinator=self.me)
+
+    async def publish(self, plan: Plan, followers: list["Told"]) -> None:
+        await self.directory.publish(await self.store.add(plan))
+        for follower in followers:
+            follower.record = replace(follower.record, plan_version=plan.version)
+            await follower.announce()
+
+
+class World:
+    def __init__(self, reader: SwarmReader, honest: list[Told], strangers: list[Told]) -> None:
+        self.reader = reader
+        self.honest = honest
+        self.strangers = strangers
+
+    def drawn(self, count: int = 60) -> Counter[str]:
+        """The peers of ``count`` new routes, each of one stage."""
+        routes = [self.reader.view.draw((), frozenset(), 1, 0.0) for _ in range(count)]
+        assert not any(isinstance(route, NoRoute) for route in routes)
+        return Counter(route[0].peer_id for route in routes if not isinstance(route, NoRoute))
+
+    def of(self, peers: list[Told], count: int = 60) -> int:
+        """How many of ``count`` routes go over ``peers``."""
+        drawn = self.drawn(count)
+        return sum(drawn[peer.me] for peer in peers)
+
+
+def in_a_swarm(body: Callable[[World], Awaitable[None]]) -> None:
+    """``body`` beside a client, two honest peers under a plan that uses both alike, and a third."""
+
+    async def run() -> None:
+        network = MemoryNetwork(random.Random(1))
+        peers = [Told(network) for _ in range(6)]
+        honest, strangers = peers[:2], peers[2:]
+        for peer in peers:
+            await peer.store.serve()
+        await honest[0].publish(honest[0].plan(5, {p.me: 50.0 for p in honest}), honest)
+        config = ReaderConfig(network="net")
+        reader = SwarmReader(network.transport(), Make.model.name, config, lambda text: None)
+        async with reader.reading():
+            await asyncio.sleep(5.0)
+            await body(World(reader, honest, strangers))
+
+    run_virtual(run(), limit_s=5000)
+
+
+def test_routes_follow_the_plan_that_the_peers_follow():
+    async def body(world: World) -> None:
+        assert world.drawn() == {peer.me: 30 for peer in world.honest}
+        plan = world.reader.view.plan
+        assert plan is not None
+        assert plan.coordinator == world.honest[0].me
+
+    in_a_swarm(body)
+
+
+def test_a_plan_that_nobody_follows_moves_no_route():
+    """A stranger publishes a later plan; nobody that serves says that it follows it."""
+
+    async def body(world: World) -> None:
+        stranger = world.strangers[0]
+        await stranger.announce()
+        mine = {stranger.me: 1e6, world.honest[0].me: 1e-3}
+        await stranger.publish(stranger.plan(9, mine), [])
+        for _ in range(80):
+            await asyncio.sleep(10.0)
+            for peer in (*world.honest, stranger):
+                await peer.announce()
+        drawn = world.drawn(80)
+        assert drawn[world.honest[0].me] == drawn[world.honest[1].me] == 20
+        assert drawn[stranger.me] == 40  # what it announces, no more
+
+    in_a_swarm(body)
+
+
+def test_a_plan_that_strangers_follow_moves_routes_over_these_alone():
+    """It takes what its followers could have by announcing the same without it: half."""
+
+    async def body(world: World) -> None:
+        strangers = world.strangers[:1]
+        plan = strangers[0].plan(9, {strangers[0].me: 1e9, world.honest[0].me: 1e9})
+        await strangers[0].publish(plan, strangers)
+        await asyncio.sleep(10.0)
+        drawn = world.drawn(60)
+        assert drawn[strangers[0].me] == 30
+        assert drawn[world.honest[0].me] == drawn[world.honest[1].me] == 15
+
+    in_a_swarm(body)
+
+
+def test_names_that_follow_a_plan_count_nothing_by_their_number():
+    """They announce that they can do nothing, in fifty plans: the routes of the others stay."""
+
+    async def body(world: World) -> None:
+        for term in range(10, 60):
+            stranger = world.strangers[term % 4]
+            stranger.record = replace(stranger.record, tokens_per_s=(0.0,) * 8)
+            await stranger.publish(stranger.plan(term, {stranger.me: 1e9}), [stranger])
+            await asyncio.sleep(2.5)
+            for peer in world.honest:
+                await peer.announce()
+        assert world.of(world.strangers) == 0
+        assert world.of(world.honest[:1]) == 30
+
+    in_a_swarm(body)
+
+
+def test_a_plan_in_the_version_of_another_is_not_taken_for_it():
+    async def body(world: World) -> None:
+        stranger = world.strangers[0]
+        await stranger.announce()
+        version = world.honest[0].record.plan_version
+        stolen = replace(stranger.plan(5, {world.honest[1].me: 1e-3}), version=version)
+        await stranger.publish(stolen, [])
+        newcomer = SwarmReader(
+            world.strangers[1].transport,
+            Make.model.name,
+            ReaderConfig(network="net"),
+            lambda text: None,
+        )
+        async with newcomer.reading():
+            await asyncio.sleep(30.0)
+            plan = newcomer.view.plan
+            assert plan is not None
+            assert plan.coordinator == world.honest[0].me
+
+    in_a_swarm(body)
+
+
+def test_a_holder_that_never_answers_does_not_keep_records_from_being_read():
+    async def body(world: World) -> None:
+        async def silence(stream: Stream) -> None:
+            await asyncio.sleep(NEVER_S)
+
+        for stranger in world.strangers:
+            await stranger.transport.serve(PLAN_PROTOCOL, silence)
+            await stranger.publish(stranger.plan(9, {stranger.me: 1.0}), [stranger])
+        await asyncio.sleep(3.0)
+        for start in (1, 2, 3):
+            world.honest[0].record = replace(world.honest[0].record, start=start)
+            await world.honest[0].announce()
+            await asyncio.sleep(2.5)
+            assert world.reader.view.nodes[world.honest[0].me].start == start
+
+    in_a_swarm(body)
+
+
+def test_absurd_records_neither_raise_nor_take_routes():
+    """Whatever the wire allows in spans, rates and addresses."""
+    rng = random.Random(3)
+    rates = (0.0, 5e-324, 1e-300, 1.0, 1e15)
+    for _ in range(300):
+        view = SwarmView(avoid_s=1.0, busy_s=1.0, stale_s=1.0)
+        nodes = {"honest": Make.record("honest", 0, 8)}
+        for number in range(rng.randrange(8)):
+            name = f"absurd {number}"
+            nodes[name] = replace(
+                Make.record(name, 0, 1),
+                start=rng.choice((0, 1, 7, 8, 1024)),
+                end=rng.choice((0, 1, 7, 8, 9, 1024)),
+                tokens_per_s=(rng.choice(rates),) * rng.choice((0, 1, 8, 1024)),
+                kv_tokens_free=rng.choice((0, 1 << 50)),
+                joined_unix_s=rng.choice((0.0, 1e10)),
+                addresses=("\x00", "/dns4/" + "a" * 200),
+                plan_version=PlanVersion(term=rng.choice((0, 1, 1 << 48))),
+            )
+        view.take_nodes(nodes)
+        for _ in range(3):
+            route = view.draw((), frozenset(), 10, 0.0)
+            assert not isinstance(route, NoRoute)
+            assert route[-1].end == 8
+            assert view.plan is None
+            view.draw(route, frozenset([route[0].peer_id]), 10, 0.0)
+            view.swap(route, route[0].peer_id, "absurd 0", 10, 0.0)
+        view.answering_route(0.0)
