@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 
+from dht.budget import FRAME_BYTES, Budget
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.identity.grant import grant, own_word
 from dht.messages import codec
@@ -35,7 +36,6 @@ from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryTransport
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
-from node.links import framed_stream
 from node.stage.streams import StreamLimits
 from tests.sim.paper_swarm import LAYERS, SPEC, PaperSwarm, answer_of, paper_swarm
 
@@ -441,12 +441,15 @@ async def begin_frame(stream: Stream, number: int, step: int) -> None:
         await codec.read_frame(stream)  # the other side says what it has read
 
 
-def test_unfinished_frames_take_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_frames_take_a_bounded_memory() -> None:
     most = 1 << 20
-    monkeypatch.setattr(framed_stream, "PARTIAL_BYTES_PER_PEER_MAX", most)
 
     async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+        budget = Budget(replace(FRAME_BYTES, per_peer=most))
+        async with (
+            paper_swarm((0, 4), (4, 8), budget=budget) as swarm,
+            swarm.client() as client,
+        ):
             evil, target = swarm.network.transport(), swarm.peers[0].peer_id
             streams = [await evil.open_stream(target, HOP_PROTOCOL) for _ in range(3)]
             held = dict.fromkeys(range(3), 0)
