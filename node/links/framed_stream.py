@@ -216,7 +216,7 @@ class LinkReader:
 
     async def read(self, *, limit_bytes: int = codec.FRAME_BYTES_MAX) -> codec.Frame | None:
         """The next whole frame, or None after a part of one. Raises as `codec.read_frame`."""
-        frame = await codec.read_frame(self._stream, limit_bytes=limit_bytes)
+        frame = await codec.read_frame(self._stream, limit_bytes=limit_bytes, room=self._room)
         if isinstance(frame.message, FramePart):
             self._part_read = True
             return self._take(frame.message, frame.body)

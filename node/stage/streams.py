@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from dht.budget import Budget
+from dht.budget import FRAME_BYTES, Budget
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.kv import KvCopy, KvPages
@@ -98,7 +98,8 @@ class StageStreams:
 
     async def _read(self, stream: Stream, limit_s: float, limit_bytes: int) -> codec.Frame:
         async with asyncio.timeout(limit_s):
-            return await codec.read_frame(stream, limit_bytes=limit_bytes)
+            room = self._budget.held(FRAME_BYTES).of(stream.remote_peer_id)
+            return await codec.read_frame(stream, limit_bytes=limit_bytes, room=room)
 
     async def _serve_client(self, stream: Stream) -> None:
         """Serve one attempt of a client's session: an open, its prompt, and its close.

@@ -36,6 +36,7 @@ from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryTransport
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
+from dht.transport.streams import HEARD_LIMIT_S
 from node.stage.streams import StreamLimits
 from tests.sim.paper_swarm import LAYERS, SPEC, PaperSwarm, answer_of, paper_swarm
 
@@ -469,6 +470,41 @@ def test_unfinished_frames_take_a_bounded_memory() -> None:
                 await stream.close()
             await asyncio.sleep(1)
             await begin_frame(await evil.open_stream(target, HOP_PROTOCOL), 0, 0)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("protocol", [SESSION_PROTOCOL, HOP_PROTOCOL])
+def test_large_frames_that_are_never_whole_take_a_bounded_memory(protocol: str) -> None:
+    """Not in parts: their length says 32 MiB, and all but the end comes, on many streams."""
+    most = 4 << 20
+
+    async def scenario() -> None:
+        budget = Budget(replace(FRAME_BYTES, per_peer=most))
+        held = budget.held(FRAME_BYTES)
+        async with (
+            paper_swarm((0, 4), (4, 8), budget=budget) as swarm,
+            swarm.client() as client,
+        ):
+            evil, closed = swarm.network.transport(), 0
+            streams = [await attached(swarm, evil, protocol) for _ in range(8)]
+            frame = codec.encode_frame(Ping(nonce=1), bytes(2 << 20))
+            for stream in streams:
+                stream.write(frame[:-1])
+            await asyncio.sleep(1)
+            assert 1 << 20 <= held.total <= most
+            await asyncio.sleep(HEARD_LIMIT_S)
+            for stream in streams:
+                try:
+                    await stream.drain()
+                except NetworkError:
+                    closed += 1
+            assert closed >= 6, "whoever goes on beyond the bound is closed"
+            assert budget.refused["frame_bytes"] == closed
+            answer = await client.generate(PROMPT, max_new_tokens=8)
+            assert answer.token_ids == answer_of(PROMPT, 8)
+            await asyncio.sleep(200)  # beyond every limit on silence
+            assert held.total == 0
 
     run_virtual(scenario(), limit_s=600)
 
