@@ -20,6 +20,7 @@ from node.owner.reporter import Reporter, gibibytes
 from node.peer.join_options import parse, span_of, use_of
 
 if TYPE_CHECKING:
+    from dht.budget import Budget
     from dht.identity.peer_id import Identity
     from dht.records.directory import Directory
     from dht.supervision import Supervisor
@@ -49,6 +50,7 @@ async def main(arguments: argparse.Namespace) -> int:
 
 
 async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
+    from dht.budget import Budget
     from dht.identity.peer_id import Identity
     from dht.supervision import Supervisor
     from dht.transport.metered import ByteMeter, MeteredTransport
@@ -74,7 +76,8 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     parts = Supervisor(
         lambda part, error: reporter.event("error", message=f"{part}: {error or repr(error)}")
     )
-    transport = await _connect(arguments, identity, meter, parts, reporter)
+    budget = Budget()
+    transport = await _connect(arguments, identity, meter, parts, budget, reporter)
     try:
         with held_to(machine.driver_name, arguments.power_limit):
             engine = await _open_engine(arguments, store, machine, reporter)
@@ -91,7 +94,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
                         port=arguments.port,
                     )
                     return EXIT_DONE
-                await _serve(arguments, metered, traffic, engine, machine, parts, reporter)
+                await _serve(arguments, metered, traffic, engine, machine, parts, budget, reporter)
             finally:
                 traffic.save()
                 store.stop()
@@ -125,6 +128,7 @@ async def _connect(
     identity: "Identity",
     meter: "ByteMeter",
     parts: "Supervisor",
+    budget: "Budget",
     reporter: Reporter,
 ) -> "Transport":
     from dht.connecting import connect
@@ -142,6 +146,7 @@ async def _connect(
                 relays=_relays(arguments),
                 meter=meter,
                 parts=parts,
+                budget=budget,
             )
         )
     reporter.event("listening", peer_id=transport.peer_id, addresses=list(transport.addresses))
@@ -222,6 +227,7 @@ async def _serve(
     engine: "LocalEngine",
     machine: "Machine",
     parts: "Supervisor",
+    budget: "Budget",
     reporter: Reporter,
 ) -> None:
     from coordinator.plans.review import ReviewConfig
@@ -248,7 +254,7 @@ async def _serve(
         StageConfig(int8=arguments.int8_rows),
         traffic,
         bandwidth_from=measured.bandwidth_from,
-        on_idle=lambda: report_stats(reporter, engine, stage, parts),
+        on_idle=lambda: report_stats(reporter, engine, stage, parts, budget),
         parts=parts,
     )
     coordinators = frozenset(arguments.coordinators)
@@ -300,6 +306,7 @@ async def _serve(
         measured=measured,
         machine=MachineWatch(use, gpu=arguments.gpu is not None),
         parts=parts,
+        budget=budget,
     )
     path = arguments.identity.expanduser().with_suffix(".contribution.json")
     finished = partial(stage.counters.__getitem__, "finished")

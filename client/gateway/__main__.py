@@ -31,7 +31,7 @@ def parse() -> argparse.Namespace:
         usage="%(prog)s --initial-peers ADDR --model M [options]",
         description="Serve OpenAI's HTTP interface in front of a swarm, until Ctrl-C.",
         epilog="example: python -m client.gateway --initial-peers /ip4/… --model models/brook"
-        " | exit codes: 0 stopped, 2 your mistake, 3 the swarm cannot be reached",
+        " | exit codes: 0 stopped, 1 it failed, 2 your mistake, 3 no swarm",
     )
     add_swarm(parser)
     add_model(parser)

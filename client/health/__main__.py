@@ -19,7 +19,7 @@ def parse() -> argparse.Namespace:
         usage="%(prog)s --initial-peers ADDR [--model M] [options]",
         description="Serve a page that says whether a swarm is healthy and why, until Ctrl-C.",
         epilog="example: python -m client.health --initial-peers /ip4/… --data health.sqlite"
-        " | exit codes: 0 stopped, 2 your mistake, 3 the swarm cannot be reached",
+        " | exit codes: 0 stopped, 1 it failed, 2 your mistake, 3 no swarm",
     )
     add = parser.add_argument
     add_swarm(parser)

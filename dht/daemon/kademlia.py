@@ -22,23 +22,16 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerErr
 from hivemind.proto import dht_pb2
 from hivemind.utils import MAX_DHT_TIME_DISCREPANCY_SECONDS, get_dht_time
 
+from dht.budget import DHT_BULK_STORES, DHT_FIND_BYTES, DHT_STORES, Budget
 from dht.errors import NetworkError, PeerError
 from dht.messages.peer import SignedRecord
 from dht.messages.types import PEERS_MAX
-from dht.records.rate_limit import Rates
 from dht.records.signed import RecordError, RecordGuard
 
 REPLICAS = 8
 BUCKET_PEERS = 20
 DEPTH_MODULO = 5
 RPC_LIMIT_S = 3.0
-STORES_PER_S = 64.0
-"""Values that one peer may store here per second, on average."""
-STORES_BURST = 1024.0
-"""Values that one peer may store at once: as many as a neighbour hands over to a newcomer."""
-BULK_PER_S, BULK_BURST = 512.0, 4096.0
-"""Values that all peers together may store here, per second and at once, in requests of more than
-``OWN_STORES_MAX``: each costs the check of a signature, and identities cost nothing."""
 OWN_STORES_MAX = 4
 """Maximum values in the request of a peer that stores its own records."""
 FIND_KEYS_MAX = 16
@@ -46,10 +39,6 @@ FIND_KEYS_MAX = 16
 FIND_BYTES_MAX = 3 << 20
 """Maximum bytes of values in one answer: hivemind's daemon takes messages of 4 MiB, and does not
 deliver longer ones."""
-FINDS_PER_S, FINDS_BURST = 1 << 20, 16 << 20
-"""Bytes found for one peer, per second on average and at once."""
-ALL_FINDS_PER_S, ALL_FINDS_BURST = 16 << 20, 64 << 20
-"""Bytes found for all peers together, per second and at once: identities cost nothing."""
 ASKED_KEY_BYTES = 1024
 """Bytes charged for each key besides its values: the answer also names its neighbours."""
 NODE_ID_PREFIX = b"anabranch-dht-node-v1\0"
@@ -106,14 +95,17 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.use(Budget())
         self.refused_stores = 0
         self.refused_finds = 0
         self.misplaced = 0
         """Number of claims to another place in the DHT than the peer's key gives."""
-        self._storers = Rates(per_s=STORES_PER_S, burst=STORES_BURST)
-        self._bulk = Rates(per_s=BULK_PER_S, burst=BULK_BURST)
-        self._finders = Rates(per_s=FINDS_PER_S, burst=FINDS_BURST)
-        self._finds = Rates(per_s=ALL_FINDS_PER_S, burst=ALL_FINDS_BURST)
+
+    def use(self, budget: Budget) -> None:
+        """Count what other peers take from here on in ``budget``."""
+        self._stores = budget.rate(DHT_STORES)
+        self._bulk = budget.rate(DHT_BULK_STORES)
+        self._finds = budget.rate(DHT_FIND_BYTES)
 
     @classmethod
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
@@ -158,10 +150,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             size = self._stored_bytes(key)
             now_s: float = get_dht_time()
             cost = size + ASKED_KEY_BYTES
-            if not (
-                self._finders.take(context.remote_id.to_base58(), cost, now_s)
-                and self._finds.take("", cost, now_s)
-            ):
+            if not self._finds.take(context.remote_id.to_base58(), cost, now_s):
                 self.refused_finds += 1
                 return dht_pb2.FindResponse(results=[], peer=self.node_info)
             if size > left:
@@ -240,7 +229,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
 
     def _within_rates(self, peer: Any, count: int) -> bool:
         now_s: float = get_dht_time()
-        if not self._storers.take(peer.to_base58(), count, now_s):
+        if not self._stores.take(peer.to_base58(), count, now_s):
             return False
         return count <= OWN_STORES_MAX or self._bulk.take("", count, now_s)
 
@@ -252,7 +241,7 @@ def _restated(found: Any) -> Any:
     return type(found)(found.value, found.value.latest_expiration_time)
 
 
-async def create_node(p2p: Any, guard: RecordGuard, rejected: Counter[str]) -> Any:
+async def create_node(p2p: Any, guard: RecordGuard, rejected: Counter[str], budget: Budget) -> Any:
     """A DHT node on ``p2p`` that knows no peer yet; ``guard`` checks and keeps its records."""
     validator = RecordValidator(guard, rejected)
     # In client mode the stock protocol registers no handlers; ours replaces it below.
@@ -282,6 +271,7 @@ async def create_node(p2p: Any, guard: RecordGuard, rejected: Counter[str]) -> A
         client_mode=False,
         record_validator=validator,
     )
+    protocol.use(budget)
     node.protocol = protocol
     guard.on_evict = protocol.evict
     return node

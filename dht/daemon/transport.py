@@ -43,7 +43,7 @@ class HivemindTransport:
 
     def __init__(self, config: TransportConfig) -> None:
         self._config = config
-        self._handlers = StreamHandlers()
+        self._handlers = StreamHandlers(config.budget)
         self._signer = RecordSigner(config.identity)
         self._reached: set[str] = set()
         self._addresses: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class HivemindTransport:
             await self.close()
             raise
         if isinstance(self._records, SharedRecords):
-            helper = RecordHelper(self._records)
+            helper = RecordHelper(self._records, config.budget)
 
             async def tell(stream: Stream) -> None:
                 await helper.serve(config.metered(RECORDS_PROTOCOL, stream))
@@ -275,7 +275,9 @@ class HivemindTransport:
             self._records = AskedRecords(*shared)
             return
         self._records = SharedRecords(*shared, dht=self, me=self.peer_id)
-        self._node = await kademlia.create_node(self._p2p, self._guard, self._rejected)
+        self._node = await kademlia.create_node(
+            self._p2p, self._guard, self._rejected, config.budget
+        )
         await self._read_addresses()
 
     @property

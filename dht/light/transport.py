@@ -35,7 +35,7 @@ class LightTransport:
 
     def __init__(self, config: TransportConfig) -> None:
         self._config = config
-        self._handlers = StreamHandlers()
+        self._handlers = StreamHandlers(config.budget)
         self._signer = RecordSigner(config.identity)
         self._addresses: tuple[str, ...] = ()
         self._host: Any = None

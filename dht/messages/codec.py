@@ -21,6 +21,9 @@ RECORD_BYTES_MAX = 4096
 SIGNED_BYTES_MAX = RECORD_BYTES_MAX + 1024
 """Maximum signed record: payload, key (at most 512 bytes), peer id, signature and field names."""
 
+PIECE_BYTES = 256 << 10
+"""Bytes of a frame that are read without asking whether there is room for them."""
+
 T = TypeVar("T")
 _LENGTHS = struct.Struct("<II")
 
@@ -84,6 +87,16 @@ class ByteStream(Protocol):
     async def drain(self) -> None: ...
 
 
+class Room(Protocol):
+    """Memory for one peer's unfinished frames."""
+
+    def take(self, size_bytes: int) -> None:
+        """Take room for some bytes. Raises NetworkError where the peer may have no more."""
+        ...
+
+    def give_back(self, size_bytes: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """One message and the raw tensor bytes that belong to it."""
@@ -103,17 +116,36 @@ def encode_frame(message: object, body: bytes | memoryview = b"") -> bytes:
     return b"".join((_LENGTHS.pack(total, len(envelope)), envelope, body))
 
 
-async def read_frame(stream: ByteStream, *, limit_bytes: int = FRAME_BYTES_MAX) -> Frame:
-    """Read one frame; allocates at most ``limit_bytes``.
+async def read_frame(
+    stream: ByteStream, *, limit_bytes: int = FRAME_BYTES_MAX, room: Room | None = None
+) -> Frame:
+    """Read one frame; allocates at most ``limit_bytes``, from ``room`` while it is unfinished.
 
     Raises:
         MalformedError: lengths or content break the protocol; the stream must be closed.
-        NetworkError: the stream ended.
+        NetworkError: the stream ended, or there is no room for the frame.
     """
     lengths = await stream.read_exactly(_LENGTHS.size)
     total, envelope_bytes = _checked_lengths(lengths, limit_bytes)
-    data = memoryview(await stream.read_exactly(total - 4))
-    return _frame(data, envelope_bytes)
+    if room is None or total <= PIECE_BYTES:
+        data: bytes | bytearray = await stream.read_exactly(total - 4)
+    else:
+        data = await _read_pieces(stream, total - 4, room)
+    return _frame(memoryview(data), envelope_bytes)
+
+
+async def _read_pieces(stream: ByteStream, count: int, room: Room) -> bytearray:
+    """Read ``count`` bytes; takes room for them as they come, and gives it back at the end."""
+    data, taken = bytearray(), 0
+    try:
+        while len(data) < count:
+            size = min(PIECE_BYTES, count - len(data))
+            room.take(size)
+            taken += size
+            data += await stream.read_exactly(size)
+    finally:
+        room.give_back(taken)
+    return data
 
 
 def decode_frame(data: memoryview) -> Frame:

@@ -9,9 +9,16 @@ each and of all peers. It takes only a peer's own records: no peer can hide behi
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
+from dht.budget import (
+    RECORD_BYTES,
+    RECORD_REQUESTS,
+    RECORD_SEARCHES,
+    RECORD_STORES,
+    RECORD_STREAMS,
+    Budget,
+)
 from dht.errors import NetworkError
 from dht.messages import codec
 from dht.messages.peer import (
@@ -24,38 +31,17 @@ from dht.messages.peer import (
     SignedRecord,
 )
 from dht.messages.session import Ping, Pong
-from dht.records.rate_limit import Rates
 from dht.records.signed import RecordError, kind_of, open_record
 from dht.transport.interface import Stream
 
 ANSWER_BYTES_MAX = 1 << 20
 REQUEST_BYTES_MAX = 128 << 10
-STREAMS_PER_PEER_MAX = 4
-STREAMS_MAX = 512
+FRESH_S = 0.5
+"""Time for which a key that was searched is not searched again for the next asker."""
+SEARCHED_MAX = 512
 SILENCE_LIMIT_S = 180.0
 SEND_LIMIT_S = 10.0
 """Time limit for the asker to read one answer; then its stream is closed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HelperLimits:
-    """Rate limits on other peers; a burst is the amount allowed at once."""
-
-    requests_per_s: float = 20.0
-    requests_burst: float = 200.0
-    bytes_per_s: float = 1e6
-    bytes_burst: float = 16e6
-    stores_per_s: float = 2.0
-    stores_burst: float = 32.0
-    searches_per_s: float = 50.0
-    """Searches of the DHT for all peers together; above it the answer is that this peer is busy."""
-    searches_burst: float = 200.0
-    peer_searches_per_s: float = 5.0
-    """Searches of the DHT for each peer: a tenth of all, so that no peer uses them up."""
-    peer_searches_burst: float = 20.0
-    """Burst of searches for each peer: four kinds of records of five models."""
-    fresh_s: float = 0.5
-    """Time for which a key that was searched is not searched again for the next asker."""
 
 
 class SignedRecords(Protocol):
@@ -87,18 +73,16 @@ class SignedRecords(Protocol):
 class RecordHelper:
     """Answers the streams of :data:`dht.transport.interface.RECORDS_PROTOCOL`."""
 
-    def __init__(self, records: SignedRecords, limits: HelperLimits | None = None) -> None:
+    def __init__(self, records: SignedRecords, budget: Budget | None = None) -> None:
         self._records = records
-        limits = limits or HelperLimits()
-        self._fresh_s = limits.fresh_s
-        self._requests = Rates(per_s=limits.requests_per_s, burst=limits.requests_burst)
-        self._bytes = Rates(per_s=limits.bytes_per_s, burst=limits.bytes_burst)
-        self._stores = Rates(per_s=limits.stores_per_s, burst=limits.stores_burst)
-        self._searches = Rates(per_s=limits.searches_per_s, burst=limits.searches_burst)
-        self._peer_searches = Rates(
-            per_s=limits.peer_searches_per_s, burst=limits.peer_searches_burst
-        )
-        self._streams: Counter[str] = Counter()
+        self.budget = budget = budget or Budget()
+        self._requests = budget.rate(RECORD_REQUESTS)
+        self._bytes = budget.rate(RECORD_BYTES)
+        self._stores = budget.rate(RECORD_STORES)
+        self._searches = budget.rate(RECORD_SEARCHES)
+        self._streams = budget.held(RECORD_STREAMS)
+        self._open: dict[Stream, str] = {}
+        """Whose the counted streams are."""
         self._idle: dict[Stream, None] = {}
         """Streams that wait for a request, longest-waiting first."""
         self._read_s: dict[str, float] = {}
@@ -108,25 +92,33 @@ class RecordHelper:
     async def serve(self, stream: Stream) -> None:
         """Answer the requests on one stream, one after the other, until it ends."""
         peer_id = stream.remote_peer_id
-        full = self._streams.total() >= STREAMS_MAX
-        if self._streams[peer_id] >= STREAMS_PER_PEER_MAX or (full and not self._idle):
-            self.counters["streams_refused"] += 1
+        if not await self._take_stream(peer_id):
             await stream.close()
             return
-        self._streams[peer_id] += 1
+        self._open[stream] = peer_id
         try:
-            if full:
-                longest_idle = next(iter(self._idle))
-                del self._idle[longest_idle]
-                self.counters["streams_displaced"] += 1
-                await longest_idle.close()  # which ends its task
             while await self._serve_one(peer_id, stream):
                 pass
             await stream.close()  # the asker must see that no more requests are read
         finally:
-            self._streams[peer_id] -= 1
-            if not self._streams[peer_id]:
-                del self._streams[peer_id]
+            self._release(stream)
+
+    def _release(self, stream: Stream) -> None:
+        if (peer_id := self._open.pop(stream, None)) is not None:
+            self._streams.give_back(peer_id)
+
+    async def _take_stream(self, peer_id: str) -> bool:
+        """Whether there is room for one more stream; the longest idle one gives way to a peer that
+        may have it."""
+        streams = self._streams
+        mine, most = streams.by_peer[peer_id], streams.limit
+        if mine < most.per_peer and streams.total >= most.in_all and self._idle:
+            longest_idle = next(iter(self._idle))
+            del self._idle[longest_idle]
+            self.counters["streams_displaced"] += 1
+            self._release(longest_idle)
+            await longest_idle.close()  # which ends its task
+        return streams.take(peer_id)
 
     async def _serve_one(self, peer_id: str, stream: Stream) -> bool:
         """Answer the next request; False when none comes or the answer is not read in time."""
@@ -206,14 +198,11 @@ class RecordHelper:
 
         Returns whether it was searched: without a search, the replica may miss all records.
         """
-        if now_s - self._read_s.get(key, -1e9) < self._fresh_s:
+        if now_s - self._read_s.get(key, -1e9) < FRESH_S:
             return True
         reading = self._reading.get(key)
         if reading is None:
-            # The peer's own limit first: requests above it take nothing from the shared one.
-            allowed = self._peer_searches.take(peer_id, 1, now_s)
-            if not allowed or not self._searches.take("", 1, now_s):
-                self.counters["searches_spared"] += 1
+            if not self._searches.take(peer_id, 1, now_s):
                 return False
             reading = asyncio.create_task(self._records.find_signed(key))
             self._reading[key] = reading
@@ -231,7 +220,7 @@ class RecordHelper:
         if not done.cancelled() and done.exception() is None:
             self._read_s.pop(key, None)  # to the end: ordered by last search
             self._read_s[key] = asyncio.get_running_loop().time()
-            while len(self._read_s) > STREAMS_MAX:
+            while len(self._read_s) > SEARCHED_MAX:
                 del self._read_s[next(iter(self._read_s))]
 
     async def _store(self, peer_id: str, data: bytes, *, replicate: bool) -> RecordStored:

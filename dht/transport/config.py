@@ -4,6 +4,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from dht.budget import Budget
 from dht.errors import UserError
 from dht.identity.multiaddr import is_loopback
 from dht.identity.peer_id import Identity
@@ -47,6 +48,8 @@ class TransportConfig:
     """Whether to be a relay for peers that others cannot reach; only with NAT traversal."""
     meter: ByteMeter | None = None
     """Meter of the bytes on the transport's own streams: requests for records and answers."""
+    budget: Budget = field(default_factory=Budget)
+    """What other peers may take of this process."""
     parts: Supervisor = field(default_factory=Supervisor)
     """Keeps the transport's own loops running."""
     connect_timeout_s: float = CONNECT_LIMIT_S

@@ -7,18 +7,12 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from dht.budget import STREAMS, Budget
 from dht.errors import NetworkError, PeerError
 from dht.transport.interface import Stream, StreamHandler
 
 PIPE_BYTES_MAX = 256 << 10
 """Unread bytes above which a writer's drain waits."""
-STREAMS_PER_PEER_MAX = 256
-"""Maximum incoming streams of one peer; a gateway has two per session, 64 sessions at most."""
-STREAMS_MAX = 2048
-"""Incoming streams of all peers above which a peer with ``STREAMS_WHEN_FULL`` gets no more: each
-holds two descriptors of this machine."""
-STREAMS_WHEN_FULL = 8
-"""Streams that a peer may open even then: a hop, a probe, records, a session or two."""
 HEARD_LIMIT_S = 10.0
 """Time for which a stream whose handler has returned waits for the other side to close it."""
 _UNHEARD_BYTES, _UNHEARD_READS = 64 << 10, 16
@@ -220,11 +214,11 @@ class StreamHandlers:
     its traceback.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
         self.by_protocol: dict[str, StreamHandler] = {}
         self.errors: Counter[str] = Counter()
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order, so that runs replay
-        self._streams: Counter[str] = Counter()
+        self._streams = (budget or Budget()).held(STREAMS)
 
     def open_to_self(self, peer_id: str, protocol: str) -> Stream:
         """A stream of this peer to itself, within the process."""
@@ -250,19 +244,13 @@ class StreamHandlers:
         """Handle ``stream`` and close it; raises nothing but a cancellation."""
         peer_id = stream.remote_peer_id
         try:
-            held = self._streams.total()
-            most = STREAMS_PER_PEER_MAX if held < STREAMS_MAX else STREAMS_WHEN_FULL
-            if self._streams[peer_id] >= most or held >= 2 * STREAMS_MAX:
-                self.errors["TooManyStreams"] += 1
+            if not self._streams.take(peer_id):
                 return
-            self._streams[peer_id] += 1
             try:
                 await handler(stream)
                 await until_closed(stream)
             finally:
-                self._streams[peer_id] -= 1
-                if not self._streams[peer_id]:
-                    del self._streams[peer_id]
+                self._streams.give_back(peer_id)
         except (PeerError, NetworkError, TimeoutError) as error:
             self.errors[type(error).__name__] += 1
             _log.debug("stream of %s ended: %s", peer_id, error)

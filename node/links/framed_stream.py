@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from coordinator.links.bandwidth_estimator import CreditError
 from coordinator.links.scheduler import FRAME_BYTES_MIN, LinkScheduler, Slice, TrafficClass
 from coordinator.links.token_bucket import Allowance
+from dht.budget import FRAME_BYTES, Budget
 from dht.errors import NetworkError
 from dht.messages import codec
 from dht.messages.session import Activations, Delivered, FramePart
@@ -27,10 +28,6 @@ STALLED_S = 30.0
 """A peer that gives no credit for ``STALLED_S`` while prefill waits counts as gone."""
 PARTIAL_FRAMES_MAX = 8
 """Maximum number of unfinished frames at once: one per class, and some room."""
-PARTIAL_BYTES_PER_PEER_MAX = 64 << 20
-"""Maximum bytes of unfinished frames of one peer; 1,024 tokens of a wide model are 16 MiB."""
-PARTIAL_BYTES_MAX = 256 << 20
-"""Maximum bytes of unfinished frames of all peers together; identities cost nothing."""
 
 
 def traffic_of(message: object) -> TrafficClass:
@@ -198,40 +195,17 @@ class _Partial:
     slow: bool
 
 
-class PartialBytes:
-    """Accounts for bytes of unfinished frames, per peer and in total."""
-
-    def __init__(self) -> None:
-        self._by_peer: Counter[str] = Counter()
-        self._all = 0
-
-    def take(self, peer_id: str, size: int) -> None:
-        """Add ``size`` bytes. Raises NetworkError if there is no room for them."""
-        if self._by_peer[peer_id] + size > PARTIAL_BYTES_PER_PEER_MAX:
-            raise NetworkError(f"over {PARTIAL_BYTES_PER_PEER_MAX} bytes of unfinished frames")
-        if self._all + size > PARTIAL_BYTES_MAX:
-            raise NetworkError("no room for further unfinished frames now")
-        self._by_peer[peer_id] += size
-        self._all += size
-
-    def give_back(self, peer_id: str, size: int) -> None:
-        self._all -= size
-        self._by_peer[peer_id] -= size
-        if not self._by_peer[peer_id]:
-            del self._by_peer[peer_id]
-
-
 class LinkReader:
     """Reads whole frames from a stream whose sender is a :class:`LinkSender`.
 
     Each class has at most one unfinished frame. More than ``PARTIAL_FRAMES_MAX`` of them, or any
-    other breach of the rules, raises MalformedError. ``budget`` is shared with the readers of other
-    streams; :meth:`close` gives back this reader's part.
+    other breach of the rules, raises MalformedError. ``budget`` is shared with other streams;
+    :meth:`close` gives back this reader's part.
     """
 
-    def __init__(self, stream: Stream, budget: PartialBytes | None = None) -> None:
+    def __init__(self, stream: Stream, budget: Budget | None = None) -> None:
         self._stream = stream
-        self._budget = budget or PartialBytes()
+        self._room = (budget or Budget()).held(FRAME_BYTES).of(stream.remote_peer_id)
         self._partial: dict[int, _Partial] = {}
         self._said_bytes = 0
         self._said_slow_bytes = 0
@@ -242,7 +216,7 @@ class LinkReader:
 
     async def read(self, *, limit_bytes: int = codec.FRAME_BYTES_MAX) -> codec.Frame | None:
         """The next whole frame, or None after a part of one. Raises as `codec.read_frame`."""
-        frame = await codec.read_frame(self._stream, limit_bytes=limit_bytes)
+        frame = await codec.read_frame(self._stream, limit_bytes=limit_bytes, room=self._room)
         if isinstance(frame.message, FramePart):
             self._part_read = True
             return self._take(frame.message, frame.body)
@@ -270,7 +244,7 @@ class LinkReader:
             )
         if (part.total_bytes, part.slow) != (partial.total_bytes, partial.slow):
             raise codec.MalformedError("a part contradicts the one before")
-        self._budget.take(self._stream.remote_peer_id, size)
+        self._room.take(size)
         partial.data += body
         self.total_bytes += size
         if partial.slow:
@@ -278,7 +252,7 @@ class LinkReader:
         if len(partial.data) < partial.total_bytes:
             return None
         del self._partial[part.number]
-        self._budget.give_back(self._stream.remote_peer_id, partial.total_bytes)
+        self._room.give_back(partial.total_bytes)
         whole = codec.decode_frame(memoryview(partial.data))
         if isinstance(whole.message, FramePart):
             raise codec.MalformedError("a part within a part")
@@ -293,7 +267,7 @@ class LinkReader:
         """Drop unfinished frames."""
         size = sum(len(partial.data) for partial in self._partial.values())
         self._partial.clear()
-        self._budget.give_back(self._stream.remote_peer_id, size)
+        self._room.give_back(size)
 
     @property
     def holds(self) -> bool:

@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from zlib import crc32
 
+from dht.budget import DIALS_BACK, DIALS_BACK_OPEN, DIALS_BACK_TO, Budget
 from dht.errors import NetworkError, PeerError, UserError
 from dht.identity.multiaddr import CIRCUIT, host_of
 from dht.messages import codec
 from dht.messages.peer import ReachAnswer, ReachRequest
 from dht.messages.types import NodeRecord, Reach
 from dht.records.directory import Directory
-from dht.records.rate_limit import Rates
 from dht.transport.interface import REACH_PROTOCOL, Stream, Transport
 from node.links.dial_back_findings import Findings
 from node.links.relay_slots import Relays
@@ -34,23 +34,23 @@ class ReachLimits:
 
     dial_s: float = 4.0
     answer_s: float = 8.0
-    per_peer_s: float = 20.0
-    """Interval between dials for one peer, and to one address, after a burst of three."""
-    burst: float = 3.0
-    all_per_s: float = 2.0
-    at_once: int = 16
 
 
 class ReachServer:
     """Dials back the peers that ask, at the address they come from and nowhere else."""
 
-    def __init__(self, transport: Transport, limits: ReachLimits | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        limits: ReachLimits | None = None,
+        budget: Budget | None = None,
+    ) -> None:
         self._transport = transport
-        self._limits = limits = limits or ReachLimits()
-        self._peers = Rates(per_s=1 / limits.per_peer_s, burst=limits.burst)
-        self._hosts = Rates(per_s=1 / limits.per_peer_s, burst=limits.burst)
-        self._all = Rates(per_s=limits.all_per_s, burst=10 * limits.all_per_s)
-        self._dialling = 0
+        self._limits = limits or ReachLimits()
+        budget = budget or Budget()
+        self._hosts = budget.rate(DIALS_BACK_TO)
+        self._dials = budget.rate(DIALS_BACK)
+        self._open = budget.held(DIALS_BACK_OPEN)
 
     async def start(self) -> None:
         await self._transport.serve(REACH_PROTOCOL, self._serve)
@@ -67,22 +67,17 @@ class ReachServer:
     async def _dial(self, peer_id: str, host: str, port: int) -> bool | None:
         """Whether libp2p answers there; None if this peer cannot tell or will not look."""
         now_s = asyncio.get_running_loop().time()
-        if not host or self._dialling >= self._limits.at_once:
+        if not host or not self._open.take(peer_id):
             return None
-        if not (
-            self._peers.take(peer_id, 1, now_s)
-            and self._hosts.take(host, 1, now_s)
-            and self._all.take("", 1, now_s)
-        ):
-            return None
-        self._dialling += 1
         try:
+            if not (self._hosts.take(host, 1, now_s) and self._dials.take(peer_id, 1, now_s)):
+                return None
             async with asyncio.timeout(self._limits.dial_s):
                 return await _greets(host, port)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             return False
         finally:
-            self._dialling -= 1
+            self._open.give_back(peer_id)
 
 
 async def _greets(host: str, port: int) -> bool:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from coordinator.plans.store import PlanStore
 from coordinator.runtime import Coordinator
+from dht.budget import Budget
 from dht.errors import MachineError, NetworkError
 from dht.messages.types import NodeRecord, NodeState, Reach
 from dht.records.directory import Directory
@@ -87,9 +88,11 @@ class Peer:
         measured: MeasuredLinks,
         machine: LooksAtMachine | None = None,
         parts: Supervisor | None = None,
+        budget: Budget | None = None,
     ) -> None:
         """``machine`` is used if ``config.use`` watches for the owner."""
         self._parts = parts or Supervisor()
+        self._budget = budget or Budget()
         self._transport = transport
         self._engine = engine
         self._stage = stage
@@ -137,8 +140,8 @@ class Peer:
         a part of it cannot go on.
         """
         await ProbeServer(self._transport, self._stage.traffic).start()
-        await StageStreams(self._transport, self._stage, StreamLimits()).start()
-        await ReachServer(self._transport).start()
+        await StageStreams(self._transport, self._stage, StreamLimits(), self._budget).start()
+        await ReachServer(self._transport, budget=self._budget).start()
         work = (
             self._stage.run,
             self._coordinator.run,
@@ -293,7 +296,7 @@ class Peer:
 
 
 def report_stats(
-    reporter: Reporter, engine: LocalEngine, stage: StageServer, parts: Supervisor
+    reporter: Reporter, engine: LocalEngine, stage: StageServer, parts: Supervisor, budget: Budget
 ) -> None:
     """Report how a peer's time was spent since it started."""
     times = engine.times
@@ -306,4 +309,5 @@ def report_stats(
         serialisation_s=round(stage.serialisation_s, 6),
         counters=dict(stage.counters),
         failures=dict(parts.failures),
+        refused=budget.refused,
     )

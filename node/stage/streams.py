@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from dht.budget import FRAME_BYTES, Budget
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.kv import KvCopy, KvPages
@@ -34,7 +35,7 @@ from dht.transport.interface import (
     StreamHandler,
     Transport,
 )
-from node.links.framed_stream import LinkReader, PartialBytes
+from node.links.framed_stream import LinkReader
 from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)
@@ -61,11 +62,18 @@ class StreamLimits:
 class StageStreams:
     """Reads streams and hands their messages to a :class:`node.stage.server.StageServer`."""
 
-    def __init__(self, transport: Transport, stage: StageServer, limits: StreamLimits) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        stage: StageServer,
+        limits: StreamLimits,
+        budget: Budget | None = None,
+    ) -> None:
+        """``budget`` bounds what unfinished frames take."""
         self._transport = transport
         self._stage = stage
         self._limits = limits
-        self._partial_bytes = PartialBytes()
+        self._budget = budget or Budget()
 
     async def start(self) -> None:
         """Accept streams from clients and other stages."""
@@ -90,7 +98,8 @@ class StageStreams:
 
     async def _read(self, stream: Stream, limit_s: float, limit_bytes: int) -> codec.Frame:
         async with asyncio.timeout(limit_s):
-            return await codec.read_frame(stream, limit_bytes=limit_bytes)
+            room = self._budget.held(FRAME_BYTES).of(stream.remote_peer_id)
+            return await codec.read_frame(stream, limit_bytes=limit_bytes, room=room)
 
     async def _serve_client(self, stream: Stream) -> None:
         """Serve one attempt of a client's session: an open, its prompt, and its close.
@@ -194,7 +203,7 @@ class StageStreams:
         """Serve the stage before: opens, activations, ring tokens and closes of many sessions."""
         peer_id = stream.remote_peer_id
         limits = self._limits
-        reader = LinkReader(stream, self._partial_bytes)
+        reader = LinkReader(stream, self._budget)
         async with _sending(stream) as sender:
             held = asyncio.Event()
             crediting = asyncio.create_task(self._keep_crediting(reader, sender, held))

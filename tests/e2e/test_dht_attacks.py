@@ -13,7 +13,7 @@ import pytest
 from coordinator.plans.review import ReviewConfig
 from coordinator.plans.reviewer import Reviewer
 from coordinator.plans.store import PlanStore
-from dht.daemon.kademlia import FINDS_BURST, FINDS_PER_S
+from dht.budget import DHT_FIND_BYTES
 from dht.daemon.transport import HivemindTransport
 from dht.identity.peer_id import Identity
 from dht.messages.types import PlanVersion
@@ -231,7 +231,9 @@ def test_asking_costs_no_memory() -> None:
             many = [attacker.place(source=f"{KEY}{n}") for n in range(times)]
             assert await ask(attacker, *many) < 1000, "more keys than a peer of ours asks for"
             got = [await ask(attacker, key) for _ in range(times)]
-            burst = FINDS_BURST + FINDS_PER_S * (time.time() + 90 - expires_unix_s)
+            burst = DHT_FIND_BYTES.burst + DHT_FIND_BYTES.per_s * (
+                time.time() + 90 - expires_unix_s
+            )
             assert sum(got) + whole <= burst, "a peer's rate"
             assert got[-1] < 1000
             joiner = await ours(victim)

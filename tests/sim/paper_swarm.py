@@ -18,6 +18,7 @@ import torch
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
 from client.view.pulse import PulseConfig
+from dht.budget import Budget
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory
 from dht.simulated.network import MemoryNetwork, MemoryTransport
@@ -217,7 +218,9 @@ class PaperSwarm:
 
     engine_class: type[PaperEngine] = PaperEngine
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, budget: Budget | None = None) -> None:
+        """``budget`` is what strangers may take of all peers together; else each has its own."""
+        self.budget = budget
         self.network = MemoryNetwork(random.Random(seed))
         self.peers: list[PaperPeer] = []
 
@@ -238,7 +241,7 @@ class PaperSwarm:
             chunk_tokens=16, hops=HopConfig(idle_s=30.0), log_bytes_max=log_bytes_max
         )
         stage = StageServer(transport, engine, config, bandwidth_from=lambda _: peer.bandwidth)
-        await StageStreams(transport, stage, StreamLimits()).start()
+        await StageStreams(transport, stage, StreamLimits(), self.budget).start()
         peer = PaperPeer(
             transport=transport,
             engine=engine,
@@ -300,10 +303,13 @@ class PaperSwarm:
 
 @asynccontextmanager
 async def paper_swarm(
-    *spans: tuple[int, int], seed: int = 0, log_bytes_max: int = 1 << 20
+    *spans: tuple[int, int],
+    seed: int = 0,
+    log_bytes_max: int = 1 << 20,
+    budget: Budget | None = None,
 ) -> AsyncIterator[PaperSwarm]:
     """A swarm with one peer per span."""
-    swarm = PaperSwarm(seed)
+    swarm = PaperSwarm(seed, budget)
     try:
         for start, end in spans:
             await swarm.add(start, end, log_bytes_max=log_bytes_max)

@@ -16,6 +16,7 @@ import torch
 
 from client.errors import UnavailableError
 from client.text.tokenizer import ModelText
+from dht.budget import FRAME_BYTES, Budget
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.identity.grant import grant, own_word
 from dht.messages import codec
@@ -45,8 +46,8 @@ from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryTransport
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
+from dht.transport.streams import HEARD_LIMIT_S
 from node.engine.work_item import WorkItem, WorkResult
-from node.links import framed_stream
 from node.stage.opening import close_of
 from node.stage.streams import StreamLimits
 from tests.sim.paper_swarm import (
@@ -497,12 +498,15 @@ async def begin_frame(stream: Stream, number: int, step: int) -> None:
         await codec.read_frame(stream)  # the other side says what it has read
 
 
-def test_unfinished_frames_take_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_frames_take_a_bounded_memory() -> None:
     most = 1 << 20
-    monkeypatch.setattr(framed_stream, "PARTIAL_BYTES_PER_PEER_MAX", most)
 
     async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+        budget = Budget(replace(FRAME_BYTES, per_peer=most))
+        async with (
+            paper_swarm((0, 4), (4, 8), budget=budget) as swarm,
+            swarm.client() as client,
+        ):
             evil, target = swarm.network.transport(), swarm.peers[0].peer_id
             streams = [await evil.open_stream(target, HOP_PROTOCOL) for _ in range(3)]
             held = dict.fromkeys(range(3), 0)
@@ -522,6 +526,41 @@ def test_unfinished_frames_take_a_bounded_memory(monkeypatch: pytest.MonkeyPatch
                 await stream.close()
             await asyncio.sleep(1)
             await begin_frame(await evil.open_stream(target, HOP_PROTOCOL), 0, 0)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("protocol", [SESSION_PROTOCOL, HOP_PROTOCOL])
+def test_large_frames_that_are_never_whole_take_a_bounded_memory(protocol: str) -> None:
+    """Not in parts: their length says 32 MiB, and all but the end comes, on many streams."""
+    most = 4 << 20
+
+    async def scenario() -> None:
+        budget = Budget(replace(FRAME_BYTES, per_peer=most))
+        held = budget.held(FRAME_BYTES)
+        async with (
+            paper_swarm((0, 4), (4, 8), budget=budget) as swarm,
+            swarm.client() as client,
+        ):
+            evil, closed = swarm.network.transport(), 0
+            streams = [await attached(swarm, evil, protocol) for _ in range(8)]
+            frame = codec.encode_frame(Ping(nonce=1), bytes(2 << 20))
+            for stream in streams:
+                stream.write(frame[:-1])
+            await asyncio.sleep(1)
+            assert 1 << 20 <= held.total <= most
+            await asyncio.sleep(HEARD_LIMIT_S)
+            for stream in streams:
+                try:
+                    await stream.drain()
+                except NetworkError:
+                    closed += 1
+            assert closed >= 6, "whoever goes on beyond the bound is closed"
+            assert budget.refused["frame_bytes"] == closed
+            answer = await client.generate(PROMPT, max_new_tokens=8)
+            assert answer.token_ids == answer_of(PROMPT, 8)
+            await asyncio.sleep(200)  # beyond every limit on silence
+            assert held.total == 0
 
     run_virtual(scenario(), limit_s=600)
 

@@ -3,24 +3,18 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
+from dht.budget import RECORD_REQUESTS, RECORD_SEARCHES, RECORD_STREAMS, Buckets, Budget
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.peer import RecordsFound, RecordsRequest, RecordStore, RecordStored, SignedRecord
 from dht.messages.session import Ping, Pong
 from dht.records.client import RecordClient
-from dht.records.helper import (
-    ANSWER_BYTES_MAX,
-    SEND_LIMIT_S,
-    STREAMS_MAX,
-    STREAMS_PER_PEER_MAX,
-    HelperLimits,
-    RecordHelper,
-)
-from dht.records.rate_limit import Rates
+from dht.records.helper import ANSWER_BYTES_MAX, SEND_LIMIT_S, RecordHelper
 from dht.records.signed import RecordError, RecordGuard, sign_record
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork, MemoryTransport
@@ -72,7 +66,7 @@ class Shelf:
 class World:
     """Full peers over some values, and a light peer that asks them."""
 
-    def __init__(self, helpers: int = 2, limits: HelperLimits | None = None) -> None:
+    def __init__(self, helpers: int = 2, limits: Budget | None = None) -> None:
         self.network = MemoryNetwork(random.Random(3))
         self.values: dict[str, dict[str, bytes]] = {}
         self.full = [self.network.transport() for _ in range(helpers)]
@@ -260,7 +254,7 @@ def test_those_who_ask_at_once_share_one_search() -> None:
 
 def test_who_asks_more_than_his_share_is_put_off_and_others_are_not() -> None:
     async def body() -> None:
-        limits = HelperLimits(requests_per_s=1.0, requests_burst=10.0)
+        limits = Budget(replace(RECORD_REQUESTS, per_s=1.0, burst=10.0))
         world = World(helpers=1, limits=limits)
         await world.start()
         world.put(ALICE, b"one")
@@ -278,7 +272,7 @@ def test_who_asks_more_than_his_share_is_put_off_and_others_are_not() -> None:
 
 def test_searches_for_ever_new_keys_are_bounded_for_all_together() -> None:
     async def body() -> None:
-        limits = HelperLimits(searches_per_s=0.0, searches_burst=5.0)
+        limits = Budget(replace(RECORD_SEARCHES, all_per_s=0.0, all_burst=5.0))
         world = World(helpers=1, limits=limits)
         await world.start()
         for number in range(5):
@@ -287,7 +281,7 @@ def test_searches_for_ever_new_keys_are_bounded_for_all_together() -> None:
             with pytest.raises(NetworkError, match="busy"):
                 await world.read(f"net/model{number}/links")
         assert world.shelves[0].searches == 5
-        assert world.helpers[0].counters["searches_spared"] == 15
+        assert world.helpers[0].budget.refused["record_searches"] == 15
 
     within(body)
 
@@ -323,7 +317,7 @@ def test_helpers_that_cannot_search_are_busy_and_others_are_asked(why: str) -> N
             if why == "broken":
                 world.shelves[number].broken = True
             else:
-                world.helpers[number]._searches = Rates(per_s=0.0, burst=0.0)
+                world.helpers[number]._searches = Buckets(per_s=0.0, burst=0.0)
 
         cripple(0)
         cripple(1)
@@ -339,7 +333,9 @@ def test_helpers_that_cannot_search_are_busy_and_others_are_asked(why: str) -> N
 
 def test_what_was_read_just_now_is_given_though_no_search_is_left() -> None:
     async def body() -> None:
-        world = World(helpers=1, limits=HelperLimits(searches_per_s=0.0, searches_burst=1.0))
+        world = World(
+            helpers=1, limits=Budget(replace(RECORD_SEARCHES, all_per_s=0.0, all_burst=1.0))
+        )
         await world.start()
         world.put(ALICE, b"one")
         for _ in range(3):
@@ -371,12 +367,12 @@ def test_streams_of_one_peer_are_bounded_and_silent_ones_end() -> None:
             await world.light.open_stream(world.full[0].peer_id, RECORDS_PROTOCOL) for _ in range(6)
         ]
         await asyncio.sleep(1)
-        assert world.helpers[0].counters["streams_refused"] == 2
+        assert world.helpers[0].budget.refused["record_streams"] == 2
         await asyncio.sleep(200)
         for stream in streams:
             with pytest.raises(NetworkError):
                 await stream.read_exactly(1)
-        assert not world.helpers[0]._streams
+        assert not world.helpers[0]._streams.by_peer
 
     within(body, limit_s=1000)
 
@@ -408,17 +404,17 @@ class DeafStream:
 def test_who_never_reads_loses_the_stream() -> None:
     async def body() -> None:
         helper = World(helpers=1).helpers[0]
-        deaf = [DeafStream(str(number)) for number in range(STREAMS_MAX)]
+        deaf = [DeafStream(str(number)) for number in range(RECORD_STREAMS.in_all)]
         tasks = [asyncio.create_task(helper.serve(stream)) for stream in deaf]
         await asyncio.sleep(1)
-        assert helper._streams.total() == STREAMS_MAX
+        assert helper._streams.total == RECORD_STREAMS.in_all
         await helper.serve(DeafStream("one more"))  # nobody is idle who could give way
-        assert helper.counters["streams_refused"] == 1
+        assert helper.budget.refused["record_streams"] == 1
         await asyncio.sleep(SEND_LIMIT_S)
         assert all(task.done() for task in tasks)
         assert all(stream.closed for stream in deaf)
-        assert helper.counters["streams_stuck"] == STREAMS_MAX
-        assert not helper._streams
+        assert helper.counters["streams_stuck"] == RECORD_STREAMS.in_all
+        assert not helper._streams.by_peer
 
     within(body)
 
@@ -430,17 +426,18 @@ def test_where_all_streams_are_taken_the_longest_idle_one_gives_way() -> None:
         world.put(ALICE, b"one")
         full, helper = world.full[0].peer_id, world.helpers[0]
         streams = []
-        for _ in range(STREAMS_MAX // STREAMS_PER_PEER_MAX):
+        for _ in range(RECORD_STREAMS.in_all // RECORD_STREAMS.per_peer):
             peer = world.network.transport()
             streams += [
-                await peer.open_stream(full, RECORDS_PROTOCOL) for _ in range(STREAMS_PER_PEER_MAX)
+                await peer.open_stream(full, RECORDS_PROTOCOL)
+                for _ in range(RECORD_STREAMS.per_peer)
             ]
         await asyncio.sleep(1)
         await codec.send_frame(streams[0], Ping(nonce=1))
         assert (await codec.read_frame(streams[0])).message == Pong(nonce=1)
         assert await world.read(KEY) == {ALICE.peer_id: b"one"}
         assert helper.counters["streams_displaced"] == 1
-        assert helper._streams.total() == STREAMS_MAX
+        assert helper._streams.total == RECORD_STREAMS.in_all
         with pytest.raises(NetworkError):
             await streams[1].read_exactly(1)
         for stream in (streams[0], streams[2], streams[-1]):

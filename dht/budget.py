@@ -1,0 +1,226 @@
+"""What strangers may take of this process: per peer and all together, in one place. Pure.
+
+Identities cost nothing, so each limit per peer needs one for all peers. Above a limit a peer's
+newest is refused; everybody else goes on. The table in docs/threat-model.md names all of them.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dht.errors import NetworkError
+
+NAMES_MAX = 4096
+"""Maximum peers whose rates are remembered; the one unused for longest is forgotten first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """A limit on what is held at one time."""
+
+    name: str
+    unit: str
+    per_peer: int
+    in_all: int
+    crowded: int | None = None
+    """Amount held by all from which on a peer with ``when_crowded`` gets no more; None: never."""
+    when_crowded: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """A limit on what is taken per second on average, and at once."""
+
+    name: str
+    unit: str
+    per_s: float = math.inf
+    burst: float = math.inf
+    all_per_s: float = math.inf
+    all_burst: float = math.inf
+
+
+Limit = Amount | Rate
+
+STREAMS = Amount(name="streams", unit="", per_peer=256, in_all=4096, crowded=2048, when_crowded=8)
+"""Incoming streams: each holds two descriptors of this machine. A gateway has two per session, 64
+sessions at most; when many are open, 8 are a hop, a probe, records, a session or two."""
+FRAME_BYTES = Amount(
+    name="frame_bytes",
+    unit="MiB",
+    per_peer=64 << 20,
+    in_all=256 << 20,
+    crowded=192 << 20,
+    when_crowded=1 << 20,
+)
+"""Bytes of unfinished frames on streams to a stage; 1,024 tokens of a wide model are 16 MiB."""
+RECORD_STREAMS = Amount(name="record_streams", unit="", per_peer=4, in_all=512)
+RECORD_REQUESTS = Rate(name="record_requests", unit="", per_s=20, burst=200)
+RECORD_BYTES = Rate(name="record_bytes", unit="MB", per_s=1e6, burst=16e6)
+RECORD_STORES = Rate(name="record_stores", unit="", per_s=2, burst=32)
+RECORD_SEARCHES = Rate(
+    name="record_searches", unit="", per_s=5, burst=20, all_per_s=50, all_burst=200
+)
+"""Searches of the DHT: a tenth of all for each peer; a burst is four kinds of records of five
+models."""
+DHT_STORES = Rate(name="dht_stores", unit="", per_s=64, burst=1024)
+"""Values that a peer stores here; at once as many as a neighbour hands over to a newcomer."""
+DHT_BULK_STORES = Rate(name="dht_bulk_stores", unit="", all_per_s=512, all_burst=4096)
+"""Values in requests of more than a peer's own: each costs the check of a signature."""
+DHT_FIND_BYTES = Rate(
+    name="dht_find_bytes",
+    unit="MiB",
+    per_s=1 << 20,
+    burst=16 << 20,
+    all_per_s=16 << 20,
+    all_burst=64 << 20,
+)
+DIALS_BACK_OPEN = Amount(name="dials_back_open", unit="", per_peer=16, in_all=16)
+DIALS_BACK = Rate(name="dials_back", unit="", per_s=0.05, burst=3, all_per_s=2, all_burst=20)
+DIALS_BACK_TO = Rate(name="dials_back_to", unit="", per_s=0.05, burst=3)
+"""Dials to one address, whoever asks."""
+LIMITS: tuple[Limit, ...] = (
+    STREAMS,
+    FRAME_BYTES,
+    RECORD_STREAMS,
+    RECORD_REQUESTS,
+    RECORD_BYTES,
+    RECORD_STORES,
+    RECORD_SEARCHES,
+    DHT_STORES,
+    DHT_BULK_STORES,
+    DHT_FIND_BYTES,
+    DIALS_BACK_OPEN,
+    DIALS_BACK,
+    DIALS_BACK_TO,
+)
+
+
+class Held:
+    """Amounts of one resource that peers hold now."""
+
+    def __init__(self, limit: Amount) -> None:
+        self.limit = limit
+        self.by_peer: Counter[str] = Counter()
+        self.total = 0
+        self.refused = 0
+
+    def take(self, peer_id: str, amount: int = 1) -> bool:
+        """Add ``amount`` to what the peer holds if there is room; returns whether there was."""
+        limit, holds = self.limit, self.by_peer[peer_id] + amount
+        crowded = limit.crowded is not None and self.total >= limit.crowded
+        most = limit.when_crowded if crowded else limit.per_peer
+        if holds > most or self.total + amount > limit.in_all:
+            self.refused += 1
+            self._forget(peer_id)
+            return False
+        self.by_peer[peer_id] = holds
+        self.total += amount
+        return True
+
+    def give_back(self, peer_id: str, amount: int = 1) -> None:
+        """Subtract ``amount`` from what the peer holds."""
+        self.by_peer[peer_id] -= amount
+        self.total -= amount
+        self._forget(peer_id)
+
+    def of(self, peer_id: str) -> "Share":
+        """One peer's share, which raises NetworkError where there is no room."""
+        return Share(self, peer_id)
+
+    def _forget(self, peer_id: str) -> None:
+        if not self.by_peer[peer_id]:
+            del self.by_peer[peer_id]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One peer's part in what is held."""
+
+    held: Held
+    peer_id: str
+
+    def take(self, amount: int) -> None:
+        """Take ``amount``; raises NetworkError with the reason where there is no room."""
+        if not self.held.take(self.peer_id, amount):
+            raise NetworkError(f"no room for more {self.held.limit.name} of this peer now")
+
+    def give_back(self, amount: int) -> None:
+        """Give ``amount`` back."""
+        self.held.give_back(self.peer_id, amount)
+
+
+@dataclass(slots=True)
+class Buckets:
+    """Token buckets that allow each name ``per_s`` on average and ``burst`` at once."""
+
+    per_s: float
+    burst: float
+    names_max: int = NAMES_MAX
+    _buckets: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def take(self, name: str, count: float, now_s: float) -> bool:
+        """Take ``count`` tokens of ``name`` if there are enough; returns whether there were."""
+        if self.burst == math.inf:
+            return True
+        left, since_s = self._buckets.pop(name, (self.burst, now_s))
+        left = min(self.burst, left + max(0.0, now_s - since_s) * self.per_s)
+        fits = count <= left
+        self._buckets[name] = (left - count if fits else left, now_s)
+        if len(self._buckets) > self.names_max:  # forget the name unused for longest
+            del self._buckets[next(iter(self._buckets))]
+        return fits
+
+    def charge(self, name: str, count: float, now_s: float) -> None:
+        """Take ``count`` tokens even if fewer are left, for what has been spent already."""
+        if not self.take(name, count, now_s):
+            left, _ = self._buckets[name]
+            self._buckets[name] = (left - count, now_s)
+
+
+class Taken:
+    """What peers took of one resource lately, against its rates."""
+
+    def __init__(self, limit: Rate) -> None:
+        self.limit = limit
+        self._peers = Buckets(limit.per_s, limit.burst)
+        self._all = Buckets(limit.all_per_s, limit.all_burst)
+        self.refused = 0
+
+    def take(self, peer_id: str, count: float, now_s: float) -> bool:
+        """Take ``count`` for a peer if its rate and that of all allow; returns whether they did.
+
+        The peer's own rate comes first: what is above it takes nothing from the others.
+        """
+        if self._peers.take(peer_id, count, now_s) and self._all.take("", count, now_s):
+            return True
+        self.refused += 1
+        return False
+
+    def charge(self, peer_id: str, count: float, now_s: float) -> None:
+        """Take ``count`` even above the rate, for what has been spent already."""
+        self._peers.charge(peer_id, count, now_s)
+        self._all.charge("", count, now_s)
+
+
+class Budget:
+    """All limits of one process, each with its meter."""
+
+    def __init__(self, *changed: Limit) -> None:
+        """``changed`` limits replace the defaults of the same names."""
+        limits = {each.name: each for each in (*LIMITS, *changed)}
+        self._held = {n: Held(each) for n, each in limits.items() if isinstance(each, Amount)}
+        self._taken = {n: Taken(each) for n, each in limits.items() if isinstance(each, Rate)}
+
+    def held(self, limit: Amount) -> Held:
+        """The meter of what is held."""
+        return self._held[limit.name]
+
+    def rate(self, limit: Rate) -> Taken:
+        """The meter of what is taken per second."""
+        return self._taken[limit.name]
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How often each limit refused something, by its name; without those that never did."""
+        meters: list[Held | Taken] = [*self._held.values(), *self._taken.values()]
+        return {each.limit.name: each.refused for each in meters if each.refused}
