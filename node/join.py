@@ -239,6 +239,7 @@ async def _serve(
         engine,
         StageConfig(int8=arguments.int8_rows),
         traffic,
+        addresses_of=directory.addresses_of,
         bandwidth_from=measured.bandwidth_from,
         on_idle=lambda: report_stats(reporter, engine, stage),
     )

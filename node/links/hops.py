@@ -8,7 +8,7 @@ its connections.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +27,8 @@ from dht.messages.session import (
     SessionLeaving,
     SessionRefused,
 )
+from dht.messages.types import PEERS_MAX
+from dht.records.rate_limit import Rates
 from dht.transport.interface import HOP_PROTOCOL, Stream, Transport
 from node.links.framed_stream import LinkSender
 from node.links.lent_traffic import LentTraffic as Lent
@@ -34,9 +36,15 @@ from node.links.lent_traffic import LentTraffic as Lent
 logger = logging.getLogger(__name__)
 
 UNREACHABLE = "cannot be reached"
-"""The only reason given to others for a hop that did not open. Clients name peers and their
-addresses, so what was found there (a closed port, another protocol, nothing) only goes into this
-peer's log."""
+"""The only reason given to others for a hop that did not open. Clients name peers, whose records
+name addresses, so what was found there (a closed port, another protocol, nothing) only goes into
+this peer's log."""
+
+DIALS_REFUSED = "too many peers were dialled lately that did not answer before"
+"""The reason given to others where :meth:`HopTable.admits` says no."""
+
+AddressesOf = Callable[[str], Awaitable[tuple[str, ...]]]
+"""Finds the addresses in a peer's own record; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +59,14 @@ class HopConfig:
     """Time after which an unused hop is closed."""
     scheduler: Callable[[], LinkScheduler] = LinkScheduler
     """Makes the scheduler of a hop, which decides the order in which frames leave."""
+    dials_per_s: float = 1.0
+    """Rate at which one client may have peers dialled that were not reached at the last try."""
+    dials_burst: float = 16.0
+    """Number of such dials that one client may ask for at once."""
+    dials_all_per_s: float = 8.0
+    """``dials_per_s`` of all clients together."""
+    dials_all_burst: float = 64.0
+    """``dials_burst`` of all clients together."""
 
 
 HopReply = SessionAccepted | SessionRefused | SessionFailed | SessionLeaving | MigrationReady
@@ -73,9 +89,16 @@ class Hop:
     """The stream to one next peer, opened on first use. Frames sent before it is open wait."""
 
     def __init__(
-        self, peer_id: str, transport: Transport, config: HopConfig, events: HopEvents, lent: Lent
+        self,
+        peer_id: str,
+        transport: Transport,
+        addresses_of: AddressesOf,
+        config: HopConfig,
+        events: HopEvents,
+        lent: Lent,
     ) -> None:
         self.peer_id = peer_id
+        self._addresses_of = addresses_of
         self._transport = transport
         self._config = config
         self._events = events
@@ -106,12 +129,17 @@ class Hop:
         else:
             self._sender.send(message, body, traffic=traffic)
 
-    async def run(self, addresses: tuple[str, ...]) -> str:
+    @property
+    def opened(self) -> bool:
+        """Whether the stream was opened."""
+        return self._sender is not None
+
+    async def run(self) -> str:
         """Open, read, write and watch until the hop is lost or idle; returns the reason."""
         try:
             async with asyncio.timeout(self._config.open_s):
                 stream = await self._transport.open_stream(
-                    self.peer_id, HOP_PROTOCOL, addresses=addresses
+                    self.peer_id, HOP_PROTOCOL, addresses=await self._addresses_of(self.peer_id)
                 )
         except (NetworkError, TimeoutError) as error:
             logger.info("%s cannot be reached: %s", self.peer_id, str(error) or "no answer")
@@ -190,30 +218,55 @@ class Hop:
 
 
 class HopTable:
-    """All outbound hops of one peer. A lost hop is reported once and forgotten."""
+    """All outbound hops of one peer. A lost hop is reported once and forgotten.
+
+    Peers are dialled at the addresses in their own records alone, whoever names the peers.
+    """
 
     def __init__(
         self,
         transport: Transport,
+        addresses_of: AddressesOf,
         config: HopConfig,
         events: HopEvents,
         lent: Lent | None = None,
     ) -> None:
         self._lent = lent or Lent()
         self._transport = transport
+        self._addresses_of = addresses_of
         self._config = config
         self._events = events
+        self._reached: dict[str, None] = {}
+        """Peers that answered when they were dialled last, oldest first."""
+        self._dials = Rates(per_s=config.dials_per_s, burst=config.dials_burst)
+        self._all_dials = Rates(per_s=config.dials_all_per_s, burst=config.dials_all_burst)
         self._hops: dict[str, Hop] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def get(self, peer_id: str, addresses: tuple[str, ...] = ()) -> Hop:
+    def admits(self, peer_id: str, client: str) -> bool:
+        """Whether ``peer_id`` may get a hop because ``client`` named it.
+
+        Only dials of peers that did not answer the last one count: a client that knows its way
+        costs nothing, and one that has others knocked at soon is held up.
+        """
+        if peer_id in self._hops or peer_id in self._reached:
+            return True
+        now_s = asyncio.get_running_loop().time()
+        return self._dials.take(client, 1, now_s) and self._all_dials.take("", 1, now_s)
+
+    def get(self, peer_id: str) -> Hop:
         """The hop to ``peer_id``, opened if necessary."""
         hop = self._hops.get(peer_id)
         if hop is None:
             hop = self._hops[peer_id] = Hop(
-                peer_id, self._transport, self._config, self._events, self._lent
+                peer_id,
+                self._transport,
+                self._addresses_of,
+                self._config,
+                self._events,
+                self._lent,
             )
-            task = asyncio.create_task(self._run(hop, addresses), name=f"hop to {peer_id}")
+            task = asyncio.create_task(self._run(hop), name=f"hop to {peer_id}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return hop
@@ -226,11 +279,16 @@ class HopTable:
         """Schedulers of all open hops by peer, with their measurements."""
         return {peer_id: hop.link for peer_id, hop in self._hops.items() if hop.link is not None}
 
-    async def _run(self, hop: Hop, addresses: tuple[str, ...]) -> None:
+    async def _run(self, hop: Hop) -> None:
         reason = "failed"
         try:
-            reason = await hop.run(addresses)
+            reason = await hop.run()
         finally:
+            self._reached.pop(hop.peer_id, None)
+            if hop.opened:
+                self._reached[hop.peer_id] = None
+                while len(self._reached) > PEERS_MAX:
+                    del self._reached[next(iter(self._reached))]
             if self._hops.get(hop.peer_id) is hop:
                 del self._hops[hop.peer_id]
             self._events.hop_lost(hop.peer_id, reason)

@@ -105,7 +105,10 @@ class World:
         plans = PlanStore(transport, directory, model=SPEC)
         engine = LoadingEngine(transport.peer_id, layers * LAYER_BYTES)
         stage = StageServer(
-            transport, engine, StageConfig(chunk_tokens=16, hops=HopConfig(idle_s=30.0))
+            transport,
+            engine,
+            StageConfig(chunk_tokens=16, hops=HopConfig(idle_s=30.0)),
+            addresses_of=directory.addresses_of,
         )
         out = io.StringIO()
         config = CoordinatorConfig(coordinators=frozenset({self.leader}))
