@@ -146,7 +146,8 @@ async def serving(
 ) -> StandInPeer:
     """Serve layers ``span`` of ``spec`` on ``transport`` with an engine that only waits."""
     engine = TimedEngine(spec, span, times, kv_tokens=kv_tokens, limits=limits)
-    stage = StageServer(transport, engine, config)
+    directory = Directory(transport, NETWORK, spec.key)
+    stage = StageServer(transport, engine, config, addresses_of=directory.addresses_of)
     await StageStreams(transport, stage, StreamLimits()).start()
     peer = StandInPeer(
         transport=transport,
@@ -167,7 +168,7 @@ async def serving(
             end=span[1],
             joined_unix_s=transport.now(),
         ),
-        directory=Directory(transport, NETWORK, spec.key),
+        directory=directory,
     )
     peer.tasks = [asyncio.create_task(stage.run()), asyncio.create_task(peer.keep_announced())]
     return peer

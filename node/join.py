@@ -253,9 +253,11 @@ async def _serve(
         engine,
         StageConfig(int8=arguments.int8_rows),
         traffic,
+        addresses_of=directory.addresses_of,
         bandwidth_from=measured.bandwidth_from,
         on_idle=lambda: report_stats(reporter, engine, stage, parts, budget),
         parts=parts,
+        budget=budget,
     )
     coordinators = frozenset(arguments.coordinators)
     plans = PlanStore(

@@ -5,7 +5,7 @@ from it.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,15 +82,18 @@ class Attempt:
         transport: Transport,
         config: AttemptConfig,
         open_: SessionOpen,
+        addresses: Mapping[str, tuple[str, ...]],
         post: Callable[[Event], None],
         *,
         vocab: int,
     ) -> None:
-        """``vocab`` bounds the token ids that a stage may send."""
+        """``addresses`` are those in the stages' records, by peer id; ``vocab`` bounds the token
+        ids that a stage may send."""
         self._vocab = vocab
         self._transport = transport
         self._config = config
         self._open_message = open_
+        self._addresses = addresses
         self._post = post
         self._tasks: list[asyncio.Task[None]] = []
         self._streams: list[Stream] = []
@@ -138,25 +141,15 @@ class Attempt:
         with suppress(_StageLost):
             await self._connect(-1, TOKENS_PROTOCOL)
 
-    def copy_kv(
-        self, source: str, addresses: tuple[str, ...], to: str, to_addresses: tuple[str, ...]
-    ) -> None:
+    def copy_kv(self, source: str, to: str) -> None:
         """Ask ``source`` to copy the session's KV to ``to``; posts MigrationCaughtUp or Refused."""
-        self._start(self._copy_kv(source, addresses, to, to_addresses))
+        self._start(self._copy_kv(source, to))
 
-    async def _copy_kv(
-        self, source: str, addresses: tuple[str, ...], to: str, to_addresses: tuple[str, ...]
-    ) -> None:
+    async def _copy_kv(self, source: str, to: str) -> None:
         """The owner bounds how long a move may take; a source that is lost ends it as well."""
-        order = KvCopy(
-            session=self._open_message.session, attempt=self.attempt, to=to, addresses=to_addresses
-        )
+        order = KvCopy(session=self._open_message.session, attempt=self.attempt, to=to)
         try:
-            async with asyncio.timeout(self._config.connect_s):
-                stream = await self._transport.open_stream(
-                    source, SESSION_PROTOCOL, addresses=addresses
-                )
-            self._streams.append(stream)
+            stream = await self._open_stream(source, SESSION_PROTOCOL)
             await codec.send_frame(stream, order)
             reply = (await codec.read_frame(stream, limit_bytes=CONTROL_BYTES_MAX)).message
         except (NetworkError, PeerError, TimeoutError) as error:
@@ -222,13 +215,16 @@ class Attempt:
 
     async def _connect(self, stage: int, protocol: str) -> Stream:
         try:
-            async with asyncio.timeout(self._config.connect_s):
-                stream = await self._transport.open_stream(
-                    self._peer(stage), protocol, addresses=self._open_message.addresses[stage]
-                )
+            return await self._open_stream(self._peer(stage), protocol)
         except (NetworkError, TimeoutError) as error:
             reason = f"cannot be reached: {str(error) or 'no answer'}"
             raise _StageLost(self._peer(stage), reason) from error
+
+    async def _open_stream(self, peer_id: str, protocol: str) -> Stream:
+        async with asyncio.timeout(self._config.connect_s):
+            stream = await self._transport.open_stream(
+                peer_id, protocol, addresses=self._addresses.get(peer_id, ())
+            )
         self._streams.append(stream)
         return stream
 

@@ -240,8 +240,7 @@ class SessionDriver:
                     self._warm.meet_last()
             case CopyKv(source=source, to=to):
                 if self._warm is not None:
-                    addresses = self._addresses.get(source, ())
-                    self._warm.copy_kv(source, addresses, to, self._addresses.get(to, ()))
+                    self._warm.copy_kv(source, to)
             case FeedMigration():
                 if self._warm is not None:
                     self._warm.feed_copy(self.owner.log.replay_ids[: self._warm.prompt_tokens])
@@ -253,7 +252,9 @@ class SessionDriver:
 
     def _attempt_of(self, open_: SessionOpen) -> Attempt:
         vocab = self._request.model.vocab
-        return Attempt(self._transport, self._config, open_, self._post, vocab=vocab)
+        return Attempt(
+            self._transport, self._config, open_, self._addresses, self._post, vocab=vocab
+        )
 
     def _open_of(self, attempt: int, route: Route) -> SessionOpen:
         log, request = self.owner.log, self._request
@@ -269,7 +270,6 @@ class SessionDriver:
             client=self._transport.peer_id,
             fingerprint=request.model.fingerprint,
             route=route,
-            addresses=tuple(self._addresses.get(stage.peer_id, ()) for stage in route),
             hop=0,
             prompt_tokens=len(log.replay_ids),
             max_new_tokens=log.remaining_tokens,

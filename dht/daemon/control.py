@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dht.errors import NetworkError
-from dht.identity.multiaddr import by_peer
+from dht.identity.multiaddr import by_peer, checked_tcp
 from dht.messages.types import ADDRESSES_MAX
 
 _CLOSE_LIMIT_S = 1.0
@@ -148,6 +148,7 @@ def parse_known(addresses: tuple[str, ...]) -> list[bytes]:
 def _parse(address: str) -> tuple[str, bytes]:
     """The peer id at the end of a multiaddress, and the rest in libp2p's binary form.
 
+    Raises ValueError for what is no address with TCP, or through a relay at one.
     hivemind encodes peer ids as CIDs, which its own daemon refuses, so this encodes them itself.
     """
     from hivemind.p2p import PeerID
@@ -158,7 +159,7 @@ def _parse(address: str) -> tuple[str, bytes]:
     if not found or not head or "/" in peer_id:
         raise ValueError("it lacks the peer id at its end, /p2p/12D3KooW…")
     first, *relays = head.split("/p2p/")
-    encoded: bytes = Multiaddr(first).to_bytes()
+    encoded: bytes = Multiaddr(checked_tcp(first)).to_bytes()
     for part in relays:
         relay_id, _, rest = part.partition("/")
         raw = PeerID.from_base58(relay_id).to_bytes()

@@ -1,15 +1,19 @@
 """Runs the libp2p daemon ``p2pd`` as a child process that cannot outlive this one.
 
-On Linux the kernel kills the daemon when this process ends, however it ends. Elsewhere the daemon
-ends by itself if nothing ever attaches to it, and every orderly end terminates it.
+On Linux the kernel kills the daemon when this process ends, however it ends, and keeps it from
+sending QUIC. Elsewhere the daemon ends by itself if nothing ever attaches to it, and every orderly
+end terminates it.
 """
 
 import asyncio
 import ctypes
+import errno
 import os
+import platform
 import shutil
 import signal
 import socket
+import struct
 import sys
 import tempfile
 from collections import deque
@@ -17,11 +21,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from dht.errors import AnabranchError, NetworkError, UserError
 from dht.identity.peer_id import Identity
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_SECCOMP_MODE_FILTER = 2
+_SENDMSG = {"x86_64": (0xC000003E, 46), "aarch64": (0xC00000B7, 211)}
+"""By machine: the kernel's number for the architecture, and that of the system call sendmsg."""
 _UNIX_PATH_CHARS_MAX = 104
 """Maximum length of a unix socket's path: the shortest limit of common systems."""
 _SOCKET_CHARS = len("/p2pclient-0123456789a.sock")
@@ -132,7 +140,7 @@ class P2pDaemon:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 env=_environment(config),
-                preexec_fn=_die_with_parent(),
+                preexec_fn=_restrained(),
                 # Ctrl-C must reach only this process: it needs the daemon until it has left.
                 start_new_session=True,
             )
@@ -280,15 +288,49 @@ def _check_free(address: str) -> None:
             ) from error
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """The child's call before exec, which asks the kernel to kill the child with this process."""
+class _SocketFilter(ctypes.Structure):
+    """The kernel's ``struct sock_fprog``."""
+
+    _fields_: ClassVar = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
+
+
+def _no_sendmsg() -> _SocketFilter | None:
+    """A seccomp filter in which sendmsg fails with EPERM; None for other machines.
+
+    The daemon cannot be told to have no QUIC, and dials the QUIC addresses that it hears of. In it
+    only QUIC sends by sendmsg: TCP, port mapping and names use other calls.
+    """
+    if (numbers := _SENDMSG.get(platform.machine())) is None:
+        return None
+    load, jump_if, give = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
+    machine, call = numbers
+    code = (
+        (load, 0, 0, 4),  # the architecture of the call
+        (jump_if, 0, 2, machine),
+        (load, 0, 0, 0),  # the call's number
+        (jump_if, 1, 0, call),
+        (give, 0, 0, 0x7FFF_0000),  # SECCOMP_RET_ALLOW
+        (give, 0, 0, 0x0005_0000 | errno.EPERM),  # SECCOMP_RET_ERRNO
+    )
+    packed = b"".join(struct.pack("=HBBI", *each) for each in code)
+    return _SocketFilter(len(code), packed)
+
+
+def _restrained() -> Callable[[], None] | None:
+    """The child's call before exec: the kernel is to kill the child with this process, and to keep
+    it from sending QUIC where it can."""
     if sys.platform != "linux":
         return None
     # Loaded here: between fork and exec no library may be loaded and little may be called.
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
+    if (no_quic := _no_sendmsg()) is not None:
+        no_quic_at = ctypes.byref(no_quic)
 
     def ask() -> None:
+        if no_quic is not None:
+            prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, no_quic_at, 0, 0)
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # the parent ended before the request
             os._exit(1)

@@ -19,13 +19,14 @@ from dht.daemon import lean_hivemind
 from dht.daemon.control import LibP2PStream, ask, asking_daemon, parse_known, parse_peers, raw_id
 from dht.daemon.process import DaemonConfig, P2pDaemon
 from dht.errors import NetworkError, UserError
+from dht.identity.dialling import DialRule
 from dht.identity.multiaddr import by_peer, host_of, ranked, unanswered
 from dht.messages.peer import SignedRecord
 from dht.records.access import AskedRecords, RecordAccess, SharedRecords
 from dht.records.helper import RecordHelper
 from dht.records.signed import RecordGuard, RecordSigner
 from dht.supervision import Work
-from dht.transport.config import CONNECT_LIMIT_S, TransportConfig
+from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
 from dht.transport.interface import RECORDS_PROTOCOL, Stream, StreamHandler
 from dht.transport.streams import StreamHandlers
 
@@ -47,6 +48,8 @@ class HivemindTransport:
         self._signer = RecordSigner(config.identity)
         self._reached: set[str] = set()
         self._addresses: tuple[str, ...] = ()
+        own = (*config.announce_addresses, *expanded(config.listen_addresses()))
+        self._dials = DialRule.of(config.initial_peers, own)
         self._daemon: P2pDaemon | None = None
         self._control_path = Path()
         self._p2p: Any = None
@@ -134,6 +137,7 @@ class HivemindTransport:
             info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
             peer_id, host = info.peer_id.to_base58(), host_of(str(info.addr))
+            self._dials = self._dials.seen_at((host,))
             now_serving = self._handlers.by_protocol.get(protocol)
             if now_serving is None:  # the registration failed on the way back
                 writer.transport.abort()
@@ -293,6 +297,7 @@ class HivemindTransport:
     async def _read_addresses(self) -> None:
         visible = await asking_daemon(self._p2p.get_visible_maddrs())
         self._addresses = ranked([str(each) for each in visible]) or self._addresses
+        self._dials = self._dials.seen_at(map(host_of, self._addresses))
 
     async def _keep_addresses(self) -> None:
         """Read this peer's addresses again and again: port mappings and networks change."""
@@ -358,6 +363,13 @@ class HivemindTransport:
 
     async def _open(self, peer_id: str, protocol: str, addresses: tuple[str, ...]) -> Stream:
         failure: NetworkError | None = None
+        addresses = self._dials.admitted(peer_id, addresses)
+        if not addresses and not await self._is_connected(peer_id):
+            # The daemon would ask strangers where it is, and dial what they say.
+            raise NetworkError(
+                f"cannot reach peer {peer_id}: it is not connected, and no address of it is known"
+                " that may be dialled"
+            )
         if addresses and peer_id not in self._reached:
             try:
                 await self._connect(peer_id, parse_known(addresses))
@@ -374,6 +386,10 @@ class HivemindTransport:
             stream = await self._open_known(peer_id, protocol)
         self._reached.add(peer_id)
         return stream
+
+    async def _is_connected(self, peer_id: str) -> bool:
+        connected = await asking_daemon(self._p2p.list_peers())
+        return any(each.peer_id.to_base58() == peer_id for each in connected)
 
     async def _open_known(self, peer_id: str, protocol: str) -> Stream:
         from hivemind.proto import p2pd_pb2

@@ -4,7 +4,7 @@ that it refuses, or that it lost a neighbour.
 Each stage checks the client's grant before it reserves anything.
 
 An open travels over stages that the client does not control. The signature covers what the client
-decides (route, addresses, lengths, sampling, history, a planned move's end and the KV's source) and
+decides (route, lengths, sampling, history, a planned move's end and the KV's source) and
 leaves out what stages fill in: the hop's index and whether the rows are logged.
 """
 

@@ -12,8 +12,8 @@ from random import SystemRandom
 from typing import Any
 
 from dht.errors import NetworkError, UserError
+from dht.identity.dialling import DialRule
 from dht.identity.multiaddr import (
-    checked_tcp,
     circuits_of,
     dialled_of,
     ranked,
@@ -22,12 +22,11 @@ from dht.identity.multiaddr import (
 )
 from dht.records.access import AskedRecords
 from dht.records.signed import RecordGuard, RecordSigner
-from dht.transport.config import CONNECT_LIMIT_S, TransportConfig
+from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
 from dht.transport.interface import Stream, StreamHandler
 from dht.transport.streams import StreamHandlers
 
 OPEN_LIMIT_S = 10.0
-ANY_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104
 
 
 class LightTransport:
@@ -43,6 +42,7 @@ class LightTransport:
         self._ended = asyncio.Event()
         self._given = split_all(config.initial_peers)
         self._given.pop(config.identity.peer_id, None)
+        self._dials = DialRule.of(config.initial_peers, ())
         self._records = AskedRecords(
             self._open_helper, self._signer, RecordGuard(), self._given, SystemRandom(), self.now
         )
@@ -104,8 +104,9 @@ class LightTransport:
     async def open_stream(
         self, peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()
     ) -> Stream:
-        through = [c for c in circuits_of(peer_id, addresses) if f"/p2p/{self.peer_id}/" not in c]
-        dialled = (*dialled_of(peer_id, addresses), *through)
+        told = self._dials.admitted(peer_id, addresses)
+        through = [c for c in circuits_of(peer_id, told) if f"/p2p/{self.peer_id}/" not in c]
+        dialled = (*dialled_of(peer_id, told), *through)
         return await self._open_dialled(peer_id, protocol, dialled)
 
     async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
@@ -133,16 +134,12 @@ class LightTransport:
     async def _start(self, limit_s: float) -> None:
         config = self._config
         listen = config.listen_addresses()
-        for address in listen:
-            try:
-                checked_tcp(address)
-            except ValueError as error:
-                raise UserError(f"cannot listen on {address}: {error}") from error
         # The import takes seconds: in a thread, so that the loop goes on.
         host_of = await asyncio.to_thread(_load)
         self._host = host_of(config.identity, self._on_stream)
         bound = await self._host.start(listen, limit_s=limit_s)
         reached = config.announce_addresses or expanded(bound)
+        self._dials = DialRule.of(config.initial_peers, reached)
         self._addresses = ranked([f"{address}/p2p/{self.peer_id}" for address in reached])
 
     def _on_stream(self, protocol: str, stream: Any) -> None:
@@ -154,7 +151,8 @@ class LightTransport:
 
     async def _open_helper(self, peer_id: str, protocol: str, addresses: tuple[str, ...]) -> Stream:
         """Open a metered stream to a helper, at the owner's addresses or else at ``addresses``."""
-        dialled = self._given.get(peer_id) or dialled_of(peer_id, addresses)
+        told = self._dials.admitted(peer_id, addresses)
+        dialled = self._given.get(peer_id) or dialled_of(peer_id, told)
         stream = await self._open_dialled(peer_id, protocol, dialled)
         return self._config.metered(protocol, stream)
 
@@ -195,25 +193,3 @@ def _load() -> Any:
             f"the light transport needs py-libp2p ({error}); install it: pip install '.[light]'"
         ) from error
     return LightHost
-
-
-def expanded(bound: tuple[str, ...]) -> list[str]:
-    """The listen addresses with wildcard hosts replaced by each of this machine's addresses."""
-    import socket
-
-    import psutil
-
-    found: list[str] = []
-    for address in bound:
-        _, family, host, _, port = address.split("/")
-        if host not in ANY_HOSTS:
-            found.append(address)
-            continue
-        wanted = socket.AF_INET if family == "ip4" else socket.AF_INET6
-        for addresses in psutil.net_if_addrs().values():
-            found += [
-                f"/{family}/{each.address}/tcp/{port}"
-                for each in addresses
-                if each.family == wanted and "%" not in each.address  # link-local ones have it
-            ]
-    return found

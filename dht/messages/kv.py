@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from dht.messages import codec
 from dht.messages.session import Position, Reason, RouteAttempt, SessionId
-from dht.messages.types import Address, PeerId
+from dht.messages.types import PeerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,6 @@ class KvCopy:
     attempt: RouteAttempt
     """Route attempt of the copies, under which the new stage has reserved."""
     to: PeerId
-    addresses: Annotated[tuple[Address, ...], Meta(max_length=16)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

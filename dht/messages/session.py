@@ -13,7 +13,6 @@ from msgspec import Meta
 from dht.messages import codec
 from dht.messages.types import (
     CONTEXT_TOKENS_MAX,
-    Address,
     Count,
     LeaseRecord,
     LinksRecord,
@@ -130,8 +129,6 @@ class SessionOpen:
     fingerprint: Annotated[str, Meta(max_length=64)]
     """Fingerprint of the model's weights; a stage that holds others refuses."""
     route: Annotated[tuple[RouteStage, ...], Meta(min_length=1, max_length=STAGES_MAX)]
-    addresses: Annotated[tuple[tuple[Address, ...], ...], Meta(max_length=STAGES_MAX)]
-    """Addresses of each stage, in the order of the route."""
     hop: Annotated[int, Meta(ge=0, lt=STAGES_MAX)]
     """Index of the receiver in the route."""
     prompt_tokens: Annotated[int, Meta(ge=1, le=CONTEXT_TOKENS_MAX)]

@@ -4,9 +4,11 @@ Keys are ``<network>/<model key>/<kind>``; each is a dictionary by author's peer
 published with their kind's lifetime; :mod:`dht.records.signed` refuses more than twice that.
 """
 
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
+from dht.errors import NetworkError
 from dht.messages import codec
 from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, PlanHead
 from dht.records.sightings import Sightings
@@ -72,9 +74,22 @@ class Directory:
             expires_unix_s=self._transport.now() + LIFETIME_S[kind],
         )
 
-    async def nodes(self) -> dict[str, NodeRecord]:
-        """All living node records by peer id."""
-        return await self._read(RecordKind.NODES)
+    async def nodes(self, *, latest: bool = False) -> dict[str, NodeRecord]:
+        """All living node records by peer id; with ``latest``, other peers are asked first."""
+        return await self._read(RecordKind.NODES, latest=latest)
+
+    async def addresses_of(self, peer_id: str) -> tuple[str, ...]:
+        """The addresses in a peer's own record; empty where nobody who can be asked has one.
+
+        They are as last read where that read found the peer's record, so that a link to a known
+        peer does not wait for others' answers.
+        """
+        _, record = self._decoded.get(RecordKind.NODES, {}).get(peer_id, (b"", None))
+        for latest in (False, True):
+            if record is None:
+                with suppress(NetworkError):
+                    record = (await self.nodes(latest=latest)).get(peer_id)
+        return () if record is None else record.addresses
 
     async def nodes_as_seen(self) -> dict[str, NodeRecord]:
         """All living node records, with times that this process saw itself: see

@@ -1,18 +1,20 @@
 """Configuration of a peer's transport, the same for all adapters."""
 
 import ipaddress
+import socket
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dht.budget import Budget
 from dht.errors import UserError
-from dht.identity.multiaddr import is_loopback
+from dht.identity.multiaddr import checked_tcp, is_loopback
 from dht.identity.peer_id import Identity
 from dht.supervision import Supervisor
 from dht.transport.interface import Stream
 from dht.transport.metered import ByteMeter
 
 CONNECT_LIMIT_S = 15.0
+_ANY_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104
 
 
 class TransportKind(StrEnum):
@@ -55,9 +57,17 @@ class TransportConfig:
     connect_timeout_s: float = CONNECT_LIMIT_S
 
     def listen_addresses(self) -> tuple[str, ...]:
-        """Addresses to listen on; none in client mode. Raises UserError for a malformed host."""
+        """Addresses to listen on; none in client mode.
+
+        Raises UserError for a malformed host, and for any address but one with TCP.
+        """
         if self.client_mode:
             return ()
+        for address in (*self.host_addresses, *self.announce_addresses):
+            try:
+                checked_tcp(address)
+            except ValueError as error:
+                raise UserError(f"cannot listen on {address}: {error}") from error
         if self.host_addresses:
             return self.host_addresses
         try:
@@ -80,3 +90,23 @@ class TransportConfig:
         if self.client_mode:
             return True  # needed to dial through relays; a client listens nowhere
         return not all(is_loopback(address) for address in self.listen_addresses())
+
+
+def expanded(bound: tuple[str, ...]) -> list[str]:
+    """The listen addresses with wildcard hosts replaced by each of this machine's addresses."""
+    import psutil
+
+    found: list[str] = []
+    for address in bound:
+        _, family, host, _, port = address.split("/")
+        if host not in _ANY_HOSTS:
+            found.append(address)
+            continue
+        wanted = socket.AF_INET if family == "ip4" else socket.AF_INET6
+        for addresses in psutil.net_if_addrs().values():
+            found += [
+                f"/{family}/{each.address}/tcp/{port}"
+                for each in addresses
+                if each.family == wanted and "%" not in each.address  # link-local ones have it
+            ]
+    return found

@@ -8,12 +8,13 @@ its connections.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from coordinator.failure.detector import Dead, PeerWatch, PingNow, WatchConfig
 from coordinator.links.scheduler import LinkScheduler, TrafficClass
+from dht.budget import DIALS, Budget
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.kv import KvTaken
@@ -27,6 +28,7 @@ from dht.messages.session import (
     SessionLeaving,
     SessionRefused,
 )
+from dht.messages.types import PEERS_MAX
 from dht.supervision import Supervisor
 from dht.transport.interface import HOP_PROTOCOL, Stream, Transport
 from node.links.framed_stream import LinkSender
@@ -35,9 +37,15 @@ from node.links.lent_traffic import LentTraffic as Lent
 logger = logging.getLogger(__name__)
 
 UNREACHABLE = "cannot be reached"
-"""The only reason given to others for a hop that did not open. Clients name peers and their
-addresses, so what was found there (a closed port, another protocol, nothing) only goes into this
-peer's log."""
+"""The only reason given to others for a hop that did not open. Clients name peers, whose records
+name addresses, so what was found there (a closed port, another protocol, nothing) only goes into
+this peer's log."""
+
+DIALS_REFUSED = "too many peers were dialled lately that did not answer before"
+"""The reason given to others where :meth:`HopTable.admits` says no."""
+
+AddressesOf = Callable[[str], Awaitable[tuple[str, ...]]]
+"""Finds the addresses in a peer's own record; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +82,16 @@ class Hop:
     """The stream to one next peer, opened on first use. Frames sent before it is open wait."""
 
     def __init__(
-        self, peer_id: str, transport: Transport, config: HopConfig, events: HopEvents, lent: Lent
+        self,
+        peer_id: str,
+        transport: Transport,
+        addresses_of: AddressesOf,
+        config: HopConfig,
+        events: HopEvents,
+        lent: Lent,
     ) -> None:
         self.peer_id = peer_id
+        self._addresses_of = addresses_of
         self._transport = transport
         self._config = config
         self._events = events
@@ -107,12 +122,17 @@ class Hop:
         else:
             self._sender.send(message, body, traffic=traffic)
 
-    async def run(self, addresses: tuple[str, ...]) -> str:
+    @property
+    def opened(self) -> bool:
+        """Whether the stream was opened."""
+        return self._sender is not None
+
+    async def run(self) -> str:
         """Open, read, write and watch until the hop is lost or idle; returns the reason."""
         try:
             async with asyncio.timeout(self._config.open_s):
                 stream = await self._transport.open_stream(
-                    self.peer_id, HOP_PROTOCOL, addresses=addresses
+                    self.peer_id, HOP_PROTOCOL, addresses=await self._addresses_of(self.peer_id)
                 )
         except (NetworkError, TimeoutError) as error:
             logger.info("%s cannot be reached: %s", self.peer_id, str(error) or "no answer")
@@ -191,32 +211,56 @@ class Hop:
 
 
 class HopTable:
-    """All outbound hops of one peer. A lost hop is reported once and forgotten."""
+    """All outbound hops of one peer. A lost hop is reported once and forgotten.
+
+    Peers are dialled at the addresses in their own records alone, whoever names the peers.
+    """
 
     def __init__(
         self,
         transport: Transport,
+        addresses_of: AddressesOf,
         config: HopConfig,
         events: HopEvents,
         lent: Lent | None = None,
         parts: Supervisor | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self._parts = parts or Supervisor()
         self._lent = lent or Lent()
         self._transport = transport
+        self._addresses_of = addresses_of
         self._config = config
         self._events = events
+        self._reached: dict[str, None] = {}
+        """Peers that answered when they were dialled last, oldest first."""
+        self._dials = (budget or Budget()).rate(DIALS)
         self._hops: dict[str, Hop] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def get(self, peer_id: str, addresses: tuple[str, ...] = ()) -> Hop:
+    def admits(self, peer_id: str, client: str) -> bool:
+        """Whether ``peer_id`` may get a hop because ``client`` named it.
+
+        Only dials of peers that did not answer the last one count: a client that knows its way
+        costs nothing, and one that has others knocked at soon is held up.
+        """
+        if peer_id in self._hops or peer_id in self._reached:
+            return True
+        return self._dials.take(client, 1, asyncio.get_running_loop().time())
+
+    def get(self, peer_id: str) -> Hop:
         """The hop to ``peer_id``, opened if necessary."""
         hop = self._hops.get(peer_id)
         if hop is None:
             hop = self._hops[peer_id] = Hop(
-                peer_id, self._transport, self._config, self._events, self._lent
+                peer_id,
+                self._transport,
+                self._addresses_of,
+                self._config,
+                self._events,
+                self._lent,
             )
-            task = asyncio.create_task(self._run(hop, addresses), name=f"hop to {peer_id}")
+            task = asyncio.create_task(self._run(hop), name=f"hop to {peer_id}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return hop
@@ -229,13 +273,18 @@ class HopTable:
         """Schedulers of all open hops by peer, with their measurements."""
         return {peer_id: hop.link for peer_id, hop in self._hops.items() if hop.link is not None}
 
-    async def _run(self, hop: Hop, addresses: tuple[str, ...]) -> None:
+    async def _run(self, hop: Hop) -> None:
         reason = "failed"
         try:
-            reason = await hop.run(addresses)
+            reason = await hop.run()
         except Exception as error:  # noqa: BLE001  recorded; the next use opens another hop
             self._parts.note("Hop.run", error)
         finally:
+            self._reached.pop(hop.peer_id, None)
+            if hop.opened:
+                self._reached[hop.peer_id] = None
+                while len(self._reached) > PEERS_MAX:
+                    del self._reached[next(iter(self._reached))]
             if self._hops.get(hop.peer_id) is hop:
                 del self._hops[hop.peer_id]
             self._events.hop_lost(hop.peer_id, reason)

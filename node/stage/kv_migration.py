@@ -14,7 +14,7 @@ from coordinator.links.scheduler import TrafficClass
 from dht.identity.grant import own_word
 from dht.messages.kv import KvCopy, KvPages, KvTaken
 from dht.messages.session import RefusalCode, SessionRefused
-from node.links.hops import HopTable
+from node.links.hops import DIALS_REFUSED, HopTable
 from node.sessions.session import StageSession, StageState
 from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
@@ -85,6 +85,9 @@ class KvMover:
             if other == order.session:
                 each.refused = f"attempt {order.attempt} came after {attempt}"
                 each.changed.set()
+        if not self._hops.admits(order.to, client):
+            self._counters["dials_refused"] += 1
+            return DIALS_REFUSED
         config, stage = self._config, session.stage
         outgoing = _Outgoing(
             to=order.to,
@@ -96,7 +99,7 @@ class KvMover:
         )
         key = order.session, order.attempt
         self._outgoing[key] = outgoing
-        self._hops.get(order.to, order.addresses)
+        self._hops.get(order.to)
         try:
             return await self._send_all(order, session, outgoing)
         finally:

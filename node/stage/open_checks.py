@@ -28,7 +28,7 @@ def refusal_of(
     no more than usual.
     """
     route = open_.route
-    if open_.hop >= len(route) or len(open_.addresses) != len(route):
+    if open_.hop >= len(route):
         return RefusalCode.BAD_REQUEST, f"hop {open_.hop} of a route of {len(route)} stages"
     starts = [stage.start for stage in route]
     ends = [stage.end for stage in route]

@@ -25,7 +25,7 @@ from dht.messages.session import (
     SessionRefused,
 )
 from dht.transport.frame_sender import FrameSender
-from node.links.hops import HopReply, HopTable
+from node.links.hops import DIALS_REFUSED, HopReply, HopTable
 from node.sessions.admission import (
     CLAIM_SHARE,
     QUEUE_PLACES,
@@ -104,13 +104,10 @@ class Opening:
             session.importing = session.is_warming and self._way(open_) is Way.COPY
             self._accept(live)
             # Connect to the next stage now, also when a move only begins: rows need not wait then.
-            at = (open_.hop + 1) % len(open_.route)
             if len(open_.route) > 1:
-                self._hops.get(open_.route[at].peer_id, open_.addresses[at])
+                self._hops.get(_next_peer(open_))
             return
-        following = open_.hop + 1
-        hop = self._hops.get(open_.route[following].peer_id, open_.addresses[following])
-        hop.send(replace(open_, hop=following))
+        self._hops.get(_next_peer(open_)).send(replace(open_, hop=open_.hop + 1))
 
     def _announce_move(self, live: Live, open_: SessionOpen, upstream: FrameSender) -> None:
         """Pass a planned move on to the new stages, as a stage that goes on serving."""
@@ -126,7 +123,10 @@ class Opening:
             reason = "this stage cannot take part in the move"
             upstream.send(self._refused(open_, self._me, RefusalCode.BAD_REQUEST, reason))
             return
-        next_peer = open_.route[following].peer_id
+        next_peer = _next_peer(open_)
+        if (refusal := self._refuse_dial(open_)) is not None:
+            upstream.send(self._refused(open_, self._me, *refusal))
+            return
         warming = MigrationTarget(
             open=open_,
             upstream=upstream,
@@ -134,7 +134,7 @@ class Opening:
             copies=next_peer != current.next_peer,
         )
         self._table.warm(live, warming)
-        hop = self._hops.get(next_peer, open_.addresses[following])
+        hop = self._hops.get(next_peer)
         log = self._table.log
         logged = not warming.copies or log.covers(current.key, 0, current.done_position)
         hop.send(replace(open_, hop=following, rows_logged=logged))
@@ -185,6 +185,7 @@ class Opening:
                 refusal = RefusalCode.BAD_REQUEST, "this session belongs to another client"
             elif open_.attempt <= before.session.open.attempt:
                 refusal = RefusalCode.BAD_REQUEST, "this session is open already"
+        refusal = refusal or self._refuse_dial(open_)
         if refusal is not None:
             return self._refused(open_, self._me, *refusal)
         if before is not None and kept:
@@ -214,6 +215,12 @@ class Opening:
         )
         self._table.add(live)
         return live
+
+    def _refuse_dial(self, open_: SessionOpen) -> tuple[RefusalCode, str] | None:
+        if len(open_.route) == 1 or self._hops.admits(_next_peer(open_), open_.client):
+            return None
+        self._counters["dials_refused"] += 1
+        return RefusalCode.TOO_MANY, DIALS_REFUSED
 
     def _refuse_for_room(
         self, open_: SessionOpen, load: StageLoad
@@ -361,6 +368,11 @@ def _claim_of(open_: SessionOpen) -> Claim | None:
     if open_.answered:
         return Claim.BEGUN
     return Claim.HIGH if open_.priority is Priority.HIGH else None
+
+
+def _next_peer(open_: SessionOpen) -> str:
+    """The peer that this stage sends to; the first stage, where this is the last."""
+    return open_.route[(open_.hop + 1) % len(open_.route)].peer_id
 
 
 def _kv_tokens(open_: SessionOpen) -> int:

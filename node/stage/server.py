@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from coordinator.routing.balance import Movable, PeerLoad
+from dht.budget import Budget
 from dht.messages.kv import KvTaken
 from dht.messages.session import FinishReason, Pong, SessionClose, SessionOpen, TokensAttach
 from dht.supervision import Supervisor
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import Transport
-from node.links.hops import HopReply, HopTable
+from node.links.hops import AddressesOf, HopReply, HopTable
 from node.links.lent_traffic import LentTraffic
 from node.sessions.activation_log import ActivationLog
 from node.sessions.admission import headroom
@@ -40,12 +41,16 @@ class StageServer:
         config: StageConfig,
         traffic: LentTraffic | None = None,
         *,
+        addresses_of: AddressesOf,
         bandwidth_from: Callable[[str], float | None] = lambda peer_id: None,
         on_idle: Callable[[], None] = lambda: None,
         parts: Supervisor | None = None,
+        budget: Budget | None = None,
     ) -> None:
         """Start ``engine`` and serve over it.
 
+        ``addresses_of`` finds where other stages are dialled
+        (:meth:`dht.records.directory.Directory.addresses_of`).
         ``bandwidth_from`` returns the measured bandwidth of the link from a peer to this one, in
         bytes/s, or None if unknown; it decides how a session that moves here gets its KV
         (:mod:`node.stage.migration_choice`). ``on_idle`` is called when the last session has freed
@@ -58,7 +63,9 @@ class StageServer:
         self._keep: tuple[int, int] | None = None
         self._relief: dict[str, str] = {}
         self.counters: Counter[str] = Counter()
-        self._hops = HopTable(transport, config.hops, self, self.traffic, parts)
+        self._hops = HopTable(
+            transport, addresses_of, config.hops, self, self.traffic, parts, budget
+        )
         log = ActivationLog(row_bytes_of(engine), config.log_bytes_max)
         self._engine = engine
         self._table = SessionTable(self._free_kv, log, self._drop_work, on_idle)

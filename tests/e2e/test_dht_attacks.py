@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import math
+import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 
 from coordinator.plans.review import ReviewConfig
@@ -15,6 +17,7 @@ from coordinator.plans.reviewer import Reviewer
 from coordinator.plans.store import PlanStore
 from dht.budget import DHT_FIND_BYTES
 from dht.daemon.transport import HivemindTransport
+from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import Identity
 from dht.messages.types import PlanVersion
 from dht.records.directory import Directory, RecordKind, record_key
@@ -344,3 +347,134 @@ def test_forged_identities_nearest_to_the_plan_key_neither_hide_nor_forge_a_plan
             await asyncio.gather(*(p.close() for p in (*honest, *liars)))
 
     asyncio.run(body())
+
+
+@contextlib.asynccontextmanager
+async def doors() -> AsyncIterator[tuple[int, list[object], socket.socket]]:
+    """A TCP and a UDP port of this machine with one number: the number, who came, what came."""
+    came: list[object] = []
+
+    async def take(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(writer.get_extra_info("peername"))
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with socket.socket(type=socket.SOCK_DGRAM) as packets:
+        packets.bind(("127.0.0.1", port))
+        packets.setblocking(False)
+        try:
+            yield port, came, packets
+        finally:
+            server.close()
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_a_stranger_s_addresses_are_dialled_only_where_they_may_be(public: bool) -> None:
+    async def body() -> None:
+        stranger = Identity.generate().peer_id
+        victim = await HivemindTransport.create(
+            TransportConfig(
+                identity=Identity.generate(),
+                host="127.0.0.1",
+                announce_addresses=("/ip4/8.8.8.8/tcp/1",) if public else (),
+            )
+        )
+        try:
+            async with doors() as (port, came, packets):
+                for address in (
+                    f"/ip4/127.0.0.1/udp/{port}/quic-v1",
+                    f"/dns4/localhost/tcp/{port}",
+                    f"/ip4/127.0.0.1/tcp/{port}/ws",
+                    f"/dns4/localhost/tcp/{port}/p2p/{victim.peer_id}/p2p-circuit",
+                ):
+                    with pytest.raises(NetworkError, match="no address of it is known"):
+                        await victim.open_stream(
+                            stranger, "/test/1", addresses=(f"{address}/p2p/{stranger}",)
+                        )
+                assert not came
+                with pytest.raises(NetworkError, match=stranger):
+                    await victim.open_stream(
+                        stranger,
+                        "/test/1",
+                        addresses=(f"/ip4/127.0.0.1/tcp/{port}/p2p/{stranger}",),
+                    )
+                assert bool(came) != public, "within one machine that is where others are"
+                with pytest.raises(BlockingIOError):
+                    packets.recv(1 << 16)
+        finally:
+            await victim.close()
+
+    asyncio.run(body())
+
+
+async def connected(peer: HivemindTransport, peer_id: str, *, wanted: bool) -> None:
+    """Wait until a peer is connected to another, or is no more."""
+    async with asyncio.timeout(10):
+        while await peer._is_connected(peer_id) != wanted:  # noqa: ASYNC110  (the daemon tells none)
+            await asyncio.sleep(0.05)
+
+
+def test_the_daemon_does_not_send_to_quic_addresses_that_peers_tell_it() -> None:
+    """A peer tells the daemon of addresses when it connects; once it is gone, all are dialled."""
+    from hivemind.p2p import P2P
+
+    async def body() -> None:
+        victim = await ours()
+        try:
+            async with doors() as (port, came, packets):
+                evil = await P2P.create(
+                    initial_peers=[victim.addresses[0]],
+                    host_maddrs=["/ip4/127.0.0.1/tcp/0"],
+                    announce_maddrs=[
+                        f"/ip4/127.0.0.1/tcp/{port}",
+                        f"/ip4/127.0.0.1/udp/{port}/quic-v1",
+                    ],
+                )
+                evil_id = evil.peer_id.to_base58()
+                at = (f"/ip4/127.0.0.1/tcp/{port}/p2p/{evil_id}",)
+                await connected(victim, evil_id, wanted=True)
+                # A stream is opened once the daemon knows what the other side is, and where.
+                with pytest.raises(NetworkError, match="not supported"):
+                    await victim.open_stream(evil_id, "/test/1", addresses=at)
+                await evil.shutdown()
+                await connected(victim, evil_id, wanted=False)
+                with pytest.raises(NetworkError, match="quic-v1"):
+                    await victim.open_stream(evil_id, "/test/1", addresses=at)
+                assert came, "its TCP address was dialled"
+                with pytest.raises(BlockingIOError):
+                    packets.recv(1 << 16)
+        finally:
+            await victim.close()
+
+    asyncio.run(body())
+
+
+def test_the_daemon_has_no_udp_port() -> None:
+    async def body() -> None:
+        victim = await ours()
+        other = await ours(victim)
+        try:
+            for peer in (victim, other):
+                assert all("/tcp/" in each for each in peer.addresses)
+                daemon = psutil.Process(peer.daemon_pid)
+                assert daemon.net_connections(kind="tcp")
+                assert not daemon.net_connections(kind="udp")
+        finally:
+            await other.close()
+            await victim.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("address", ["/ip4/127.0.0.1/udp/1/quic-v1", "/dns4/localhost/udp/1/quic"])
+def test_nobody_listens_at_udp_or_joins_through_it(address: str) -> None:
+    identity = Identity.generate()
+    through = TransportConfig(
+        identity=identity, initial_peers=(f"{address}/p2p/{Identity.generate().peer_id}",)
+    )
+    at = TransportConfig(identity=identity, host_addresses=(address,))
+    announced = TransportConfig(identity=identity, announce_addresses=(address,))
+    for config in (through, at, announced):
+        with pytest.raises(UserError, match="/tcp"):
+            asyncio.run(HivemindTransport.create(config))

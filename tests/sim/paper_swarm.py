@@ -201,6 +201,7 @@ class PaperPeer:
             state=NodeState.SERVING if self.engine.serving else NodeState.DRAINING,
             start=start,
             end=end,
+            addresses=self.transport.addresses,
             joined_unix_s=self.joined_unix_s,
         )
 
@@ -240,13 +241,21 @@ class PaperSwarm:
         config = StageConfig(
             chunk_tokens=16, hops=HopConfig(idle_s=30.0), log_bytes_max=log_bytes_max
         )
-        stage = StageServer(transport, engine, config, bandwidth_from=lambda _: peer.bandwidth)
+        directory = Directory(transport, NETWORK, SPEC.key)
+        stage = StageServer(
+            transport,
+            engine,
+            config,
+            addresses_of=directory.addresses_of,
+            budget=self.budget,
+            bandwidth_from=lambda _: peer.bandwidth,
+        )
         await StageStreams(transport, stage, StreamLimits(), self.budget).start()
         peer = PaperPeer(
             transport=transport,
             engine=engine,
             stage=stage,
-            directory=Directory(transport, NETWORK, SPEC.key),
+            directory=directory,
             joined_unix_s=transport.now(),
         )
         peer.tasks = [asyncio.create_task(stage.run()), asyncio.create_task(peer.keep_announced())]

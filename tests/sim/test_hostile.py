@@ -11,14 +11,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from client.errors import UnavailableError
 from client.text.tokenizer import ModelText
-from dht.budget import FRAME_BYTES, Budget
+from dht.budget import DIALS, FRAME_BYTES, Budget
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.identity.grant import grant, own_word
+from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.kv import KvCopy, KvPages
 from dht.messages.session import (
@@ -48,6 +50,7 @@ from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
 from dht.transport.streams import HEARD_LIMIT_S
 from node.engine.work_item import WorkItem, WorkResult
+from node.links.hops import DIALS_REFUSED
 from node.stage.opening import close_of
 from node.stage.streams import StreamLimits
 from tests.sim.paper_swarm import (
@@ -83,7 +86,6 @@ def open_for(swarm: PaperSwarm, client: MemoryTransport, **changes: object) -> S
         client=client.peer_id,
         fingerprint=SPEC.fingerprint,
         route=route,
-        addresses=((),) * len(route),
         hop=0,
         prompt_tokens=len(PROMPT),
         max_new_tokens=50,
@@ -319,8 +321,7 @@ def test_a_strangers_frames_do_not_touch_a_session(attack: Attack) -> None:
     [
         {"max_new_tokens": 10_000},
         {"fingerprint": "others"},
-        {"route": (), "addresses": ()},
-        {"addresses": ()},
+        {"route": ()},
         {"model": "loop"},
         {"model": "gap"},
     ],
@@ -429,7 +430,7 @@ def test_an_open_does_not_tell_what_was_found_at_an_address(found: str) -> None:
             open_ = open_for(swarm, evil)
             route = (*open_.route, RouteStage(peer_id=target, start=4, end=LAYERS))
             stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-            open_ = granted(replace(open_, route=route, addresses=((), ())), evil)
+            open_ = granted(replace(open_, route=route), evil)
             await codec.send_frame(stream, open_)
             reply = (await codec.read_frame(stream)).message
             assert isinstance(reply, SessionRefused)
@@ -453,6 +454,149 @@ def test_a_copy_does_not_tell_what_was_found_at_an_address(found: str) -> None:
             reply = (await codec.read_frame(asked)).message
             assert isinstance(reply, SessionRefused)
             assert reply.reason == "the new stage was lost: cannot be reached"
+
+    run_virtual(scenario(), limit_s=300)
+
+
+Dials = list[tuple[str, tuple[str, ...]]]
+
+
+def dials_of(peer: PaperPeer, monkeypatch: pytest.MonkeyPatch) -> Dials:
+    """The peers that ``peer`` opens hops to from now on, each with the addresses dialled."""
+    dials: Dials = []
+    really = peer.transport.open_stream
+
+    async def open_stream(
+        peer_id: str, protocol: str, *, addresses: tuple[str, ...] = ()
+    ) -> Stream:
+        if protocol == HOP_PROTOCOL:
+            dials.append((peer_id, addresses))
+        return await really(peer_id, protocol, addresses=addresses)
+
+    monkeypatch.setattr(peer.transport, "open_stream", open_stream)
+    return dials
+
+
+def with_addresses(message: SessionOpen | KvCopy, addresses: object) -> bytes:
+    """The frame of a message in which a client names addresses."""
+    version, kind, fields = msgspec.msgpack.decode(codec.encode(message))
+    envelope = msgspec.msgpack.encode((version, kind, {**fields, "addresses": addresses}))
+    return struct.pack("<II", 4 + len(envelope), len(envelope)) + envelope
+
+
+FOREIGN = (
+    "/ip4/127.0.0.1/tcp/8080",
+    "/ip4/169.254.169.254/tcp/80",
+    "/dns4/example.org/tcp/443",
+    "/ip4/192.0.2.1/udp/443/quic-v1",
+)
+
+
+def test_who_names_a_peer_does_not_say_where_it_is_dialled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8), (4, 8)) as swarm:
+            first, second, third = swarm.peers
+            dials = dials_of(first, monkeypatch)
+            evil = swarm.network.transport()
+            open_ = open_for(swarm, evil, route=())
+            route = tuple(
+                RouteStage(peer_id=p.peer_id, start=p.engine.span[0], end=p.engine.span[1])
+                for p in (first, second)
+            )
+            open_ = granted(replace(open_, route=route), evil)
+            lies = [[f"{each}/p2p/{p.peer_id}" for each in FOREIGN] for p in (first, second)]
+            stream = await evil.open_stream(first.peer_id, SESSION_PROTOCOL)
+            stream.write(with_addresses(open_, lies))
+            assert isinstance((await codec.read_frame(stream)).message, SessionAccepted)
+            assert dials == [(second.peer_id, second.transport.addresses)]
+            dials.clear()
+            order = KvCopy(session=open_.session, attempt=1, to=third.peer_id)
+            asked = await evil.open_stream(first.peer_id, SESSION_PROTOCOL)
+            asked.write(with_addresses(order, [f"{each}/p2p/{third.peer_id}" for each in FOREIGN]))
+            await codec.read_frame(asked)
+            assert dials == [(third.peer_id, third.transport.addresses)]
+
+    run_virtual(scenario(), limit_s=300)
+
+
+@pytest.mark.parametrize("clients", [1, 40])
+def test_who_names_many_peers_has_few_dialled(
+    clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage is sent from one peer that nobody reaches to the next, by one client or by many."""
+    asked = 200
+
+    async def opened(swarm: PaperSwarm, evil: MemoryTransport, number: int) -> str:
+        open_ = open_for(swarm, evil, session=f"{number:032d}")
+        away = Identity(number.to_bytes(32, "big")).peer_id
+        route = (open_.route[0], RouteStage(peer_id=away, start=4, end=LAYERS))
+        stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+        await codec.send_frame(stream, granted(replace(open_, route=route), evil))
+        reply = (await codec.read_frame(stream)).message
+        assert isinstance(reply, SessionRefused)
+        await stream.close()
+        return reply.reason
+
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+            assert (await client.generate(PROMPT, max_new_tokens=5)).failovers == 0
+            await asyncio.sleep(10)  # that dial is forgotten
+            first = swarm.peers[0]
+            dials = dials_of(first, monkeypatch)
+            strangers = [swarm.network.transport() for _ in range(clients)]
+            began_s = asyncio.get_running_loop().time()
+            said = [
+                await opened(swarm, strangers[number % clients], number) for number in range(asked)
+            ]
+            took_s = asyncio.get_running_loop().time() - began_s
+            burst, per_s = (
+                (DIALS.burst, DIALS.per_s) if clients == 1 else (DIALS.all_burst, DIALS.all_per_s)
+            )
+            assert burst <= len(dials) <= burst + per_s * took_s < asked / 2
+            assert Counter(said) == {
+                "cannot be reached": len(dials),
+                DIALS_REFUSED: asked - len(dials),
+            }
+            assert first.stage.counters["dials_refused"] == asked - len(dials)
+            assert not first.engine.kv
+            # Whom this stage reached before it still reaches, for anybody.
+            await asyncio.sleep(2 * 30.0)  # idle hops are closed
+            dials.clear()
+            noise = [
+                asyncio.create_task(opened(swarm, strangers[n % clients], asked + n))
+                for n in range(asked)
+            ]
+            await asyncio.sleep(0)
+            answer = await client.generate(PROMPT, max_new_tokens=5)
+            assert answer.token_ids == answer_of(PROMPT, 5)
+            assert answer.failovers == 0
+            assert swarm.peers[1].peer_id in dict(dials)
+            await asyncio.gather(*noise)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_a_client_has_few_peers_dialled_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, LAYERS)) as swarm:
+            first, evil = swarm.peers[0], swarm.network.transport()
+            dials = dials_of(first, monkeypatch)
+            open_ = open_for(swarm, evil)
+            stream = await evil.open_stream(first.peer_id, SESSION_PROTOCOL)
+            await codec.send_frame(stream, open_)
+            assert isinstance((await codec.read_frame(stream)).message, SessionAccepted)
+            said = Counter[str]()
+            for number in range(1, 41):
+                away = Identity(number.to_bytes(32, "big")).peer_id
+                order = KvCopy(session=open_.session, attempt=number, to=away)
+                asked = await evil.open_stream(first.peer_id, SESSION_PROTOCOL)
+                await codec.send_frame(asked, order)
+                said[(await codec.read_frame(asked)).message.reason] += 1
+                await asked.close()
+            assert len(dials) == DIALS.burst
+            assert said[DIALS_REFUSED] == 40 - len(dials)
 
     run_virtual(scenario(), limit_s=300)
 

@@ -119,6 +119,7 @@ class World:
             engine,
             StageConfig(chunk_tokens=16, hops=HopConfig(idle_s=30.0)),
             parts=parts,
+            addresses_of=directory.addresses_of,
         )
         out = io.StringIO()
         config = CoordinatorConfig(coordinators=frozenset({self.leader}))

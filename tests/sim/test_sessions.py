@@ -6,9 +6,13 @@ import random
 import pytest
 
 from client import UnavailableError
+from dht.messages import codec
+from dht.messages.session import SessionAccepted
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import LinkModel
+from dht.transport.interface import SESSION_PROTOCOL
 from tests.sim.paper_swarm import CONTEXT, PaperPeer, PaperSwarm, answer_of, paper_swarm
+from tests.sim.test_hostile import open_for
 
 pytestmark = pytest.mark.sim
 
@@ -237,5 +241,36 @@ def test_a_prompt_that_fills_the_context_is_answered() -> None:
         async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
             answer = await client.generate(prompt, max_new_tokens=1)
             assert answer.token_ids == answer_of(prompt, 1)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize(
+    ("reads", "waits_s"), [("before", 0.0), ("never", 0.5), ("too early", 0.5)]
+)
+def test_a_hop_waits_for_records_only_where_none_was_read(reads: str, waits_s: float) -> None:
+    """How long an open takes, where a read of records takes half a second and a link 20 ms."""
+
+    async def opened_s(dht_delay_s: float) -> float:
+        async with paper_swarm((0, 4)) as swarm:
+            first = swarm.peers[0]
+            if reads == "too early":
+                await first.directory.nodes()
+            await swarm.add(4, 8)
+            if reads == "before":
+                await first.directory.nodes()
+            swarm.network.link = LinkModel(delay_s=0.02)
+            swarm.network.dht_delay_s = dht_delay_s
+            client = swarm.network.transport()
+            stream = await client.open_stream(first.peer_id, SESSION_PROTOCOL)
+            began_s = asyncio.get_running_loop().time()
+            await codec.send_frame(stream, open_for(swarm, client))
+            assert isinstance((await codec.read_frame(stream)).message, SessionAccepted)
+            return asyncio.get_running_loop().time() - began_s
+
+    async def scenario() -> None:
+        usual_s = await opened_s(0.0)
+        assert usual_s == pytest.approx(6 * 0.02, abs=0.001), "to the first stage and the second"
+        assert await opened_s(0.5) == pytest.approx(usual_s + waits_s, abs=0.001)
 
     run_virtual(scenario(), limit_s=600)

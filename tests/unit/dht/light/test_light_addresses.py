@@ -30,8 +30,13 @@ class Dialled:
         raise NetworkError("nobody is there")
 
 
-async def dialled_for(peer_id: str, told: tuple[str, ...], *, helper: bool) -> tuple[str, ...]:
-    given = tuple(f"{address}/p2p/{ALICE}" for address in GIVEN)
+async def dialled_for(
+    peer_id: str,
+    told: tuple[str, ...],
+    *,
+    helper: bool,
+    given: tuple[str, ...] = tuple(f"{address}/p2p/{ALICE}" for address in GIVEN),
+) -> tuple[str, ...]:
     light = LightTransport(TransportConfig(identity=OWN, initial_peers=given))
     host = light._host = Dialled()
     asking = (
@@ -58,6 +63,21 @@ def test_what_others_tell_is_checked_and_bounded(helper: bool) -> None:
         assert await dialled_for(BOB, full, helper=helper) == bare[:ADDRESSES_MAX]
         # One bare address does not displace those that name the peer.
         assert await dialled_for(BOB, (bare[5], full[0]), helper=helper) == bare[:1]
+
+    run_virtual(body(), limit_s=10.0)
+
+
+@pytest.mark.parametrize("helper", [True, False])
+def test_what_others_tell_is_not_nearer_than_what_the_owner_gave(helper: bool) -> None:
+    """The owner gave private addresses: this machine itself is nearer, and names say nothing."""
+    near = ("/ip4/127.0.0.1/tcp/1", "/ip4/169.254.169.254/tcp/80", "/dns4/localhost/tcp/1")
+    home, far = "/ip4/192.168.1.1/tcp/1", "/ip4/1.1.1.1/tcp/1"
+    told = tuple(f"{address}/p2p/{BOB}" for address in (*near, home, far))
+    public = (f"/ip4/8.8.8.8/tcp/1/p2p/{ALICE}",)
+
+    async def body() -> None:
+        assert await dialled_for(BOB, told, helper=helper) == (home, far)
+        assert await dialled_for(BOB, told, helper=helper, given=public) == (far,)
 
     run_virtual(body(), limit_s=10.0)
 

@@ -102,7 +102,6 @@ class Route:
                 client="client",
                 fingerprint="f",
                 route=self.route,
-                addresses=((),) * len(self.route),
                 hop=hop,
                 prompt_tokens=len(log.replay_ids),
                 max_new_tokens=log.remaining_tokens,

@@ -32,7 +32,6 @@ def make_open(hop: int = 0, stages: int = 2, prompt: int = 5, new: int = 4) -> S
         client="client",
         fingerprint="f",
         route=route,
-        addresses=((),) * stages,
         hop=hop,
         prompt_tokens=prompt,
         max_new_tokens=new,
@@ -156,7 +155,7 @@ def test_a_malformed_route_is_refused(route: tuple[tuple[str, int, int], ...]) -
     stages = tuple(RouteStage(peer_id=p, start=s, end=e) for p, s, e in route)
     from dataclasses import replace
 
-    open_ = replace(make_open(), route=stages, addresses=((),) * len(stages))
+    open_ = replace(make_open(), route=stages)
     refusal = refusal_of(open_, "p0", view())
     assert refusal is not None
     assert refusal[0] is RefusalCode.BAD_REQUEST
