@@ -130,7 +130,10 @@ class SessionOpen:
     fingerprint: Annotated[str, Meta(max_length=64)]
     """Fingerprint of the model's weights; a stage that holds others refuses."""
     route: Annotated[tuple[RouteStage, ...], Meta(min_length=1, max_length=STAGES_MAX)]
-    addresses: Annotated[tuple[tuple[Address, ...], ...], Meta(max_length=STAGES_MAX)]
+    addresses: Annotated[
+        tuple[Annotated[tuple[Address, ...], Meta(max_length=16)], ...],
+        Meta(max_length=STAGES_MAX),
+    ]
     """Addresses of each stage, in the order of the route."""
     hop: Annotated[int, Meta(ge=0, lt=STAGES_MAX)]
     """Index of the receiver in the route."""
@@ -377,6 +380,9 @@ for _kind, _cls in {
     "lease": LeaseRecord,
     "plan-head": PlanHead,
     "plan": Plan,
+}.items():
+    codec.register_message(_kind, _cls, framed=False)
+for _kind, _cls in {
     "open": SessionOpen,
     "accepted": SessionAccepted,
     "refused": SessionRefused,
