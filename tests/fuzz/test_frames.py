@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from msgspec import inspect
 
 from dht.errors import NetworkError
@@ -18,9 +17,10 @@ from dht.messages.codec import MalformedError
 from dht.messages.session import FramePart
 from dht.transport.streams import stream_pair
 from node.links.framed_stream import LinkReader
+from tests.choices import Choices, choices
 from tests.examples import examples
 from tests.fuzz.laws import lawful
-from tests.fuzz.values import KINDS, damaged_bytes, damaged_message, values
+from tests.fuzz.values import KINDS, damaged_bytes, damaged_message, value_of
 
 pytestmark = pytest.mark.property
 VALUES_MAX = 1 << 21
@@ -64,48 +64,42 @@ def test_a_frame_makes_a_bounded_number_of_values(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - codec._framed.keys()))
 @examples(2)
-@given(data=st.data())
-def test_a_record_is_no_frame(kind: str, data: st.DataObject) -> None:
-    frame = codec.encode_frame(data.draw(values(KINDS[kind])))
+@given(drawn=choices(300))
+def test_a_record_is_no_frame(kind: str, drawn: Choices) -> None:
+    frame = codec.encode_frame(value_of(KINDS[kind], drawn))
     with pytest.raises(MalformedError, match="unknown message kind"):
         codec.decode_frame(memoryview(frame))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@examples(5)
-@given(data=st.data())
-def test_every_kind_survives_the_wire(kind: str, data: st.DataObject) -> None:
-    message = data.draw(values(KINDS[kind]))
+@examples(3)
+@given(drawn=choices(300))
+def test_every_kind_survives_the_wire(kind: str, drawn: Choices) -> None:
+    message = value_of(KINDS[kind], drawn)
     encoded = codec.encode(message)
     assert lawful(lambda: codec.decode(encoded), ()) == message
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@examples(10)
-@given(data=st.data())
-def test_a_damaged_message_is_within_its_bounds_or_malformed(
-    kind: str, data: st.DataObject
-) -> None:
-    encoded = data.draw(damaged_message(KINDS[kind]))
+@examples(6)
+@given(drawn=choices(300))
+def test_a_damaged_message_is_within_its_bounds_or_malformed(kind: str, drawn: Choices) -> None:
+    encoded = damaged_message(KINDS[kind], drawn)
     message = lawful(lambda: codec.decode(encoded), MalformedError)
     if message is not None:
         assert all(math.isfinite(n) for n in leaves(message) if isinstance(n, float))
         assert codec.decode(codec.encode(message)) == message
 
 
-messages = st.sampled_from(sorted(codec._framed)).flatmap(lambda kind: values(KINDS[kind]))
-
-
-@examples(40)
-@given(
-    st.lists(st.tuples(messages, st.binary()), max_size=3),
-    st.data(),
-)
-def test_damaged_frames_follow_one_another_until_one_is_malformed(
-    frames: list[tuple[Any, bytes]], data: st.DataObject
-) -> None:
-    whole = b"".join(codec.encode_frame(message, body) for message, body in frames)
-    sent = data.draw(damaged_bytes(whole))
+@examples(50)
+@given(choices(600))
+def test_damaged_frames_follow_one_another_until_one_is_malformed(drawn: Choices) -> None:
+    kinds = sorted(codec._framed)
+    frames = [
+        codec.encode_frame(value_of(KINDS[drawn.one_of(kinds)], drawn), bytes(drawn.below(256)))
+        for _ in range(drawn.below(4))
+    ]
+    sent = damaged_bytes(b"".join(frames), drawn)
 
     async def read() -> None:
         near, far = stream_pair("near", "far")
@@ -117,24 +111,20 @@ def test_damaged_frames_follow_one_another_until_one_is_malformed(
     lawful(lambda: asyncio.run(read()), (MalformedError, NetworkError))
 
 
-parts = st.builds(
-    FramePart,
-    number=st.integers(0, 3),
-    offset=st.sampled_from([0, 1, 5, 40]),
-    total_bytes=st.sampled_from([1, 5, 40, codec.FRAME_BYTES_MAX]),
-    slow=st.booleans(),
-)
+@examples(50)
+@given(choices(100))
+def test_parts_of_frames_make_frames_or_are_malformed(drawn: Choices) -> None:
+    near, far = stream_pair("near", "far")
+    for _ in range(drawn.below(13)):
+        part = FramePart(
+            number=drawn.below(4),
+            offset=drawn.one_of((0, 1, 5, 40)),
+            total_bytes=drawn.one_of((1, 5, 40, codec.FRAME_BYTES_MAX)),
+            slow=drawn.yes(),
+        )
+        near.write(codec.encode_frame(part, bytes(drawn.below(41))))
 
-
-@examples(100)
-@given(st.lists(st.tuples(parts, st.binary(max_size=40)), max_size=12))
-def test_parts_of_frames_make_frames_or_are_malformed(
-    sent: list[tuple[FramePart, bytes]],
-) -> None:
     async def read() -> None:
-        near, far = stream_pair("near", "far")
-        for part, body in sent:
-            near.write(codec.encode_frame(part, body))
         await near.close()
         reader = LinkReader(far)
         try:

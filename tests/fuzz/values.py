@@ -1,137 +1,163 @@
-"""Draws what a stranger may send: values of any message type, and damaged ones.
+"""Makes what a stranger may send out of decisions: values of any message type, and damaged ones.
 
-:func:`values` reads the bounds that a type announces, so a field added tomorrow is drawn, too.
+:func:`value_of` reads the bounds that a type announces, so a field added tomorrow is drawn, too.
 """
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import struct
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
 
 import msgspec
-from hypothesis import strategies as st
 from msgspec import inspect
 
 from dht.identity.peer_id import Identity
 from dht.messages import codec, kv, peer, session
 from dht.messages.types import SINK, SOURCE
-
-T = TypeVar("T")
+from tests.choices import Choices
 
 PEOPLE = [Identity(number.to_bytes(32, "big")) for number in range(1, 5)]
 SESSIONS = ("a" * 32, "b" * 8)
 WORDS = (
     *(each.peer_id for each in PEOPLE), SOURCE, SINK, "", *SESSIONS, "float32", "0" * 64,
-    "<script>", "\x00", "\u202e", "𝕏", "../..", "/ip4/1.2.3.4/tcp/5", "n/m/nodes", "%s{0}",
+    "<script>", "\x00", "\u202e", "𝕏", "../..", "/ip4/1.2.3.4/tcp/5", "n/m/nodes", "%s{0}", "::1%/",
 )  # fmt: skip
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2**31, 2**53, -(2**63), 2**64 - 1, 0.0, -0.0, 0.5, 1e308, 5e-324, "",
     "x", "\x00", "x" * 5000, [], [[]], [None] * 300, {}, {"x": {"x": []}}, {"": None}, "1", "-1",
 )  # fmt: skip
 NOT_JSON: tuple[Any, ...] = (float("nan"), float("inf"), float("-inf"), b"", b"\xff" * 70)
-SHOWN_MAX = 5
-"""Elements of a drawn list at most: :func:`largest` has the long ones."""
+ITEMS_MAX = 5
+"""Elements of a drawn list at most."""
+FLOATS = (0.0, 1e-9, 0.5, 1.0, 30.0, 1e6)
 
-
-def values(cls: type[T], given: Mapping[type, st.SearchStrategy[Any]] | None = None) -> Any:
-    """Values of ``cls`` within its bounds, often at them; types in ``given`` are drawn so."""
-    return _of(inspect.type_info(cls), given or {})
-
-
-def _of(kind: Any, given: Mapping[type, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
-    match kind:
-        case inspect.IntType():
-            low = kind.ge if kind.ge is not None else -(1 << 63)
-            high = kind.le if kind.le is not None else (1 << 63) - 1
-            high = kind.lt - 1 if kind.lt is not None else high
-            small = st.integers(low, min(high, low + 12))
-            return st.one_of(small, st.sampled_from([low, high]), st.integers(low, high))
-        case inspect.FloatType():
-            low = kind.ge if kind.ge is not None else kind.gt
-            bounds = {"min_value": low, "max_value": kind.le, "allow_nan": False}
-            drawn = st.floats(**bounds, exclude_min=kind.ge is None and low is not None)
-            usual = [n for n in (0.0, 1e-9, 0.5, 1.0, 30.0, 1e6) if low is None or low < n]
-            return st.one_of(st.sampled_from([n for n in usual if n <= (kind.le or n)]), drawn)
-        case inspect.StrType():
-            least, most = kind.min_length or 0, kind.max_length or 200
-            words = [word for word in WORDS if least <= len(word) <= most] or ["x" * least]
-            words.append("x" * most)
-            return st.one_of(
-                st.sampled_from(words), st.text(min_size=least, max_size=max(least, min(most, 40)))
-            )
-        case inspect.BytesType():
-            least, most = kind.min_length or 0, kind.max_length or 200
-            return st.binary(min_size=least, max_size=max(least, min(most, 100)))
-        case inspect.BoolType():
-            return st.booleans()
-        case inspect.NoneType():
-            return st.none()
-        case inspect.EnumType():
-            return st.sampled_from(list(kind.cls))
-        case inspect.UnionType():
-            return st.one_of(*(_of(each, given) for each in kind.types))
-        case inspect.TupleType():
-            return st.tuples(*(_of(each, given) for each in kind.item_types))
-        case inspect.VarTupleType():
-            least = kind.min_length or 0
-            most = max(least, min(SHOWN_MAX, kind.max_length or SHOWN_MAX))
-            return st.lists(_of(kind.item_type, given), min_size=least, max_size=most).map(tuple)
-        case inspect.DataclassType():
-            if kind.cls in given:
-                return given[kind.cls]
-            fields = {field.name: _of(field.type, given) for field in kind.fields}
-            return st.builds(kind.cls, **fields)
-    raise TypeError(f"no drawing of {kind}")
-
+Maker = Callable[[Choices], Any]
 
 assert all((kv, peer, session))  # these register messages
 KINDS: dict[str, type] = dict(sorted(codec._kinds.items()))
 """All messages of the protocol, by their names on the wire."""
 
 
-@st.composite
-def damaged(draw: st.DrawFn, value: Any, odd: tuple[Any, ...] = ODD) -> Any:
+def value_of(cls: type, drawn: Choices, given: Mapping[type, Maker] | None = None) -> Any:
+    """A value of ``cls`` within its bounds, often at them; types in ``given`` are made so."""
+    return _of(_info(cls), drawn, given or {})
+
+
+@lru_cache
+def _info(cls: type) -> Any:
+    return inspect.type_info(cls)
+
+
+def _of(kind: Any, drawn: Choices, given: Mapping[type, Maker]) -> Any:
+    match kind:
+        case inspect.IntType():
+            return _int(kind, drawn)
+        case inspect.FloatType():
+            return _float(kind, drawn)
+        case inspect.StrType():
+            least, most = kind.min_length or 0, kind.max_length or 200
+            word = drawn.one_of(WORDS)
+            return word if least <= len(word) <= most else "x" * drawn.one_of((least, most))
+        case inspect.BytesType():
+            least, most = kind.min_length or 0, kind.max_length or 200
+            size = max(least, min(most, drawn.one_of((least, 8, most))))
+            return bytes([drawn.below(256)]) * min(size, 100 + least)
+        case inspect.BoolType():
+            return drawn.yes()
+        case inspect.NoneType():
+            return None
+        case inspect.EnumType():
+            return drawn.one_of(list(kind.cls))
+        case inspect.UnionType():
+            return _of(drawn.one_of(kind.types), drawn, given)
+        case inspect.TupleType():
+            return tuple(_of(each, drawn, given) for each in kind.item_types)
+        case inspect.VarTupleType():
+            least = kind.min_length or 0
+            most = max(least, min(ITEMS_MAX, kind.max_length or ITEMS_MAX))
+            count = least + drawn.below(most - least + 1)
+            return tuple(_of(kind.item_type, drawn, given) for _ in range(count))
+        case inspect.DataclassType():
+            if kind.cls in given:
+                return given[kind.cls](drawn)
+            fields = {each.name: _of(each.type, drawn, given) for each in kind.fields}
+            return kind.cls(**fields)
+    raise TypeError(f"nothing is made of {kind}")
+
+
+def _int(kind: Any, drawn: Choices) -> int:
+    low = kind.ge if kind.ge is not None else -(1 << 63)
+    high = kind.le if kind.le is not None else (1 << 63) - 1
+    high = kind.lt - 1 if kind.lt is not None else high
+    match drawn.below(6):
+        case 0:
+            return high
+        case 1:
+            return low + _wide(drawn) % (high - low + 1)
+        case _:
+            return min(high, low + drawn.below(13))
+
+
+def _float(kind: Any, drawn: Choices) -> float:
+    low, high = kind.ge if kind.ge is not None else kind.gt, kind.le
+    match drawn.below(8):
+        case 0 if high is not None:
+            return float(high)
+        case 1:
+            (number,) = struct.unpack("<d", _wide(drawn).to_bytes(8, "little"))
+        case 2 if low is not None and kind.ge is not None:
+            return float(low)
+        case _:
+            number = drawn.one_of(FLOATS)
+    inside = (low is None or number > low) and number <= (1e308 if high is None else high)
+    return number if inside else 1.0
+
+
+def _wide(drawn: Choices) -> int:
+    return int.from_bytes(bytes(drawn.below(256) for _ in range(8)), "little")
+
+
+def damaged(value: Any, drawn: Choices, odd: tuple[Any, ...] = ODD) -> Any:
     """``value`` (lists, dictionaries and plain values) with one to three places made odd."""
-    for _ in range(draw(st.integers(1, 3))):
-        value = _damaged_once(draw, value, odd)
+    for _ in range(1 + drawn.below(3)):
+        value = _damaged_once(value, drawn, odd)
     return value
 
 
-def _damaged_once(draw: st.DrawFn, value: Any, odd: tuple[Any, ...]) -> Any:
-    items = list(value.items()) if isinstance(value, dict) else None
-    if items is None and isinstance(value, list):
+def _damaged_once(value: Any, drawn: Choices, odd: tuple[Any, ...]) -> Any:
+    items = list(value.items()) if isinstance(value, dict) else []
+    if isinstance(value, list):
         items = list(enumerate(value))
-    if not items or draw(st.integers(0, 5)) == 0:
-        return draw(st.sampled_from(odd))
-    place = draw(st.integers(0, len(items) - 1))
-    key, inner = items[place]
-    how = draw(st.integers(0, 9))
+    if not items or drawn.below(6) == 0:
+        return drawn.one_of(odd)
+    key, inner = drawn.one_of(items[:256])
+    how = drawn.below(10)
     if isinstance(value, dict):
         if how == 0:
             return {k: v for k, v in items if k != key}
         if how == 1:
-            return {**value, "added": draw(st.sampled_from(odd))}
-        return {**value, key: _damaged_once(draw, inner, odd)}
+            return {**value, "added": drawn.one_of(odd)}
+        return {**value, key: _damaged_once(inner, drawn, odd)}
     if how == 0:
         return [v for at, v in items if at != key]
     if how == 1:
-        return value * draw(st.sampled_from([2, 50]))
-    return [_damaged_once(draw, v, odd) if at == key else v for at, v in items]
+        return value * drawn.one_of((2, 50))
+    return [_damaged_once(v, drawn, odd) if at == key else v for at, v in items]
 
 
-@st.composite
-def damaged_message(draw: st.DrawFn, cls: type) -> bytes:
+def damaged_message(cls: type, drawn: Choices) -> bytes:
     """The envelope of a message of type ``cls``, damaged in its values or in its bytes."""
-    whole = codec.encode(draw(values(cls)))
-    if draw(st.booleans()):
-        return draw(damaged_bytes(whole))
-    return msgspec.msgpack.encode(draw(damaged(msgspec.msgpack.decode(whole), (*ODD, *NOT_JSON))))
+    whole = codec.encode(value_of(cls, drawn))
+    if drawn.yes():
+        return damaged_bytes(whole, drawn)
+    return msgspec.msgpack.encode(damaged(msgspec.msgpack.decode(whole), drawn, ODD + NOT_JSON))
 
 
-@st.composite
-def damaged_bytes(draw: st.DrawFn, whole: bytes) -> bytes:
+def damaged_bytes(whole: bytes, drawn: Choices) -> bytes:
     """``whole`` with some bytes replaced, left out, or put in."""
     data = bytearray(whole)
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(data)))
-        end = min(len(data), at + draw(st.sampled_from([0, 1, 1, 1, 4, 1000])))
-        data[at:end] = draw(st.binary(max_size=4))
+    for _ in range(1 + drawn.below(4)):
+        at = (drawn.below(256) << 8 | drawn.below(256)) % (len(data) + 1)
+        end = min(len(data), at + drawn.one_of((0, 1, 1, 1, 4, 1000)))
+        data[at:end] = bytes(drawn.below(256) for _ in range(drawn.below(5)))
     return bytes(data)
