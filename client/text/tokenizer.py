@@ -1,6 +1,5 @@
 """Text to token ids and back, with pieces that never split a character, and stop strings."""
 
-import json
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dht.errors import UserError
+from dht.json_file import read_object
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -93,7 +93,7 @@ def stop_token_ids(directory: Path) -> tuple[int, ...]:
     """End-of-text ids that the model's configuration names, the generation file first."""
     for name in ("generation_config.json", "config.json"):
         try:
-            config = json.loads((directory / name).read_text(encoding="utf-8"))
+            config = read_object(directory / name)
         except (OSError, ValueError):
             continue
         found = config.get("eos_token_id")

@@ -14,6 +14,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 
 from dht.errors import UserError
+from dht.json_file import decode_json
 from node.weights.safetensors_header import DamagedError, TensorEntry, header_bytes_of, parse_header
 
 MANIFEST = "anabranch.sha256.json"
@@ -45,10 +46,10 @@ def read_manifest(path: Path) -> Manifest | None:
     try:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
             raise UserError(f"{path} is larger than {MANIFEST_BYTES_MAX} bytes; write it again")
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        return decode_json(path.read_bytes(), Manifest)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{path} is damaged ({error}); remove it, or write it again with"
             " python -m node.weight_hashes"
