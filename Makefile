@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LIGHT := .venv-light
 
-.PHONY: demo test fuzz light-test swarm lint format lock clean bench
+.PHONY: demo test fuzz guided light-test swarm lint format lock clean bench
 
 demo: $(READY)  ## three peers, one model that none of them can hold, text on the screen
 	$(BIN)/python -m bench.demo
@@ -21,6 +21,20 @@ test: $(READY)  ## the whole test suite; real peers and browsers in one worker, 
 FUZZ ?= tests
 fuzz: $(READY)  ## the suite's laws on other inputs each time, and on 20 times as many
 	$(BIN)/python -m pytest -m "property or hypothesis" --hypothesis-profile=fuzz --timeout=0 -n $(WORKERS) $(FUZZ)
+
+LAWS := test_files:test_a_safetensors_header_is_right_or_refused \
+	test_words:test_an_address_is_parsed_or_no_address \
+	test_words:test_what_a_dial_back_found_is_an_address_of_ours_or_nothing \
+	test_frames:test_damaged_frames_follow_one_another_until_one_is_malformed \
+	test_frames:test_parts_of_frames_make_frames_or_are_malformed \
+	test_records:test_bytes_are_a_record_or_are_refused \
+	test_records:test_a_view_draws_routes_of_whatever_is_announced \
+	test_records:test_a_strangers_plan_is_reviewed \
+	test_records:test_the_health_page_shows_whatever_is_announced
+GUIDED_S ?= 60
+guided: $(READY)  ## laws of tests/fuzz, led by the code that inputs reach; needs the extra `fuzz`
+	set -e; for law in $(LAWS); do \
+		$(BIN)/python -m tests.fuzz.guided $${law%%:*} $${law##*:} $(GUIDED_S); done
 
 light-test: $(READY) $(LIGHT)/.ready  ## peers without the daemon, where hivemind is not installed
 	! $(LIGHT)/bin/python -c 'import hivemind' 2>/dev/null

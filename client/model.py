@@ -11,7 +11,6 @@
 No weights and no torch are needed here: tensors come in and go out as those of the caller.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ from client.answer.transformers_arguments import padded, understood, unpadded
 from client.swarm.blocking import BlockingSwarm
 from client.swarm.swarm import SwarmConfig
 from dht.errors import UserError
+from dht.json_file import read_object
 
 ROWS_AT_ONCE = 16
 
@@ -173,7 +173,6 @@ def _defaults(directory: Path | None, stop_token_ids: Sequence[int]) -> dict[str
     if directory is None:
         return own
     try:
-        read = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
+        return own | read_object(directory / "generation_config.json")
     except (OSError, ValueError):
         return own
-    return {**own, **read} if isinstance(read, dict) else own

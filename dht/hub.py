@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 
 from dht.errors import NetworkError, UserError
+from dht.json_file import decode_json
 from dht.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
@@ -126,8 +127,8 @@ def _ask(hub_id: HubId) -> HubListing:
 
 def _kept_listing(kept: Path, hub_id: HubId) -> HubListing | None:
     try:
-        listing = msgspec.json.decode(kept.read_bytes(), type=HubListing)
-    except (OSError, msgspec.MsgspecError):
+        listing = decode_json(kept.read_bytes(), HubListing)
+    except (OSError, ValueError):
         return None
     return listing if listing.repo == hub_id.repo else None
 

@@ -15,6 +15,7 @@ import msgspec
 
 from dht.errors import UserError
 from dht.hub import HubListing, notes_directory
+from dht.json_file import decode_json, read_object
 from dht.messages.types import fingerprint_of
 
 INDEX = "model.safetensors.index.json"
@@ -104,10 +105,10 @@ def read_manifest(path: Path) -> Manifest | None:
     try:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
             raise UserError(f"{path} is larger than {MANIFEST_BYTES_MAX} bytes; write it again")
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        return decode_json(path.read_bytes(), Manifest)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{path} is damaged ({error}); remove it, or write it again with"
             " python -m node.weight_hashes"
@@ -135,12 +136,12 @@ def read_config(directory: Path, name: str = "") -> dict[str, Any]:
     name = name or str(directory)
     path = directory / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_object(path)
     except FileNotFoundError:
         raise UserError(f"{name} has no config.json; is it a model's directory?") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict) or "model_type" not in config:
+    if "model_type" not in config:
         raise UserError(f"{path} does not describe a model: it has no model_type")
     if "auto_map" in config:
         raise UserError(f"{name} needs code of its own to run; that is never executed here")
@@ -181,8 +182,8 @@ def read_index(directory: Path) -> dict[str, str] | None:
     if not path.is_file():
         return None
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        weight_map = read_object(path).get("weight_map")
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is no index of tensors: {error}") from error
     if not isinstance(weight_map, dict) or not all(
         isinstance(name, str) for name in weight_map.values()

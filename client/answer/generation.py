@@ -3,7 +3,6 @@
 Pure: no clock, no sockets.
 """
 
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -226,7 +225,7 @@ def _is_number(value: object) -> bool:
 def _check(name: str, value: float | None, low: float, high: float) -> None:
     if value is None:
         return
-    if not math.isfinite(value) or not low <= value <= high:
+    if not low <= value <= high:  # NaN is neither
         raise UserError(f"{name} is {value}; it must be between {low} and {high}")
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from dht.command_line import (
     run_command,
 )
 from dht.errors import UserError
+from dht.json_file import read_object
 
 KEYS_VARIABLE = "ANABRANCH_API_KEYS"
 
@@ -167,11 +167,10 @@ def _text_side(directory: Path | None) -> tuple[ChatTemplate | None, Defaults]:
     if directory is None:
         return None, Defaults()
     try:
-        path = directory / "generation_config.json"
-        read = json.loads(path.read_text(encoding="utf-8"))
+        read = read_object(directory / "generation_config.json")
     except (OSError, ValueError):
         read = {}
-    return ChatTemplate.load(directory), Defaults.of(read if isinstance(read, dict) else {})
+    return ChatTemplate.load(directory), Defaults.of(read)
 
 
 def _say(text: str) -> None:

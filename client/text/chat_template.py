@@ -17,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dht.errors import UserError
+from dht.json_file import read_object
 
 
 class _Generation(Extension):
@@ -59,7 +60,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _now
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
             raise UserError(f"the model's chat template cannot be read: {error}") from error
         self._special_tokens = dict(special_tokens)
 
@@ -70,12 +71,19 @@ class ChatTemplate:
         source = config.get("chat_template")
         path = directory / "chat_template.jinja"
         if path.is_file():
-            source = path.read_text(encoding="utf-8")
+            try:
+                source = path.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise UserError(f"{path} cannot be read: {error}") from error
         if isinstance(source, list):  # several by name
-            named = {
-                each.get("name"): each.get("template") for each in source if isinstance(each, dict)
-            }
-            source = named.get("default")
+            source = next(
+                (
+                    each.get("template")
+                    for each in source
+                    if isinstance(each, dict) and each.get("name") == "default"
+                ),
+                None,
+            )
         if not isinstance(source, str):
             return None
         special = {}
@@ -121,7 +129,6 @@ class ChatTemplate:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except (OSError, ValueError):
         return {}
-    return read if isinstance(read, dict) else {}

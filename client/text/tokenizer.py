@@ -10,6 +10,7 @@ from typing import Any
 
 from client.text.vocabulary import BYTE_OF, COMPOSED_CHARACTERS_MAX, longest_token
 from dht.errors import UserError
+from dht.json_file import read_object
 
 TOKENS_KEPT = 1 << 16
 """Number of tokens whose texts are kept: log probabilities name the same ones again and again."""
@@ -99,7 +100,7 @@ def stop_token_ids(directory: Path) -> tuple[int, ...]:
     """End-of-text ids that the model's configuration names, the generation file first."""
     for name in ("generation_config.json", "config.json"):
         try:
-            config = json.loads((directory / name).read_text(encoding="utf-8"))
+            config = read_object(directory / name)
         except (OSError, ValueError):
             continue
         found = config.get("eos_token_id")

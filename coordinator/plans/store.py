@@ -24,6 +24,7 @@ from dht.messages.types import (
 )
 from dht.records.directory import Directory
 from dht.transport.interface import PLAN_PROTOCOL, Stream, Transport
+from dht.transport.requests import answer, next_request
 
 logger = logging.getLogger(__name__)
 
@@ -134,16 +135,15 @@ class PlanStore:
 
     async def _serve(self, stream: Stream) -> None:
         for _ in range(REQUESTS_MAX):
-            message = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
-            match message:
+            match await next_request(stream):
                 case Ping(nonce=nonce):
-                    await codec.send_frame(stream, Pong(nonce=nonce))
+                    await answer(stream, Pong(nonce=nonce))
                 case PlanRequest(sha256=sha256):
                     body = self._bodies.get(sha256, b"")
-                    await codec.send_frame(stream, PlanBody(sha256=sha256), body)
+                    await answer(stream, PlanBody(sha256=sha256), body)
                 case WitnessRequest(peer_id=peer_id):
                     answers = self.witness(peer_id)
-                    await codec.send_frame(stream, Witness(peer_id=peer_id, answers=answers))
+                    await answer(stream, Witness(peer_id=peer_id, answers=answers))
                 case _:
                     raise codec.MalformedError("this stream takes plan requests and pings")
 

@@ -19,10 +19,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from dht.errors import UserError
+from dht.json_file import decode_json
 from dht.messages.types import (
     LAYERS_MAX,
     PEERS_MAX,
@@ -108,14 +108,14 @@ def read_cluster(data: bytes, model: str | None) -> Problem:
     Raises UserError, in one line, for malformed files and unknown models.
     """
     try:
-        schema = msgspec.json.decode(data, type=dict[str, Any]).get("schema")
+        schema = decode_json(data, dict[str, Any]).get("schema")
         if schema == HELIX_SCHEMA:
-            problem = _from_helix(msgspec.json.decode(data, type=_HelixCluster), model)
+            problem = _from_helix(decode_json(data, _HelixCluster), model)
         elif schema in {OWN_SCHEMA, None}:
-            problem = _from_own(msgspec.json.decode(data, type=_Cluster), model)
+            problem = _from_own(decode_json(data, _Cluster), model)
         else:
             raise UserError(f"schema {schema!r} is not known; use {OWN_SCHEMA} or {HELIX_SCHEMA}")
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"not a cluster file: {error}") from error
     _check_names(problem)
     return problem

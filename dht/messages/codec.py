@@ -29,6 +29,8 @@ _LENGTHS = struct.Struct("<II")
 
 _kinds: dict[str, type] = {}
 _decoders: dict[str, msgspec.msgpack.Decoder[Any]] = {}
+_framed: dict[str, msgspec.msgpack.Decoder[Any]] = {}
+"""The decoders of what travels as a frame. Records may be larger in memory than on the wire."""
 _names: dict[type, str] = {}
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
@@ -38,11 +40,16 @@ class MalformedError(PeerError):
     """A peer sent bytes that are not a message of this protocol version."""
 
 
-def register_message(kind: str, cls: type) -> None:
-    """Register the frozen dataclass ``cls`` under its name on the wire. Names are never reused."""
+def register_message(kind: str, cls: type, *, framed: bool = True) -> None:
+    """Register the frozen dataclass ``cls`` under its name on the wire. Names are never reused.
+
+    What is not ``framed``, such as a record, is never a message of a stream by itself.
+    """
     if _kinds.setdefault(kind, cls) is not cls:
         raise ValueError(f"wire kind {kind!r} already names {_kinds[kind].__name__}")
     _decoders[kind] = msgspec.msgpack.Decoder(cls)
+    if framed:
+        _framed[kind] = _decoders[kind]
     _names[cls] = kind
 
 
@@ -53,13 +60,21 @@ def encode(value: object) -> bytes:
 
 def decode(data: bytes | memoryview, *, limit_bytes: int = ENVELOPE_BYTES_MAX) -> Any:
     """The value in the envelope ``data``; raises :class:`MalformedError` for anything else."""
+    return _decode(data, _decoders, limit_bytes)
+
+
+def _decode(
+    data: bytes | memoryview,
+    decoders: dict[str, msgspec.msgpack.Decoder[Any]],
+    limit_bytes: int = ENVELOPE_BYTES_MAX,
+) -> Any:
     if len(data) > limit_bytes:
         raise MalformedError(f"message of {len(data)} bytes; the limit is {limit_bytes}")
     try:
         version, kind, payload = _envelope.decode(data)
         if version != WIRE_VERSION:
             raise MalformedError(f"wire version {version}; this software speaks {WIRE_VERSION}")
-        decoder = _decoders.get(kind)
+        decoder = decoders.get(kind)
         if decoder is None:
             raise MalformedError(f"unknown message kind {kind[:32]!r}")
         return decoder.decode(payload)
@@ -169,7 +184,7 @@ def _checked_lengths(lengths: bytes | memoryview, limit_bytes: int) -> tuple[int
 
 
 def _frame(data: memoryview, envelope_bytes: int) -> Frame:
-    message = decode(data[:envelope_bytes])
+    message = _decode(data[:envelope_bytes], _framed)
     size_bytes = _LENGTHS.size + len(data)
     return Frame(message=message, body=data[envelope_bytes:], size_bytes=size_bytes)
 

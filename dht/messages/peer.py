@@ -151,8 +151,8 @@ class ReachAnswer:
     """The address that was dialled: the asker's as seen from here."""
 
 
+codec.register_message("signed", SignedRecord, framed=False)
 for _kind, _cls in {
-    "signed": SignedRecord,
     "probe-request": ProbeRequest,
     "probe-data": ProbeData,
     "plan-request": PlanRequest,

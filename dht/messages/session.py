@@ -383,6 +383,9 @@ for _kind, _cls in {
     "lease": LeaseRecord,
     "plan-head": PlanHead,
     "plan": Plan,
+}.items():
+    codec.register_message(_kind, _cls, framed=False)
+for _kind, _cls in {
     "open": SessionOpen,
     "accepted": SessionAccepted,
     "refused": SessionRefused,

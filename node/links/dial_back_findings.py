@@ -89,8 +89,8 @@ class Findings:
 
 
 def is_public(host: str) -> bool:
-    """Whether ``host`` is a public IP address."""
+    """Whether ``host`` is a public IP address, without the zone that may follow it: any text."""
     try:
-        return ipaddress.ip_address(host).is_global
+        return "%" not in host and ipaddress.ip_address(host).is_global
     except ValueError:
         return False

@@ -13,6 +13,7 @@ from dht.messages.peer import ProbeData, ProbeRequest
 from dht.messages.session import Ping, Pong
 from dht.messages.types import Link
 from dht.transport.interface import PROBE_PROTOCOL, Stream, Transport
+from dht.transport.requests import answer, next_request
 from node.links.lent_traffic import LentTraffic
 
 PINGS = 12
@@ -48,10 +49,9 @@ class ProbeServer:
     async def _serve(self, stream: Stream) -> None:
         served_bytes = 0
         for _ in range(REQUESTS_MAX):
-            message = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
-            match message:
+            match await next_request(stream):
                 case Ping(nonce=nonce):
-                    await codec.send_frame(stream, Pong(nonce=nonce))
+                    await answer(stream, Pong(nonce=nonce))
                 case ProbeRequest(size_bytes=size_bytes):
                     served_bytes += size_bytes
                     if served_bytes > SERVED_BYTES_MAX:
@@ -65,7 +65,7 @@ class ProbeServer:
         for at in range(0, size_bytes, FRAME_BYTES):
             size = min(FRAME_BYTES, size_bytes - at)
             await self._traffic.wait_up()
-            await codec.send_frame(stream, ProbeData(size_bytes=size), noise[:size])
+            await answer(stream, ProbeData(size_bytes=size), noise[:size])
 
 
 async def measure_link(transport: Transport, peer_id: str, addresses: tuple[str, ...] = ()) -> Link:

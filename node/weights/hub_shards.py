@@ -34,6 +34,7 @@ from dht.hub import (
     notes_directory,
     write_note,
 )
+from dht.json_file import decode_json
 from dht.model_files import INDEX, ShardHashes, read_config, read_index, shard_names
 from node.weights.hashes import Progress, hash_shard, read_header
 from node.weights.safetensors_header import PREFIX_BYTES, DamagedError, header_bytes_of
@@ -291,8 +292,8 @@ class HubShards:
 
     def _noted_hashes(self, shard: str) -> ShardHashes | None:
         try:
-            noted = msgspec.json.decode(self._note(shard, "json").read_bytes(), type=ShardHashes)
-        except (OSError, msgspec.MsgspecError):
+            noted = decode_json(self._note(shard, "json").read_bytes(), ShardHashes)
+        except (OSError, ValueError):
             return None
         return noted if self._listing.files[shard].sha256 in {noted.sha256, None} else None
 

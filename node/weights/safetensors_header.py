@@ -5,12 +5,14 @@ endian; the header, a JSON object; then every tensor's bytes without gaps. Nothi
 than the header, and every number in it is checked against the file's size.
 """
 
-import json
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from dht.errors import UserError
+from dht.json_file import decode_json
 
 PREFIX_BYTES = 8
 HEADER_BYTES_MAX = 100 << 20
@@ -18,6 +20,18 @@ ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
     "BOOL": 1,
 }  # fmt: skip
+DIMENSIONS_MAX = 64
+"""Maximum dimensions of a tensor, as with torch."""
+
+Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Described(msgspec.Struct):
+    """What a header says of one tensor; its offsets count from the header's end."""
+
+    dtype: str
+    shape: Annotated[tuple[Size, ...], msgspec.Meta(max_length=DIMENSIONS_MAX)]
+    data_offsets: tuple[Size, Size]
 
 
 class DamagedError(UserError):
@@ -73,12 +87,13 @@ def parse_header(raw: bytes, size_bytes: int, shard: str, where: str) -> dict[st
     Raises DamagedError if anything does not match, UserError for a dtype that is not served.
     """
     try:
-        header = json.loads(raw[PREFIX_BYTES:])
+        header = decode_json(raw[PREFIX_BYTES:], dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         entries = {
-            name: _entry(described, len(raw), shard, where) for name, described in header.items()
+            name: _entry(decode_json(said, _Described), len(raw), shard, where)
+            for name, said in header.items()
         }
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except ValueError as error:
         raise DamagedError(
             shard, f"{where} is damaged: its header cannot be read ({error})"
         ) from error
@@ -96,19 +111,13 @@ def parse_header(raw: bytes, size_bytes: int, shard: str, where: str) -> dict[st
     return entries
 
 
-def _entry(described: dict[str, Any], data_begin: int, shard: str, where: str) -> TensorEntry:
-    begin, end = (data_begin + int(offset) for offset in described["data_offsets"])
-    entry = TensorEntry(
-        shard=shard,
-        dtype=str(described["dtype"]),
-        shape=tuple(int(n) for n in described["shape"]),
-        begin=begin,
-        end=end,
-    )
+def _entry(said: _Described, data_begin: int, shard: str, where: str) -> TensorEntry:
+    begin, end = (data_begin + offset for offset in said.data_offsets)
+    entry = TensorEntry(shard=shard, dtype=said.dtype, shape=said.shape, begin=begin, end=end)
     if entry.dtype not in ITEM_BYTES:
-        raise UserError(f"{where} holds tensors of dtype {entry.dtype}, which cannot be served yet")
-    if begin < data_begin or min(entry.shape, default=0) < 0:
-        raise DamagedError(shard, f"{where} is damaged: a tensor has a negative size")
+        raise UserError(
+            f"{where} holds tensors of dtype {entry.dtype[:16]!r}, which cannot be served yet"
+        )
     if entry.size_bytes != entry.numbers * ITEM_BYTES[entry.dtype]:
         raise DamagedError(shard, f"{where} is damaged: a tensor's length does not fit its shape")
     return entry

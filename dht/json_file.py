@@ -1,0 +1,34 @@
+"""Reads JSON that others wrote, such as the files that come with a model.
+
+Whatever is wrong with it is a ValueError: bytes that are no text, nesting without end, other types.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in the file ``path``, with ``Infinity`` and ``NaN`` as Python writes them.
+
+    Raises OSError where it cannot be read, and ValueError where it holds anything else.
+    """
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(read, dict):
+        raise ValueError("it is no JSON object")
+    return read
+
+
+def decode_json(data: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """The value of type ``kind`` that the JSON text ``data`` holds; raises ValueError."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error

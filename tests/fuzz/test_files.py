@@ -1,0 +1,178 @@
+"""Files of a model that somebody else made: what cannot be right is refused in one line."""
+
+import contextlib
+import json
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from client.gateway.requests import Defaults
+from client.text.chat_template import ChatTemplate
+from client.text.tokenizer import stop_token_ids
+from dht.errors import UserError
+from dht.json_file import read_object
+from dht.model_files import (
+    INDEX,
+    MANIFEST,
+    SINGLE,
+    read_config,
+    read_index,
+    read_manifest,
+    shard_names,
+)
+from node.weights.safetensors_header import PREFIX_BYTES, header_bytes_of, parse_header
+from node.weights.store import WeightStore
+from tests.choices import Choices, choices
+from tests.examples import examples
+from tests.fuzz.laws import lawful
+from tests.fuzz.values import ODD, damaged, damaged_bytes
+
+pytestmark = pytest.mark.property
+
+HEADER = {
+    "__metadata__": {"format": "pt"},
+    "a.weight": {"dtype": "F32", "shape": [6, 5], "data_offsets": [0, 120]},
+    "b.weight": {"dtype": "BF16", "shape": [7], "data_offsets": [120, 134]},
+    "c": {"dtype": "U8", "shape": [], "data_offsets": [134, 135]},
+}
+DATA_BYTES = 135
+TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}"
+TEMPLATES = (
+    "{{ " + "(" * 3000, "{% if x %}" * 500, "{{ " + "1+" * 3000 + "1 }}", TEMPLATE,
+    "{{ a.__class__.__mro__ }}", "{% for i in range(99999999) %}{% endfor %}", "{% import 'x' %}",
+    "{{ 1 // 0 }}", "{{ '%d' % 'x' }}", "{% set x = 1 if %}", "{{ messages[7].x.y }}",
+)  # fmt: skip
+JSON_ODD = (*ODD, 10**30, 10**3000, "F64", "I8", "model.safetensors", "../x", "c:x", [10**18] * 9)
+NOT_PYTHONS = (b"Infinity", b"NaN", b"1e999", b"-1e999", b'"\\ud800"', b"1" * 5000, b"[" * 9000)
+"""What may stand in JSON's place of a value and is no JSON value that Python could write."""
+
+
+def json_of(value: Any, drawn: Choices) -> bytes:
+    """The text of ``value``, which is damaged in its values or in its bytes."""
+    if drawn.yes():
+        return damaged_bytes(json.dumps(value).encode(), drawn)
+    text = json.dumps(damaged(value, drawn, (*JSON_ODD, *("@here@",) * len(JSON_ODD))))
+    return text.encode().replace(b'"@here@"', drawn.one_of(NOT_PYTHONS))
+
+
+@examples(150)
+@given(choices(120))
+def test_a_safetensors_header_is_right_or_refused(drawn: Choices) -> None:
+    header = json_of(HEADER, drawn)
+    raw = struct.pack("<Q", len(header)) + header
+    size_bytes = len(raw) + drawn.one_of((DATA_BYTES, DATA_BYTES, 0))
+    if drawn.below(4) == 0:
+        raw = damaged_bytes(raw, drawn)
+
+    def read() -> None:
+        length = header_bytes_of(raw[:PREFIX_BYTES], size_bytes, "m", "m")
+        entries = parse_header(raw[:length], size_bytes, "m", "m")
+        assert sum(entry.size_bytes for entry in entries.values()) <= size_bytes
+        for name, entry in entries.items():
+            assert f"{name} {entry.numbers}".encode()
+
+    lawful(read, UserError)
+
+
+def store(directory: Path) -> None:
+    opened = WeightStore.open(str(directory))
+    assert len(opened.root) == 64
+    dict(opened.read(list(opened.tensors)))
+
+
+def manifest(directory: Path) -> None:
+    read_manifest(directory / MANIFEST)
+
+
+def defaults(directory: Path) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        Defaults.of(read_object(directory / "generation_config.json"))
+    assert all(isinstance(each, int) for each in stop_token_ids(directory))
+
+
+def template(directory: Path) -> None:
+    loaded = ChatTemplate.load(directory)
+    if loaded is not None:
+        loaded.render([{"role": "user", "content": "x"}])
+
+
+def shards(directory: Path) -> None:
+    index = read_index(directory)
+    names = shard_names("m", {SINGLE, "x"}, index)
+    assert set(names) <= {SINGLE, "x"}
+
+
+FILES: dict[str, tuple[Any, Callable[[Path], object]]] = {
+    "config.json": (
+        {"model_type": "llama", "hidden_size": 8, "eos_token_id": [1, 2], "rope": {"x": 1.0}},
+        read_config,
+    ),
+    INDEX: ({"metadata": {}, "weight_map": {"a": SINGLE, "b": SINGLE}}, shards),
+    MANIFEST: (
+        {
+            "format": 1,
+            "shards": {
+                SINGLE: {
+                    "size_bytes": 9,
+                    "sha256": "0" * 64,
+                    "header_sha256": "0" * 64,
+                    "tensors": {"a": "0" * 64},
+                }
+            },
+        },
+        manifest,
+    ),
+    "generation_config.json": (
+        {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "eos_token_id": [1, 2]},
+        defaults,
+    ),
+    "tokenizer_config.json": (
+        {
+            "chat_template": [{"name": "default", "template": TEMPLATE}],
+            "bos_token": {"content": "<s>"},
+            "eos_token": "</s>",
+        },
+        template,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@examples(40)
+@given(drawn=choices(120))
+def test_a_models_file_is_right_or_refused(name: str, drawn: Choices) -> None:
+    right, read = FILES[name]
+    content = json_of(right, drawn)
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / name).write_bytes(content)
+        lawful(lambda: read(Path(directory)), UserError)
+
+
+@examples(40)
+@given(choices(60))
+def test_a_chat_template_renders_or_is_refused(drawn: Choices) -> None:
+    source = drawn.one_of(TEMPLATES).encode()
+    content = damaged_bytes(source, drawn) if drawn.yes() else source
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "chat_template.jinja").write_bytes(content)
+        lawful(lambda: template(Path(directory)), UserError)
+
+
+@examples(40)
+@given(choices(120))
+def test_a_model_is_opened_or_refused(drawn: Choices) -> None:
+    header = json_of(HEADER, drawn) if drawn.yes() else json.dumps(HEADER).encode()
+    config, _ = FILES["config.json"]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory)
+        raw = struct.pack("<Q", len(header)) + header + bytes([drawn.below(256)]) * DATA_BYTES
+        (path / SINGLE).write_bytes(raw)
+        (path / "config.json").write_bytes(
+            json_of(config, drawn) if drawn.yes() else json.dumps(config).encode()
+        )
+        lawful(lambda: store(path), UserError)
