@@ -32,6 +32,8 @@ from dht.command_line import (
 )
 
 SOAK_MINUTES = 30.0
+READY_S = 30.0
+"""How long an attacker may take to get ready, and to put away what it made."""
 
 
 def parse() -> argparse.Namespace:
@@ -75,10 +77,10 @@ async def attack(arguments: argparse.Namespace) -> int:
     async with Target(tuple(arguments.peers), arguments.gateway, seconds) as target:
         sent = target.sent
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds + READY_S):
                 await row.attack(target)
         except TimeoutError:
-            sent.refused["no time left"] += not (sent.streams or sent.records)
+            sent.refused["no time left"] += 1
         finally:
             print(json.dumps(sent.as_json()), flush=True)
     return EXIT_DONE

@@ -42,7 +42,8 @@ class Sent:
     came: int = 0
     """Streams that honest peers and clients opened to the attacker."""
     gained: int = 0
-    """What nobody may have: sessions in another's name, dials on order, answers to other sites."""
+    """What nobody may have: sessions in another's name, dials on order, answers
+    to other sites, layers for other weights."""
     refused: Counter[str] = field(default_factory=Counter)
     """Attempts that were refused or closed, by how."""
 
@@ -79,7 +80,8 @@ class CountedStream:
 class Target:
     """The honest side as an attacker sees it; use as an async context manager.
 
-    ``peers`` are full addresses of honest peers, ``gateway`` is the URL of a gateway or empty.
+    ``peers`` are full addresses of honest peers, ``gateway`` is the URL of a gateway or empty. The
+    ``seconds`` begin with the first attempt: what an attacker needs to get ready does not count.
     """
 
     def __init__(self, peers: tuple[str, ...], gateway: str, seconds: float) -> None:
@@ -87,12 +89,15 @@ class Target:
         self.gateway = gateway
         self.ids = tuple(split(address)[0] for address in peers)
         self.sent = Sent()
-        self._until_s = asyncio.get_running_loop().time() + seconds
+        self._seconds = seconds
+        self._until_s: float | None = None
         self._open = AsyncExitStack()
 
     @property
     def left_s(self) -> float:
         """Seconds until the attack ends."""
+        if self._until_s is None:
+            return self._seconds
         return self._until_s - asyncio.get_running_loop().time()
 
     async def __aenter__(self) -> Self:
@@ -139,6 +144,7 @@ class Target:
 
     async def again(self, step: Callable[[], Awaitable[None]], every_s: float = 0.0) -> None:
         """Repeat ``step`` until the time is over; what it meets with is counted."""
+        self._until_s = self._until_s or asyncio.get_running_loop().time() + self._seconds
         while (left_s := self.left_s) > 0:
             try:
                 async with asyncio.timeout(left_s):

@@ -23,8 +23,8 @@ class Row:
         return (self.attack.__doc__ or "").split("\n\n")[0].replace("\n    ", " ")
 
 
-PLANNED_S = 45.0
-"""Long enough for the coordinator to plan with a newcomer."""
+PLANNED_S, JOINED_S = 45.0, 60.0
+"""Long enough for the coordinator to plan with a newcomer, and for one to load what it planned."""
 
 ATTACKS: dict[str, Row] = {
     "plan_with_more_layers": Row(attack=members.plan_with_more_layers),
@@ -49,7 +49,7 @@ ATTACKS: dict[str, Row] = {
     "escapes_in_reasons": Row(attack=members.escapes_in_reasons, command=True),
     "foreign_pages": Row(attack=pages.foreign_pages, gateway=True),
     "huge_plan_body": Row(attack=members.huge_plan_body),
-    "other_weights": Row(attack=members.other_weights, seconds=PLANNED_S),
+    "other_weights": Row(attack=members.other_weights, seconds=JOINED_S),
 }
 
 NOT_PLAYED = {

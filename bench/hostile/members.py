@@ -411,22 +411,21 @@ async def other_weights(target: Target) -> Sent:
         command = [sys.executable, "-m", "node.join", "--model", str(copy), "--cpu"]
         command += ["--threads", "1", "--memory", "0.5", "--host", "127.0.0.1", "--name", "other"]
         command += ["--identity", str(Path(scratch) / "other.key")]
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            "--initial-peers",
-            *target.peers,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        target.sent.identities += 1
-        try:
-            async with asyncio.timeout(max(0.0, target.left_s)):
+        command += ["--json-log", "--initial-peers", *target.peers]
+        with (Path(scratch) / "log").open("w+b") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            target.sent.identities += 1
+            try:
+                async with asyncio.timeout(max(0.0, target.left_s)):
+                    await process.wait()
+                    target.sent.refused["ended by itself"] += 1
+            except TimeoutError:
+                process.kill()
                 await process.wait()
-                target.sent.refused["ended by itself"] += 1
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+            log.seek(0)
+            target.sent.gained += log.read().count(b'"event": "serving"')
     return target.sent
 
 

@@ -219,7 +219,7 @@ async def claims_urgency(target: Target) -> Sent:
 async def costly_sampling(target: Target) -> Sent:
     """Answers whose sampling sorts the whole vocabulary for every token."""
     transport = await target.enter()
-    options = {"temperature": 100.0, "top_p": 0.99, "repetition_penalty": 1.3, "logprobs": 20}
+    options = {"temperature": 10.0, "top_p": 0.99, "repetition_penalty": 1.3, "logprobs": 20}
 
     async with Swarm.over(
         transport, ModelText.load(MODEL.name, MODEL), SwarmConfig(), str

@@ -83,7 +83,7 @@ def checks(measured: Measured, limits: Limits) -> dict[str, bool]:
         "processes": not measured.ended,
         "joining": measured.joined,
         "plans": measured.following == measured.peers and not measured.led_by_stranger,
-        "clients' plans": not measured.steered,
+        "clients_plans": not measured.steered,
         "gain": not measured.gained,
         "terminals": not measured.escapes,
     }
