@@ -339,9 +339,7 @@ class Cost:
 
 def cost_of(peer: LocalPeer) -> Cost:
     """Of the peer's Python, what this started and ended (such as solvers), and its daemon."""
-    root = psutil.Process(peer.process.pid)
-    daemons = [child for child in root.children(recursive=True) if _is_daemon(child)]
-    family = [root, *daemons]
+    root, *daemons = family = family_of(peer)
     ended = root.cpu_times()
     memory = [process.memory_full_info() for process in family]
     return Cost(
@@ -353,6 +351,12 @@ def cost_of(peer: LocalPeer) -> Cost:
         daemon_written_bytes=sum(process.io_counters().write_chars for process in daemons),
         purposes=traffic_of(peer),
     )
+
+
+def family_of(peer: LocalPeer) -> list[psutil.Process]:
+    """The peer's Python and then its daemon, without what it starts and ends, such as solvers."""
+    root = psutil.Process(peer.process.pid)
+    return [root, *(child for child in root.children(recursive=True) if _is_daemon(child))]
 
 
 def _is_daemon(process: psutil.Process) -> bool:

@@ -63,7 +63,8 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def _module() -> str:
-    return "bench." + Path(sys.argv[0]).stem
+    started = Path(sys.argv[0])
+    return "bench." + (started.parent.name if started.stem == "__main__" else started.stem)
 
 
 def _cpu_name() -> str:

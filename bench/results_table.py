@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.local_swarm import ROOT
+from bench.results_attacks import attacks
 from bench.results_engine import cost, engine, speed
 from bench.results_links import (
     groups,
@@ -78,6 +79,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "fleet_12": fleet,
         "fleet_24": fleet,
         "healing": healing,
+        "hostile": attacks,
     },
 }
 """Which figures stand where, in this order."""
@@ -95,6 +97,7 @@ TITLES = {
     "dht_flood": "## A flood of records\n\n",
     "fleet_12": "## A dozen and more real peers\n\n",
     "healing": "## Swarms that were cut\n\n",
+    "hostile": "## Attacks\n\n",
 }
 
 

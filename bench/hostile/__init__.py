@@ -1,0 +1,1 @@
+"""Attacks on real peers, and what they cost the honest side."""

@@ -1,0 +1,107 @@
+"""All attacks at once, for a long time: does anything fail, and does memory stay flat?"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from typing import Any
+
+from rich.console import Console
+
+from bench import report
+from bench.fleet_peers import spread
+from bench.hostile.attacks import ATTACKS
+from bench.hostile.callers import Expected
+from bench.hostile.honest import Side, said, until
+from bench.hostile.rows import LEAVE_S, attackers, first_tokens_s
+from bench.hostile.verdict import Limits, slope_per_min
+
+ATTACKERS, PEERS, CALLERS = 8, 4, 4
+LASTS_S = (15.0, 45.0)
+"""One attack of one attacker takes a time between these; then it draws another."""
+
+
+async def soak(
+    expected: Expected, minutes: float, seed: int, limits: Limits, say: Console
+) -> dict[str, Any]:
+    """Eight attackers draw attacks at random against four peers, a gateway and four callers."""
+    with Side(expected, peers_wanted=PEERS) as side:
+        await side.begin()
+        await side.open_gateway()
+        side.call(CALLERS - 1)
+        side.call(1, through_gateway=True)
+        await until(lambda: len(side.answers()) >= CALLERS, 2 * LEAVE_S)
+        from_s = time.time()
+        until_s = from_s + 60.0 * minutes
+        drawn: Counter[str] = Counter()
+        sent: Counter[str] = Counter()
+        async with asyncio.TaskGroup() as group:
+            for number in range(ATTACKERS):
+                rng = random.Random(f"{seed}/{number}")
+                group.create_task(attack_on(side, rng, until_s, drawn, sent, say))
+        answers = [each for each in side.answers() if each.began_unix_s >= from_s]
+        failed = [each.failed for each in answers if each.failed is not None]
+        slopes = slopes_of(side, (from_s + until_s) / 2, until_s)
+        ended = side.ended()
+        checks = {
+            "answers": bool(answers) and not failed,
+            "memory": all(each <= limits.slope_mib_per_min for each in slopes.values()),
+            "processes": not ended,
+        }
+        return {
+            **report.code(),
+            "ok": all(checks.values()),
+            "checks": checks,
+            "minutes": minutes,
+            "seed": seed,
+            "attacks": dict(drawn),
+            "sent": dict(sent),
+            "answers": len(answers),
+            "failed": failed,
+            "ttft_s": spread(first_tokens_s(answers)),
+            "slope_mib_per_min": slopes,
+            "memory_mib": side.memory_mib(from_s, until_s),
+            "memory_mib_each_minute": each_minute(side, from_s),
+            "ended": list(ended),
+            "noticed": dict(side.counters()),
+        }
+
+
+async def attack_on(
+    side: Side,
+    rng: random.Random,
+    until_s: float,
+    drawn: Counter[str],
+    sent: Counter[str],
+    say: Console,
+) -> None:
+    """One attacker: attack after attack, each in a new process, until the time is over."""
+    while (left_s := until_s - time.time()) > LASTS_S[0] / 2:
+        name, seconds = rng.choice(sorted(ATTACKS)), min(left_s, rng.uniform(*LASTS_S))
+        drawn[name] += 1
+        say.print(f"{left_s:.0f} s left: {name}")
+        attack = attackers(side, name, seconds)
+        try:
+            await until(lambda: not attack.lives, seconds + LEAVE_S)  # noqa: B023
+        finally:
+            attack.end()
+        sent.update({k: v for k, v in said(attack.log).items() if isinstance(v, int)})
+
+
+def slopes_of(side: Side, from_s: float, until_s: float) -> dict[str, float]:
+    """Growth by process over a stretch, in MiB per minute."""
+    samples = [(at, held) for at, held in side.samples if from_s <= at <= until_s]
+    names = samples[-1][1] if samples else ()
+    return {
+        name: round(slope_per_min([(at, held[name]) for at, held in samples if name in held]), 3)
+        for name in names
+    }
+
+
+def each_minute(side: Side, from_s: float) -> list[dict[str, float]]:
+    """The first sample of each minute since ``from_s``."""
+    found: dict[int, dict[str, float]] = {}
+    for at, held in side.samples:
+        if at >= from_s:
+            found.setdefault(int((at - from_s) // 60), held)
+    return list(found.values())

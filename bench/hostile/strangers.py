@@ -1,0 +1,311 @@
+"""Attacks of strangers on stage servers and on the DHT: streams, opens, requests for records."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+from bench.hostile.attacker import MODEL, CountedStream, Seen, Sent, Target, look
+from client import Swarm, SwarmConfig
+from client.text.tokenizer import ModelText
+from dht.errors import NetworkError, PeerError, SwarmError
+from dht.identity.grant import grant
+from dht.identity.peer_id import Identity
+from dht.messages import codec
+from dht.messages.session import (
+    FramePart,
+    Ping,
+    Sampling,
+    SessionAccepted,
+    SessionOpen,
+    SessionRefused,
+)
+from dht.messages.types import RouteStage
+from dht.records.signed import sign_record
+from dht.transport.interface import (
+    HOP_PROTOCOL,
+    PLAN_PROTOCOL,
+    PROBE_PROTOCOL,
+    SESSION_PROTOCOL,
+    TOKENS_PROTOCOL,
+    Transport,
+)
+
+PINGS = codec.encode_frame(Ping(nonce=1)) * 1000
+PART_BYTES = 1 << 15
+PARTS_BEGUN, PARTS_IDENTITIES = 8, 4
+IDLE_IDENTITIES = 5
+IDLE_STREAMS = 256
+"""Streams that an identity opens and leaves, as long as it gets more."""
+FIND_TIMES = 60
+FIND_RECORDS, FIND_RECORD_BYTES = 300, 4000
+URGENT_SESSIONS = 64
+COSTLY_SESSIONS = 32
+
+
+async def unread_pongs(target: Target) -> Sent:
+    """Pings over hops, whose answers are never read."""
+    transport = await target.enter()
+
+    async def flood(peer_id: str) -> None:
+        stream = await target.stream(transport, peer_id, HOP_PROTOCOL)
+        try:
+            while True:
+                stream.write(PINGS)
+                target.sent.frames += 1000
+                await stream.drain()
+        finally:
+            await stream.close()
+
+    return await target.at_once([partial(flood, peer) for peer in target.ids for _ in range(4)])
+
+
+async def unfinished_frames(target: Target) -> Sent:
+    """Frames of 32 MiB in parts of 32 KiB that stop before their last one."""
+    identities = [await target.enter() for _ in range(PARTS_IDENTITIES)]
+    body = os.urandom(PART_BYTES)
+
+    async def begin(transport: Transport, peer_id: str) -> None:
+        stream = await target.stream(transport, peer_id, HOP_PROTOCOL)
+        try:
+            for step in range((32 << 20) // PART_BYTES - 1):
+                for number in range(PARTS_BEGUN):
+                    offset = step * PART_BYTES
+                    part = FramePart(number=number, offset=offset, total_bytes=32 << 20, slow=True)
+                    await stream.say(part, body)
+                    await stream.hear()
+            await asyncio.sleep(target.left_s)
+        finally:
+            await stream.close()
+
+    pairs = [partial(begin, each, peer) for each in identities for peer in target.ids]
+    return await target.at_once(pairs)
+
+
+async def idle_streams(target: Target) -> Sent:
+    """As many streams as five identities get, opened and left alone."""
+    protocols = (HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, PLAN_PROTOCOL, PROBE_PROTOCOL)
+    held: list[CountedStream] = []
+
+    async def fill(transport: Transport, peer_id: str) -> None:
+        for number in range(IDLE_STREAMS):
+            protocol = protocols[number % len(protocols)]
+            held.append(await target.stream(transport, peer_id, protocol))
+        await asyncio.sleep(target.left_s)
+
+    identities = [await target.enter() for _ in range(IDLE_IDENTITIES)]
+    pairs = [partial(fill, each, peer) for each in identities for peer in target.ids]
+    return await target.at_once(pairs)
+
+
+def open_of(seen: Seen, client: Transport, number: int, **changes: Any) -> SessionOpen:
+    """A well-formed open over the targets' chain; ``changes`` are made to it. Not signed."""
+    open_ = SessionOpen(
+        session=f"{number:08d}{client.peer_id[-12:]}",
+        attempt=0,
+        client=client.peer_id,
+        fingerprint=seen.model.fingerprint,
+        route=seen.stages(),
+        addresses=seen.addresses(),
+        hop=0,
+        prompt_tokens=8,
+        max_new_tokens=8,
+        sampling=Sampling(),
+    )
+    return replace(open_, **changes)
+
+
+async def answer_to(stream: CountedStream, open_: SessionOpen) -> object:
+    """What a stage says to an open."""
+    await stream.say(open_)
+    async with asyncio.timeout(15):
+        return await stream.hear()
+
+
+def note(sent: Sent, reply: object) -> bool:
+    """Count a refusal; whether the session was accepted."""
+    if isinstance(reply, SessionRefused):
+        sent.refused[reply.code] += 1
+    return isinstance(reply, SessionAccepted)
+
+
+async def opens_in_anothers_name(target: Target) -> Sent:
+    """Opens over a hop for a client that asked for nothing, unsigned or signed by the attacker."""
+    transport = await target.enter()
+    seen, numbers = await look(target, transport), count()
+    layers = seen.model.layers
+    victim = Identity.generate().peer_id
+
+    async def forge(peer_id: str) -> None:
+        record = seen.nodes[peer_id]
+        first = RouteStage(peer_id=transport.peer_id, start=0, end=max(1, record.start))
+        mine = RouteStage(peer_id=peer_id, start=first.end, end=layers)
+        stream = await target.stream(transport, peer_id, HOP_PROTOCOL)
+        try:
+            for number in numbers:
+                open_ = open_of(seen, transport, number, route=(first, mine), addresses=((), ()))
+                signed = grant(replace(open_, client=victim), transport.sign, transport.now())
+                forged = signed if number % 2 else replace(signed, grant=b"")
+                taken = await answer_to(stream, replace(forged, hop=1))
+                target.sent.gained += note(target.sent, taken)
+        finally:
+            await stream.close()
+
+    lasts = [peer for peer, record in seen.nodes.items() if record.end == layers]
+    return await target.at_once([partial(forge, peer) for peer in lasts])
+
+
+async def dials_on_order(target: Target) -> Sent:
+    """Sessions whose second stage is said to be at others' addresses, which the peer then dials."""
+    transport = await target.enter()
+    seen, numbers = await look(target, transport), count()
+
+    async def dialled(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        target.sent.gained += 1
+        writer.close()
+
+    listener = await asyncio.start_server(dialled, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+
+    async def order(peer_id: str) -> None:
+        stranger, layers = Identity.generate().peer_id, seen.model.layers
+        end = min(seen.nodes[peer_id].end, layers - 1)
+        first = RouteStage(peer_id=peer_id, start=0, end=end)
+        second = RouteStage(peer_id=stranger, start=end, end=layers)
+        hosts = ("ip4/127.0.0.1", "dns4/localhost", "ip4/127.0.0.2")
+        where = tuple(f"/{host}/tcp/{port}/p2p/{stranger}" for host in hosts)
+        open_ = open_of(
+            seen, transport, next(numbers), route=(first, second), addresses=((), where)
+        )
+        stream = await target.stream(transport, peer_id, SESSION_PROTOCOL)
+        try:
+            reply = await answer_to(stream, grant(open_, transport.sign, transport.now()))
+            note(target.sent, reply)
+        finally:
+            await stream.close()
+
+    firsts = [peer for peer, record in seen.nodes.items() if record.start == 0]
+    async with listener:
+        return await target.at_once([partial(order, peer) for peer in firsts for _ in range(4)])
+
+
+async def claims_urgency(target: Target) -> Sent:
+    """Sessions that claim an answer has begun, to be let into the room kept for urgent ones."""
+    transport = await target.enter()
+    seen, numbers = await look(target, transport), count()
+
+    async def hold() -> None:
+        changes = {"prompt_tokens": 64, "answered": 1, "max_new_tokens": 64}
+        open_ = grant(
+            open_of(seen, transport, next(numbers), **changes), transport.sign, transport.now()
+        )
+        stream = await target.stream(transport, open_.route[0].peer_id, SESSION_PROTOCOL)
+        try:
+            if note(target.sent, await answer_to(stream, open_)):
+                while True:
+                    await stream.say(Ping(nonce=1))
+                    await asyncio.sleep(10)
+            await asyncio.sleep(1)
+        finally:
+            await stream.close()
+
+    return await target.at_once([hold] * URGENT_SESSIONS)
+
+
+async def costly_sampling(target: Target) -> Sent:
+    """Answers whose sampling sorts the whole vocabulary for every token."""
+    transport = await target.enter()
+    options = {"temperature": 10.0, "top_p": 0.99, "repetition_penalty": 1.3, "logprobs": 20}
+
+    async with Swarm.over(
+        transport, ModelText.load(MODEL.name, MODEL), SwarmConfig(), str
+    ) as swarm:
+
+        async def ask() -> None:
+            target.sent.frames += 1
+            try:
+                await swarm.generate("Once", max_new_tokens=256, ignore_eos=True, **options)
+            except SwarmError as error:
+                raise NetworkError(str(error)) from error
+
+        return await target.at_once([ask] * COSTLY_SESSIONS)
+
+
+async def repeated_finds(target: Target) -> Sent:
+    """Made-up records under one key, and requests that name this key sixty times."""
+    from hivemind.dht.routing import DHTID
+    from hivemind.p2p import PeerID
+    from hivemind.proto import dht_pb2
+
+    transport: Any = await target.enter(serves=True)
+    protocol, key = transport._node.protocol, f"hostile/{transport.peer_id}/nodes"
+    place = DHTID.generate(source=key)
+    values = made_up(key, transport.now() + 90, FIND_RECORDS, lambda _: b"x" * FIND_RECORD_BYTES)
+
+    async def store(peer_id: str) -> None:
+        for first in range(0, FIND_RECORDS, 100):
+            await store_at(target, transport, peer_id, key, values[first : first + 100])
+
+    async def find(peer_id: str) -> None:
+        request = dht_pb2.FindRequest(keys=[place.to_bytes()] * FIND_TIMES, peer=protocol.node_info)
+        target.sent.frames += 1
+        target.sent.bytes += request.ByteSize()
+        stub = protocol.get_stub(PeerID.from_base58(peer_id))
+        with whatever_hivemind_raises():
+            answer = await stub.rpc_find(request, timeout=10)
+            target.sent.refused["not found"] += not answer.results
+
+    await asyncio.gather(*(store(peer) for peer in target.ids))
+    return await target.at_once([partial(find, peer) for peer in target.ids])
+
+
+Made = tuple[str, bytes, float]
+"""An author's peer id, its signed record, and when that expires."""
+
+
+def made_up(
+    key: str, expires_unix_s: float, number: int, payload: Callable[[Identity], bytes]
+) -> list[Made]:
+    """Records of as many authors, each of whom is nobody but signs properly."""
+    authors = [Identity.generate() for _ in range(number)]
+    return [
+        (each.peer_id, sign_record(each, key, payload(each), expires_unix_s), expires_unix_s)
+        for each in authors
+    ]
+
+
+async def store_at(
+    target: Target, transport: Any, peer_id: str, key: str, records: list[Made]
+) -> None:
+    """Store others' records at one peer, as DHT nodes do for each other."""
+    from hivemind.dht.routing import DHTID
+    from hivemind.p2p import PeerID
+    from hivemind.utils import MSGPackSerializer
+
+    authors, signed, expiries = map(list, zip(*records, strict=True))
+    target.sent.records += len(records)
+    target.sent.bytes += sum(map(len, signed))
+    with whatever_hivemind_raises():
+        taken = await transport._node.protocol.call_store(
+            PeerID.from_base58(peer_id),
+            [DHTID.generate(source=key)] * len(authors),
+            [MSGPackSerializer.dumps(each) for each in signed],
+            expiries,
+            subkeys=authors,
+        )
+        target.sent.refused["not stored"] += len(records) - sum(taken or ())
+
+
+@contextlib.contextmanager
+def whatever_hivemind_raises() -> Iterator[None]:
+    """hivemind's calls fail with errors of many kinds: to an attacker all are a refusal."""
+    try:
+        yield
+    except (NetworkError, PeerError, TimeoutError):
+        raise
+    except Exception as error:
+        raise NetworkError(f"{type(error).__name__}: {error}") from error
