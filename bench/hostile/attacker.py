@@ -187,9 +187,6 @@ class Seen:
             for start, record in zip(ends, self.route, strict=False)
         )
 
-    def addresses(self) -> tuple[tuple[str, ...], ...]:
-        return tuple(record.addresses for record in self.route)
-
 
 async def look(target: Target, transport: Transport) -> Seen:
     """Read who serves what. Raises NetworkError while the targets do not hold all layers."""

@@ -171,11 +171,7 @@ async def passed_on(
     """Pass an open on to the stage after, as an honest stage does; returns the hop to it."""
     at = open_.hop + 1
     following = open_.route[at].peer_id
-    hop = CountedStream(
-        await transport.open_stream(following, HOP_PROTOCOL, addresses=open_.addresses[at]),
-        target.sent,
-    )
-    target.sent.streams += 1
+    hop = await target.stream(transport, following, HOP_PROTOCOL)
     await hop.say(replace(open_, hop=at))
     while not isinstance(reply := await hop.hear(), SessionAccepted | SessionRefused):
         pass
@@ -342,10 +338,10 @@ async def huge_plan_body(target: Target) -> Sent:
 
 
 async def made_up_models(target: Target) -> Sent:
-    """More peers than there are, which all describe the model with another fingerprint."""
+    """More peers than there are, which all describe the model with another root."""
     transport: Any = await target.enter(serves=True)
     seen = await look(target, transport)
-    model = replace(seen.model, fingerprint="f" * len(seen.model.fingerprint))
+    model = replace(seen.model, root="f" * len(seen.model.root))
     key = record_key(DEFAULT_NETWORK, MODEL.name, RecordKind.NODES)
     like = liar_of(seen.route[0], transport, model=model, end=model.layers)
     expires_unix_s = transport.now() + 60
