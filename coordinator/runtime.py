@@ -150,7 +150,7 @@ class Coordinator:
         try:
             # Two parts: a plan whose holders do not answer must not delay an election, nor a fault
             # of one of them end the other.
-            await self._parts.run(self._lead, self._follow)
+            await self._parts.run(self._lead, self._follow, ends_process=False)
         finally:
             if self._solving is not None:
                 self._solving.cancel()

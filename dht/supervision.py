@@ -43,22 +43,22 @@ class Supervisor:
         self._on_error = on_error or (lambda part, error: None)
 
     @asynccontextmanager
-    async def beside(self, *works: Work) -> AsyncIterator[None]:
+    async def beside(self, *works: Work, ends_process: bool = True) -> AsyncIterator[None]:
         """Keep ``works`` running during the block, which ends with the error of one that cannot
-        be kept running."""
-        async with beside(*(partial(self.keep, work) for work in works)):
+        be kept running; ``ends_process`` as in :meth:`keep`."""
+        async with beside(*(partial(self.keep, work, ends_process=ends_process) for work in works)):
             yield
 
-    async def run(self, *works: Work) -> None:
-        """Keep ``works`` running until cancelled; raises MachineError and UserError."""
-        async with self.beside(*works):
+    async def run(self, *works: Work, ends_process: bool = True) -> None:
+        """Keep ``works`` running until cancelled; raises as :meth:`keep`."""
+        async with self.beside(*works, ends_process=ends_process):
             await asyncio.Event().wait()
 
     async def keep(self, work: Work, *given: str, ends_process: bool = True) -> None:
         """Run ``work(*given)`` until it returns or this task is cancelled.
 
-        ``ends_process=False`` is for work with one remote peer, of which there is a task per peer:
-        no peer may be able to end this process, so it begins again for ever.
+        ``ends_process=False`` is for work on what strangers send: no stranger may be able to end
+        this process, or all processes at once by one record, so it begins again for ever.
         """
         part, task = name_of(work), asyncio.current_task()
         failed_s: deque[float] = deque(maxlen=FAILURES_MAX)

@@ -69,7 +69,7 @@ class Prober:
     async def run(self) -> None:
         """Ask and look until cancelled; raises what the swarm's supervisor raises."""
         try:
-            await self._parts.run(self._requests, self._states)
+            await self._parts.run(self._requests, self._states, ends_process=False)
         finally:
             await self._pulse.close()
 

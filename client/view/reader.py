@@ -86,7 +86,8 @@ class SwarmReader:
         await self._read_plans()
         try:
             # Two parts: holders of plans that do not answer must not keep records from being read.
-            async with self.parts.beside(self._keep_fresh, self._keep_plans):
+            works = self._keep_fresh, self._keep_plans
+            async with self.parts.beside(*works, ends_process=False):
                 yield
         finally:
             await self._pulse.close()

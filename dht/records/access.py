@@ -152,7 +152,8 @@ class SharedRecords:
 
     async def run(self, parts: Supervisor | None = None) -> None:
         """Ask for news and search the DHT until cancelled; raises what ``parts`` raises."""
-        await (parts or Supervisor()).run(self._replica.run, self._keep_searching)
+        parts = parts or Supervisor()
+        await parts.run(self._replica.run, self._keep_searching, ends_process=False)
 
     async def store(self, key: str, value: bytes, expires_unix_s: float) -> bool:
         data, _ = self._signer.sign(key, value, expires_unix_s)

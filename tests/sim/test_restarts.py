@@ -188,19 +188,31 @@ async def page(swarm: World) -> AsyncIterator[Supervisor]:
         history.close()
 
 
-@pytest.mark.parametrize(("where", "name"), [(Leadership, "look"), (StageServer, "_beat")])
-def test_a_part_that_cannot_be_set_up_again_ends_the_peer(
-    where: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_cannot_be_set_up_again_ends_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the unit or container to start it anew: before, it tried every 5 s for ever."""
 
     async def scenario() -> None:
         async with world(5, 5, seed=3) as swarm:
-            fault = Once(monkeypatch, where, name)
+            fault = Once(monkeypatch, StageServer, "_beat")
             fault.left = 1000
             await asyncio.gather(*(swarm.ask() for _ in range(3)), return_exceptions=True)
             with pytest.raises(MachineError, match=r"failed 3 times within 60 s.*Too many open"):
                 await swarm.peers[0].task
+
+    run_virtual(scenario(), limit_s=2000)
+
+
+def test_a_look_at_others_that_always_fails_ends_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every peer looks at would else end all of them at once."""
+
+    async def scenario() -> None:
+        async with world(5, 5, seed=3) as swarm:
+            fault = Once(monkeypatch, Leadership, "look")
+            fault.left = 1000
+            await asyncio.sleep(120)
+            assert fault.left < 980
+            assert not any(each.task.done() for each in swarm.peers)
+            await swarm.ask()
 
     run_virtual(scenario(), limit_s=2000)
 
