@@ -455,6 +455,7 @@ def test_absurd_records_neither_raise_nor_leave_json() -> None:
             SwarmSnapshot(
                 model_name="brook",
                 now_unix_s=NOW_S,
+                model=MODEL,
                 peers=(peer(0, 0, 8), *absurd),
                 links=links,
                 leases=(
