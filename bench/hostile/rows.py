@@ -127,10 +127,12 @@ class Playing:
             await side.open_gateway()
         side.call(CALLERS, through_gateway=wanted.gateway)
         await until(lambda: len(side.answers()) >= 2 * CALLERS, 2 * LEAVE_S)
-        # A first newcomer costs its peers and their daemons memory that no attack takes.
+        # All that a row has but the attack: daemons grow in their first minutes by themselves.
         newcomer = side.newcomer()
         await until(lambda: newcomer.process.poll() is not None, LEAVE_S)
         end_group(newcomer.process.pid)
+        await side.look()
+        await asyncio.sleep(self.timing.after_s)
         from_s = time.time()
         await asyncio.sleep(self.timing.baseline_s)
         self._before = between(side.answers(), from_s, time.time())
