@@ -53,6 +53,8 @@ FRAME_BYTES = Amount(
     when_crowded=1 << 20,
 )
 """Bytes of unfinished frames on streams to a stage; 1,024 tokens of a wide model are 16 MiB."""
+PINGS = Rate(name="pings", unit="", per_s=128, burst=1024)
+"""Pings on streams to a stage: a gateway sends one in 2 s on each of its 128."""
 RECORD_STREAMS = Amount(name="record_streams", unit="", per_peer=4, in_all=512)
 RECORD_REQUESTS = Rate(name="record_requests", unit="", per_s=20, burst=200)
 RECORD_BYTES = Rate(name="record_bytes", unit="MB", per_s=1e6, burst=16e6)
@@ -83,6 +85,7 @@ DIALS = Rate(name="dials", unit="", per_s=1, burst=16, all_per_s=8, all_burst=64
 LIMITS: tuple[Limit, ...] = (
     STREAMS,
     FRAME_BYTES,
+    PINGS,
     RECORD_STREAMS,
     RECORD_REQUESTS,
     RECORD_BYTES,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from dht.budget import FRAME_BYTES, Budget
+from dht.budget import FRAME_BYTES, PINGS, Budget
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.kv import KvCopy, KvPages
@@ -40,6 +40,7 @@ from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)
 
+PINGS_PAUSE_S = 1.0
 CONTROL_BYTES_MAX = 1 << 12
 
 
@@ -166,8 +167,8 @@ class StageStreams:
                 self._stage.flow.take_inputs(*mine, prompt.position, prompt.token_ids)
             case SessionClose():
                 return False
-            case Ping(nonce=nonce):
-                sender.send(self._stage.pong(nonce))
+            case Ping() as ping:
+                await self._pong(stream, ping, sender)
             case other:
                 raise codec.MalformedError(f"{type(other).__name__} is not for a session's stream")
         return True
@@ -195,7 +196,7 @@ class StageStreams:
                     frame = await self._read(stream, limits.client_silence_s, CONTROL_BYTES_MAX)
                     if not isinstance(frame.message, Ping):
                         raise codec.MalformedError("only pings follow an attach")
-                    sender.send(self._stage.pong(frame.message.nonce))
+                    await self._pong(stream, frame.message, sender)
             finally:
                 self._stage.detach(attach.session, sender)
 
@@ -212,7 +213,9 @@ class StageStreams:
                 while True:
                     async with asyncio.timeout(limit_s):
                         frame = await reader.read()
-                    if frame is not None:
+                    if frame is not None and isinstance(frame.message, Ping):
+                        await self._pong(stream, frame.message, sender)
+                    elif frame is not None:
                         self._take_from_stage(peer_id, frame, sender)
                     self._credit(reader, sender)
                     if reader.holds:
@@ -224,6 +227,13 @@ class StageStreams:
                 crediting.cancel()
                 await asyncio.gather(crediting, return_exceptions=True)
                 self._stage.upstream_lost(peer_id, sender)
+
+    async def _pong(self, stream: Stream, ping: Ping, sender: FrameSender) -> None:
+        """Answer a ping; nothing is read for a while from one who sends too many."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._budget.rate(PINGS).take(stream.remote_peer_id, 1, now_s):
+            await asyncio.sleep(PINGS_PAUSE_S)
+        sender.send(self._stage.pong(ping.nonce))
 
     def _credit(self, reader: LinkReader, sender: FrameSender) -> None:
         hold = self._stage.flow.behind or self._stage.traffic.down_exceeded
@@ -258,8 +268,6 @@ class StageStreams:
                 self._stage.open(open_, sender)
             case SessionClose() as close:
                 self._stage.close_by_neighbour(peer_id, close)
-            case Ping(nonce=nonce):
-                sender.send(self._stage.pong(nonce))
             case other:
                 raise codec.MalformedError(f"{type(other).__name__} is not for a hop")
 

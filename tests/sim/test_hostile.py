@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -17,7 +18,7 @@ import torch
 
 from client.errors import UnavailableError
 from client.text.tokenizer import ModelText
-from dht.budget import DIALS, FRAME_BYTES, Budget
+from dht.budget import DIALS, FRAME_BYTES, PINGS, Budget
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.identity.grant import grant, own_word
 from dht.identity.peer_id import Identity
@@ -28,6 +29,7 @@ from dht.messages.session import (
     Activations,
     FramePart,
     Ping,
+    Pong,
     Priority,
     Prompt,
     RefusalCode,
@@ -622,7 +624,11 @@ async def ping_on(stream: Stream, count: int) -> None:
 @pytest.mark.parametrize("protocol", [SESSION_PROTOCOL, HOP_PROTOCOL])
 def test_who_reads_no_answers_is_not_listened_to(protocol: str) -> None:
     async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+        budget = Budget(replace(PINGS, per_s=math.inf, burst=math.inf))
+        async with (
+            paper_swarm((0, 4), (4, 8), budget=budget) as swarm,
+            swarm.client() as client,
+        ):
             stream = await attached(swarm, swarm.network.transport(), protocol)
             begun_s = asyncio.get_running_loop().time()
             with pytest.raises(NetworkError):
@@ -630,6 +636,31 @@ def test_who_reads_no_answers_is_not_listened_to(protocol: str) -> None:
             assert asyncio.get_running_loop().time() - begun_s >= 20, "a slow reader has its time"
             answer = await client.generate(PROMPT, max_new_tokens=8)
             assert answer.token_ids == answer_of(PROMPT, 8)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("protocol", [SESSION_PROTOCOL, HOP_PROTOCOL])
+def test_a_flood_of_pings_is_read_slowly(protocol: str) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+            stream = await attached(swarm, swarm.network.transport(), protocol)
+            stream.write(codec.encode_frame(Ping(nonce=1)) * 20 * int(PINGS.burst))
+            answered = 0
+
+            async def count() -> None:
+                nonlocal answered
+                while True:
+                    frame = await codec.read_frame(stream)
+                    answered += isinstance(frame.message, Pong)
+
+            counting = asyncio.create_task(count())
+            await asyncio.sleep(60)
+            assert PINGS.burst <= answered <= PINGS.burst + 61 * PINGS.per_s
+            answer = await client.generate(PROMPT, max_new_tokens=8)
+            assert answer.token_ids == answer_of(PROMPT, 8)
+            counting.cancel()
+            await asyncio.gather(counting, return_exceptions=True)
 
     run_virtual(scenario(), limit_s=600)
 
