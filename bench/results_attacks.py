@@ -29,7 +29,8 @@ def attacks(result: dict[str, Any]) -> str:
         " an honest plan, the attacker got nothing that is not for it, the 95th percentile of times"
         f" to the first token is at most {limits['ttft_times']:g} times the one before or"
         f" {limits['ttft_floor_s']:g} s longer, and no process took more than"
-        f" {limits['peak_mib']:g} MiB more, or {limits['after_mib']:g} MiB after a minute"
+        f" {limits['peak_mib']:g} MiB more, or {limits['after_mib']:g} MiB after a minute, beyond"
+        " what one takes in the same time without an attack"
         f" {made('hostile')}:\n\n"
     ) + table(
         "attack | sent, MB:| failed | p95 before, ms:| during:| MiB more:| after:| broken",

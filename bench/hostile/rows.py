@@ -64,6 +64,7 @@ class Playing:
     _side: Side | None = None
     _with_gateway: bool = False
     _before: list[Asked] = field(default_factory=list)
+    _calm_mib: float = 0.0
 
     async def play(self, name: str) -> dict[str, Any]:
         """One row: the attack, what the honest side lost, and the verdict."""
@@ -90,6 +91,7 @@ class Playing:
             ttft_before_p95_s=p95_s(self._before),
             ttft_during_p95_s=p95_s(during),
             memory_mib=side.memory_mib(from_s, time.time()),
+            calm_mib=self._calm_mib,
             ended=side.ended(),
             joined=measured_join,
             peers=len(side.peers),
@@ -127,12 +129,16 @@ class Playing:
             await side.open_gateway()
         side.call(CALLERS, through_gateway=wanted.gateway)
         await until(lambda: len(side.answers()) >= 2 * CALLERS, 2 * LEAVE_S)
-        # All that a row has but the attack: daemons grow in their first minutes by themselves.
-        newcomer = side.newcomer()
-        await until(lambda: newcomer.process.poll() is not None, LEAVE_S)
-        end_group(newcomer.process.pid)
-        await side.look()
-        await asyncio.sleep(self.timing.after_s)
+        # All that a row has but the attack: once to get warm, once to be compared with.
+        for _ in range(2):
+            from_s = time.time()
+            newcomer = side.newcomer()
+            await until(lambda: newcomer.process.poll() is not None, LEAVE_S)  # noqa: B023
+            end_group(newcomer.process.pid)
+            await side.look()
+            await asyncio.sleep(self.timing.after_s)
+        held = side.memory_mib(from_s, time.time()).values()
+        self._calm_mib = max(0.0, *(after - before for before, _, after in held))
         from_s = time.time()
         await asyncio.sleep(self.timing.baseline_s)
         self._before = between(side.answers(), from_s, time.time())

@@ -58,6 +58,7 @@ GOOD = Measured(
     ttft_before_p95_s=0.2,
     ttft_during_p95_s=0.9,
     memory_mib={"peer0": (300.0, 350.0, 305.0), "peer0's daemon": (60.0, 70.0, 50.0)},
+    calm_mib=0.0,
     ended=(),
     joined=True,
     peers=4,
