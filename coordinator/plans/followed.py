@@ -10,11 +10,17 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from coordinator.plans.store import ask_body, plan_of
+from coordinator.plans.store import (
+    FETCH_S,
+    HOLDERS_MAX,
+    RETRY_MAX_S,
+    RETRY_S,
+    ask_body,
+    plan_of,
+)
 from coordinator.plans.versions import rank
 from coordinator.routing.routes import announced_tokens_per_s
 from dht.errors import NetworkError, PeerError
-from dht.messages import codec
 from dht.messages.types import NO_VERSION, NodeRecord, NodeState, Plan, PlanHead, PlanVersion
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
@@ -23,11 +29,6 @@ logger = logging.getLogger(__name__)
 
 PLANS_MAX = 8
 """Maximum plans that are kept: those whose followers announce the highest rates at layer 0."""
-HOLDERS_MAX = 4
-FETCH_S = 5.0
-RETRY_S = 2.0
-RETRY_MAX_S = 30.0
-"""Maximum pause before a body is asked for again; it doubles from ``RETRY_S``."""
 
 
 class FollowedPlans:
@@ -55,7 +56,6 @@ class FollowedPlans:
             for head in (await self._directory.plan_heads()).values()
             if head.version in followers
             and head.version not in self.plans
-            and head.size_bytes <= codec.ENVELOPE_BYTES_MAX
             # Else another author could pass its plan off as one that honest peers follow.
             and head.version.rank == rank(head.peer_id, head.version.term)
         ]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dht.messages.types import (
+    TOKENS_PER_S_MAX,
     Assignment,
     LinksRecord,
     ModelSpec,
@@ -18,8 +19,8 @@ from dht.messages.types import (
 LINK_BYTES_PER_S_MIN = 1000.0
 """Bandwidth that a slower link counts with: no plan can use less, and solvers fail on ratios of
 1e300, which the wire allows."""
-TOKENS_PER_S_MIN, TOKENS_PER_S_MAX = 1e-2, 1e6
-"""Rates that slower and faster peers count with, for the same reason."""
+TOKENS_PER_S_MIN = 1e-2
+"""Rate that a slower peer counts with, for the same reason."""
 
 
 def problem_of(

@@ -16,6 +16,7 @@ from dht.messages.session import STAGES_MAX
 from dht.messages.types import (
     NO_VERSION,
     SOURCE,
+    TOKENS_PER_S_MAX,
     Assignment,
     ModelSpec,
     NodeRecord,
@@ -27,8 +28,6 @@ from dht.messages.types import (
 
 Name = TypeVar("Name", str, PlanVersion)
 
-TOKENS_PER_S_MAX = 1e6
-"""Rate that a faster peer counts with: weights of 1e15, which the wire allows, lose all others."""
 HOP_S = 0.02
 """Assumed time that one more stage costs a token, in seconds."""
 

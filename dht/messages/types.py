@@ -22,6 +22,8 @@ PLAN_BYTES_MAX = 8 << 20
 bytes, a thousand peers with two edges each 0.4 million."""
 BYTES_MAX = 1 << 50
 RATE_MAX = 1e15
+TOKENS_PER_S_MAX = 1e6
+"""Rate that a faster peer counts with: beside 1e15, which the wire allows, all others are lost."""
 FLOW_SHARE = 1e-9
 """Worth of one token/s of flow, in tokens/s, where the estimate is that nothing is served."""
 LAYER_TIMES_MAX = 8

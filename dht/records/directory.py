@@ -59,7 +59,7 @@ class Directory:
         """A cache of the last payloads and records, by kind and author: most do not change."""
         self.rejected = 0
         self.sightings = Sightings()
-        """Of what :meth:`nodes_as_seen` read."""
+        """What :meth:`nodes_as_seen` read, and when."""
 
     @property
     def model_key(self) -> str:
