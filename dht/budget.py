@@ -6,6 +6,7 @@ newest is refused; everybody else goes on. The table in docs/threat-model.md nam
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dht.errors import NetworkError
@@ -25,6 +26,8 @@ class Amount:
     crowded: int | None = None
     """Amount held by all from which on a peer with ``when_crowded`` gets no more; None: never."""
     when_crowded: int = 0
+    per_stranger: int | None = None
+    """Maximum of a peer that :attr:`Held.knows` does not know; None: as of any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +54,10 @@ FRAME_BYTES = Amount(
     in_all=256 << 20,
     crowded=192 << 20,
     when_crowded=1 << 20,
+    per_stranger=6 << 20,
 )
-"""Bytes of unfinished frames on streams to a stage; 1,024 tokens of a wide model are 16 MiB."""
+"""Bytes of unfinished frames on streams to a stage; 1,024 tokens of a wide model are 16 MiB. A peer
+without a session here sends nothing longer than an open with its history: a million ids, 5 MiB."""
 PINGS = Rate(name="pings", unit="", per_s=128, burst=1024)
 """Pings on streams to a stage: a gateway sends one in 2 s on each of its 128."""
 RECORD_STREAMS = Amount(name="record_streams", unit="", per_peer=4, in_all=512)
@@ -106,6 +111,8 @@ class Held:
 
     def __init__(self, limit: Amount) -> None:
         self.limit = limit
+        self.knows: Callable[[str], bool] = lambda peer_id: True
+        """Whether a peer may hold more than a stranger; asked only where it would."""
         self.by_peer: Counter[str] = Counter()
         self.total = 0
         self.refused = 0
@@ -115,6 +122,8 @@ class Held:
         limit, holds = self.limit, self.by_peer[peer_id] + amount
         crowded = limit.crowded is not None and self.total >= limit.crowded
         most = limit.when_crowded if crowded else limit.per_peer
+        if limit.per_stranger is not None and most >= holds > limit.per_stranger:
+            most = most if self.knows(peer_id) else limit.per_stranger
         if holds > most or self.total + amount > limit.in_all:
             self.refused += 1
             self._forget(peer_id)

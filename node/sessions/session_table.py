@@ -2,6 +2,7 @@
 KV, logged rows, the use of hops."""
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,10 @@ from node.sessions.session import StageEvent, StageSession
 
 FINISHED_PER_CLIENT_MAX = 64
 """Finished answers of one client that are kept for it to attach late."""
+KNOWN_S = 60.0
+"""Time for which peers of an ended session are known: their last rows may still be on their way."""
+KNOWN_MAX = 4096
+"""Maximum peers of ended sessions that are known; the one unused for longest is forgotten first."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +75,13 @@ class Live:
         warm = None if self.warming is None else self.warming.next_peer
         peers = (self.session.next_peer, self.session.ring_peer, warm)
         return tuple(peer for peer in peers if peer is not None)
+
+    @property
+    def peers(self) -> set[str]:
+        """The client, the stages, and who copies KV here."""
+        open_ = self.session.open
+        copying = {open_.copy_from} if open_.copy_from is not None else set()
+        return {open_.client, *(stage.peer_id for stage in open_.route)} | copying
 
     def touch(self) -> None:
         """Record progress."""
@@ -131,6 +143,8 @@ class SessionTable:
         self._finished: dict[str, dict[str, Live]] = {}
         """Finished sessions by client, the oldest first."""
         self._hop_use: Counter[str] = Counter()
+        self._known: dict[str, float] = {}
+        """When an ended attempt of these peers last made progress; the newest at the end."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._any = asyncio.Event()
@@ -227,6 +241,13 @@ class SessionTable:
             for live in self._holders.values()
         ]
 
+    def knows(self, peer_id: str) -> bool:
+        """Whether ``peer_id`` has a part in a session that holds KV here, or had one lately."""
+        ended_s = self._known.get(peer_id, -math.inf)
+        return asyncio.get_running_loop().time() - ended_s < KNOWN_S or any(
+            peer_id in live.peers for live in self._holders.values()
+        )
+
     def hop_in_use(self, peer_id: str) -> bool:
         """Whether a session sends to ``peer_id``."""
         return self._hop_use[peer_id] > 0
@@ -253,6 +274,7 @@ class SessionTable:
 
     def take_over(self, live: Live, session: StageSession, upstream: FrameSender) -> None:
         """Replace the present attempt by ``session``, the next one. KV and log stay."""
+        self._part_from(live)
         self._hop_use.subtract(live.hop_peers)
         live.session, live.upstream, live.attached = session, upstream, None
         live.warming, live.told_warm = None, False
@@ -298,8 +320,17 @@ class SessionTable:
         if held:
             self._release(live)
 
+    def _part_from(self, live: Live) -> None:
+        """Remember when the peers of an attempt that is over were here."""
+        for peer_id in live.peers:
+            self._known.pop(peer_id, None)
+            self._known[peer_id] = live.touched_s
+        while len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+
     def _release(self, live: Live) -> None:
         del self._holders[live.session.key]
+        self._part_from(live)
         self._free_kv(live.session.kv_key)
         self.log.forget(live.session.key)
         live.backlog.clear()

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from coordinator.routing.balance import Movable, PeerLoad
-from dht.budget import Budget
+from dht.budget import FRAME_BYTES, Budget
 from dht.messages.kv import KvTaken
 from dht.messages.session import FinishReason, Pong, SessionClose, SessionOpen, TokensAttach
 from dht.supervision import Supervisor
@@ -69,6 +69,8 @@ class StageServer:
         log = ActivationLog(row_bytes_of(engine), config.log_bytes_max)
         self._engine = engine
         self._table = SessionTable(self._free_kv, log, self._drop_work, on_idle)
+        if budget is not None:
+            budget.held(FRAME_BYTES).knows = self._table.knows
         self.flow = StagePipeline(
             engine,
             config,

@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 PINGS_PAUSE_S = 1.0
 CONTROL_BYTES_MAX = 1 << 12
+TOKEN_ID_BYTES_MAX = 5
+"""Bytes of the longest token id in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +162,8 @@ class StageStreams:
     ) -> bool:
         """Handle one frame of a client's session; False when the client closes."""
         await sender.room()
-        frame = await self._read(stream, self._limits.client_silence_s, codec.FRAME_BYTES_MAX)
+        longest = CONTROL_BYTES_MAX + TOKEN_ID_BYTES_MAX * open_.prompt_tokens
+        frame = await self._read(stream, self._limits.client_silence_s, longest)
         mine = (open_.session, open_.attempt)
         match frame.message:
             case Prompt() as prompt if (prompt.session, prompt.attempt) == mine:

@@ -718,7 +718,8 @@ def test_large_frames_that_are_never_whole_take_a_bounded_memory(protocol: str) 
             swarm.client() as client,
         ):
             evil, closed = swarm.network.transport(), 0
-            streams = [await attached(swarm, evil, protocol) for _ in range(8)]
+            target = swarm.peers[0].peer_id
+            streams = [await evil.open_stream(target, protocol) for _ in range(8)]
             frame = codec.encode_frame(Ping(nonce=1), bytes(2 << 20))
             for stream in streams:
                 stream.write(frame[:-1])
@@ -736,6 +737,37 @@ def test_large_frames_that_are_never_whole_take_a_bounded_memory(protocol: str) 
             assert answer.token_ids == answer_of(PROMPT, 8)
             await asyncio.sleep(200)  # beyond every limit on silence
             assert held.total == 0
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("protocol", [SESSION_PROTOCOL, HOP_PROTOCOL])
+def test_who_has_no_session_begins_no_frame_longer_than_an_open(protocol: str) -> None:
+    async def scenario() -> None:
+        budget = Budget()
+        held = budget.held(FRAME_BYTES)
+        async with paper_swarm((0, 4), (4, 8), budget=budget) as swarm:
+            evil = swarm.network.transport()
+            frame = codec.encode_frame(Ping(nonce=1), bytes(5 << 20))
+            for _ in range(2):
+                stream = await evil.open_stream(swarm.peers[0].peer_id, protocol)
+                stream.write(frame[:-1])
+            await asyncio.sleep(1)
+            assert held.by_peer[evil.peer_id] >= 5 << 20
+            assert held.by_peer[evil.peer_id] <= FRAME_BYTES.per_stranger
+            assert budget.refused["frame_bytes"] == 1
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_a_session_takes_no_frame_longer_than_its_prompt() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8)) as swarm:
+            evil, target = swarm.network.transport(), swarm.peers[0]
+            stream = await attached(swarm, evil, SESSION_PROTOCOL)
+            stream.write(codec.encode_frame(Ping(nonce=1), bytes(1 << 20)))
+            await ended(stream)
+            assert target.stage.counters["malformed"] == 1
 
     run_virtual(scenario(), limit_s=600)
 

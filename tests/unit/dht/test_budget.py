@@ -61,6 +61,16 @@ def test_a_peer_has_its_share_and_others_come_in_where_it_is_crowded() -> None:
     assert budget.refused == {"streams": 5}
 
 
+def test_a_stranger_holds_less_than_a_peer_that_is_known() -> None:
+    held = Budget(replace(SMALL, per_stranger=2)).held(STREAMS)
+    held.knows = {"friend"}.__contains__
+    assert [held.take("a") for _ in range(3)] == [True, True, False]
+    assert held.take("friend", 3)
+    assert not held.take("friend"), "not more than a peer's share"
+    assert held.take("b", 2)
+    assert not held.take("c", 2), "where it is crowded, one each"
+
+
 def test_a_refusal_has_a_reason_and_leaves_nothing_behind() -> None:
     held = Budget(SMALL).held(STREAMS)
     with pytest.raises(NetworkError, match="no room for more streams of this peer"):
@@ -88,7 +98,14 @@ def told(limit: Limit) -> list[str]:
             crowded = ""
             if limit.crowded is not None:
                 crowded = f"; from {number(limit.crowded)} on {number(limit.when_crowded)} each"
-            return [f"`{limit.name}`", number(limit.per_peer), number(limit.in_all) + crowded]
+            stranger = ""
+            if limit.per_stranger is not None:
+                stranger = f"; {number(limit.per_stranger)} without a session here"
+            return [
+                f"`{limit.name}`",
+                number(limit.per_peer) + stranger,
+                number(limit.in_all) + crowded,
+            ]
         case Rate():
             return [
                 f"`{limit.name}`",
