@@ -19,9 +19,11 @@ from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
 from client.view.pulse import PulseConfig
 from dht.budget import Budget
+from dht.messages.session import RouteStage
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory
 from dht.simulated.network import MemoryNetwork, MemoryTransport
+from dht.transport.interface import Transport
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopConfig
 from node.peer.balancer import Balancer
@@ -225,6 +227,18 @@ class PaperSwarm:
         self.network = MemoryNetwork(random.Random(seed))
         self.peers: list[PaperPeer] = []
 
+    async def transport(self) -> Transport:
+        """A transport for one more peer."""
+        return self.network.transport()
+
+    @property
+    def route(self) -> tuple[RouteStage, ...]:
+        """The peers in order."""
+        return tuple(
+            RouteStage(peer_id=peer.peer_id, start=peer.engine.span[0], end=peer.engine.span[1])
+            for peer in self.peers
+        )
+
     async def add(
         self,
         start: int,
@@ -234,7 +248,7 @@ class PaperSwarm:
         step_s: float = 0.01,
         log_bytes_max: int = 1 << 20,
     ) -> PaperPeer:
-        transport = self.network.transport()
+        transport = await self.transport()
         engine = self.engine_class(
             transport.peer_id, start, end, kv_tokens=kv_tokens, step_s=step_s
         )
@@ -296,9 +310,11 @@ class PaperSwarm:
         text: ModelText = NAME_ALONE,
         named: tuple[str, ...] = (),
         fingerprint: str = "",
+        transport: Transport | None = None,
     ) -> AbstractAsyncContextManager[Swarm]:
         config = SwarmConfig(network=NETWORK, wait_s=wait_s, pings=pings, fingerprint=fingerprint)
-        return Swarm.over(self.network.transport(), text, config, on_status, named)
+        transport = transport or self.network.transport()
+        return Swarm.over(transport, text, config, on_status, named)
 
     async def close(self) -> None:
         tasks = [task for peer in self.peers for task in peer.tasks]

@@ -78,16 +78,12 @@ def granted(open_: SessionOpen, client: MemoryTransport) -> SessionOpen:
 
 def open_for(swarm: PaperSwarm, client: MemoryTransport, **changes: object) -> SessionOpen:
     """A well-formed open over the swarm's peers in order, signed by its client."""
-    route = tuple(
-        RouteStage(peer_id=p.peer_id, start=p.engine.span[0], end=p.engine.span[1])
-        for p in swarm.peers
-    )
     open_ = SessionOpen(
         session="a" * 32,
         attempt=0,
         client=client.peer_id,
         fingerprint=SPEC.fingerprint,
-        route=route,
+        route=swarm.route,
         hop=0,
         prompt_tokens=len(PROMPT),
         max_new_tokens=50,

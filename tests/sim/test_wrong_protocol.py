@@ -1,253 +1,28 @@
 """A peer that speaks every protocol wrongly: it hears why or is cut off in time, alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping
 from typing import cast
 
 import pytest
 
 from coordinator.plans.store import PlanStore
-from dht.errors import NetworkError
-from dht.messages import codec
-from dht.messages.kv import KvCopy, KvPages, KvTaken
-from dht.messages.peer import (
-    PlanRequest,
-    ProbeData,
-    ProbeRequest,
-    ReachRequest,
-    RecordsFound,
-    RecordsRequest,
-    RecordStore,
-    RecordStored,
-    SignedRecord,
-    WitnessRequest,
-)
-from dht.messages.session import (
-    ActivationItem,
-    Activations,
-    Delivered,
-    FramePart,
-    MigrationReady,
-    Ping,
-    Pong,
-    Prompt,
-    RingToken,
-    RingTokens,
-    SessionAccepted,
-    SessionClose,
-    SessionFailed,
-    SessionOpen,
-    SessionRefused,
-    Tokens,
-    TokensAttach,
-)
+from dht.messages.peer import SignedRecord
 from dht.records.helper import RecordHelper, SignedRecords
 from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryTransport
-from dht.transport.interface import (
-    HOP_PROTOCOL,
-    PLAN_PROTOCOL,
-    PROBE_PROTOCOL,
-    REACH_PROTOCOL,
-    RECORDS_PROTOCOL,
-    SESSION_PROTOCOL,
-    TOKENS_PROTOCOL,
-    Stream,
-)
+from dht.transport.interface import HOP_PROTOCOL, RECORDS_PROTOCOL
 from node.links.probe import ProbeServer
 from node.links.reachability import ReachServer
-from tests.sim.paper_swarm import LAYERS, PaperSwarm, answer_of, paper_swarm
-from tests.sim.test_hostile import PROMPT, granted, open_for, through
+from tests.sim.paper_swarm import LAYERS, SPEC, PaperPeer, PaperSwarm, answer_of, paper_swarm
+from tests.sim.wrong_ways import PROMPT, WAYS, Way, WrongPeer, ended
 
 pytestmark = pytest.mark.sim
 
-S = "a" * 32
 HOUR_S = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A message with its body, as the wrong peer sends it."""
-
-    message: object
-    body: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """An answer is read; it is of this type, and these words are in it."""
-
-    kind: type
-    words: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Half:
-    """All but the last bytes of a message."""
-
-    message: object
-
-
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """Nothing is sent or read for so long."""
-
-    seconds: float
-
-
-OPEN, RELAYED = "an open of its own", "an open of its own by way of itself"
-MISPLACED = "an open for the second hop on a session's stream"
-CLOSE = "the end of its stream"
-Step = object
-"""What it does: a message or one of the above, ``bytes`` as they are, or a list of those."""
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to be wrong: what is done on a protocol, and what counts it within a time limit.
-
-    ``counted`` is a counter of the stage, or the error that ended the stream; none where the last
-    step is the answer that names the refusal.
-    """
-
-    name: str
-    protocol: str
-    steps: tuple[Step, ...]
-    counted: str = ""
-    limit_s: float = 1.0
-
-
-def rows(session: str, position: int, count: int, body: bytes) -> Said:
-    item = ActivationItem(session=session, attempt=0, position=position, tokens=count)
-    return Said(Activations(items=(item,), dtype="float32", hidden=1), body)
-
-
-def part(number: int, offset: int, total: int, body: bytes, *, slow: bool = True) -> Said:
-    message = FramePart(number=number, offset=offset, total_bytes=total, slow=slow)
-    return Said(message, body)
-
-
-PROMPTED = Prompt(session=S, attempt=0, position=0, token_ids=PROMPT)
-ATTACHED = TokensAttach(session=S, attempt=0, position=0)
-CLOSED = SessionClose(session=S, attempt=0)
-ACCEPTED = SessionAccepted(session=S, attempt=0)
-RING = RingTokens(tokens=(RingToken(session=S, attempt=0, position=9, token_id=1),))
-KV = Said(KvPages(session=S, attempt=0, position=0, tokens=1, dtype="float32"), bytes(8))
-TOKENS = Tokens(session=S, attempt=0, position=0, token_ids=(1,))
-RECORDS = RecordsRequest(keys=("n/m/nodes",))
-FOUND = RecordsFound(records=(), more=False, unix_s=1.0)
-PING, PONG = Ping(nonce=1), Pong(nonce=1)
-PLAN = PlanRequest(sha256="0" * 64)
-HUGE = (codec.FRAME_BYTES_MAX + 1).to_bytes(4, "little") + bytes(4)
-OLD_PING = (4 + 8).to_bytes(4, "little") + (8).to_bytes(4, "little") + b"\x93\x01\xa4ping\x80"
-INNER = codec.encode_frame(part(1, 0, 5, b"x").message, b"x")
-SESSION, LAST, HOP = SESSION_PROTOCOL, TOKENS_PROTOCOL, HOP_PROTOCOL
-PROBE, REACH, BOOK = PROBE_PROTOCOL, REACH_PROTOCOL, RECORDS_PROTOCOL
-
-ORDER = (
-    Way("prompt before the open", SESSION, (PROMPTED,), "malformed"),
-    Way("ping before the open", SESSION, (PING,), "malformed"),
-    Way("pong without a ping", SESSION, (PONG,), "malformed"),
-    Way("pong after an open", SESSION, (OPEN, Told(SessionAccepted), PONG), "malformed"),
-    Way("acceptance by the opener", SESSION, (ACCEPTED,), "malformed"),
-    Way("close before the open", SESSION, (CLOSED, PROMPTED, CLOSE)),
-    Way("attach before the open", LAST, (ATTACHED, Told(SessionFailed, "no such session"))),
-    Way("ping before the attach", LAST, (PING,), "malformed"),
-    Way("rows before the open", HOP, (
-        rows(S, 0, 1, bytes(4)), PING, Told(Pong)), "stale_activations"),
-    Way("KV before the open", HOP, (KV, PING, Told(Pong)), "stale_kv"),
-    Way("ring tokens before the open", HOP, (RING, PING, Told(Pong)), "stale_inputs"),
-    Way("a part that never began", HOP, (part(1, 3, 9, b"abc"),), "malformed"),
-    Way("KV asked for no session", SESSION, (
-        KvCopy(session=S, attempt=1, to="p"), Told(SessionRefused, "no such session"))),
-)  # fmt: skip
-REPETITION = (
-    Way("open twice on a stream", SESSION, (OPEN, Told(SessionAccepted), OPEN), "malformed"),
-    Way("open twice on a hop", HOP, (
-        RELAYED, Told(SessionAccepted), RELAYED, Told(SessionRefused, "open already"))),
-    Way("attach twice", LAST, (RELAYED, ATTACHED, ATTACHED), "malformed"),
-    Way("prompt twice", SESSION, (
-        OPEN, Told(SessionAccepted), PROMPTED, PROMPTED, PING, Told(Pong)), "stale_inputs"),
-    Way("rows twice", HOP, (
-        RELAYED, Told(SessionAccepted), rows(S, 0, 1, bytes(4)), rows(S, 0, 1, bytes(4)),
-        PING, Told(Pong)), "stale_activations"),
-    Way("a part twice", HOP, (part(1, 0, 9, b"abc"), part(1, 0, 9, b"abc")), "malformed"),
-    Way("65 requests for plans", PLAN_PROTOCOL, ([PING] * 65,), "ended", 11),
-    Way("25 pings to probe", PROBE, ([PING] * 25,), "ended", 11),
-)  # fmt: skip
-SILENCES = (
-    Way("a session's stream without a word", SESSION, (), "streams_silent", 16),
-    Way("a token stream without a word", LAST, (), "streams_silent", 16),
-    Way("a hop without a word", HOP, (), "streams_silent", 16),
-    Way("plans without a word", PLAN_PROTOCOL, (), "TimeoutError", 61),
-    Way("a probe without a word", PROBE, (), "TimeoutError", 61),
-    Way("reach without a word", REACH, (), "TimeoutError", 9),
-    Way("records without a word", BOOK, (), "ended", 181),
-    Way("half an open", SESSION, (Half(PROMPTED),), "streams_silent", 16),
-    Way("half an attach", LAST, (Half(ATTACHED),), "streams_silent", 16),
-    Way("half a ring token", HOP, (Half(RING),), "streams_silent", 16),
-    Way("half a plan request", PLAN_PROTOCOL, (Half(PLAN),), "TimeoutError", 61),
-    Way("half a probe", PROBE, (Half(PING),), "TimeoutError", 61),
-    Way("half a reach request", REACH, (Half(ReachRequest(port=1)),), "TimeoutError", 9),
-    Way("half a records request", BOOK, (Half(RECORDS),), "ended", 181),
-    Way("an open and no more", SESSION, (OPEN, Told(SessionAccepted)), "streams_silent", 31),
-    Way("a hop that opened and rests", HOP, (
-        RELAYED, Told(SessionAccepted)), "streams_silent", 121),
-    Way("half a frame in parts", HOP, (part(1, 0, 9, b"abc"),), "streams_silent", 61),
-    Way("pongs never read", SESSION, (
-        OPEN, Told(SessionAccepted), [PING] * 12_000, Silence(70)), "streams_ended", 1),
-    Way("pongs of a hop never read", HOP, ([PING] * 12_000, Silence(70)), "streams_ended", 1),
-    Way("a probe never read", PROBE, (
-        ProbeRequest(size_bytes=8 << 20), Silence(30)), "TimeoutError", 1),
-)  # fmt: skip
-HALF_CLOSED = (
-    Way("ended after the open", SESSION, (OPEN, Told(SessionAccepted), CLOSE), "closed"),
-    Way("ended within the prompt", SESSION, (
-        OPEN, Told(SessionAccepted), Half(PROMPTED), CLOSE), "closed"),
-    Way("a hop ended after the open", HOP, (RELAYED, Told(SessionAccepted), CLOSE), "paused"),
-)  # fmt: skip
-WRONG_WORDS = (
-    Way("a frame of 32 MiB and a byte", SESSION, (HUGE,), "malformed"),
-    Way("an attach of 32 MiB and a byte", LAST, (HUGE,), "malformed"),
-    Way("a version before this", HOP, (OLD_PING,), "malformed"),
-    Way("an open for the second hop", SESSION, (MISPLACED,), "malformed"),
-    Way("rows of another length", HOP, (rows(S, 0, 9, bytes(4)),), "malformed"),
-    Way("rows of half a number", HOP, (rows(S, 0, 1, bytes(3)),), "malformed"),
-    Way("a part within a part", HOP, (part(1, 0, len(INNER), INNER),), "malformed"),
-    Way("nine frames in parts", HOP, (
-        [part(number, 0, 9, b"abc") for number in range(9)],), "malformed"),
-    Way("parts that contradict", HOP, (
-        part(1, 0, 9, b"abc"), part(1, 3, 8, b"abc")), "malformed"),
-    Way("probes of 8 MiB and a byte", PROBE, (
-        ProbeRequest(size_bytes=8 << 20), [Told(ProbeData)] * 256,
-        ProbeRequest(size_bytes=1)), "MalformedError"),
-    Way("a record that is none", BOOK, (
-        RecordStore(record=b"x"), Told(RecordStored, "no signed record"))),
-    Way("records under no key", BOOK, (RecordsRequest(keys=("x",)),), "RecordError"),
-)  # fmt: skip
-WRONG_PROTOCOL = tuple(
-    Way(
-        f"{type(getattr(message, 'message', message)).__name__} on {protocol.split('/')[2]}",
-        protocol,
-        (message,),
-        counted,
-    )
-    for protocol, messages, counted in (
-        (SESSION, (ATTACHED, RING, rows(S, 0, 1, bytes(4)), KV, PLAN, RECORDS), "malformed"),
-        (LAST, (PROMPTED, TOKENS, RING, RECORDS, CLOSED), "malformed"),
-        (HOP, (PROMPTED, ATTACHED, TOKENS, ACCEPTED, Delivered(total_bytes=1, slow_bytes=1),
-               KvTaken(session=S, attempt=0, position=1), MigrationReady(session=S, attempt=0),
-               WitnessRequest(peer_id="p"), PONG), "malformed"),
-        (PLAN_PROTOCOL, (PONG, CLOSED, RECORDS, ProbeRequest(size_bytes=1)), "MalformedError"),
-        (PROBE, (PONG, CLOSED, PLAN, ReachRequest(port=1)), "MalformedError"),
-        (REACH, (PING, CLOSED, RECORDS), "MalformedError"),
-        (BOOK, (PONG, CLOSED, PLAN, FOUND), "MalformedError"),
-    )
-    for message in messages
-)  # fmt: skip
-WAYS = (*ORDER, *REPETITION, *SILENCES, *HALF_CLOSED, *WRONG_WORDS, *WRONG_PROTOCOL)
+SPANS = (0, 4), (4, LAYERS)
+NAMED = {"MalformedError", "RecordError", "NetworkError", "TimeoutError"}
+"""Errors that may end a stream."""
 
 
 class NoRecords:
@@ -263,83 +38,36 @@ class NoRecords:
         return {}
 
 
-@asynccontextmanager
-async def serving_everything() -> AsyncIterator[PaperSwarm]:
-    """Two peers that serve every protocol."""
-    async with paper_swarm((0, 4), (4, LAYERS)) as swarm:
-        for peer in swarm.peers:
-            await PlanStore(peer.transport, peer.directory).serve()
-            await ProbeServer(peer.transport).start()
-            await ReachServer(peer.transport).start()
-            helper = RecordHelper(cast(SignedRecords, NoRecords()))
-            await peer.transport.serve(RECORDS_PROTOCOL, helper.serve)
-        yield swarm
+async def serve_everything(swarm: PaperSwarm) -> None:
+    """Two peers that serve every protocol but that of records, which is the transport's."""
+    for start, end in SPANS:
+        peer = await swarm.add(start, end)
+        await PlanStore(peer.transport, peer.directory).serve()
+        await ProbeServer(peer.transport).start()
+        await ReachServer(peer.transport).start()
 
 
-class WrongPeer:
-    """Performs the steps of one way on one stream."""
-
-    def __init__(self, swarm: PaperSwarm, way: Way) -> None:
-        self.evil: MemoryTransport = swarm.network.transport()
-        self.target = swarm.peers[-1 if way.protocol in {HOP, LAST} else 0]
-        self.own = granted(
-            replace(open_for(swarm, self.evil), session=S, expires_unix_s=0.0), self.evil
-        )
-        first_is_it = replace(through(self.evil, self.own), grant=b"")
-        self.relayed: SessionOpen = replace(granted(replace(first_is_it, hop=0), self.evil), hop=1)
-        self.stream: Stream
-
-    async def do(self, step: Step) -> None:
-        match step:
-            case list():
-                for each in step:
-                    await self.do(each)
-            case Told(kind=kind, words=words):
-                reply = (await codec.read_frame(self.stream)).message
-                assert isinstance(reply, kind), reply
-                assert words in str(reply)
-            case Half(message=message):
-                self.stream.write(codec.encode_frame(message)[:-1])
-            case Silence(seconds=seconds):
-                await asyncio.sleep(seconds)
-            case bytes():
-                self.stream.write(step)
-            case Said(message=message, body=body):
-                self.stream.write(codec.encode_frame(message, body))
-            case _ if step is CLOSE:
-                await self.stream.close()
-            case _ if step is OPEN:
-                self.stream.write(codec.encode_frame(self.own))
-            case _ if step is RELAYED:
-                self.stream.write(codec.encode_frame(self.relayed))
-            case _ if step is MISPLACED:
-                self.stream.write(codec.encode_frame(replace(self.own, hop=1)))
-            case _:
-                self.stream.write(codec.encode_frame(step))
-
-    def counted(self, name: str) -> int:
-        return self.target.stage.counters[name] + self.target.transport.handlers.errors[name]
-
-
-async def ended(stream: Stream) -> None:
-    try:
-        while True:
-            await stream.read_exactly(1)
-    except NetworkError:
-        return
+def refusals(peer: PaperPeer) -> Counter[str]:
+    """What the stage counted, and the errors that ended streams."""
+    return peer.stage.counters + peer.transport.stream_errors
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_who_speaks_wrongly_is_cut_off_alone(way: Way) -> None:
     async def scenario() -> None:
-        async with serving_everything() as swarm, swarm.client() as client:
+        async with paper_swarm() as swarm, swarm.client() as client:
+            await serve_everything(swarm)
+            for peer in swarm.peers:
+                helper = RecordHelper(cast(SignedRecords, NoRecords()))
+                await peer.transport.serve(RECORDS_PROTOCOL, helper.serve)
             honest = client.begin(PROMPT, max_new_tokens=50)
             pieces = aiter(honest)
             tokens = list((await anext(pieces)).token_ids)
-            wrong = WrongPeer(swarm, way)
-            wrong.stream = await wrong.evil.open_stream(wrong.target.peer_id, way.protocol)
+            evil, target = swarm.network.transport(), swarm.peers[way.target]
+            wrong = WrongPeer(evil, swarm.route, SPEC.fingerprint)
+            wrong.stream = await evil.open_stream(target.peer_id, way.protocol)
             async with asyncio.timeout(100):
-                await wrong.evil.serve(HOP_PROTOCOL, ended)  # the ring's tokens go there
+                await evil.serve(HOP_PROTOCOL, ended)  # the ring's tokens go there
                 await wrong.do(list(way.steps))
             if way.counted == "ended":
                 async with asyncio.timeout(way.limit_s):
@@ -347,11 +75,10 @@ def test_who_speaks_wrongly_is_cut_off_alone(way: Way) -> None:
             elif way.counted:
                 for _ in range(100):
                     await asyncio.sleep(way.limit_s / 100)
-                    if wrong.counted(way.counted):
+                    if refusals(target)[way.counted]:
                         break
-                assert wrong.counted(way.counted), wrong.target.stage.counters
-            named = {"MalformedError", "RecordError", "NetworkError", "TimeoutError"}
-            assert wrong.target.transport.handlers.errors.keys() <= named
+                assert refusals(target)[way.counted], target.stage.counters
+            assert target.transport.stream_errors.keys() <= NAMED
             async for piece in pieces:
                 tokens += piece.token_ids
             assert tuple(tokens) == answer_of(PROMPT, 50)
