@@ -30,18 +30,21 @@ def attacks(result: dict[str, Any]) -> str:
         f" to the first token is at most {limits['ttft_times']:g} times the one before or"
         f" {limits['ttft_floor_s']:g} s longer, and no process took more than"
         f" {limits['peak_mib']:g} MiB more, or {limits['after_mib']:g} MiB after a minute, beyond"
-        " what one takes in the same time without an attack"
+        " what one takes in the same time without an attack. Where nothing is wrong but memory that"
+        " stays, the attack is played a second time on the same peers, and counts: what an"
+        " attack takes for good, it takes again"
         f" {made('hostile')}:\n\n"
     ) + table(
         "attack | sent, MB:| failed | p95 before, ms:| during:| MiB more:| after:| broken",
         "{name} | {sent_mb:.1f} | {failures} of {answers} | {ttft_before_p95_s:ms}"
-        " | {ttft_during_p95_s:ms} | {more_peak_mib:.0f} | {more_after_mib:.0f} | {broken}",
+        " | {ttft_during_p95_s:ms} | {more_peak_mib:.0f} | {after} | {broken}",
         [
             row
             | {
                 "name": name.replace("_", " "),
                 "sent_mb": row["sent"]["bytes"] / 1e6,
                 "failures": len(row["failed"]),
+                "after": kept(row),
                 "broken": ", ".join(CHECKS[each] for each, ok in row["checks"].items() if not ok),
             }
             for name, row in rows.items()
@@ -52,6 +55,14 @@ def attacks(result: dict[str, Any]) -> str:
     if result["note"]:
         text += f"\n\nMeasured {result['note']}."
     return text
+
+
+def kept(row: dict[str, Any]) -> str:
+    """Memory that stayed."""
+    after = f"{row['more_after_mib']:.0f}"
+    if "first" not in row:
+        return after
+    return f"{row['first']['more_after_mib']:.0f}, then {after}"
 
 
 def soaked(soak: dict[str, Any]) -> str:
