@@ -54,10 +54,10 @@ FRAME_BYTES = Amount(
     in_all=256 << 20,
     crowded=192 << 20,
     when_crowded=1 << 20,
-    per_stranger=6 << 20,
+    per_stranger=2 << 20,
 )
 """Bytes of unfinished frames on streams to a stage; 1,024 tokens of a wide model are 16 MiB. A peer
-without a session here sends nothing longer than an open with its history: a million ids, 5 MiB."""
+without a session here sends nothing longer than an open with its history, 1.25 MiB."""
 PINGS = Rate(name="pings", unit="", per_s=128, burst=1024)
 """Pings on streams to a stage: a gateway sends one in 2 s on each of its 128."""
 RECORD_STREAMS = Amount(name="record_streams", unit="", per_peer=4, in_all=512)

@@ -11,6 +11,7 @@ from dht.errors import UserError
 from dht.messages.logprobs import SCORED_VALUES_MAX, TokenScore, scored_values
 from dht.messages.session import (
     BIASED_TOKENS_MAX,
+    HISTORY_TOKENS_MAX,
     LOGPROBS_MAX,
     STOP_TOKENS_MAX,
     FinishReason,
@@ -152,13 +153,19 @@ class GenerationOptions:
         Raises UserError where the model does not have these token ids, or its context no room.
         """
         self.check_ids(prompt_ids, model.vocab)
-        return AnswerRequest(
+        request = AnswerRequest(
             model=model,
             prompt_ids=prompt_ids,
             max_new_tokens=self.new_tokens(len(prompt_ids), model.context_tokens),
             sampling=self.sampling(stop_token_ids),
             priority=self.priority,
         )
+        if request.history_tokens_max > HISTORY_TOKENS_MAX:
+            raise UserError(
+                f"penalties and scores look at {request.history_tokens_max} tokens here;"
+                f" {HISTORY_TOKENS_MAX} at most: shorten the prompt, or leave them out"
+            )
+        return request
 
     def sampling(self, stop_token_ids: tuple[int, ...]) -> Sampling:
         """The part that the last stage needs; draws a seed where none was given.
@@ -244,6 +251,12 @@ class AnswerRequest:
     def kv_tokens(self) -> int:
         """Tokens whose KV each stage reserves; the last token of an answer has none."""
         return len(self.prompt_ids) + self.max_new_tokens - 1
+
+    @property
+    def history_tokens_max(self) -> int:
+        """Maximum token ids that an open of this answer carries, wherever it is replayed."""
+        prompt = len(self.prompt_ids) if self.sampling.needs_prompt else 0
+        return prompt + (self.max_new_tokens if self.sampling.needs_answer else 0)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from dht.messages import codec
 from dht.messages.kv import KvCopy
 from dht.messages.logprobs import TokenScore, unpack_scores
 from dht.messages.session import (
+    PROMPT_TOKENS_MAX,
     FinishReason,
     MigrationReady,
     Ping,
@@ -165,10 +166,18 @@ class Attempt:
                 raise _StageLost(source, f"answered a copy with {type(other).__name__}")
 
     async def _feed_copy(self, token_ids: tuple[int, ...]) -> None:
-        session = self._open_message.session
-        prompt = Prompt(session=session, attempt=self.attempt, position=0, token_ids=token_ids)
         if self._first is not None:
-            await self._send(0, self._first, prompt)
+            await self._prompt(self._first, 0, token_ids)
+
+    async def _prompt(self, first: Stream, position: int, token_ids: tuple[int, ...]) -> None:
+        for at in range(0, len(token_ids), PROMPT_TOKENS_MAX):
+            prompt = Prompt(
+                session=self._open_message.session,
+                attempt=self.attempt,
+                position=position + at,
+                token_ids=token_ids[at : at + PROMPT_TOKENS_MAX],
+            )
+            await self._send(0, first, prompt)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._guarded(work))
@@ -284,12 +293,9 @@ class Attempt:
     async def _feed(self, position: int, token_ids: tuple[int, ...], from_position: int) -> None:
         session = self._open_message.session
         if token_ids:
-            prompt = Prompt(
-                session=session, attempt=self.attempt, position=position, token_ids=token_ids
-            )
             if self._first is None:
                 raise RuntimeError("fed before the route was opened")
-            await self._send(0, self._first, prompt)
+            await self._prompt(self._first, position, token_ids)
         last = await (self._last or self._connect(-1, TOKENS_PROTOCOL))
         attach = TokensAttach(session=session, attempt=self.attempt, position=from_position)
         await self._send(-1, last, attach)

@@ -32,6 +32,10 @@ LOGPROBS_MAX = 20
 """Maximum alternatives per token that a client may ask for, as with OpenAI."""
 
 SessionId = Annotated[str, Meta(min_length=8, max_length=32)]
+PROMPT_TOKENS_MAX = 1 << 16
+"""Maximum token ids of one message: decoding a million takes longer than a ring's token may."""
+HISTORY_TOKENS_MAX = 1 << 18
+"""Maximum token ids of an open: what sampling that looks back may look at."""
 RouteAttempt = Annotated[int, Meta(ge=0, le=1 << 20)]
 Position = Annotated[int, Meta(ge=0, le=CONTEXT_TOKENS_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=1 << 24)]
@@ -136,7 +140,7 @@ class SessionOpen:
     sampling: Sampling
     answered: Position = 0
     """Number of the prompt's last tokens that are the answer so far; above 0 in a replay."""
-    history: Annotated[tuple[TokenId, ...], Meta(max_length=1 << 20)] = ()
+    history: Annotated[tuple[TokenId, ...], Meta(max_length=HISTORY_TOKENS_MAX)] = ()
     """The last :attr:`history_tokens` token ids of the prompt, for the last stage."""
     migrate_until: Annotated[int, Meta(ge=0, lt=STAGES_MAX)] | None = None
     """In a planned move: the hop of the last new stage. New stages reserve and run copies of the
@@ -204,12 +208,12 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Client to first stage: token ids from ``position`` on."""
+    """Client to first stage: token ids from ``position`` on; a long prompt comes in several."""
 
     session: SessionId
     attempt: RouteAttempt
     position: Position
-    token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=1 << 20)]
+    token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=PROMPT_TOKENS_MAX)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.kv import KvCopy, KvPages
 from dht.messages.session import (
+    PROMPT_TOKENS_MAX,
     Activations,
     MigrationReady,
     Ping,
@@ -162,7 +163,8 @@ class StageStreams:
     ) -> bool:
         """Handle one frame of a client's session; False when the client closes."""
         await sender.room()
-        longest = CONTROL_BYTES_MAX + TOKEN_ID_BYTES_MAX * open_.prompt_tokens
+        token_ids = min(open_.prompt_tokens, PROMPT_TOKENS_MAX)
+        longest = CONTROL_BYTES_MAX + TOKEN_ID_BYTES_MAX * token_ids
         frame = await self._read(stream, self._limits.client_silence_s, longest)
         mine = (open_.session, open_.attempt)
         match frame.message:

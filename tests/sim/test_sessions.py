@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
 from client import UnavailableError
+from client.session import attempt
 from dht.messages import codec
-from dht.messages.session import SessionAccepted
+from dht.messages.session import Prompt, SessionAccepted
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import LinkModel
 from dht.transport.interface import SESSION_PROTOCOL
@@ -272,5 +274,25 @@ def test_a_hop_waits_for_records_only_where_none_was_read(reads: str, waits_s: f
         usual_s = await opened_s(0.0)
         assert usual_s == pytest.approx(6 * 0.02, abs=0.001), "to the first stage and the second"
         assert await opened_s(0.5) == pytest.approx(usual_s + waits_s, abs=0.001)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_a_long_prompt_comes_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+
+    def counted(**fields: Any) -> Prompt:
+        sent.append((fields["position"], len(fields["token_ids"])))
+        return Prompt(**fields)
+
+    monkeypatch.setattr(attempt, "PROMPT_TOKENS_MAX", 12)
+    monkeypatch.setattr(attempt, "Prompt", counted)
+
+    async def scenario() -> None:
+        prompt = tuple(range(30))
+        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+            answer = await client.generate(prompt, max_new_tokens=8)
+            assert answer.token_ids == answer_of(prompt, 8)
+            assert sent == [(0, 12), (12, 12), (24, 6)]
 
     run_virtual(scenario(), limit_s=600)

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from client.answer.generation import GenerationOptions
 from client.generate import generation_options, parse
 from dht.errors import UserError
+from dht.messages.session import HISTORY_TOKENS_MAX
+from tests.unit.client.gateway.paper import SPEC
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,15 @@ def test_what_the_model_does_not_have(
 ) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         GenerationOptions(**options).check_ids(prompt, 50)
+
+
+def test_sampling_looks_back_no_further_than_an_open_can_carry() -> None:
+    spec = replace(SPEC, context_tokens=1 << 20)
+    prompt = (1,) * HISTORY_TOKENS_MAX
+    options = GenerationOptions(presence_penalty=1.0, max_new_tokens=8)
+    assert options.request(prompt, spec, ()).history_tokens_max == 8, "only at the answer"
+    with pytest.raises(UserError, match="look at 262152 tokens here; 262144 at most"):
+        replace(options, repetition_penalty=1.1).request(prompt, spec, ())
 
 
 def test_stop_tokens_are_the_models_and_the_callers() -> None:
