@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LIGHT := .venv-light
 
-.PHONY: demo test fuzz guided light-test swarm lint format lock clean bench
+.PHONY: demo test fuzz guided light-test swarm lint format lock clean bench gpu-check
 
 demo: $(READY)  ## three peers, one model that none of them can hold, text on the screen
 	$(BIN)/python -m bench.demo
@@ -64,6 +64,9 @@ lock:  ## the newest versions of what is installed for good, with hashes (needs 
 
 bench: $(READY)  ## speed of local swarms beside one process; writes bench/results/local.json
 	$(BIN)/python -m bench.local --out bench/results/local.json
+
+gpu-check: $(READY)  ## all that only a GPU can show, in parts; writes bench/results/gpu_check.json
+	$(BIN)/python -m bench.gpu_check
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

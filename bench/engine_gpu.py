@@ -1,26 +1,28 @@
-"""``python -m bench.engine_gpu``: layers of Llama-3's shapes against what the hardware allows.
+"""``python -m bench.engine_gpu``: layers of large models' shapes against what the hardware allows.
 
 Eight layers with random weights in bfloat16 are decoded at several batches and contexts; what a
 step costs beside its layers (bringing rows, fetching results) is counted and divided by them. The
-floor of a step is the bytes that it must read (weights and KV) over the measured bandwidth. A
-prefill's floor is its multiplications over the measured rate of one large matrix product.
-``transformers`` eager runs the same layers beside it. ``--device cpu --tiny`` only proves that the
-script runs.
+floor of a step is the bytes that it must read (KV, and weights: of experts, those that rows drawn
+evenly would choose) over the measured bandwidth. A prefill's floor is its multiplications over the
+measured rate of one large matrix product. ``transformers`` eager runs the same layers beside it.
+``--device cpu --tiny`` only proves that the script runs.
 """
 
 import argparse
 import gc
+import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from bench.report import provenance, write
 from node.engine.engine import Engine, EngineConfig, WorkItem
@@ -33,14 +35,8 @@ ENGINE_SHARE_MAX = 0.6
 intermediate results and the other side's weights and cache."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Of one layer."""
-
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
+Shape = Mapping[str, Any]
+"""Fields of a model's configuration: its type, and the sizes of one layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +55,42 @@ class Plan:
     """Rows and columns of the product that measures the rate of multiplication."""
 
 
+def _llama(hidden: int, intermediate: int, heads: int, kv_heads: int = 8) -> Shape:
+    return {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "rope_theta": 500_000.0,
+    }
+
+
 FULL = Plan(
     shapes={
-        "llama-3-8b": Shape(hidden=4096, intermediate=14336, heads=32, kv_heads=8),
-        "llama-3-70b": Shape(hidden=8192, intermediate=28672, heads=64, kv_heads=8),
+        "llama-3-8b": _llama(4096, 14336, 32),
+        "llama-3-70b": _llama(8192, 28672, 64),
+        "qwen3-30b-a3b": {
+            "model_type": "qwen3_moe",
+            "hidden_size": 2048,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+        },
+        "gpt-oss-20b": {
+            "model_type": "gpt_oss",
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+        },
     },
     layers=8,
     batches=(1, 8, 64, 256),
@@ -73,7 +101,19 @@ FULL = Plan(
     matrix=8192,
 )
 TINY = Plan(
-    shapes={"tiny": Shape(hidden=64, intermediate=96, heads=4, kv_heads=2)},
+    shapes={
+        "tiny": _llama(64, 96, 4, 2),
+        "tiny-experts": {
+            "model_type": "qwen3_moe",
+            "hidden_size": 64,
+            "moe_intermediate_size": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+        },
+    },
     layers=1,
     batches=(1, 2),
     contexts=(16,),
@@ -85,18 +125,16 @@ TINY = Plan(
 
 
 def make_layers(directory: Path, shape: Shape, layers: int, context_tokens: int) -> Path:
-    """Write a Llama of that shape in bfloat16, with a small vocabulary."""
+    """Write a model of that shape in bfloat16, with a small vocabulary."""
     torch.manual_seed(SEED)
-    config = LlamaConfig(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
+    config = AutoConfig.for_model(
+        **shape,
         num_hidden_layers=layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
         vocab_size=256,
         max_position_embeddings=context_tokens,
-        rope_theta=500_000.0,
         tie_word_embeddings=False,
+        pad_token_id=None,
+        eos_token_id=None,
     )
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(directory)
@@ -116,6 +154,18 @@ def seconds_of(run: Callable[[], object], device: torch.device, rounds: int) -> 
     return median(took)
 
 
+def expert_bytes(directory: Path) -> int:
+    """Bytes of all experts' weights in a directory."""
+    found = 0
+    for path in directory.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                if ".experts." in name:
+                    part = file.get_slice(name)
+                    found += 2 * math.prod(part.get_shape())
+    return found
+
+
 class StepError(Exception):
     """A step of the engine gave an error."""
 
@@ -129,9 +179,8 @@ class EngineSide:
     ) -> None:
         store = WeightStore.open(str(directory))
         shape_bytes = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-        probe = LlamaConfig.from_pretrained(directory)
-        width = probe.hidden_size // probe.num_attention_heads
-        kv_bytes = 4 * probe.num_key_value_heads * width * plan.layers * kv_tokens
+        probe = AutoConfig.from_pretrained(directory)
+        kv_bytes = 4 * probe.num_key_value_heads * probe.head_dim * plan.layers * kv_tokens
         memory_bytes = shape_bytes + kv_bytes + (64 << 20)
         if torch.device(device).type == "cuda":
             free_bytes, _ = torch.cuda.mem_get_info(device)
@@ -154,6 +203,26 @@ class EngineSide:
         self.hidden = probe.hidden_size
         self.layer_bytes = self._engine.spec.layer_bytes
         self.kv_bytes = self._engine.spec.kv_bytes_per_token_layer
+        self._expert_bytes = expert_bytes(directory) / plan.layers
+        experts = getattr(probe, "num_experts", None) or getattr(probe, "num_local_experts", None)
+        self._chosen_share = probe.num_experts_per_tok / experts if experts else 1.0
+        kinds = getattr(probe, "layer_types", None) or []
+        self._windows = [
+            probe.sliding_window if kind == "sliding_attention" else None
+            for kind in kinds or [None] * plan.layers
+        ]
+
+    def step_bytes(self, batch: int, context: int) -> float:
+        """Bytes that a step of ``batch`` decodes must read per layer, on average."""
+        touched = 1 - (1 - self._chosen_share) ** batch
+        weights = self.layer_bytes - self._expert_bytes * (1 - touched)
+        seen = [min(window or context, context) for window in self._windows]
+        return weights + batch * self.kv_bytes * sum(seen) / len(seen)
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of the weights that one row is multiplied with in a layer."""
+        return self.layer_bytes - self._expert_bytes * (1 - self._chosen_share)
 
     def open(self, batch: int, context: int, steps: int) -> bool:
         """Sessions with ``context`` tokens of random KV; False where there is no room."""
@@ -216,10 +285,9 @@ class EagerSide:
     def decoder(self, batch: int, context: int) -> Callable[[], None]:
         """A function that decodes one token of each of ``batch`` sequences."""
         config = self._model.config
-        width = config.hidden_size // config.num_attention_heads
         cache = DynamicCache()
         for layer in range(config.num_hidden_layers):
-            shape = (batch, config.num_key_value_heads, context, width)
+            shape = (batch, config.num_key_value_heads, context, config.head_dim)
             keys, values = (
                 torch.randn(shape, dtype=torch.bfloat16, device=self._device) for _ in range(2)
             )
@@ -272,7 +340,7 @@ def measure(directory: Path, device: str, plan: Plan, *, kernels: bool) -> dict[
                 continue
             finally:
                 engine.close()
-            read_bytes = engine.layer_bytes + batch * context * engine.kv_bytes
+            read_bytes = engine.step_bytes(batch, context)
             figures = {
                 "layer_tokens_per_s": round(batch / engine_s, 1),
                 "times_floor": round(engine_s / (read_bytes / bytes_per_s), 2),
@@ -291,7 +359,7 @@ def prefill_figures(
     engine: EngineSide, eager: EagerSide, plan: Plan, flops_per_s: float
 ) -> dict[str, float] | str:
     """One prompt on both sides; why not, where the engine cannot."""
-    flops = 2 * plan.prefill * engine.layer_bytes / 2
+    flops = plan.prefill * engine.row_bytes  # two per weight of two bytes
     at = engine.device
     try:
         engine_s = seconds_of(lambda: engine.prefill(plan.prefill), at, plan.rounds) / plan.layers
@@ -325,6 +393,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.engine_gpu", description=__doc__)
     parser.add_argument("--device", default="cuda:0", help="with its number (cuda:0)")
     parser.add_argument("--tiny", action="store_true", help="a shape that proves nothing")
+    parser.add_argument("--shapes", nargs="+", metavar="NAME", help=f"of {', '.join(FULL.shapes)}")
     parser.add_argument("--no-kernels", action="store_true", help="torch's own kernels alone")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     arguments = parser.parse_args()
@@ -332,7 +401,13 @@ def main() -> int:
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --device cpu --tiny proves that this runs")
     result: dict[str, Any] = {**provenance(SEED), **device_facts(arguments.device), "shapes": {}}
+    if unknown := set(arguments.shapes or ()) - plan.shapes.keys():
+        parser.error(
+            f"no such shape: {', '.join(sorted(unknown))}; known: {', '.join(plan.shapes)}"
+        )
     for name, shape in plan.shapes.items():
+        if name not in (arguments.shapes or plan.shapes):
+            continue
         with tempfile.TemporaryDirectory() as made:
             longest = max(plan.contexts) + plan.rounds + 64 + plan.prefill
             directory = make_layers(Path(made), shape, plan.layers, longest)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+import torch
 
 from bench.random_model import make_llama
 from bench.report import provenance, write
@@ -39,17 +40,30 @@ class Soaked:
     steps: int
     grown_bytes: int
     """Resident memory behind the last session less that after warming up."""
+    grown_device_bytes: int
+    """The same of the device's memory; 0 on a CPU."""
     free_tokens_before: int
     free_tokens_after: int
 
 
-def soak(directory: Path, sessions: int, *, share_prefixes: bool = False) -> Soaked:
+def device_bytes(device: torch.device) -> int:
+    """Memory that torch holds on a device."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def soak(
+    directory: Path, sessions: int, *, share_prefixes: bool = False, device: str = "cpu"
+) -> Soaked:
     """Run ``sessions`` sessions; raises AssertionError where pages do not add up."""
     chance = random.Random(SEED)
     store = WeightStore.open(str(directory))
     engine = Engine(
         EngineConfig(
-            store=store, name="soak", memory_bytes=1_500_000, share_prefixes=share_prefixes
+            store=store,
+            name="soak",
+            device=device,
+            memory_bytes=1_500_000,
+            share_prefixes=share_prefixes,
         )
     )
     engine.load(0, LAYERS)
@@ -59,12 +73,13 @@ def soak(directory: Path, sessions: int, *, share_prefixes: bool = False) -> Soa
     """Where a session stands and what it runs next."""
     lengths: dict[str, int] = {}
     opened = refused = cancelled = steps = 0
-    warm_bytes = 0
+    warm_bytes = warm_device_bytes = 0
     while opened < sessions or live:
         while len(live) < LIVE and opened < sessions:
             opened += 1
             if opened == int(sessions * WARM_UP_SHARE):
                 warm_bytes = process.memory_info().rss
+                warm_device_bytes = device_bytes(engine.device)
             name, prompt = str(opened), chance.randint(1, 30)
             length = prompt + chance.randint(1, 8)
             if engine.reserve(name, before + 1 if chance.random() < 0.02 else length) is not None:
@@ -95,7 +110,9 @@ def soak(directory: Path, sessions: int, *, share_prefixes: bool = False) -> Soa
     grown_bytes = process.memory_info().rss - warm_bytes
     return Soaked(
         sessions=opened, refused=refused, cancelled=cancelled, steps=steps,
-        grown_bytes=grown_bytes, free_tokens_before=before, free_tokens_after=engine.kv_tokens_free,
+        grown_bytes=grown_bytes,
+        grown_device_bytes=device_bytes(engine.device) - warm_device_bytes,
+        free_tokens_before=before, free_tokens_after=engine.kv_tokens_free,
     )  # fmt: skip
 
 
@@ -103,12 +120,15 @@ def main() -> int:
     """Soak, print, and write the result."""
     parser = argparse.ArgumentParser(prog="python -m bench.pool_soak", description=__doc__)
     parser.add_argument("--sessions", type=int, default=SESSIONS)
+    parser.add_argument("--device", default="cpu", help="such as cuda:0 (cpu)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         directory = make_llama(Path(made), hidden=64, layers=LAYERS, vocab=VOCAB)
         found = {
-            name: asdict(soak(directory, arguments.sessions, share_prefixes=shares))
+            name: asdict(
+                soak(directory, arguments.sessions, share_prefixes=shares, device=arguments.device)
+            )
             for name, shares in (("own_pages", False), ("shared_prefixes", True))
         }
     for name, figures in found.items():
