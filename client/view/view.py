@@ -11,7 +11,7 @@ from dataclasses import replace
 from client.view.avoidance import Avoidance
 from client.view.blame import Blame
 from coordinator.problem.model_pin import ModelPin, allowed_models
-from coordinator.routing.balance import swapped
+from coordinator.routing.balance import load_of, swapped
 from coordinator.routing.routes import (
     FollowedRouter,
     NoRoute,
@@ -63,7 +63,7 @@ class SwarmView:
         self._busy_s = busy_s
         self._stale_s = stale_s
         self._is_silent = is_silent
-        self._router = FollowedRouter(identity)
+        self._router = FollowedRouter(identity, lambda record: load_of(record).freeness)
         self.nodes: Mapping[str, NodeRecord] = {}
         """The peers' newest announcements by peer id."""
         self.pin = pin

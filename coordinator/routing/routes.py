@@ -2,14 +2,16 @@
 
 With a plan: weighted turns per vertex over the plan's flow (Helix §5.1), among the peers that say
 that they follow it. Every client begins its turns at places of its own, so that many clients with
-one request each share the routes as one client with many does. Where the plan is missing or differs
-from what peers really serve: the quickest route over the node records. Peers that follow different
-plans, or none that is known, share the routes by what they announce: a plan says nothing of those
-that do not follow it. Layers that two neighbours both hold are run once, by the earlier one.
+one request each share the routes as one client with many does. A turn falls to the freer of two
+looks, so that a peer's announcement moves a bounded part of the turns. Where the plan is missing or
+differs from what peers really serve: the quickest route over the node records. Peers that follow
+different plans, or none that is known, share the routes by what they announce: a plan says nothing
+of those that do not follow it. Layers that two neighbours both hold are run once, by the earlier
+one.
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
@@ -30,12 +32,18 @@ from dht.messages.types import (
 )
 
 Name = TypeVar("Name", str, int, PlanVersion)
+Freeness = Callable[[NodeRecord], float]
 
 HOP_S = 0.02
 """Assumed time that one more stage costs a token, in seconds."""
 GOLDEN_SECTION = (5**0.5 - 1) / 2
 """Part of the circle between two turns of a wheel: no other spreads any number of turns better."""
+SECOND_SECTION = 2**0.5 - 1
+"""The same for a wheel's second look; no multiple of the first, so that all pairs come up."""
 ALMOST_ONE = 1.0 - 2**-53
+FREER = 1.25
+"""Minimum ratio of two names' freeness for one to take the other's turn: what peers announce is
+old, and small differences are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +65,33 @@ class Wheel(Generic[Name]):
     golden section from turn to turn (a Kronecker sequence). After any number of turns each name has
     had its share to within a few. Over hands that begin at evenly spread places, every turn, the
     first like the hundredth, falls to the names exactly by their weights.
+
+    Where names differ in freeness, a turn falls to the freer of two looks at the circle (the power
+    of two choices). A name of share p is looked at in 2p - p² of the turns, whatever it says of
+    itself: that is the most that freeness can bring it, and the most that comes at once to the name
+    that old announcements show as the freest.
     """
 
-    def __init__(self, begin: float = 0.0) -> None:
-        """``begin`` is the hand's first place on the circle, in ``[0, 1)``."""
+    def __init__(self, begin: float = 0.0, second: float = 0.0) -> None:
+        """``begin`` is the hand's first place on the circle, in ``[0, 1)``; ``second`` that of the
+        second look."""
         self._begin = begin
+        self._second = second
         self._turns = 0
 
-    def order(self, weights: Mapping[Name, float]) -> Iterator[Name]:
+    def order(
+        self, weights: Mapping[Name, float], freeness: Callable[[Name], float] | None = None
+    ) -> Iterator[Name]:
         """All names, next turn first; what is passed over leaves its turn to the others by their
-        weights. Names without weight come last."""
+        weights. Names without weight come last. Without ``freeness`` there is no second look."""
         at = (self._begin + self._turns * GOLDEN_SECTION) % 1.0
         left = {name: weights[name] for name in sorted(weights) if weights[name] > 0}
+        if freeness is not None and len(left) > 1:
+            first, _ = _at(left, at)
+            other, _ = _at(left, (self._second + self._turns * SECOND_SECTION) % 1.0)
+            if freeness(other) > FREER * max(0.0, freeness(first)):
+                yield other
+                del left[other]
         while left:
             name, at = _at(left, at)
             yield name
@@ -102,9 +125,11 @@ def begin_of(identity: str, *names: str) -> float:
 class Router:
     """Draws routes over one plan. Its wheels go on turning from draw to draw."""
 
-    def __init__(self, plan: Plan, identity: str = "") -> None:
-        """``identity`` is whose routes these are: it decides where the wheels begin."""
+    def __init__(self, plan: Plan, identity: str = "", freeness: Freeness | None = None) -> None:
+        """``identity`` is whose routes these are: it decides where the wheels begin. ``freeness``
+        tells how free a peer is by its record; without it, all are alike."""
         self.plan = plan
+        self._freeness = freeness
         weights: dict[str, dict[str, float]] = {}
         for edge in plan.edges:
             weights.setdefault(edge.tail, {})[edge.head] = edge.tokens_per_s
@@ -157,13 +182,16 @@ class Router:
             record = usable.get(name)
             if record is not None and record.holds(layer, self._ends.get(name, 0)):
                 able[name] = weight
-        for name in self._wheel(vertex).order(able):
+        told = self._freeness
+        freeness = None if told is None else lambda name: told(usable[name])
+        for name in self._wheel(vertex).order(able, freeness):
             if name not in dead:
                 yield RouteStage(peer_id=name, start=layer, end=self._ends[name])
 
     def _wheel(self, vertex: str) -> Wheel[str]:
         if vertex not in self._wheels:
-            self._wheels[vertex] = Wheel(begin_of(*self._begins, vertex))
+            names = (*self._begins, vertex)
+            self._wheels[vertex] = Wheel(begin_of(*names), begin_of(*names, "second look"))
         return self._wheels[vertex]
 
 
@@ -174,9 +202,10 @@ class FollowedRouter:
     takes no more from the others than its followers could by announcing the same without it.
     """
 
-    def __init__(self, identity: str = "") -> None:
+    def __init__(self, identity: str = "", freeness: Freeness | None = None) -> None:
         """``identity`` is whose routes these are; see :class:`Router`."""
         self._identity = identity
+        self._freeness = freeness
         self._routers: dict[PlanVersion, Router] = {}
         self._shares: Wheel[PlanVersion] = Wheel(begin_of(identity))
 
@@ -186,7 +215,7 @@ class FollowedRouter:
         self._routers = {
             version: known[version]
             if version in known and known[version].plan is plan
-            else Router(plan, self._identity)
+            else Router(plan, self._identity, self._freeness)
             for version, plan in plans.items()
         }
 

@@ -228,3 +228,18 @@ def test_absurd_records_neither_raise_nor_take_routes():
             view.draw(route, frozenset([route[0].peer_id]), 10, 0.0)
             view.swap(route, route[0].peer_id, "absurd 0", 10, 0.0)
         view.answering_route(0.0)
+
+
+def test_new_routes_go_by_freeness_among_those_that_the_plan_allows():
+    async def body(world: World) -> None:
+        free, busy = world.honest
+        free.record = replace(free.record, kv_tokens_free=100_000, sessions=1)
+        busy.record = replace(busy.record, kv_tokens_free=100_000, sessions=9)
+        for peer in world.honest:
+            await peer.announce()
+        await asyncio.sleep(5.0)
+        drawn = world.drawn(80)
+        assert near(drawn[free.me], 60), "both looks fall on the busy one in a quarter of the turns"
+        assert near(drawn[busy.me], 20)
+
+    in_a_swarm(body)
