@@ -44,6 +44,24 @@ def sizes(result: dict[str, Any]) -> str:
     )
 
 
+def crowds(result: dict[str, Any]) -> str:
+    """Loads of peers under clients that know nothing of each other."""
+    return (
+        "Simulated: clients draw routes over a plan by their peer ids alone; how far the peer that"
+        " is furthest off is from its share of the flow, as the median of"
+        f" {result['crowds'][0]['crowds']} crowds, beside the same for routes drawn by chance."
+        " Clients with one request each are independent draws, which scatter so by their nature;"
+        " all crowds of a line taken together show whether anything is off beyond that"
+        f" {made('routes')}:\n\n"
+    ) + table(
+        "plan | peers | least share: | clients × requests | different routes: | furthest off:"
+        " | by chance: | crowds within 10%: | together, furthest off: | in standard deviations:",
+        "{plan} | {peers} | {least_share:.1%} | {clients:,} × {each:,} | {routes:.0f} | {worst:.1%}"
+        " | {chance:.1%} | {within_tenth} of {crowds} | {bias:.1%} | {bias_in_deviations:.1f}",
+        result["crowds"],
+    )
+
+
 def placements(result: dict[str, Any]) -> str:
     """Our planner beside the published plans, both in our simulator."""
     planners = ("patterns", "published", "petals", "published, flow spread")

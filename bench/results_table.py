@@ -23,7 +23,7 @@ from bench.results_links import (
     measured_links,
     real_links,
 )
-from bench.results_planner import elections, flood, placements, sizes
+from bench.results_planner import crowds, elections, flood, placements, sizes
 from bench.results_sessions import (
     balance,
     chaos,
@@ -75,6 +75,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "transport": hop,
         "light_transport": light_hop,
         "placement_sizes": sizes,
+        "routes": crowds,
         "dht_flood": flood,
         "fleet_12": fleet,
         "fleet_24": fleet,
@@ -94,6 +95,7 @@ TITLES = {
     "transport": "## A hop\n\n",
     "light_transport": "## A hop without the daemon\n\n",
     "placement_sizes": "## Planning more and more peers\n\n",
+    "routes": "## Routes of many clients\n\n",
     "dht_flood": "## A flood of records\n\n",
     "fleet_12": "## A dozen and more real peers\n\n",
     "healing": "## Swarms that were cut\n\n",

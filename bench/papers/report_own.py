@@ -109,7 +109,8 @@ def llumnix(recipe: Recipe) -> list[str]:
         " tenth of them urgent, run until all are answered. `turns` is this project's own"
         " dispatch; stages promise KV for whole sessions and keep a tenth for urgent ones, as"
         " the real ones do. **`freest` and moves for balance are Llumnix's rules on the"
-        " project's routes; the real peers move stages by the same measure, and draw by turns.**"
+        " project's routes; the real peers move stages by the same measure, and clients draw by"
+        " turns, of two looks the freer.**"
         " Drains, losses and the mending of a route are the real rules. Moved gap: the token that"
         " waited longest for a move or a repair.",
         "",

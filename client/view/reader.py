@@ -75,6 +75,7 @@ class SwarmReader:
             avoid_s=config.avoid_s,
             busy_s=config.busy_s,
             stale_s=2 * config.poll_s,
+            identity=transport.peer_id,
             pin=pin,
             is_silent=lambda peer_id: pulse.beat(peer_id).silent,
         )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from client.view.avoidance import Avoidance
 from client.view.blame import Blame
 from coordinator.problem.model_pin import ModelPin, allowed_models
-from coordinator.routing.balance import swapped
+from coordinator.routing.balance import load_of, swapped
 from coordinator.routing.routes import (
     FollowedRouter,
     NoRoute,
@@ -48,20 +48,22 @@ class SwarmView:
         avoid_s: float,
         busy_s: float,
         stale_s: float,
+        identity: str = "",
         pin: ModelPin = NO_PIN,
         is_silent: Callable[[str], bool] = lambda peer_id: False,
     ) -> None:
         """A peer that failed is avoided for ``avoid_s``, one without room for ``busy_s`` where it
         does not say how long, one whose record was wrong for ``stale_s``.
 
-        ``pin`` says which of the models under its name is meant; ``is_silent`` tells whether a peer
-        leaves pings unanswered.
+        ``identity``, the client's peer id, decides where among the routes it begins. ``pin`` says
+        which of the models under its name is meant; ``is_silent`` tells whether a peer leaves pings
+        unanswered.
         """
         self._avoid_s = avoid_s
         self._busy_s = busy_s
         self._stale_s = stale_s
         self._is_silent = is_silent
-        self._router = FollowedRouter()
+        self._router = FollowedRouter(identity, lambda record: load_of(record).freeness)
         self.nodes: Mapping[str, NodeRecord] = {}
         """The peers' newest announcements by peer id."""
         self.pin = pin

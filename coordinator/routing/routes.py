@@ -1,14 +1,19 @@
 """Chooses the route of a session: which peers run which layers.
 
-With a plan: interleaved weighted round-robin (IWRR) per vertex over the plan's flow (Helix §5.1),
-among the peers that say that they follow it. Where the plan is missing or differs from what peers
-really serve: the quickest route over the node records. Peers that follow different plans, or none
-that is known, share the routes by what they announce: a plan says nothing of those that do not
-follow it. Layers that two neighbours both hold are run once, by the earlier one.
+With a plan: weighted turns per vertex over the plan's flow (Helix §5.1), among the peers that say
+that they follow it. Every client begins its turns at places of its own, so that many clients with
+one request each share the routes as one client with many does. A turn falls to the freer of two
+looks, so that a peer's announcement moves a bounded part of the turns. Where the plan is missing or
+differs from what peers really serve: the quickest route over the node records. Peers that follow
+different plans, or none that is known, share the routes by what they announce: a plan says nothing
+of those that do not follow it. Layers that two neighbours both hold are run once, by the earlier
+one.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import accumulate
 from typing import Generic, TypeVar
 
@@ -26,10 +31,19 @@ from dht.messages.types import (
     RouteStage,
 )
 
-Name = TypeVar("Name", str, PlanVersion)
+Name = TypeVar("Name", str, int, PlanVersion)
+Freeness = Callable[[NodeRecord], float]
 
 HOP_S = 0.02
 """Assumed time that one more stage costs a token, in seconds."""
+GOLDEN_SECTION = (5**0.5 - 1) / 2
+"""Part of the circle between two turns of a wheel: no other spreads any number of turns better."""
+SECOND_SECTION = 2**0.5 - 1
+"""The same for a wheel's second look; no multiple of the first, so that all pairs come up."""
+ALMOST_ONE = 1.0 - 2**-53
+FREER = 1.25
+"""Minimum ratio of two names' freeness for one to take the other's turn: what peers announce is
+old, and small differences are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,47 +59,83 @@ class NoRoute:
 
 
 class Wheel(Generic[Name]):
-    """Interleaved weighted round-robin over names: smooth, deterministic, no randomness.
+    """Weighted round-robin over names: interleaved, deterministic, no randomness.
 
-    In each turn every name earns its weight as credit; the name with the most credit is drawn and
-    pays the sum. With whole weights, as many turns as the weights sum to draw each name exactly
-    weight times. A name that cannot be drawn earns nothing, so that it does not return with all its
-    turns at once.
+    The names lie on a circle, each on an arc as long as its weight, and the hand advances by the
+    golden section from turn to turn (a Kronecker sequence). After any number of turns each name has
+    had its share to within a few. Over hands that begin at evenly spread places, every turn, the
+    first like the hundredth, falls to the names exactly by their weights.
+
+    Where names differ in freeness, a turn falls to the freer of two looks at the circle (the power
+    of two choices). A name of share p is looked at in 2p - p² of the turns, whatever it says of
+    itself: that is the most that freeness can bring it, and the most that comes at once to the name
+    that old announcements show as the freest.
     """
 
-    def __init__(self, weights: Mapping[Name, float]) -> None:
-        self._weights: dict[Name, float] = dict(weights)
-        self._credit: dict[Name, float] = dict.fromkeys(self._weights, 0.0)
+    def __init__(self, begin: float = 0.0, second: float = 0.0) -> None:
+        """``begin`` is the hand's first place on the circle, in ``[0, 1)``; ``second`` that of the
+        second look."""
+        self._begin = begin
+        self._second = second
+        self._turns = 0
 
-    def weigh(self, weights: Mapping[Name, float]) -> None:
-        """Go on with other weights; names that stay keep their credit."""
-        self._weights = dict(weights)
-        self._credit = {name: self._credit.get(name, 0.0) for name in weights}
+    def order(
+        self, weights: Mapping[Name, float], freeness: Callable[[Name], float] | None = None
+    ) -> Iterator[Name]:
+        """All names, next turn first; what is passed over leaves its turn to the others by their
+        weights. Names without weight come last. Without ``freeness`` there is no second look."""
+        at = (self._begin + self._turns * GOLDEN_SECTION) % 1.0
+        left = {name: weights[name] for name in sorted(weights) if weights[name] > 0}
+        if freeness is not None and len(left) > 1:
+            first, _ = _at(left, at)
+            other, _ = _at(left, (self._second + self._turns * SECOND_SECTION) % 1.0)
+            if freeness(other) > FREER * max(0.0, freeness(first)):
+                yield other
+                del left[other]
+        while left:
+            name, at = _at(left, at)
+            yield name
+            del left[name]
+        yield from sorted(name for name, weight in weights.items() if not weight > 0)
 
-    def order(self) -> list[Name]:
-        """All names, next turn first."""
-        return sorted(
-            self._weights, key=lambda name: (-self._credit[name] - self._weights[name], name)
-        )
+    def turn(self) -> None:
+        """Advance the hand by one turn."""
+        self._turns += 1
 
-    def draw(self, name: Name, among: Collection[Name]) -> None:
-        """Take ``name``'s turn; only the names in ``among`` earn credit."""
-        earned = {other: self._weights[other] for other in among}
-        for other, weight in earned.items():
-            self._credit[other] += weight
-        self._credit[name] -= sum(earned.values())
+
+def _at(arcs: Mapping[Name, float], at: float) -> tuple[Name, float]:
+    """The name whose arc has the place ``at``, and the place within that arc, in ``[0, 1)``."""
+    ends = list(accumulate(arcs.values()))
+    place = at * ends[-1]
+    index = min(bisect_right(ends, place), len(ends) - 1)
+    name = list(arcs)[index]
+    within = 1.0 - (ends[index] - place) / arcs[name]
+    return name, min(max(within, 0.0), ALMOST_ONE)
+
+
+def begin_of(identity: str, *names: str) -> float:
+    """The place on a wheel's circle at which ``identity`` begins, in ``[0, 1)``.
+
+    Even over identities, and independent for wheels of different ``names``.
+    """
+    digest = blake2b("\n".join((identity, *names)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) / 2**64
 
 
 class Router:
-    """Draws routes over one plan. The credits of its wheels persist between draws."""
+    """Draws routes over one plan. Its wheels go on turning from draw to draw."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, identity: str = "", freeness: Freeness | None = None) -> None:
+        """``identity`` is whose routes these are: it decides where the wheels begin. ``freeness``
+        tells how free a peer is by its record; without it, all are alike."""
         self.plan = plan
+        self._freeness = freeness
         weights: dict[str, dict[str, float]] = {}
         for edge in plan.edges:
             weights.setdefault(edge.tail, {})[edge.head] = edge.tokens_per_s
-        self._wheels = {tail: Wheel(heads) for tail, heads in weights.items()}
-        self._firsts = weights.get(SOURCE, {})
+        self._weights = weights
+        self._begins = identity, str(plan.version)
+        self._wheels: dict[str, Wheel[str]] = {}
         self._ends = {a.peer_id: a.end for a in plan.assignments}
 
     def weight_tokens_per_s(self, usable: Mapping[str, NodeRecord]) -> float:
@@ -93,7 +143,7 @@ class Router:
         what it announces at most."""
         return sum(
             min(flow, announced_tokens_per_s(record))
-            for peer_id, flow in self._firsts.items()
+            for peer_id, flow in self._weights.get(SOURCE, {}).items()
             if (record := usable.get(peer_id)) is not None
             and record.holds(0, self._ends.get(peer_id, 0))
         )
@@ -117,7 +167,8 @@ class Router:
                 continue
             stages.append(stage)
             if stage.end == layers:
-                self._take_turns(stages, usable, dead)
+                for vertex in (SOURCE, *(s.peer_id for s in stages[:-1])):
+                    self._wheel(vertex).turn()
                 return tuple(stages)
             choices.append(self._choices(stage.peer_id, stage.end, usable, dead))
         return NoRoute(reason="the plan has no route over the peers that can be used")
@@ -126,21 +177,22 @@ class Router:
         self, vertex: str, layer: int, usable: Mapping[str, NodeRecord], dead: set[str]
     ) -> Iterator[RouteStage]:
         """Stages that can go on from ``layer``, next turn first."""
-        wheel = self._wheels.get(vertex)
-        for name in wheel.order() if wheel is not None else ():
-            record, end = usable.get(name), self._ends.get(name, 0)
-            if record is not None and name not in dead and record.holds(layer, end):
-                yield RouteStage(peer_id=name, start=layer, end=end)
+        able: dict[str, float] = {}
+        for name, weight in self._weights.get(vertex, {}).items():
+            record = usable.get(name)
+            if record is not None and record.holds(layer, self._ends.get(name, 0)):
+                able[name] = weight
+        told = self._freeness
+        freeness = None if told is None else lambda name: told(usable[name])
+        for name in self._wheel(vertex).order(able, freeness):
+            if name not in dead:
+                yield RouteStage(peer_id=name, start=layer, end=self._ends[name])
 
-    def _take_turns(
-        self, stages: list[RouteStage], usable: Mapping[str, NodeRecord], dead: set[str]
-    ) -> None:
-        vertex = SOURCE
-        for stage in stages:
-            choices = self._choices(vertex, stage.start, usable, dead)
-            among = [choice.peer_id for choice in choices]
-            self._wheels[vertex].draw(stage.peer_id, among)
-            vertex = stage.peer_id
+    def _wheel(self, vertex: str) -> Wheel[str]:
+        if vertex not in self._wheels:
+            names = (*self._begins, vertex)
+            self._wheels[vertex] = Wheel(begin_of(*names), begin_of(*names, "second look"))
+        return self._wheels[vertex]
 
 
 class FollowedRouter:
@@ -150,9 +202,12 @@ class FollowedRouter:
     takes no more from the others than its followers could by announcing the same without it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, identity: str = "", freeness: Freeness | None = None) -> None:
+        """``identity`` is whose routes these are; see :class:`Router`."""
+        self._identity = identity
+        self._freeness = freeness
         self._routers: dict[PlanVersion, Router] = {}
-        self._shares: Wheel[PlanVersion] = Wheel({})
+        self._shares: Wheel[PlanVersion] = Wheel(begin_of(identity))
 
     def take_plans(self, plans: Mapping[PlanVersion, Plan]) -> None:
         """Draw over these plans from now on; the turns of those that are known go on."""
@@ -160,7 +215,7 @@ class FollowedRouter:
         self._routers = {
             version: known[version]
             if version in known and known[version].plan is plan
-            else Router(plan)
+            else Router(plan, self._identity, self._freeness)
             for version, plan in plans.items()
         }
 
@@ -179,11 +234,7 @@ class FollowedRouter:
         of them announce where no plan's followers have one."""
         groups = self._groups(usable, model)
         shares = self._weights(groups, model)
-        self._shares.weigh(shares)
-        among = {version for version, share in shares.items() if share > 0}
-        for version in self._shares.order():
-            if version not in among:
-                continue
+        for version in self._shares.order({v: share for v, share in shares.items() if share > 0}):
             router = self._routers.get(version)
             route = (
                 route_from_records(groups[version], model.layers)
@@ -191,9 +242,8 @@ class FollowedRouter:
                 else router.next_route(groups[version])
             )
             if not isinstance(route, NoRoute):
-                self._shares.draw(version, among)
+                self._shares.turn()
                 return route
-            among.remove(version)
         return route_from_records(usable, model.layers)
 
     def _groups(

@@ -2,8 +2,8 @@
 
 A stage promises KV for a session's whole length or refuses (:mod:`node.kv.block_manager`), and
 keeps a share free for urgent sessions (:mod:`node.sessions.admission`). Dispatch ``turns`` is the
-project's own: weighted turns over the routes with room. ``freest`` is Llumnix's (OSDI'24, §4.4):
-the route with the most room per session, which real clients do not do.
+project's own without its second look: weighted turns over the routes with room. ``freest`` is
+Llumnix's (OSDI'24, §4.4): the route with the most room per session, which real clients do not do.
 """
 
 from collections.abc import Collection, Sequence
@@ -36,7 +36,8 @@ class Pipelines:
         self.routes: tuple[tuple[Stage, ...], ...] = tuple(
             tuple((name, held[name].start, held[name].end) for name in peers) for peers, _ in found
         )
-        self._wheel = Wheel({str(index): flow for index, (_, flow) in enumerate(found)})
+        self._flows = [flow for _, flow in found]
+        self._wheel: Wheel[int] = Wheel()
         self._by_turns = dispatch == "turns"
         self._records = {
             name: record_of(problem, nodes[name], a.start, a.end) for name, a in held.items()
@@ -89,10 +90,8 @@ class Pipelines:
         if not able:
             return None
         if self._by_turns:
-            names = [str(index) for index in able]
-            first = next(name for name in self._wheel.order() if name in names)
-            self._wheel.draw(first, names)
-            chosen = int(first)
+            chosen = next(self._wheel.order({index: self._flows[index] for index in able}))
+            self._wheel.turn()
         else:
             chosen = max(able, key=lambda index: (self.freeness(self.routes[index]), -index))
         self.take(session, self.routes[chosen])

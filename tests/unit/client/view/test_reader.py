@@ -74,6 +74,11 @@ class World:
         return sum(drawn[peer.me] for peer in peers)
 
 
+def near(drawn: int, share: int) -> bool:
+    """Whether a peer had its share of 60 to 80 draws, but for what turns of two wheels leave."""
+    return abs(drawn - share) < 4
+
+
 def in_a_swarm(body: Callable[[World], Awaitable[None]]) -> None:
     """``body`` beside a client, two honest peers under a plan that uses both alike, and a third."""
 
@@ -95,7 +100,8 @@ def in_a_swarm(body: Callable[[World], Awaitable[None]]) -> None:
 
 def test_routes_follow_the_plan_that_the_peers_follow():
     async def body(world: World) -> None:
-        assert world.drawn() == {peer.me: 30 for peer in world.honest}
+        drawn = world.drawn()
+        assert all(near(drawn[peer.me], 30) for peer in world.honest)
         plan = world.reader.view.plan
         assert plan is not None
         assert plan.coordinator == world.honest[0].me
@@ -116,8 +122,8 @@ def test_a_plan_that_nobody_follows_moves_no_route():
             for peer in (*world.honest, stranger):
                 await peer.announce()
         drawn = world.drawn(80)
-        assert drawn[world.honest[0].me] == drawn[world.honest[1].me] == 20
-        assert drawn[stranger.me] == 40  # what it announces, no more
+        assert all(near(drawn[peer.me], 20) for peer in world.honest)
+        assert near(drawn[stranger.me], 40), "what it announces, no more"
 
     in_a_swarm(body)
 
@@ -131,8 +137,8 @@ def test_a_plan_that_strangers_follow_moves_routes_over_these_alone():
         await strangers[0].publish(plan, strangers)
         await asyncio.sleep(10.0)
         drawn = world.drawn(60)
-        assert drawn[strangers[0].me] == 30
-        assert drawn[world.honest[0].me] == drawn[world.honest[1].me] == 15
+        assert near(drawn[strangers[0].me], 30)
+        assert all(near(drawn[peer.me], 15) for peer in world.honest)
 
     in_a_swarm(body)
 
@@ -222,3 +228,18 @@ def test_absurd_records_neither_raise_nor_take_routes():
             view.draw(route, frozenset([route[0].peer_id]), 10, 0.0)
             view.swap(route, route[0].peer_id, "absurd 0", 10, 0.0)
         view.answering_route(0.0)
+
+
+def test_new_routes_go_by_freeness_among_those_that_the_plan_allows():
+    async def body(world: World) -> None:
+        free, busy = world.honest
+        free.record = replace(free.record, kv_tokens_free=100_000, sessions=1)
+        busy.record = replace(busy.record, kv_tokens_free=100_000, sessions=9)
+        for peer in world.honest:
+            await peer.announce()
+        await asyncio.sleep(5.0)
+        drawn = world.drawn(80)
+        assert near(drawn[free.me], 60), "both looks fall on the busy one in a quarter of the turns"
+        assert near(drawn[busy.me], 20)
+
+    in_a_swarm(body)

@@ -1,15 +1,33 @@
 """Routes: weighted round-robin over a plan's flow, and the way without a plan."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.routing.routes import NoRoute, Router, Wheel, missing_layers, route_from_records
-from dht.messages.types import Assignment, NodeRecord, NodeState, Plan, Problem, RouteStage
+from coordinator.routing.routes import (
+    ALMOST_ONE,
+    NoRoute,
+    Router,
+    Wheel,
+    begin_of,
+    missing_layers,
+    route_from_records,
+)
+from dht.messages.types import (
+    RATE_MAX,
+    Assignment,
+    NodeRecord,
+    NodeState,
+    Plan,
+    Problem,
+    RouteStage,
+)
 from tests.examples import examples
 from tests.unit.coordinator.problems import model, node, placed, plan_of, record, span
 
@@ -47,37 +65,125 @@ def check_route(route: tuple[RouteStage, ...], usable: dict[str, NodeRecord], la
     assert all(usable[stage.peer_id].holds(stage.start, stage.end) for stage in route)
 
 
-class TestWheel:
-    @given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
-    @examples(100)
-    def test_one_turn_of_the_wheel_is_exactly_the_weights(self, weights: list[int]) -> None:
-        wheel = Wheel({str(index): weight for index, weight in enumerate(weights)})
-        drawn: Counter[str] = Counter()
-        for _ in range(sum(weights)):
-            names = wheel.order()
-            wheel.draw(names[0], names)
-            drawn[names[0]] += 1
-        assert drawn == {str(index): weight for index, weight in enumerate(weights)}
+def apart(turns: int) -> float:
+    """Greatest distance from its share that any arc may have after a number of golden turns."""
+    return 1.1 + 0.4 * math.log(turns)
 
-    def test_draws_are_interleaved(self) -> None:
-        wheel = Wheel({"a": 2, "b": 1})
-        drawn = []
-        for _ in range(6):
-            drawn.append(wheel.order()[0])
-            wheel.draw(drawn[-1], "ab")
-        assert drawn == ["a", "b", "a", "a", "b", "a"]
+
+class TestWheel:
+    @given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(0, 40))
+    @examples(100)
+    def test_over_even_begins_every_turn_falls_by_the_weights(
+        self, numbers: list[int], turn: int
+    ) -> None:
+        weights = {str(index): float(weight) for index, weight in enumerate(numbers)}
+        clients, drawn = 200, Counter[str]()
+        for client in range(clients):
+            wheel = Wheel[str](client / clients)
+            for _ in range(turn):
+                wheel.turn()
+            drawn[next(wheel.order(weights))] += 1
+        total = sum(numbers)
+        assert all(abs(drawn[n] - clients * w / total) <= 1 + 1e-6 for n, w in weights.items())
+
+    @given(
+        st.lists(st.integers(1, 20), min_size=1, max_size=6),
+        st.floats(0, 1, exclude_max=True),
+        st.integers(1, 300),
+    )
+    @examples(100)
+    def test_after_any_number_of_turns_each_has_had_its_share(
+        self, numbers: list[int], begin: float, turns: int
+    ) -> None:
+        weights = {str(index): float(weight) for index, weight in enumerate(numbers)}
+        wheel, drawn = Wheel[str](begin), Counter[str]()
+        for _ in range(turns):
+            drawn[next(wheel.order(weights))] += 1
+            wheel.turn()
+        total = sum(numbers)
+        assert all(abs(drawn[n] - turns * w / total) < apart(turns) for n, w in weights.items())
+
+    @given(st.floats(0, 1, exclude_max=True), st.integers(3, 9))
+    @examples(50)
+    def test_turns_are_interleaved(self, begin: float, names: int) -> None:
+        wheel, drawn = Wheel[int](begin), []
+        for _ in range(100):
+            drawn.append(next(wheel.order(dict.fromkeys(range(names), 1.0))))
+            wheel.turn()
+        assert all(one != other for one, other in pairwise(drawn))
+
+    @given(st.lists(st.integers(1, 20), min_size=2, max_size=5))
+    @examples(50)
+    def test_who_is_passed_over_leaves_its_turns_to_all_others(self, numbers: list[int]) -> None:
+        weights = {str(index): float(weight) for index, weight in enumerate(numbers)}
+        clients, drawn = 300, Counter[tuple[str, str]]()
+        for client in range(clients):
+            order = list(Wheel[str](client / clients).order(weights))
+            assert sorted(order) == sorted(weights)
+            drawn[order[0], order[1]] += 1
+        total = sum(numbers)
+        for one, other in permutations(weights, 2):
+            share = weights[one] / total * weights[other] / (total - weights[one])
+            assert abs(drawn[one, other] - clients * share) <= 2 + 1e-6
+
+    def test_names_without_weight_come_last(self) -> None:
+        assert list(Wheel[str](0.9).order({"b": 0.0, "a": 0.0, "c": 1.0})) == ["c", "a", "b"]
+        assert list(Wheel[str]().order({})) == []
+
+    @given(st.lists(st.floats(0, RATE_MAX), min_size=1, max_size=6), st.integers(0, 1000))
+    @examples(200)
+    def test_any_weights_give_each_name_once(self, numbers: list[float], turns: int) -> None:
+        weights = {str(index): weight for index, weight in enumerate(numbers)}
+        wheel = Wheel[str](ALMOST_ONE)
+        for _ in range(turns):
+            wheel.turn()
+        assert sorted(wheel.order(weights)) == sorted(weights)
+
+    def test_begins_are_even_over_identities_and_independent_of_each_other(self) -> None:
+        cells = Counter[tuple[int, int]]()
+        clients = 9000
+        for client in range(clients):
+            one, other = (begin_of(f"client {client}", name) for name in ("one", "other"))
+            cells[int(3 * one), int(3 * other)] += 1
+        expected = clients / 9
+        assert len(cells) == 9
+        assert sum((n - expected) ** 2 / expected for n in cells.values()) < 26.1, "p = 0.001"
 
 
 class TestRouter:
-    def test_draws_follow_the_flow_within_one_round(self) -> None:
+    @pytest.mark.parametrize("turns", [9, 90, 900])
+    def test_draws_of_one_client_follow_the_flow(self, turns: int) -> None:
         plan = two_by_three()
         router, usable = Router(plan), serving(plan)
-        routes = [peers(router.next_route(usable)) for _ in range(9)]
+        routes = [peers(router.next_route(usable)) for _ in range(turns)]
         drawn = Counter(name for route in routes for name in route)
-        want = {e.head: e.tokens_per_s for e in plan.edges if e.tail == "source"}
-        assert all(abs(drawn[name] - want[name]) <= 1 for name in want)
-        second = Counter(route[1] for route in routes)
-        assert all(abs(second[name] - rate) <= 2 for name, rate in {"c": 5, "d": 3, "e": 1}.items())
+        shares = {"a": 6, "b": 3, "c": 5, "d": 3, "e": 1}
+        first = apart(turns)
+        for name in "ab":
+            assert abs(drawn[name] - turns * shares[name] / 9) < first
+        for name in "cde":  # turns of a's wheel and of b's, each of which had its share
+            assert abs(drawn[name] - turns * shares[name] / 9) < 3 * first
+
+    def test_first_draws_of_many_clients_follow_the_flow(self) -> None:
+        plan = two_by_three()
+        usable, clients = serving(plan), 900
+        routes = [peers(Router(plan, f"client {n}").next_route(usable)) for n in range(clients)]
+        drawn = Counter(name for route in routes for name in route)
+        for name, rate in {"a": 6, "b": 3, "c": 5, "d": 3, "e": 1}.items():
+            share = rate / 9
+            noise = math.sqrt(clients * share * (1 - share))
+            assert abs(drawn[name] - clients * share) < 3.5 * noise
+        ways = {(e.tail, e.head) for e in plan.edges if e.tail in "ab"}
+        assert {tuple(route) for route in routes} == ways, "every way is taken"
+
+    def test_a_client_begins_each_plan_elsewhere(self) -> None:
+        plan = two_by_three()
+        usable, begun = serving(plan), set()
+        for counter in range(20):
+            version = replace(plan.version, counter=counter)
+            router = Router(replace(plan, version=version), "client")
+            begun.add(tuple(peers(router.next_route(usable))))
+        assert len(begun) > 3
 
     def test_a_masked_peer_is_passed_over(self) -> None:
         plan = two_by_three()
@@ -97,8 +203,8 @@ class TestRouter:
         router = Router(plan)
         for _ in range(100):
             assert peers(router.next_route(serving(plan, without=["b"]))) == ["a"]
-        drawn = [peers(router.next_route(serving(plan)))[0] for _ in range(10)]
-        assert Counter(drawn) == {"a": 5, "b": 5}
+        drawn = Counter(peers(router.next_route(serving(plan)))[0] for _ in range(10))
+        assert abs(drawn["b"] - 5) < apart(10)
 
     def test_a_dead_end_is_backed_out_of(self) -> None:
         # All of a's flow goes on to c, all of b's to d; c is gone, though a comes first in turn.

@@ -89,7 +89,7 @@ def test_room_is_made_for_a_request_that_fits_nowhere() -> None:
     long = ask(5.0, 9_000)
     waits_s = {}
     for balance in (False, True):
-        engine, _, run = build([*small, long], MoveRules(balance=balance), dispatch="turns")
+        engine, _, run = build([*small, long], MoveRules(balance=balance), dispatch="freest")
         finish(engine, run)
         assert run.sessions_done == 9
         waits_s[balance] = max(run.prompt_s)
