@@ -183,7 +183,7 @@ def settle_swarm(
         elif not may_found:
             raise UserError(
                 "which network? give an invitation (anabranch:…) or --initial-peers ADDR; none is"
-                " remembered here"
+                " remembered here (--help lists what else names one)"
             )
     if given and not typed:
         _note(f"peers are those of {PEERS_VARIABLE}")
