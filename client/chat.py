@@ -13,11 +13,20 @@ from pathlib import Path
 
 from client.answer.generation import NEW_TOKENS_DEFAULT, GenerationOptions
 from client.generate import add_generation, figures, generation_options, print_note, show
+from client.remembering import remember_swarm
 from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
 from client.text.conversation import Conversation, Turn, fitted
 from client.text.tokenizer import Tokenizer
-from dht.command_line import EXIT_DONE, Parser, add_model, add_swarm, on_interrupt, run_command
+from dht.command_line import (
+    EXIT_DONE,
+    Parser,
+    add_model,
+    add_swarm,
+    on_interrupt,
+    run_command,
+    settle_swarm,
+)
 from dht.errors import NetworkError, SwarmError, UserError
 
 HISTORY = Path("~/.anabranch/chat_history")
@@ -34,10 +43,10 @@ def parse() -> argparse.Namespace:
     """The command's arguments; raises UserError."""
     parser = Parser(
         prog="python -m client.chat",
-        usage="%(prog)s --initial-peers ADDR --model M [options]",
+        usage="%(prog)s [anabranch:…] [--model M] [options]",
         description="Talk with a swarm's model. Ctrl-C stops the answer, Ctrl-D leaves.",
-        epilog="example: python -m client.chat --initial-peers /ip4/… --model models/brook"
-        " | exit codes: 0 left, 2 your mistake, 3 the swarm cannot be reached",
+        epilog="example: %(prog)s anabranch:… --model models/brook",
+        exit_codes="0 left, 2 your mistake, 3 the swarm cannot be reached",
     )
     add = parser.add_argument
     add_swarm(parser)
@@ -45,7 +54,9 @@ def parse() -> argparse.Namespace:
     add("--system", default="", metavar="TEXT", help="instructions that stand before everything")
     add("--no-history", action="store_true", help=f"do not keep what you type ({HISTORY})")
     add_generation(parser)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    settle_swarm(arguments)
+    return arguments
 
 
 class Chat:
@@ -214,11 +225,17 @@ async def main(arguments: argparse.Namespace) -> int:
         ),
         on_status=lambda text: print_note(f"({text})"),
     ) as swarm:
+        remember_swarm(arguments, swarm)
         chat = Chat(swarm, options, arguments.system)
         with on_interrupt(chat.interrupt, (signal.SIGINT,)):
             await chat.run()
     return EXIT_DONE
 
 
+def run() -> int:
+    """Run the command; returns its exit code."""
+    return run_command(parse, main)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(parse, main))
+    sys.exit(run())

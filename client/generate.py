@@ -13,8 +13,17 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from client.answer.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
+from client.remembering import remember_swarm
 from client.swarm.swarm import Swarm, SwarmConfig
-from dht.command_line import EXIT_DONE, Parser, add_model, add_swarm, printable, run_command
+from dht.command_line import (
+    EXIT_DONE,
+    Parser,
+    add_model,
+    add_swarm,
+    printable,
+    run_command,
+    settle_swarm,
+)
 from dht.errors import UserError
 from dht.identity.peer_id import short_name
 from dht.messages.session import Priority
@@ -27,11 +36,11 @@ def parse() -> argparse.Namespace:
     """The command's arguments; raises UserError."""
     parser = Parser(
         prog="python -m client.generate",
-        usage="%(prog)s --initial-peers ADDR --model M\n           --prompt TEXT [options]",
+        usage="%(prog)s [anabranch:…] --prompt TEXT [options]",
         description="Ask a swarm for text. The text streams to stdout, figures go to stderr.",
-        epilog="example: python -m client.generate --initial-peers /ip4/… --model models/brook"
-        ' --prompt "One morning" --temperature 0.8 --seed 1 | exit codes: 0 done, 2 your mistake,'
-        " 3 the swarm cannot serve this now, 130 interrupted",
+        epilog="example: %(prog)s anabranch:… --model models/brook"
+        ' --prompt "One morning" --temperature 0.8 --seed 1',
+        exit_codes="0 done, 2 your mistake, 3 not served now, 130 interrupted",
     )
     add_swarm(parser)
     add_model(parser)
@@ -47,7 +56,9 @@ def parse() -> argparse.Namespace:
         help="seconds to wait for missing layers (60)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    settle_swarm(arguments)
+    return arguments
 
 
 def add_generation(parser: Parser) -> None:
@@ -182,6 +193,7 @@ async def main(arguments: argparse.Namespace) -> int:
             if not arguments.json:
                 show(piece.text if has_text else _ids(piece.token_ids))
         answer = running.answer()
+        remember_swarm(arguments, swarm, answer.route)
     if arguments.json:
         print(answer_json(answer))
     else:
@@ -195,5 +207,10 @@ def _ids(token_ids: tuple[int, ...]) -> str:
     return "".join(f"{token_id} " for token_id in token_ids)
 
 
+def run() -> int:
+    """Run the command; returns its exit code."""
+    return run_command(parse, main)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(parse, main))
+    sys.exit(run())

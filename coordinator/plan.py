@@ -32,9 +32,17 @@ from coordinator.planning.planners import PLANNERS, Effort
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
 from coordinator.problem.service_file import read_service
-from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SWARM, EXIT_USER, Parser
+from dht.command_line import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_SWARM,
+    EXIT_USER,
+    Parser,
+    settle_swarm,
+)
 from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import short_name
+from dht.invitation import is_invitation
 from dht.messages.types import Assignment, Plan, PlanVersion, Problem
 
 if TYPE_CHECKING:
@@ -240,22 +248,23 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         prog="python -m coordinator.plan",
         description="Plan a cluster: which node gets which layers, and what that serves.",
         usage="%(prog)s CLUSTER.json [options]\n"
-        "       %(prog)s --initial-peers ADDR --model NAME [options]",
-        epilog="example: python -m coordinator.plan cluster.json | estimate_tokens_per_s is what"
-        " the plan would serve under full load, by"
-        " coordinator.evaluation.estimate. Exit codes: 0 done, 2 your mistake (a cluster too small"
-        " for the model, too), 3 the swarm cannot be reached, 130 interrupted.",
+        "       %(prog)s anabranch:… [--model NAME] [options]",
+        epilog="example: %(prog)s cluster.json | estimate_tokens_per_s is what the plan would serve"
+        " under full load, by coordinator.evaluation.estimate.",
+        exit_codes="0 done, 2 your mistake, 3 no swarm, 130 interrupted",
     )
     parser.add_argument(
         "cluster",
         type=Path,
         nargs="?",
         metavar="CLUSTER.json",
-        help="a cluster as docs/cluster-format.md describes it",
+        help="a cluster as docs/cluster-format.md describes it, or an invitation; without either"
+        " the living network that is remembered",
     )
     parser.add_argument(
         "--initial-peers",
         nargs="+",
+        default=[],
         metavar="ADDR",
         help="plan the living swarm behind these addresses instead; nothing is published",
     )
@@ -265,9 +274,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="a model that the cluster file describes; may be left out when it is the only one."
         " With --initial-peers: the name or directory of the swarm's",
     )
-    parser.add_argument(
-        "--network", default="anabranch", metavar="NAME", help="of --initial-peers (anabranch)"
-    )
+    parser.add_argument("--network", metavar="NAME", help="of --initial-peers (anabranch)")
     parser.add_argument(
         "--time-limit",
         type=_seconds,
@@ -287,10 +294,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, with whole peer ids")
     arguments = parser.parse_args(argv)
-    if (arguments.cluster is None) == (arguments.initial_peers is None):
+    arguments.invitation = None
+    if is_invitation(str(arguments.cluster)):
+        arguments.invitation, arguments.cluster = str(arguments.cluster), None
+    if arguments.cluster is None:
+        settle_swarm(arguments)
+    elif arguments.initial_peers:
         parser.error("give either a CLUSTER.json or --initial-peers")
-    if arguments.initial_peers and not arguments.model:
-        parser.error("--initial-peers needs --model, the name of the swarm's model")
     return arguments
 
 
@@ -304,13 +314,18 @@ def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
         problem = read_cluster(_read(arguments.cluster), arguments.model)
         return problem, read_service(arguments.cluster, problem)
     from coordinator.plans.living_swarm import read_living
+    from coordinator.problem.model_pin import ModelPin, named_peers
     from dht.hub import served_name
     from dht.model_files import directory_root
 
     directory = Path(arguments.model)
-    root = directory_root(directory) if directory.is_dir() else ""
+    pin = ModelPin(
+        root=directory_root(directory) if directory.is_dir() else "",
+        fingerprint=getattr(arguments, "fingerprint", ""),
+        named=named_peers(arguments.initial_peers),
+    )
     name = served_name(arguments.model)
-    return asyncio.run(read_living(tuple(arguments.initial_peers), name, arguments.network, root))
+    return asyncio.run(read_living(tuple(arguments.initial_peers), name, arguments.network, pin))
 
 
 def _say(error: Exception, code: int) -> int:

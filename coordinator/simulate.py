@@ -44,9 +44,9 @@ from dht.errors import SwarmError, UserError
 from dht.messages.types import LAYERS_MAX, Assignment, Problem
 
 EXAMPLE = """example, Helix's 24 peers with our planner's placement, then with your own plan:
-  python -m coordinator.simulate single24.json --model 70b --trace azure.csv
+  %(prog)s single24.json --model 70b --trace azure.csv
   python -m coordinator.plan single24.json --model 70b --json > plan.json
-  python -m coordinator.simulate single24.json --model 70b --placement plan.json
+  %(prog)s single24.json --model 70b --placement plan.json
 """
 NOTHING = "–"
 Layer = Annotated[int, Meta(ge=0, le=LAYERS_MAX)]
@@ -63,6 +63,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         usage="%(prog)s CLUSTER.json [options]",
         description="Simulate a swarm: tokens/s, latencies, how busy and full peers and links are.",
         epilog=EXAMPLE,
+        exit_codes="0 done, 2 your mistake, 3 too small, 130 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

@@ -17,11 +17,15 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from dht.connecting import chosen_transport
 from dht.errors import MachineError, NetworkError, SwarmError, UserError
+from dht.hub import HubId, served_name
+from dht.invitation import Invitation, is_invitation, read_invitation
 from dht.records.directory import DEFAULT_NETWORK
+from dht.remembered import Remembered, UnreadableError, memory_file, recall, shown
 from dht.transport.config import TransportKind
 
 EXIT_DONE = 0
@@ -31,6 +35,8 @@ EXIT_SWARM = 3
 EXIT_INTERRUPTED = 130
 DESCRIPTORS_MAX = 65_536
 """Descriptors that a command asks the system for."""
+COMMAND = "anabranch"
+PEERS_VARIABLE = "ANABRANCH_PEERS"
 
 
 class _HelpAll(argparse.Action):
@@ -51,7 +57,11 @@ class Parser(argparse.ArgumentParser):
     Rare options are shown by ``--help-all`` only, which the last line of ``--help`` names.
     """
 
-    def __init__(self, **named: Any) -> None:
+    def __init__(self, *, exit_codes: str = "", **named: Any) -> None:
+        """``prog`` is what starts the command where :data:`COMMAND` did not."""
+        self._exit_codes = f"\nexit codes: {exit_codes}\n" if exit_codes else ""
+        if sys.argv[0].startswith(f"{COMMAND} "):
+            named["prog"] = sys.argv[0]
         named.setdefault("formatter_class", partial(argparse.HelpFormatter, max_help_position=36))
         super().__init__(**named)
         self._rare: dict[argparse.Action, str] = {}
@@ -65,7 +75,7 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The help with common options, and a hint to ``--help-all``."""
-        text = super().format_help()
+        text = super().format_help() + self._exit_codes
         if self._rare:
             text += f"\n--help-all shows {len(self._rare)} more options\n"
         return text
@@ -75,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         for action, text in self._rare.items():
             action.help = text
         try:
-            return super().format_help()
+            return super().format_help() + self._exit_codes
         finally:
             for action in self._rare:
                 action.help = argparse.SUPPRESS
@@ -84,22 +94,28 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (--help lists what {self.prog} takes)")
 
 
-def add_swarm(parser: argparse.ArgumentParser, *, may_found: bool = False) -> None:
+def add_swarm(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the swarm and the transport, the same in all commands.
 
-    They are ``--initial-peers``, ``--network`` and ``--transport`` (a :class:`TransportKind`).
+    They are an invitation, ``--initial-peers``, ``--network`` and ``--transport`` (a
+    :class:`TransportKind`). :func:`settle_swarm` says what they mean.
     """
+    parser.add_argument(
+        "invitation",
+        nargs="?",
+        type=_invitation,
+        metavar="anabranch:…",
+        help="invitation, as join prints it",
+    )
     parser.add_argument(
         "--initial-peers",
         nargs="+",
-        required=not may_found,
         default=[],
         metavar="ADDR",
-        help="peers' addresses, as node.join prints them",
+        help=f"peers' addresses or an invitation (${PEERS_VARIABLE}, or as last)",
     )
     parser.add_argument(
         "--network",
-        default=DEFAULT_NETWORK,
         metavar="NAME",
         help=f"name of the network ({DEFAULT_NETWORK})",
     )
@@ -113,22 +129,134 @@ def add_swarm(parser: argparse.ArgumentParser, *, may_found: bool = False) -> No
     )
 
 
-def add_model(parser: Parser, default: str | None = None) -> None:
-    """Add a consumer's ``--model``, required without a ``default``, and ``--fingerprint``."""
-    text = "its directory, hub id org/name[@revision], or name in the swarm"
+def add_model(parser: Parser) -> None:
+    """Add a consumer's ``--model`` and ``--fingerprint``."""
     parser.add_argument(
         "--model",
-        required=default is None,
-        default=default,
         metavar="M",
-        help=text if default is None else f"{text} ({default})",
+        help="its directory, hub id org/name[@revision], or name in the swarm",
     )
     parser.add_rare(
         "--fingerprint",
         default="",
         metavar="HEX",
-        help="fingerprint of its weights, as node.join prints it; a directory or hub id knows it",
+        help="fingerprint of its weights, as join prints it; a directory or hub id knows it",
     )
+
+
+def _invitation(text: str) -> str:
+    if not is_invitation(text):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no invitation")
+    return text
+
+
+def settle_swarm(
+    arguments: argparse.Namespace, *, may_found: bool = False, model: str | None = None
+) -> None:
+    """Replace the options of the swarm by what they mean, and say in a line where that came from.
+
+    Addresses come from the command line, else from ``ANABRANCH_PEERS``, else from what is
+    remembered; the last is never mixed with what the user typed of another network. ``model`` is
+    the default. With ``may_found`` there may be no addresses: a command that names a model then
+    founds a network. Raises UserError.
+
+    ``arguments.recalled`` says whether the addresses were remembered; ``said_model`` and
+    ``said_fingerprint`` are what an invitation or the memory says of the model.
+    """
+    typed = [each for each in (arguments.invitation, *arguments.initial_peers) if each is not None]
+    given = typed or os.environ.get(PEERS_VARIABLE, "").replace(",", " ").split()
+    arguments.recalled, arguments.said_model, arguments.said_fingerprint = False, "", ""
+    invitations = [read_invitation(each) for each in given if is_invitation(each)]
+    if len(invitations) > 1:
+        raise UserError("there are several invitations; give one")
+    addresses = [each for each in given if not is_invitation(each)]
+    if invitations:
+        (invitation,) = invitations
+        addresses = [*invitation.addresses, *addresses]
+        _take_invitation(arguments, invitation)
+    elif not given and not (may_found and arguments.model is not None):
+        remembered = _recalled(arguments)
+        if remembered is not None:
+            addresses = list(remembered.initial_peers)
+            _take_remembered(arguments, remembered)
+            arguments.recalled = True
+        elif not may_found:
+            raise UserError(
+                "which network? give an invitation (anabranch:…) or --initial-peers ADDR; none is"
+                " remembered here (--help lists what else names one)"
+            )
+    if given and not typed:
+        _note(f"peers are those of {PEERS_VARIABLE}")
+    arguments.initial_peers = list(dict.fromkeys(addresses))
+    arguments.network = arguments.network or DEFAULT_NETWORK
+    arguments.model = arguments.model or model
+    if arguments.model is None:
+        raise UserError("which model? give --model: its directory, its hub id, or its name")
+
+
+def _take_invitation(arguments: argparse.Namespace, said: Invitation) -> None:
+    """Fill in what an invitation says and the user did not; raises UserError where they differ."""
+    if arguments.network not in (None, said.network):
+        raise UserError(
+            f"the invitation is to network {said.network}, --network is {arguments.network[:80]!r}"
+        )
+    arguments.network = said.network
+    arguments.said_model, arguments.said_fingerprint = said.model, said.fingerprint
+    if arguments.model is None and said.model:
+        if Path(said.model).exists():  # an invitation says nothing about files here
+            raise UserError(
+                f"the invitation names the model {said.model}, and so is a file here called; say"
+                f" --model ./{said.model} if that is meant"
+            )
+        arguments.model = said.model
+    if arguments.model is not None and served_name(arguments.model) == said.model:
+        mine = getattr(arguments, "fingerprint", "") or said.fingerprint
+        if not mine.startswith(said.fingerprint) and not said.fingerprint.startswith(mine):
+            raise UserError(
+                f"the invitation is to {said.model} with fingerprint {said.fingerprint},"
+                f" --fingerprint is {mine[:80]!r}"
+            )
+        arguments.fingerprint = mine
+    what = f"network {said.network}" + (f", model {said.model}" if said.model else "")
+    _note(f"{what}, by an invitation to {said.addresses[0].partition('/p2p/')[0]}")
+
+
+def _recalled(arguments: argparse.Namespace) -> Remembered | None:
+    """What is remembered, unless the user names another network."""
+    try:
+        remembered = recall()
+    except UnreadableError as error:
+        _note(str(error))
+        return None
+    if remembered is None or arguments.network in (None, remembered.network):
+        return remembered
+    raise UserError(
+        f"network {remembered.network} is remembered, --network is {arguments.network[:80]!r}: give"
+        " an invitation to that one, or --initial-peers"
+    )
+
+
+def _take_remembered(arguments: argparse.Namespace, remembered: Remembered) -> None:
+    """Fill in what is remembered and the user did not say."""
+    arguments.network = remembered.network
+    arguments.said_model = remembered.model_name
+    arguments.said_fingerprint = remembered.fingerprint
+    arguments.model = arguments.model or remembered.model or None
+    name = "" if arguments.model is None else served_name(arguments.model)
+    # A directory and a hub id hold the peers to their own files.
+    if name == remembered.model_name and _is_bare(arguments.model):
+        arguments.fingerprint = getattr(arguments, "fingerprint", "") or remembered.fingerprint
+    path = memory_file()
+    where = "" if path is None else f", remembered in {shown(path)}"
+    _note(f"network {remembered.network}{where}; forget with `{COMMAND} forget`")
+
+
+def _is_bare(model: str) -> bool:
+    return HubId.parse(model) is None and not Path(model).is_dir()
+
+
+def _note(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def run_command(

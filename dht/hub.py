@@ -96,16 +96,27 @@ def list_model(hub_id: HubId) -> HubListing:
         listing = _ask(hub_id)
     except NetworkError as error:
         if (said := _kept_listing(kept, hub_id)) is None:
-            raise
+            raise _mistyped(hub_id) or error from None
         logger.warning("%s; going on with what it said last", error)
         return said
-    except HubOfflineError:
+    except HubOfflineError as error:
         known = _kept_listing(kept, hub_id) or _cached_listing(hub_id)
         if known is None:
-            raise
+            raise _mistyped(hub_id) or error from None
         return known
     write_note(kept, msgspec.json.encode(listing))
     return listing
+
+
+def _mistyped(hub_id: HubId) -> UserError | None:
+    """The likelier mistake where ``models/broook`` was not found and ``models`` is a directory."""
+    here = Path(hub_id.repo)
+    if not here.parent.is_dir():
+        return None
+    return UserError(
+        f"there is no directory {here} here, though there is {here.parent}; a model of that name"
+        " on the hub could not be looked for"
+    )
 
 
 def _ask(hub_id: HubId) -> HubListing:

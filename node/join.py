@@ -1,21 +1,24 @@
 """``python -m node.join``: lends this machine to a swarm.
 
-Without ``--initial-peers`` it founds a swarm and prints the command that others should type. Ctrl-C
-leaves cleanly: live sessions finish first; a second Ctrl-C leaves at once.
+Without an address it founds a swarm. It prints an invitation for others, and remembers the network
+for this user's next commands. Ctrl-C leaves cleanly: live sessions finish first; a second Ctrl-C
+leaves at once.
 """
 
 import argparse
 import asyncio
 import os
 import shlex
+import shutil
 import sys
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dht.command_line import EXIT_DONE, on_interrupt, run_command
+from dht.command_line import COMMAND, EXIT_DONE, on_interrupt, run_command
 from dht.errors import NetworkError, UserError
 from dht.messages.types import Assignment, ModelSpec, NodeRecord, NodeState, model_key
-from dht.records.directory import DEFAULT_NETWORK
 from node.owner.reporter import Reporter, gibibytes
 from node.peer.join_options import parse, span_of, use_of
 
@@ -62,6 +65,9 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     with reporter.phase("Reading the model's headers; new files are hashed", counted=True) as bar:
         store = await asyncio.to_thread(open_model, arguments.model, bar.update)
     identity = Identity.load_or_create(arguments.identity.expanduser())
+    if arguments.recalled:  # who founded the network founds it again
+        own = f"/p2p/{identity.peer_id}"
+        arguments.initial_peers = [a for a in arguments.initial_peers if not a.endswith(own)]
     traffic = _traffic(arguments)
     traffic.refuse_if_exhausted()
     # Before others are told to join, because this command ends if the machine lacks something.
@@ -151,34 +157,62 @@ async def _connect(
         )
     reporter.event("listening", peer_id=transport.peer_id, addresses=list(transport.addresses))
     reporter.say(f"This peer is {transport.peer_id}")
-    if not arguments.test:
-        _say_how_to_join(arguments, transport.addresses[0], reporter)
     return transport
 
 
-def _interpreter() -> str:
-    """Path of this process's Python, relative to the working directory if it is below it."""
+def _invite(
+    arguments: argparse.Namespace,
+    addresses: Sequence[str],
+    spec: ModelSpec,
+    reporter: Reporter,
+) -> None:
+    """Print commands for others with an invitation to this peer, and remember the network.
+
+    Raises UserError where the weights are not those that the network was said to serve.
+    """
+    from dht.invitation import invitation_to, text_of
+    from dht.remembered import ADDRESSES_MAX, Remembered, remember
+
+    if not spec.fingerprint.startswith(arguments.fingerprint):
+        raise UserError(
+            f"the network was said to serve {spec.name} with fingerprint"
+            f" {arguments.fingerprint[:16]}; yours is {spec.fingerprint[:16]}: these are other"
+            " weights"
+        )
+    founds = not arguments.initial_peers
+    known = addresses if founds else (*arguments.initial_peers, *addresses)
+    invitation = invitation_to(arguments.network, known, spec.name, spec.fingerprint)
+    text = text_of(invitation)
+    reporter.event("invitation", text=text)
+    command = _command()
+    directory = Path(arguments.model).expanduser()
+    at_home = " --model DIRECTORY" if directory.is_dir() else ""
+    reporter.say(f"This peer's address is {addresses[0]}")
+    reporter.say("Invite others (on this machine with an --identity FILE of their own):")
+    reporter.say(f"  {command} join {text}{at_home}")
+    reporter.say("Anyone asks with:")
+    reporter.say(f"  {command} ask {text}{at_home} --prompt 'One morning'")
+    remember(
+        Remembered(
+            network=arguments.network,
+            initial_peers=tuple(known[:ADDRESSES_MAX]),
+            model=str(directory.resolve()) if directory.is_dir() else arguments.model,
+            model_name=spec.name,
+            fingerprint=spec.fingerprint,
+        ),
+        reporter.say,
+    )
+
+
+def _command() -> str:
+    """``anabranch`` where a shell finds it, else what runs the same with this Python."""
+    if shutil.which(COMMAND) is not None:
+        return COMMAND
     try:
         path = os.path.relpath(sys.executable)
     except ValueError:  # on another drive
-        return sys.executable
-    return sys.executable if path.startswith(os.pardir) else path
-
-
-def _say_how_to_join(arguments: argparse.Namespace, address: str, reporter: Reporter) -> None:
-    """Print commands for others, which run as pasted with this peer's interpreter."""
-    if arguments.initial_peers:
-        reporter.say(f"Others may name it in --initial-peers, too: {address}")
-        return
-    python = shlex.quote(_interpreter())
-    swarm = f"--initial-peers {address}"
-    if arguments.network != DEFAULT_NETWORK:
-        swarm += f" --network {shlex.quote(arguments.network)}"
-    model = shlex.quote(str(arguments.model))
-    reporter.say("Others join with (on this machine with an --identity FILE of their own):")
-    reporter.say(f"  {python} -m node.join --model {model} {swarm}")
-    reporter.say("Anyone asks with:")
-    reporter.say(f"  {python} -m client.generate --model {model} --prompt 'One morning' {swarm}")
+        path = sys.executable
+    return f"{shlex.quote(sys.executable if path.startswith(os.pardir) else path)} -m {COMMAND}"
 
 
 async def _open_engine(
@@ -247,6 +281,7 @@ async def _serve(
 
     directory = Directory(transport, arguments.network, model_key(engine.spec.name))
     await _refuse_other_weights(directory, engine.spec)
+    _invite(arguments, transport.addresses, engine.spec, reporter)
     measured = MeasuredLinks()
     stage = StageServer(
         transport,
@@ -356,5 +391,10 @@ async def _refuse_other_weights(directory: "Directory", mine: ModelSpec) -> None
         )
 
 
+def run() -> int:
+    """Run the command; returns its exit code."""
+    return run_command(parse, main)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(parse, main))
+    sys.exit(run())

@@ -21,8 +21,8 @@ def parse() -> argparse.Namespace:
     parser = Parser(
         prog="python -m node.profile",
         description="Measure how fast this machine runs a model's layers, without joining.",
-        epilog="example: python -m node.profile models/brook --cpu | exit codes: 0 done,"
-        " 2 your mistake, 3 the hub cannot be reached",
+        epilog="example: %(prog)s models/brook --cpu",
+        exit_codes="0 done, 2 your mistake, 3 the hub cannot be reached",
     )
     parser.add_argument(
         "model", metavar="MODEL", help="directory in Hugging Face layout, or a hub id"
@@ -83,5 +83,10 @@ async def main(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
+def run() -> int:
+    """Run the command; returns its exit code."""
+    return run_command(parse, main)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(parse, main))
+    sys.exit(run())

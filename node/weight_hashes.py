@@ -21,8 +21,8 @@ def parse() -> argparse.Namespace:
         prog="python -m node.weight_hashes",
         description="Write the SHA-256 of every tensor of a local model to its directory, so that"
         " peers find a damaged file before they serve it.",
-        epilog="example: python -m node.weight_hashes models/brook --check"
-        " | exit codes: 0 done, 2 your mistake, or a file that is damaged",
+        epilog="example: %(prog)s models/brook --check",
+        exit_codes="0 done, 2 your mistake, or a file that is damaged",
     )
     parser.add_argument("model", metavar="MODEL_DIR", help="directory in Hugging Face layout")
     parser.add_argument(
@@ -61,5 +61,10 @@ def _hash(model: Path, *, check: bool) -> int:
     return EXIT_DONE
 
 
+def run() -> int:
+    """Run the command; returns its exit code."""
+    return run_command(parse, main)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(parse, main))
+    sys.exit(run())

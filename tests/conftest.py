@@ -11,6 +11,9 @@ from hypothesis.internal.conjecture import providers
 
 from tests.examples import USUAL
 
+os.environ["ANABRANCH_MEMORY"] = ""  # tests neither read nor change what the user's commands keep
+os.environ.pop("ANABRANCH_PEERS", None)
+
 settings.register_profile(
     "same", max_examples=USUAL, deadline=None, derandomize=True, database=None
 )

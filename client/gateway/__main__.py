@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from client.gateway.requests import Defaults
+from client.remembering import remember_swarm
 from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
 from client.view.pulse import PulseConfig
@@ -17,6 +18,7 @@ from dht.command_line import (
     add_swarm,
     on_interrupt,
     run_command,
+    settle_swarm,
 )
 from dht.errors import UserError
 from dht.json_file import read_object
@@ -28,10 +30,10 @@ def parse() -> argparse.Namespace:
     """The command's arguments; raises UserError."""
     parser = Parser(
         prog="python -m client.gateway",
-        usage="%(prog)s --initial-peers ADDR --model M [options]",
+        usage="%(prog)s [anabranch:…] [--model M] [options]",
         description="Serve OpenAI's HTTP interface in front of a swarm, until Ctrl-C.",
-        epilog="example: python -m client.gateway --initial-peers /ip4/… --model models/brook"
-        " | exit codes: 0 stopped, 1 it failed, 2 your mistake, 3 no swarm",
+        epilog="example: %(prog)s anabranch:… --model models/brook",
+        exit_codes="0 stopped, 1 it failed, 2 your mistake, 3 no swarm",
     )
     add_swarm(parser)
     add_model(parser)
@@ -72,7 +74,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--max-requests", type=int, default=256, metavar="N", help="at once; then 429 (256)"
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    settle_swarm(arguments)
+    return arguments
 
 
 def check(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -130,6 +134,7 @@ async def main(arguments: argparse.Namespace) -> int:
         ),
         on_status=_say,
     ) as swarm:
+        remember_swarm(arguments, swarm)
         template, defaults = _text_side(swarm.text.directory)
         parts = swarm.reader.parts
         metrics = Metrics(swarm.text.name)
@@ -177,5 +182,10 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def run() -> int:
+    """Run the command; returns its exit code."""
+    return run_command(parse, main)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(parse, main))
+    sys.exit(run())

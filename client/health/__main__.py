@@ -5,7 +5,15 @@ import asyncio
 import sys
 from pathlib import Path
 
-from dht.command_line import EXIT_DONE, Parser, add_model, add_swarm, on_interrupt, run_command
+from dht.command_line import (
+    EXIT_DONE,
+    Parser,
+    add_model,
+    add_swarm,
+    on_interrupt,
+    run_command,
+    settle_swarm,
+)
 from dht.errors import UserError
 
 STALE_ROUNDS, STALE_S = 2, 60.0
@@ -16,14 +24,14 @@ def parse() -> argparse.Namespace:
     """The command's arguments; raises UserError."""
     parser = Parser(
         prog="python -m client.health",
-        usage="%(prog)s --initial-peers ADDR [--model M] [options]",
+        usage="%(prog)s [anabranch:…] [--model M] [options]",
         description="Serve a page that says whether a swarm is healthy and why, until Ctrl-C.",
-        epilog="example: python -m client.health --initial-peers /ip4/… --data health.sqlite"
-        " | exit codes: 0 stopped, 1 it failed, 2 your mistake, 3 no swarm",
+        epilog="example: %(prog)s anabranch:… --data health.sqlite",
+        exit_codes="0 stopped, 1 it failed, 2 your mistake, 3 no swarm",
     )
     add = parser.add_argument
     add_swarm(parser)
-    add_model(parser, "brook")
+    add_model(parser)
     add("--host", default="127.0.0.1", metavar="H", help="listen here (127.0.0.1)")
     add("--port", type=int, default=8080, metavar="P", help="0 takes any (8080)")
     add("--data", type=Path, metavar="FILE", help="keep the history here (else: until it ends)")
@@ -34,7 +42,9 @@ def parse() -> argparse.Namespace:
         metavar="S",
         help="seconds between its own requests (30)",
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    settle_swarm(arguments, model="brook")
+    return arguments
 
 
 async def main(arguments: argparse.Namespace) -> int:
@@ -45,6 +55,7 @@ async def main(arguments: argparse.Namespace) -> int:
     from client.health.history import History
     from client.health.prober import Prober, ProberConfig
     from client.health.state import aged
+    from client.remembering import remember_swarm
     from client.swarm.swarm import Swarm, SwarmConfig
 
     if not 0 <= arguments.port <= 65_535:
@@ -61,6 +72,7 @@ async def main(arguments: argparse.Namespace) -> int:
             fingerprint=arguments.fingerprint,
         ),
     ) as swarm:
+        remember_swarm(arguments, swarm)
         history = History(arguments.data)
         prober = Prober(swarm, history, ProberConfig(every_s=arguments.every))
         limit_s = STALE_ROUNDS * arguments.every + STALE_S
@@ -93,5 +105,10 @@ async def main(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
+def run() -> int:
+    """Run the command; returns its exit code."""
+    return run_command(parse, main)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(parse, main))
+    sys.exit(run())

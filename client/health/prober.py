@@ -73,6 +73,27 @@ class Prober:
         finally:
             await self._pulse.close()
 
+    async def once(self) -> Json:
+        """The state after one request of its own, once everybody answered a ping or two failed."""
+        try:
+            await self._look()
+            await self._history.add(await self._ask())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.answer_s):
+                    await self._pinged()
+            await self.show()
+            return self.state
+        finally:
+            await self._pulse.close()
+
+    async def _pinged(self) -> None:
+        while True:
+            self._changed.clear()
+            beats = [self._pulse.beat(peer_id) for peer_id in self._peers]
+            if all(beat.answered_unix_s is not None or beat.silent for beat in beats):
+                return
+            await self._changed.wait()
+
     async def _requests(self) -> None:
         while True:
             await self._history.add(await self._ask())

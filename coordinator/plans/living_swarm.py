@@ -13,19 +13,19 @@ from dht.transport.config import TransportConfig
 
 
 async def read_living(
-    initial_peers: tuple[str, ...], name: str, network: str, root: str = ""
+    initial_peers: tuple[str, ...], name: str, network: str, pin: ModelPin | None = None
 ) -> tuple[Problem, Service]:
     """The problem and service of the model ``name``, as its peers announce them now.
 
-    ``root`` is that of the model's files, if they are known; else the peers named say which it is.
-    Stores nothing and serves nobody. Raises UserError for malformed addresses and where no peer
+    ``pin`` says what is known of the model; without it the peers named say which it is. Stores
+    nothing and serves nobody. Raises UserError for malformed addresses and where no peer
     announces the model, NetworkError when no peer answers.
     """
     transport = await connect(
         TransportConfig(identity=Identity.generate(), initial_peers=initial_peers, client_mode=True)
     )
+    pin = pin or ModelPin(named=named_peers(initial_peers))
     try:
-        pin = ModelPin(root=root, named=named_peers(initial_peers))
         return await problem_now(Directory(transport, network, model_key(name)), pin)
     finally:
         await transport.close()

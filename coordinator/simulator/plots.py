@@ -1,4 +1,4 @@
-"""Draws plots of a simulated run. Needs matplotlib (``pip install 'anabranch[plot]'``)."""
+"""Draws plots of a simulated run. Needs matplotlib (``pip install '.[plot]'``)."""
 
 import importlib.util
 from pathlib import Path
@@ -13,7 +13,7 @@ LINKS_SHOWN = 30
 def need_matplotlib() -> None:
     """Raise UserError where matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--plot needs matplotlib: pip install 'anabranch[plot]'")
+        raise UserError("--plot needs matplotlib: pip install '.[plot]'")
 
 
 def draw_plots(report: SimulationReport, directory: Path) -> None:

@@ -95,10 +95,22 @@ async def _dialled_back(
     reporter: Reporter,
 ) -> Reach:
     """Have some peers dial this machine, and report the result in one line."""
-    asked = sorted(nodes.keys() - {transport.peer_id})[:NEWEST]
-    if not asked:
+    if not nodes.keys() - {transport.peer_id}:
         reporter.say("Nobody is there to dial this machine back; --initial-peers names somebody")
         return Reach.UNKNOWN
+    reach, sentence = await dialled_back(transport, nodes, host, port)
+    reporter.say(sentence)
+    return reach
+
+
+async def dialled_back(
+    transport: Transport, nodes: Mapping[str, NodeRecord], host: str, port: int
+) -> tuple[Reach, str]:
+    """Have some of these peers dial this machine: how it is reached, and a sentence on that.
+
+    Raises UserError if it cannot listen on ``host`` and ``port``.
+    """
+    asked = sorted(nodes.keys() - {transport.peer_id})[:NEWEST]
     async with greeter(host, port) as listened:
         said = await asyncio.gather(
             *(ask_back(transport, p, nodes[p].addresses, listened) for p in asked)
@@ -108,12 +120,12 @@ async def _dialled_back(
         findings.note(peer_id, answer, 0.0)
     through, failed = findings.counts
     may_relay = bool(relay_candidates(nodes, transport.peer_id))
-    reporter.say(reach_sentence(through, through + failed, listened, may_relay=may_relay))
+    sentence = reach_sentence(through, through + failed, listened, may_relay=may_relay)
     if not through + failed:
-        return Reach.UNKNOWN
+        return Reach.UNKNOWN, sentence
     if through:
-        return Reach.DIRECT
-    return Reach.RELAYED if may_relay else Reach.NONE
+        return Reach.DIRECT, sentence
+    return (Reach.RELAYED if may_relay else Reach.NONE), sentence
 
 
 def reach_sentence(through: int, dialled: int, port: int, *, may_relay: bool) -> str:

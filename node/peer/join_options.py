@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dht.command_line import Parser, add_swarm
+from dht.command_line import Parser, add_swarm, settle_swarm
 from dht.errors import UserError
-from dht.hub import served_name
+from dht.hub import HubId, served_name
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def parse() -> argparse.Namespace:
     if first.config is not None:
         typed = [*as_flags(_read_config(first.config), parser), *typed]
     arguments = parser.parse_args(typed)
+    _settle(arguments)
     _check(arguments)
     return arguments
 
@@ -52,16 +53,17 @@ def join_parser() -> Parser:
     """The command's argument parser."""
     parser = Parser(
         prog="python -m node.join",
-        usage="%(prog)s --model M [--initial-peers ADDR] [options]",
-        description="Lend this machine to a swarm that serves one large language model. Without"
-        " --initial-peers it founds a swarm. Ctrl-C leaves cleanly, a second one at once.",
-        epilog="example: python -m node.join --model models/brook | exit codes: 0 left, 1 the"
-        " machine broke, 2 your mistake, 3 the swarm or the hub cannot be reached",
+        usage="%(prog)s [anabranch:…] [--model M] [options]",
+        description="Lend this machine to a swarm that serves one large language model. With"
+        " --model and no address it founds one; with neither it joins the last one again. Ctrl-C"
+        " leaves cleanly, a second one at once.",
+        epilog="example: %(prog)s --model models/brook",
+        exit_codes="0 left, 1 the machine broke, 2 your mistake, 3 no swarm or hub",
         allow_abbrev=False,
     )
     add, rare = parser.add_argument, parser.add_rare
     add("--config", type=Path, metavar="FILE", help="these flags in TOML; typed ones go before")
-    add("--model", required=True, metavar="M", help="directory, or hub id org/name[@revision]")
+    add("--model", metavar="M", help="directory, or hub id org/name[@revision]")
     rare("--model-name", metavar="NAME", help="serve it as NAME (its hub id or directory's name)")
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
@@ -69,7 +71,7 @@ def join_parser() -> Parser:
     add("--memory", type=float, metavar="GIB", help="lend so much (85%% of what is free; CPU 50%%)")
     add("--max-vram", type=float, metavar="GIB", help="lend at most so much of the GPU's memory")
     rare("--power-limit", type=float, metavar="W", help="hold the GPU to so many watts meanwhile")
-    add_swarm(parser, may_found=True)
+    add_swarm(parser)
     add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
     host = "0.0.0.0"  # noqa: S104  others must reach a peer
     rare("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
@@ -117,11 +119,27 @@ def join_parser() -> Parser:
     return parser
 
 
+def _settle(arguments: argparse.Namespace) -> None:
+    """Which network, model and weights are meant; raises UserError.
+
+    A peer needs the files of its model. From a directory it serves what the network names.
+    """
+    is_named = arguments.model is not None
+    settle_swarm(arguments, may_found=True)
+    if not is_named and HubId.parse(arguments.model) is None and not Path(arguments.model).is_dir():
+        raise UserError(
+            f"the network's model {arguments.model} is no hub id: give its directory with --model"
+        )
+    arguments.model_name = arguments.model_name or arguments.said_model or None
+    is_same = arguments.model_name == arguments.said_model
+    arguments.fingerprint = arguments.said_fingerprint if is_same else ""
+
+
 def _check(arguments: argparse.Namespace) -> None:
     from dht.identity.peer_id import is_peer_id
 
     if arguments.gpu is None and not arguments.cpu:
-        arguments.cpu = not _has_gpu()
+        arguments.cpu = not has_gpu()
         arguments.gpu = None if arguments.cpu else 0
     if arguments.model_name is None:
         arguments.model_name = served_name(arguments.model)
@@ -185,7 +203,8 @@ def use_of(arguments: argparse.Namespace) -> "UseConfig":
     )
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether this machine seems to have an NVIDIA GPU, found without loading torch."""
     if sys.platform == "win32":
         return shutil.which("nvidia-smi") is not None
     return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()

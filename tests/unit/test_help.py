@@ -13,12 +13,16 @@ from node.peer.join_options import join_parser
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "node.join",
+    "node.doctor",
     "node.profile",
     "node.weight_hashes",
     "client.generate",
     "client.chat",
     "client.gateway",
     "client.health",
+    "client.status",
+    "client.invite",
+    "client.forget",
     "coordinator.plan",
     "coordinator.simulate",
     "bench.demo",
@@ -61,19 +65,27 @@ def flags_in(shown: list[str]) -> set[str]:
 
 
 def test_flags_that_say_which_swarm_are_the_same_everywhere() -> None:
-    commands = ("node.join", "client.generate", "client.chat", "client.gateway", "client.health")
-    flags = ("--initial-peers", "--network", "--transport")
+    commands = (
+        "node.join",
+        "node.doctor",
+        "client.generate",
+        "client.chat",
+        "client.gateway",
+        "client.health",
+        "client.status",
+    )
+    flags = ("anabranch:…", "--initial-peers", "--network", "--transport")
     said = [
         tuple(
             line
             for line in shown_by(command)
-            if line.startswith(tuple(f"  {flag} " for flag in flags))
+            if line.startswith(tuple(f"  {flag}" for flag in flags))
         )
         for command in commands
     ]
     assert len(said[0]) == len(flags)
     assert len(set(said)) == 1
-    for command in commands:
+    for command in set(commands) - {"node.doctor"}:
         assert "hub id" in " ".join(shown_by(command)), command
 
 
@@ -85,6 +97,12 @@ def test_help_fits_a_screen_and_shows_an_example(command: str) -> None:
     text = " ".join(" ".join(shown).split())
     assert "example" in text
     assert f"python -m {command} " in text.partition("example")[2]
+
+
+def test_exit_codes_have_a_line_of_their_own() -> None:
+    for command in ("node.join", "client.generate", "coordinator.plan"):
+        (line,) = [each for each in shown_by(command) if "exit codes" in each]
+        assert line.startswith("exit codes: 0 ")
 
 
 @pytest.mark.parametrize("command", ["node.join", "client.generate", "client.chat"])

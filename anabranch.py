@@ -1,0 +1,126 @@
+"""``anabranch COMMAND``: every command of this software by one name; also ``python -m anabranch``.
+
+Each is a function of a module that can be run by itself, too. It is imported when it is asked for
+and not before, so that those who only ask wait for nothing that a peer needs.
+"""
+
+import contextlib
+import io
+import pkgutil
+import re
+import sys
+from dataclasses import dataclass
+
+COMMAND = "anabranch"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: where the function is that runs it, and a line for ``--help``."""
+
+    function: str
+    about: str
+
+
+COMMANDS = {
+    "join": Command("node.join:run", "lend this machine: found a network, or join one"),
+    "ask": Command("client.generate:run", "get one answer"),
+    "chat": Command("client.chat:run", "talk in the terminal"),
+    "serve": Command("client.gateway.__main__:run", "serve OpenAI's HTTP interface"),
+    "page": Command("client.health.__main__:run", "serve the public page on a network's health"),
+    "status": Command("client.status:run", "show who serves what, and whether it is healthy"),
+    "doctor": Command("node.doctor:run", "say what this machine lacks, and what to do"),
+    "invite": Command("client.invite:run", "print an invitation to the remembered network"),
+    "forget": Command("client.forget:run", "forget that network"),
+    "plan": Command("coordinator.plan:main", "say which peer would get which layers"),
+    "simulate": Command("coordinator.simulate:main", "say what a network on paper would serve"),
+    "completion": Command("anabranch:completion", "print what bash or zsh needs to complete this"),
+}
+
+
+def main() -> int:
+    """Run the command that the arguments name; returns the exit code."""
+    name, *rest = sys.argv[1:] or ["--help"]
+    if name in COMMANDS:
+        return _run(name, rest)
+    if name in {"-h", "--help"}:
+        sys.stdout.write(help_text())
+        return 0
+    if name == "--version":
+        from node import VERSION
+
+        print(f"{COMMAND} {VERSION}")
+        return 0
+    sys.stderr.write(f"error: {name[:80]!r} is no command ({COMMAND} --help lists them)\n")
+    return 2
+
+
+def _run(name: str, rest: list[str]) -> int:
+    sys.argv = [f"{COMMAND} {name}", *rest]
+    code: int = pkgutil.resolve_name(COMMANDS[name].function)()
+    return code
+
+
+def help_text() -> str:
+    """What ``--help`` prints."""
+    lines = "".join(f"  {name:<12}{command.about}\n" for name, command in COMMANDS.items())
+    return (
+        f"usage: {COMMAND} COMMAND [options]\n\n"
+        "Many people's GPUs serve one large language model together.\n\n"
+        f"{lines}\n"
+        f"{COMMAND} COMMAND --help says more of each; {COMMAND} --version\n\n"
+        f"example: {COMMAND} ask anabranch:… --prompt 'One morning'\n"
+    )
+
+
+SCRIPT = """\
+_{command}() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}" known=""
+  case "${{COMP_WORDS[1]}}" in
+{cases}  esac
+  [ "$COMP_CWORD" -eq 1 ] && known="{names}"
+  COMPREPLY=()
+  if [ "$COMP_CWORD" -eq 1 ] || [ "${{word#-}}" != "$word" ]; then
+    while IFS= read -r each; do COMPREPLY+=("$each"); done < <(compgen -W "$known" -- "$word")
+  fi
+}}
+complete -o default -F _{command} {command}
+"""
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+
+
+def completion() -> int:
+    """``anabranch completion SHELL``: print the script that completes commands and options."""
+    from dht.command_line import EXIT_DONE, EXIT_USER
+
+    shell = (sys.argv[1:] or ["--help"])[0]
+    if shell in {"-h", "--help"}:
+        print(
+            f"usage: {COMMAND} completion bash|zsh\n\n"
+            f'example: eval "$({COMMAND} completion bash)", in ~/.bashrc or ~/.zshrc'
+        )
+        return EXIT_DONE
+    if shell not in {"bash", "zsh"}:
+        sys.stderr.write(f"error: {shell[:80]!r} is not known: bash and zsh are\n")
+        return EXIT_USER
+    cases = "".join(
+        f'    {name}) known="{" ".join(_flags(name))}" ;;\n'
+        for name in COMMANDS
+        if name != "completion"
+    )
+    names = " ".join(COMMANDS)
+    script = SCRIPT.format(command=COMMAND, cases=cases, names=names)
+    sys.stdout.write((ZSH if shell == "zsh" else "") + script)
+    return EXIT_DONE
+
+
+def _flags(name: str) -> list[str]:
+    """The options of a command, as it shows them itself."""
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        _run(name, ["--help-all"])
+    return re.findall(r"^  (?:-\w, )?(--[a-z0-9-]+)", shown.getvalue(), re.MULTILINE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""``anabranch invite``: an invitation to the network that is remembered, for others."""
+
+import argparse
+import importlib
+import sys
+
+from dht.command_line import EXIT_DONE, Parser, add_model, add_swarm, run_command, settle_swarm
+from dht.errors import UserError
+from dht.hub import served_name
+from dht.invitation import invitation_to, text_of
+
+
+def parse() -> argparse.Namespace:
+    """The command's arguments; raises UserError."""
+    parser = Parser(
+        prog="python -m client.invite",
+        usage="%(prog)s [options]",
+        description="Print an invitation to the network that is remembered, or to the one given.",
+        epilog="example: %(prog)s --qr",
+        exit_codes="0 done, 2 your mistake",
+    )
+    add_swarm(parser)
+    add_model(parser)
+    parser.add_argument("--qr", action="store_true", help="as a QR code, too (needs segno)")
+    arguments = parser.parse_args()
+    settle_swarm(arguments)
+    return arguments
+
+
+async def main(arguments: argparse.Namespace) -> int:
+    """Print the invitation; nobody is asked."""
+    name = served_name(arguments.model)
+    known = arguments.said_fingerprint if name == arguments.said_model else ""
+    fingerprint = arguments.fingerprint or known
+    text = text_of(invitation_to(arguments.network, arguments.initial_peers, name, fingerprint))
+    print(text)
+    if arguments.qr:
+        try:
+            segno = importlib.import_module("segno")
+        except ImportError:
+            raise UserError("a QR code needs the package segno: pip install segno") from None
+        segno.make(text, micro=False).terminal(compact=True)
+    return EXIT_DONE
+
+
+def run() -> int:
+    """Run the command; returns its exit code."""
+    return run_command(parse, main)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

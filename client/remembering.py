@@ -1,0 +1,46 @@
+"""What a consumer's commands remember of the swarm that answered them."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from client.swarm.swarm import Swarm
+from dht.command_line import printable
+from dht.identity.dialling import DialRule
+from dht.messages.types import RouteStage
+from dht.remembered import ADDRESSES_MAX, Remembered, remember
+
+
+def remember_swarm(
+    arguments: argparse.Namespace, swarm: Swarm, route: Sequence[RouteStage] = ()
+) -> None:
+    """Remember a swarm whose model is known, and how it was reached.
+
+    To the addresses that the user gave come those of the peers of ``route``, which answered, as far
+    as a stranger's word on where it is dialled is taken.
+    """
+    spec = swarm.view.spec
+    if spec is None:
+        return
+    rule = DialRule.of(arguments.initial_peers, ())
+    nodes = swarm.view.nodes
+    told = [
+        address
+        for stage in route
+        if stage.peer_id in nodes
+        for address in rule.admitted(stage.peer_id, nodes[stage.peer_id].addresses)[:1]
+    ]
+    first, *others = arguments.initial_peers
+    directory = Path(arguments.model)
+    model = str(directory.resolve()) if directory.is_dir() else arguments.model
+    remember(
+        Remembered(
+            network=arguments.network,
+            initial_peers=tuple(dict.fromkeys((first, *told, *others)))[:ADDRESSES_MAX],
+            model=model,
+            model_name=swarm.text.name,
+            fingerprint=spec.fingerprint,
+        ),
+        lambda line: print(printable(line), file=sys.stderr, flush=True),
+    )

@@ -1,0 +1,127 @@
+"""``anabranch status``: who serves what, and whether the network is healthy, on one screen.
+
+It looks as the health page does: it reads the records, pings who is in them and asks for one short
+answer of its own.
+"""
+
+import argparse
+import json
+import sys
+
+from client.health.history import History
+from client.health.prober import Prober, ProberConfig
+from client.health.state import Json
+from client.remembering import remember_swarm
+from client.swarm.swarm import Swarm, SwarmConfig
+from dht.command_line import (
+    EXIT_DONE,
+    EXIT_SWARM,
+    Parser,
+    add_model,
+    add_swarm,
+    printable,
+    run_command,
+    settle_swarm,
+)
+
+PEERS_SHOWN_MAX = 16
+
+
+def parse() -> argparse.Namespace:
+    """The command's arguments; raises UserError."""
+    parser = Parser(
+        prog="python -m client.status",
+        usage="%(prog)s [anabranch:…] [--model M] [options]",
+        description="Show who serves which layers, whether that is healthy, and how fast it is.",
+        epilog="example: %(prog)s anabranch:…",
+        exit_codes="0 healthy, 2 your mistake, 3 not healthy or not reached",
+    )
+    add_swarm(parser)
+    add_model(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object (docs/health.md)")
+    arguments = parser.parse_args()
+    settle_swarm(arguments)
+    return arguments
+
+
+async def main(arguments: argparse.Namespace) -> int:
+    """Look once and print what is seen."""
+    async with Swarm.connect(
+        arguments.initial_peers,
+        model=arguments.model,
+        config=SwarmConfig(
+            network=arguments.network,
+            wait_s=0.0,
+            transport=arguments.transport,
+            fingerprint=arguments.fingerprint,
+        ),
+    ) as swarm:
+        remember_swarm(arguments, swarm)
+        history = History(None)
+        try:
+            state = await Prober(swarm, history, ProberConfig()).once()
+        finally:
+            history.close()
+    if arguments.json:
+        print(json.dumps(state, ensure_ascii=False))
+    else:
+        print(printable(screen(state, arguments.network)))
+    return EXIT_DONE if state["swarm"]["healthy"] else EXIT_SWARM
+
+
+def screen(state: Json, network: str) -> str:
+    """The state on one screen, ``PEERS_SHOWN_MAX`` peers at most."""
+    swarm, layers, plan = state["swarm"], state["layers"], state["plan"]
+    fingerprint = f", fingerprint {swarm['fingerprint'][:16]}" if swarm["fingerprint"] else ""
+    lines = [
+        f"{swarm['model']} in network {network}{fingerprint}",
+        _health(state),
+        f"speed: {_speed(state['probes'])}",
+    ]
+    if plan is None:
+        lines.append("plan: none; peers serve what they chose themselves")
+    else:
+        leader = state["coordinator"]
+        lines.append(
+            f"plan: {plan['version']} by {plan['planner']}, for"
+            f" {plan['flow_tokens_per_s']:.1f} tokens/s; coordinator:"
+            f" {'none now' if leader is None else leader['name']}"
+        )
+    shown = sorted(state["peers"], key=lambda p: (not p["counts"], p["start"], p["end"], p["id"]))
+    lines += ["", f"{'layers':<10}{'peer':<20}{'state':<10}{'tokens/s':>9}  device"]
+    for peer in shown[:PEERS_SHOWN_MAX]:
+        span = f"{peer['start']}-{peer['end'] - 1}" if peer["end"] > peer["start"] else "–"
+        flags = "".join(f" ({flag})" for flag in peer["flags"])
+        lines.append(
+            f"{span:<10}{peer['name'][:19]:<20}{peer['state']:<10}"
+            f"{peer['tokens_per_s']:>9.1f}  {peer['gpu'][:24]}{flags}"
+        )
+    if len(shown) > PEERS_SHOWN_MAX:
+        lines.append(f"… and {len(shown) - PEERS_SHOWN_MAX} more")
+    held = f"layers: {layers['count']}, each held by {layers['replica_depth']} or more"
+    return "\n".join([*lines, "", held, state["help"]])
+
+
+def _health(state: Json) -> str:
+    """The verdict; ``fragile`` where all is well until one peer leaves."""
+    alone = state["layers"]["single_points_of_failure"]
+    if state["swarm"]["healthy"] and alone:
+        sentence = str(state["swarm"]["sentence"]).removeprefix("Healthy: ")
+        return f"Fragile: {sentence} What nobody else holds is lost with its peer."
+    return str(state["swarm"]["sentence"])
+
+
+def _speed(probes: Json) -> str:
+    tpot_s, ttft_s = probes["tpot_p50_s"], probes["ttft_p50_s"]
+    if not tpot_s:
+        return "not known"
+    return f"{1 / tpot_s:.1f} tokens/s for one short answer, the first after {ttft_s:.2f} s"
+
+
+def run() -> int:
+    """Run the command; returns its exit code."""
+    return run_command(parse, main)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,241 @@
+"""``anabranch doctor``: what this machine lacks to lend itself, or to ask, and what to do about it.
+
+Each line says ``ok``, ``warning`` (slower or less, but it works) or ``problem``. Nothing is
+announced and nobody is served.
+"""
+
+import argparse
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from importlib import metadata
+
+from dht.command_line import (
+    EXIT_DONE,
+    EXIT_MACHINE,
+    Parser,
+    add_swarm,
+    printable,
+    run_command,
+    settle_swarm,
+)
+from dht.errors import NetworkError, UserError
+from dht.hub import served_name
+
+HUB_LIMIT_S = 5.0
+SKEW_WARN_S, SKEW_MAX_S = 5.0, 30.0
+"""Records live for 30 s and more: a clock that is that far off loses elections and records."""
+FREE_MIN_BYTES = 1 << 30
+PACKAGES = ("torch", "transformers", "hivemind", "libp2p", "huggingface-hub")
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line: what was looked at, and what to do where it is not well."""
+
+    level: Level
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level:<9}{self.text}"
+
+
+def parse() -> argparse.Namespace:
+    """The command's arguments; raises UserError."""
+    parser = Parser(
+        prog="python -m node.doctor",
+        usage="%(prog)s [anabranch:…] [options]",
+        description="Say what this machine lacks to join a network, and what to do about it.",
+        epilog="example: %(prog)s --port 31337",
+        exit_codes="0 nothing is wrong, 1 something is, 2 your mistake",
+    )
+    add_swarm(parser)
+    parser.add_argument("--port", type=int, default=0, metavar="P", help="as in join (any)")
+    parser.add_argument("--host", default="0.0.0.0", metavar="H", help="as in join (all)")  # noqa: S104
+    arguments = parser.parse_args()
+    if not 0 <= arguments.port <= 65535:
+        raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
+    arguments.model = None
+    settle_swarm(arguments, may_found=True, model="")
+    return arguments
+
+
+async def main(arguments: argparse.Namespace) -> int:
+    """Print one line for each thing that was looked at."""
+    levels = set()
+
+    def tell(finding: Finding) -> None:
+        levels.add(finding.level)
+        print(printable(str(finding)), flush=True)
+
+    tell(Finding(level=Level.OK, text=f"Python {sys.version.split()[0]}"))
+    for name in PACKAGES:
+        tell(package(name))
+    for finding in devices():
+        tell(finding)
+    tell(port_free(arguments.host, arguments.port))
+    said = await hub_says()
+    tell(hub(said))
+    tell(clock(said, time.time()))
+    tell(await network(arguments))
+    return EXIT_MACHINE if Level.PROBLEM in levels else EXIT_DONE
+
+
+def package(name: str, version_of: Callable[[str], str] = metadata.version) -> Finding:
+    """One package's version; either of the two transports is enough."""
+    try:
+        return Finding(level=Level.OK, text=f"{name} {version_of(name)}")
+    except metadata.PackageNotFoundError:
+        pass
+    beside = {"hivemind": "libp2p", "libp2p": "hivemind"}.get(name)
+    if beside is None:
+        return Finding(level=Level.PROBLEM, text=f"{name} is not installed: pip install anabranch")
+    try:
+        version_of(beside)
+    except metadata.PackageNotFoundError:
+        return Finding(
+            level=Level.PROBLEM, text=f"neither {name} nor {beside} is installed: no transport"
+        )
+    return Finding(level=Level.OK, text=f"{name} is not installed; {beside} does its work")
+
+
+def devices() -> Iterator[Finding]:
+    """The GPU, if the machine has one, the CPU, and free memory."""
+    from node.device.hardware import Machine, machine_of
+    from node.peer.join_options import has_gpu
+
+    def lent(machine: Machine) -> str:
+        gib = machine.free_bytes / (1 << 30), machine.lend_bytes / (1 << 30)
+        return f"{machine.device.name}: {gib[0]:.1f} GiB free, {gib[1]:.1f} GiB lent by default"
+
+    if has_gpu():
+        try:
+            machine = machine_of(0, None)
+        except UserError as error:
+            yield Finding(level=Level.PROBLEM, text=str(error))
+        else:
+            yield Finding(level=Level.OK, text=f"{lent(machine)}, in {machine.dtype}")
+    else:
+        yield Finding(level=Level.WARNING, text="no NVIDIA GPU was found: join lends the CPU")
+    machine = machine_of(None, None)
+    if machine.free_bytes < FREE_MIN_BYTES:
+        yield Finding(level=Level.WARNING, text=f"{lent(machine)}: close other programs")
+    else:
+        yield Finding(level=Level.OK, text=lent(machine))
+
+
+def port_free(host: str, port: int) -> Finding:
+    """Whether this machine can listen where ``join`` would."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    where = f"TCP port {port or '(any)'} at {host}"
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        if sys.platform != "win32":  # there it would take a port that is in use
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+            trial.listen(1)
+        except OSError as error:
+            text = f"{where} cannot be used ({error.strerror}): name another with --port"
+            return Finding(level=Level.PROBLEM, text=text)
+    return Finding(level=Level.OK, text=f"{where} is free")
+
+
+async def hub_says() -> float | str | None:
+    """The hub's clock in Unix seconds, why it cannot be asked, or None where that is forbidden."""
+    import aiohttp
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    limit = aiohttp.ClientTimeout(total=HUB_LIMIT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=limit, trust_env=True) as session,
+            session.head(constants.ENDPOINT, allow_redirects=False) as answer,
+        ):
+            return parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        return f"{constants.ENDPOINT} ({str(error) or type(error).__name__})"
+    except (TypeError, ValueError):
+        return f"{constants.ENDPOINT} (it tells no time)"
+
+
+def hub(said: float | str | None) -> Finding:
+    """Whether models can be fetched."""
+    if said is None:
+        return Finding(level=Level.OK, text="the hub is not asked (HF_HUB_OFFLINE)")
+    if isinstance(said, str):
+        text = f"the hub does not answer at {said}: models must be in directories here"
+        return Finding(level=Level.WARNING, text=text)
+    return Finding(level=Level.OK, text="the hub answers")
+
+
+def clock(said: float | str | None, now_unix_s: float) -> Finding:
+    """How far this machine's clock is from the hub's."""
+    if not isinstance(said, float):
+        return Finding(level=Level.OK, text="the clock was compared with nobody's")
+    off_s = now_unix_s - said
+    text = f"the clock is {abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'} the hub's"
+    if abs(off_s) < SKEW_WARN_S:
+        return Finding(level=Level.OK, text=text)
+    level = Level.PROBLEM if abs(off_s) >= SKEW_MAX_S else Level.WARNING
+    return Finding(level=level, text=f"{text}: set it by NTP")
+
+
+async def network(arguments: argparse.Namespace) -> Finding:
+    """Whether the network answers, and whether its peers reach this machine."""
+    from dht.connecting import connect
+    from dht.identity.peer_id import Identity
+    from dht.messages.types import Reach, model_key
+    from dht.records.directory import Directory
+    from dht.transport.config import TransportConfig
+    from node.peer.dry_run import dialled_back
+
+    if not arguments.initial_peers:
+        text = "no network is known here: give an invitation to see whether it is reached"
+        return Finding(level=Level.OK, text=text)
+    config = TransportConfig(
+        identity=Identity.generate(),
+        kind=arguments.transport,
+        initial_peers=tuple(arguments.initial_peers),
+        client_mode=True,
+    )
+    try:
+        transport = await connect(config)
+    except NetworkError as error:
+        return Finding(level=Level.PROBLEM, text=str(error))
+    try:
+        name = arguments.said_model or served_name(arguments.model)
+        if not name:
+            text = f"network {arguments.network} answers; it was not said which model it serves"
+            return Finding(level=Level.OK, text=text)
+        nodes = await Directory(transport, arguments.network, model_key(name)).nodes()
+        if not nodes:
+            text = f"network {arguments.network} answers; nobody in it serves {name} now"
+            return Finding(level=Level.WARNING, text=text)
+        reach, sentence = await dialled_back(transport, nodes, arguments.host, arguments.port)
+        level = Level.OK if reach is Reach.DIRECT else Level.WARNING
+        return Finding(level=level, text=f"network {arguments.network}: {sentence}")
+    except NetworkError as error:
+        return Finding(level=Level.WARNING, text=f"network {arguments.network}: {error}")
+    finally:
+        await transport.close()
+
+
+def run() -> int:
+    """Run the command; returns its exit code."""
+    return run_command(parse, main)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

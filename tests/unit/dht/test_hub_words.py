@@ -1,0 +1,27 @@
+"""What is said of a model that is neither here nor looked up on the hub."""
+
+from pathlib import Path
+
+import pytest
+
+from dht import hub
+from dht.errors import AnabranchError, UserError
+from dht.hub import HubId, HubOfflineError, HubUnreachableError, list_model
+
+
+@pytest.mark.parametrize("error", [HubUnreachableError, HubOfflineError])
+def test_a_mistyped_directory_is_said_to_be_none(
+    error: type[AnabranchError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(hub_id: HubId) -> None:
+        raise error(f"{hub_id} was not looked up")
+
+    monkeypatch.setattr(hub, "_ask", ask)
+    monkeypatch.setattr(hub, "notes_directory", lambda: tmp_path / "notes")
+    monkeypatch.setattr(hub, "_cached_listing", lambda hub_id: None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match="was not looked up"):
+        list_model(HubId(repo="models/broook"))
+    (tmp_path / "models").mkdir()
+    with pytest.raises(UserError, match="no directory models/broook here, though there is models;"):
+        list_model(HubId(repo="models/broook"))

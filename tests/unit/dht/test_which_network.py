@@ -1,0 +1,166 @@
+"""Which network a command means, and that it says where that came from."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from dht.command_line import Parser, add_model, add_swarm, settle_swarm
+from dht.errors import UserError
+from dht.identity.peer_id import Identity
+from dht.invitation import invitation_to, text_of
+from dht.remembered import Remembered, remember
+from node.peer import join_options
+
+PEER = Identity(b"1" * 32).peer_id
+TYPED, INVITED, NAMED, KEPT = (f"/ip4/10.0.0.{n}/tcp/1/p2p/{PEER}" for n in (1, 2, 3, 4))
+SAID = "ab" * 16
+INVITATION = text_of(invitation_to("lab", [INVITED], "org/name", SAID))
+BARE = text_of(invitation_to("lab", [INVITED], "brook", SAID))
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ANABRANCH_MEMORY", str(tmp_path / "network.json"))
+    monkeypatch.delenv("ANABRANCH_PEERS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def keep(model: str = "brook") -> None:
+    kept = Remembered(
+        network="home",
+        initial_peers=(KEPT,),
+        model=model,
+        model_name="brook",
+        fingerprint="cd" * 32,
+    )
+    remember(kept, lambda _: None)
+
+
+def settled(*words: str) -> argparse.Namespace:
+    parser = Parser(prog="test")
+    add_swarm(parser)
+    add_model(parser)
+    arguments = parser.parse_args(words)
+    settle_swarm(arguments)
+    return arguments
+
+
+def joined(*words: str, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    monkeypatch.setattr("sys.argv", ["join", "--cpu", *words])
+    return join_options.parse()
+
+
+def test_typed_addresses_win_over_the_environment_and_that_over_the_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep()
+    read = settled()
+    assert (read.initial_peers, read.network, read.model) == ([KEPT], "home", "brook")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("network home, remembered in ")
+    assert line.endswith("network.json; forget with `anabranch forget`")
+    monkeypatch.setenv("ANABRANCH_PEERS", f"{NAMED}, {KEPT}")
+    read = settled("--model", "m")
+    assert (read.initial_peers, read.network) == ([NAMED, KEPT], "anabranch")
+    assert capsys.readouterr().err == "peers are those of ANABRANCH_PEERS\n"
+    read = settled("--model", "m", "--initial-peers", TYPED)
+    assert (read.initial_peers, read.network) == ([TYPED], "anabranch")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("flag", [(), ("--initial-peers",)])
+def test_an_invitation_takes_the_place_of_an_address(
+    flag: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = settled(*flag, INVITATION)
+    assert (read.initial_peers, read.network) == ([INVITED], "lab")
+    assert (read.model, read.fingerprint) == ("org/name", SAID)
+    assert capsys.readouterr().err == (
+        "network lab, model org/name, by an invitation to /ip4/10.0.0.2/tcp/1\n"
+    )
+
+
+def test_the_environment_may_hold_an_invitation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANABRANCH_PEERS", INVITATION)
+    assert settled().initial_peers == [INVITED]
+
+
+def test_what_is_typed_beside_an_invitation_must_agree() -> None:
+    assert settled(INVITATION, "--fingerprint", SAID + "00").fingerprint == SAID + "00"
+    assert settled(INVITATION, "--model", "org/other").fingerprint == ""
+    for words in (("--network", "other"), ("--fingerprint", "f" * 32), (BARE,)):
+        with pytest.raises(UserError):
+            settled(INVITATION, *words)
+    with pytest.raises(UserError, match="several"):
+        settled("--initial-peers", INVITATION, BARE)
+    with pytest.raises(UserError, match="no invitation"):
+        settled("hello", "--model", "m")
+
+
+def test_a_remembered_network_is_not_taken_for_another() -> None:
+    keep()
+    assert settled("--network", "home").initial_peers == [KEPT]
+    with pytest.raises(UserError, match="network home is remembered"):
+        settled("--network", "lab")
+
+
+def test_nothing_known_says_what_to_give() -> None:
+    with pytest.raises(UserError, match="invitation"):
+        settled("--model", "m")
+    with pytest.raises(UserError, match="--model"):
+        settled("--initial-peers", TYPED)
+
+
+def test_a_damaged_memory_is_said_and_left_aside(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "network.json").write_text("{")
+    with pytest.raises(UserError, match="none is remembered"):
+        settled("--model", "m")
+    assert "is left aside" in capsys.readouterr().err
+
+
+def test_a_remembered_name_means_the_remembered_weights() -> None:
+    keep()
+    assert settled().fingerprint == "cd" * 32
+    assert settled("--model", "brook").fingerprint == "cd" * 32
+    assert settled("--model", "other").fingerprint == ""
+
+
+def test_files_say_themselves_which_weights_they_are(place: Path) -> None:
+    (place / "there" / "brook").mkdir(parents=True)
+    keep(str(place / "there" / "brook"))
+    read = settled()
+    assert (read.model, read.fingerprint) == (str(place / "there" / "brook"), "")
+
+
+def test_an_invitation_names_no_file_here(place: Path) -> None:
+    (place / "brook").mkdir()
+    (place / "org").mkdir()
+    (place / "org" / "name").mkdir()
+    for text in (BARE, INVITATION):
+        with pytest.raises(UserError, match="file here"):
+            settled(text)
+    assert settled(BARE, "--model", "./brook").fingerprint == SAID
+
+
+def test_join_founds_only_where_it_is_told_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep("org/name")
+    founding = joined("--model", "org/mine", monkeypatch=monkeypatch)
+    assert (founding.initial_peers, founding.network) == ([], "anabranch")
+    again = joined(monkeypatch=monkeypatch)
+    assert (again.initial_peers, again.network, again.model) == ([KEPT], "home", "org/name")
+    assert (again.model_name, again.fingerprint, again.recalled) == ("brook", "cd" * 32, True)
+
+
+def test_join_needs_the_files_of_what_it_is_invited_to_serve(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert joined(INVITATION, monkeypatch=monkeypatch).model == "org/name"
+    with pytest.raises(UserError, match="directory"):
+        joined(BARE, monkeypatch=monkeypatch)
+    (place / "copy").mkdir()
+    read = joined(INVITATION, "--model", "copy", monkeypatch=monkeypatch)
+    assert (read.model, read.model_name, read.fingerprint) == ("copy", "org/name", SAID)

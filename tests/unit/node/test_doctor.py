@@ -1,0 +1,101 @@
+"""What ``doctor`` says of a machine: a line for each thing, and what to do where it is not well."""
+
+import os
+import socket
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from node.doctor import Finding, Level, clock, hub, package, port_free
+
+ROOT = Path(__file__).parents[3]
+DEAD = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+NOW_S = 1_700_000_000.0
+
+
+def ran(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "node.doctor", *words],
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("off_s", "level"),
+    [
+        (0.4, Level.OK),
+        (-4.9, Level.OK),
+        (6, Level.WARNING),
+        (-29, Level.WARNING),
+        (31, Level.PROBLEM),
+    ],
+)
+def test_a_clock_that_is_off(off_s: float, level: Level) -> None:
+    found = clock(NOW_S, NOW_S + off_s)
+    assert found.level is level
+    assert ("ahead of" if off_s > 0 else "behind") in found.text
+    assert ("NTP" in found.text) == (level is not Level.OK)
+
+
+def test_the_hub() -> None:
+    assert hub(NOW_S) == Finding(level=Level.OK, text="the hub answers")
+    assert hub(None).level is Level.OK
+    unreachable = hub("https://hub.invalid (no such host)")
+    assert unreachable.level is Level.WARNING
+    assert "https://hub.invalid" in unreachable.text
+    assert clock("https://hub.invalid", NOW_S).level is Level.OK
+
+
+def test_one_transport_is_enough() -> None:
+    def only(*names: str) -> object:
+        def version_of(name: str) -> str:
+            if name not in names:
+                raise PackageNotFoundError(name)
+            return "1.0"
+
+        return version_of
+
+    for there, missing in (("hivemind", "libp2p"), ("libp2p", "hivemind")):
+        assert package(there, only(there)) == Finding(level=Level.OK, text=f"{there} 1.0")
+        assert package(missing, only(there)).level is Level.OK
+        assert package(missing, only()).level is Level.PROBLEM
+    assert package("torch", only()).level is Level.PROBLEM
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = port_free("127.0.0.1", port)
+        assert found.level is Level.PROBLEM
+        assert str(port) in found.text
+        assert "--port" in found.text
+    assert port_free("127.0.0.1", 0).level is Level.OK
+
+
+def test_a_machine_that_is_well() -> None:
+    done = ran("--host", "127.0.0.1")
+    assert done.returncode == 0, done.stdout
+    assert done.stderr == ""
+    for line in done.stdout.splitlines():
+        assert line.split()[0] in set(Level)
+    for word in ("Python 3", "torch", "free", "TCP port", "hub", "clock", "no network is known"):
+        assert word in done.stdout
+
+
+def test_a_network_that_does_not_answer_is_a_problem() -> None:
+    done = ran("--host", "127.0.0.1", "--initial-peers", DEAD)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith(f"problem  nobody answers at {DEAD}")
+
+
+def test_mistakes() -> None:
+    done = ran("--port", "99999")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--port" in done.stderr

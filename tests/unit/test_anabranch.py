@@ -1,0 +1,134 @@
+"""One command starts all others, and imports what it needs when it needs it."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import anabranch
+from node import VERSION
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "transformers", "hivemind", "numpy", "ortools", "networkx", "aiohttp", "rich")
+IMPORTED = """
+import json, runpy, sys
+sys.argv = ["anabranch", *json.loads(sys.argv[1])]
+try:
+    runpy.run_module("anabranch", run_name="__main__")
+except SystemExit as end:
+    code = end.code
+print("\\n" + json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def ran(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "anabranch", *words],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def imported_by(*words: str) -> tuple[int, set[str]]:
+    """The exit code of a command, and the packages that its process had imported at its end."""
+    out = subprocess.run(
+        [sys.executable, "-c", IMPORTED, json.dumps(words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    code, names = json.loads(out.splitlines()[-1])
+    return code or 0, set(names)
+
+
+def test_help_names_every_command_and_imports_none() -> None:
+    code, names = imported_by("--help")
+    assert code == 0
+    assert not names & {"client", "node", "coordinator", "dht", "msgspec", *HEAVY}
+    shown = ran("--help").stdout
+    assert shown == ran().stdout
+    for name, command in anabranch.COMMANDS.items():
+        assert f"  {name:<12}{command.about}\n" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_version_is_that_of_the_package() -> None:
+    code, names = imported_by("--version")
+    assert code == 0
+    assert not names & {"client", "coordinator", "dht", *HEAVY}
+    assert ran("--version").stdout == f"anabranch {VERSION}\n"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == VERSION
+    assert project["scripts"] == {"anabranch": "anabranch:main"}
+
+
+@pytest.mark.parametrize("words", [("ask", "--help"), ("ask", "--prompt", "x"), ("forget",)])
+def test_who_asks_waits_for_nothing_that_a_peer_needs(words: tuple[str, ...]) -> None:
+    _, names = imported_by(*words)
+    assert "client" in names
+    assert not names & {"node", *HEAVY}
+
+
+def test_what_is_no_command_says_so() -> None:
+    done = ran("serf")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "error: 'serf' is no command (anabranch --help lists them)\n"
+
+
+@pytest.mark.parametrize("name", sorted(anabranch.COMMANDS))
+def test_help_of_each_speaks_of_the_one_command(name: str) -> None:
+    shown = ran(name, "--help")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith(f"usage: anabranch {name}")
+    assert f"anabranch {name}" in shown.stdout.partition("example")[2]
+    assert f"python -m {anabranch.COMMANDS[name].function.partition(':')[0]}" not in shown.stdout
+
+
+def test_mistakes_end_with_code_2_in_one_line(tmp_path: Path) -> None:
+    kept = {"ANABRANCH_MEMORY": str(tmp_path / "network.json"), "ANABRANCH_PEERS": ""}
+    for words in (("ask", "--prompt", "x"), ("status",), ("invite",), ("plan",), ("chat",)):
+        done = ran(*words, **kept)
+        assert done.returncode == 2, words
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: which network?"), words
+
+
+def test_forget_removes_what_is_remembered_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "network.json"
+    kept = {"ANABRANCH_MEMORY": str(path)}
+    assert ran("forget", **kept).stdout == "no network was remembered\n"
+    path.write_text("damaged")
+    done = ran("forget", **kept)
+    assert (done.returncode, done.stdout) == (0, f"forgotten: {path} is removed\n")
+    assert not path.exists()
+
+
+def test_bash_completes_commands_and_options() -> None:
+    script = ran("completion", "bash")
+    assert script.returncode == 0
+    asked = (
+        '\ntell() { COMP_WORDS=(anabranch "$@"); COMP_CWORD=$#; _anabranch;'
+        ' echo "${COMPREPLY[*]}"; }\n'
+        "tell s; tell ask --prom; tell join --pow; tell ask models/\n"
+    )
+    out = subprocess.run(
+        ["bash", "-c", script.stdout + asked], capture_output=True, text=True, check=True
+    ).stdout
+    assert out.splitlines() == [
+        "serve status simulate",
+        "--prompt --prompt-ids --prompt-logprobs",
+        "--power-limit",
+        "",
+    ]
+    zsh = ran("completion", "zsh").stdout
+    assert zsh == f"autoload -U +X bashcompinit && bashcompinit\n{script.stdout}"
+    assert ran("completion", "fish").returncode == 2
