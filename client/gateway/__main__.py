@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 from pathlib import Path
@@ -72,6 +73,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--max-requests", type=int, default=256, metavar="N", help="at once; then 429 (256)"
     )
+    parser.add_argument(
+        "--log-requests",
+        action="store_true",
+        help="a line per request on stderr: method, path, status, seconds; nothing of its text",
+    )
     return parser.parse_args()
 
 
@@ -106,7 +112,7 @@ def check(arguments: argparse.Namespace) -> tuple[str, ...]:
 async def main(arguments: argparse.Namespace) -> int:
     """Connect, serve until a signal comes, let the last answers end."""
     from client.gateway.answers import Answers
-    from client.gateway.app import Gateway, GatewayConfig, hosts_of
+    from client.gateway.app import Gateway, GatewayConfig, hosts_of, requests
     from client.gateway.metrics import Metrics
     from client.gateway.server import drain, serving
     from client.gateway.service import CompletionService
@@ -118,6 +124,8 @@ async def main(arguments: argparse.Namespace) -> int:
         body_bytes_max=int(arguments.max_body * 2**20),
         requests_max=arguments.max_requests,
     )
+    if arguments.log_requests:
+        requests.setLevel(logging.INFO)
     async with Swarm.connect(
         arguments.initial_peers,
         model=arguments.model,

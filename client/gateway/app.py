@@ -33,6 +33,8 @@ from client.swarm.swarm import Swarm
 from coordinator.routing.routes import NoRoute
 
 logger = logging.getLogger(__name__)
+requests = logging.getLogger(f"{__name__}.requests")
+"""A line per request, without anything that a client wrote."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json"})
@@ -114,6 +116,7 @@ class Gateway:
         """Count it, turn every error into OpenAI's form, and add CORS where it is allowed."""
         self._busy.add(request.protocol)
         status = 499  # the client hung up
+        started_s = asyncio.get_running_loop().time()
         try:
             response = await self._answered(request, handler)
             status = response.status
@@ -122,6 +125,8 @@ class Gateway:
             resource = request.match_info.route.resource
             path = "other" if resource is None else resource.canonical
             self._metrics.responded(path, status)
+            took_s = asyncio.get_running_loop().time() - started_s
+            requests.info("%s %s %d %.3f s", request.method, path, status, took_s)
         return response
 
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
