@@ -14,7 +14,6 @@ from llguidance import LLMatcher, LLTokenizer
 
 from bench.local_swarm import ROOT
 from dht.messages.session import RefusalCode, Sampling
-from node.sampling import grammars as grammars_module
 from node.sampling.grammar import GrammarError, GrammarState
 from node.sampling.grammar_trial import limits
 from node.sampling.grammars import WAITING_PER_CLIENT_MAX, Grammars
@@ -232,10 +231,8 @@ HOSTILE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_grammar_is_refused_and_costs_its_own_process_alone(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str,
 ) -> None:
-    monkeypatch.setattr(grammars_module, "TRIAL_S", 3.0)
-
     async def scenario() -> None:
         grammars = brook()
         with pytest.raises(GrammarError) as refused:
