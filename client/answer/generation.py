@@ -11,6 +11,7 @@ from dht.errors import UserError
 from dht.messages.logprobs import SCORED_VALUES_MAX, TokenScore, scored_values
 from dht.messages.session import (
     BIASED_TOKENS_MAX,
+    GRAMMAR_BYTES_MAX,
     HISTORY_TOKENS_MAX,
     LOGPROBS_MAX,
     STOP_TOKENS_MAX,
@@ -30,7 +31,7 @@ BIAS_MAX = 100.0
 PASSED_ON = tuple(
     name.name
     for name in fields(Sampling)
-    if name.name not in {"seed", "stop_token_ids", "logit_bias"}
+    if name.name not in {"seed", "stop_token_ids", "logit_bias", "grammar"}
 )
 """Options that peers get as the caller gave them."""
 
@@ -70,6 +71,8 @@ class GenerationOptions:
     """Number of alternatives to give with each token's log probability; None gives neither."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
+    grammar: str = ""
+    """What the answer's text has to follow, as a Lark grammar of llguidance; empty: nothing."""
     priority: Priority = Priority.NORMAL
     """``high`` may use the room that full peers keep free for urgent requests, and is run first;
     each peer grants that to a few sessions per client."""
@@ -99,6 +102,7 @@ class GenerationOptions:
         _check("prompt_logprobs", self.prompt_logprobs, 0, LOGPROBS_MAX)
         for token_id, bias in self.logit_bias.items():
             _check(f"logit_bias of token {token_id}", bias, -BIAS_MAX, BIAS_MAX)
+        _check("the bytes of the grammar", len(self.grammar.encode()), 0, GRAMMAR_BYTES_MAX)
         _check("the number of tokens in logit_bias", len(self.logit_bias), 0, BIASED_TOKENS_MAX)
         _check("the number of stop_token_ids", len(self.stop_token_ids), 0, STOP_TOKENS_MAX // 2)
 
@@ -115,6 +119,8 @@ class GenerationOptions:
             optional = name not in {"top_k", "min_new_tokens"}
             if not (_is_whole(value) or (optional and value is None)):
                 raise UserError(f"{name} is {value!r}; it must be a whole number")
+        if not isinstance(self.grammar, str):
+            raise UserError("grammar is a text")
         for name in (
             "temperature",
             "top_p",
@@ -173,9 +179,13 @@ class GenerationOptions:
         ``stop_token_ids`` are the model's own (end-of-text), which ``ignore_eos`` leaves out.
         """
         own = () if self.ignore_eos else stop_token_ids
+        stops = tuple(dict.fromkeys((*own, *self.stop_token_ids)))
+        if self.grammar and not stops:
+            raise UserError("an answer under a grammar needs an end-of-text token to end with")
         return Sampling(
             seed=secrets.randbelow(SEED_MAX) if self.seed is None else self.seed,
-            stop_token_ids=tuple(dict.fromkeys((*own, *self.stop_token_ids))),
+            stop_token_ids=stops,
+            grammar=self.grammar.encode(),
             logit_bias=tuple(self.logit_bias.items()),
             **{name: getattr(self, name) for name in PASSED_ON},
         )

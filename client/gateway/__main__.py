@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 from pathlib import Path
@@ -74,6 +75,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--max-requests", type=int, default=256, metavar="N", help="at once; then 429 (256)"
     )
+    parser.add_argument(
+        "--log-requests",
+        action="store_true",
+        help="a line per request on stderr: method, path, status, seconds; nothing of its text",
+    )
     arguments = parser.parse_args()
     settle_swarm(arguments)
     return arguments
@@ -110,7 +116,7 @@ def check(arguments: argparse.Namespace) -> tuple[str, ...]:
 async def main(arguments: argparse.Namespace) -> int:
     """Connect, serve until a signal comes, let the last answers end."""
     from client.gateway.answers import Answers
-    from client.gateway.app import Gateway, GatewayConfig, hosts_of
+    from client.gateway.app import Gateway, GatewayConfig, hosts_of, requests
     from client.gateway.metrics import Metrics
     from client.gateway.server import drain, serving
     from client.gateway.service import CompletionService
@@ -122,6 +128,8 @@ async def main(arguments: argparse.Namespace) -> int:
         body_bytes_max=int(arguments.max_body * 2**20),
         requests_max=arguments.max_requests,
     )
+    if arguments.log_requests:
+        requests.setLevel(logging.INFO)
     async with Swarm.connect(
         arguments.initial_peers,
         model=arguments.model,

@@ -5,8 +5,8 @@ import hashlib
 import hmac
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
@@ -17,7 +17,14 @@ from aiohttp import web
 
 from client.errors import no_route_text
 from client.gateway.answers import RETRY_AFTER_S, Answers
-from client.gateway.errors import ApiError, too_many, unavailable
+from client.gateway.errors import ApiError, bad_request, too_many, unavailable
+from client.gateway.messages import (
+    MessageEvents,
+    MessagesRequest,
+    chat_of,
+    error_of,
+    message_of,
+)
 from client.gateway.metrics import Metrics
 from client.gateway.openapi import document
 from client.gateway.requests import ChatRequest, CompletionRequest, parse_request
@@ -26,10 +33,14 @@ from client.swarm.swarm import Swarm
 from coordinator.routing.routes import NoRoute
 
 logger = logging.getLogger(__name__)
+requests = logging.getLogger(f"{__name__}.requests")
+"""A line per request, without anything that a client wrote."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json"})
 """Paths that need no key, as with vLLM."""
+ANTHROPIC_PATHS = frozenset({"/v1/messages"})
+"""Paths whose errors and streams have Anthropic's form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +99,8 @@ class Gateway:
             [
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completions),
+                web.post("/v1/messages", self._messages),
+                web.post("/v1/embeddings", self._embeddings),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{model:.+}", self._model),
                 web.get("/health", self._health),
@@ -103,6 +116,7 @@ class Gateway:
         """Count it, turn every error into OpenAI's form, and add CORS where it is allowed."""
         self._busy.add(request.protocol)
         status = 499  # the client hung up
+        started_s = asyncio.get_running_loop().time()
         try:
             response = await self._answered(request, handler)
             status = response.status
@@ -111,6 +125,8 @@ class Gateway:
             resource = request.match_info.route.resource
             path = "other" if resource is None else resource.canonical
             self._metrics.responded(path, status)
+            took_s = asyncio.get_running_loop().time() - started_s
+            requests.info("%s %s %d %.3f s", request.method, path, status, took_s)
         return response
 
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -122,18 +138,17 @@ class Gateway:
         except ApiError as error:
             if error.__cause__ is not None:
                 logger.error("a request failed", exc_info=error.__cause__)
-            response = _error(error)
+            response = _error(request, error)
         except web.HTTPException as error:
-            response = _error(_of_http(error))
+            response = _error(request, _of_http(error))
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
         except ConnectionError:
             raise
         except Exception:
             logger.exception("a request failed")
-            response = _error(
-                ApiError(500, "the gateway failed at this request", type="server_error")
-            )
+            fault = ApiError(500, "the gateway failed at this request", type="server_error")
+            response = _error(request, fault)
         if not response.prepared:
             response.headers.update(cors)
         return response
@@ -145,7 +160,7 @@ class Gateway:
         return {
             "Access-Control-Allow-Origin": "*" if "*" in allowed else origin,
             "Access-Control-Allow-Methods": "GET, POST",
-            "Access-Control-Allow-Headers": "Authorization, Content-Type",
+            "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Api-Key",
             "Vary": "Origin",
         }
 
@@ -172,7 +187,9 @@ class Gateway:
             raise ApiError(403, f"pages of {origin[:200]} may not call; --allow-origin lets them")
         if self._key_digests and request.path not in OPEN_PATHS:
             scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-            given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+            if scheme.lower() != "bearer":
+                key = request.headers.get("x-api-key", "")  # Anthropic's clients
+            given = _digest(key.strip()) if key else b""
             # Every key is compared, and by digest: the time says nothing about them.
             if not sum(hmac.compare_digest(given, known) for known in self._key_digests):
                 raise ApiError(
@@ -207,19 +224,37 @@ class Gateway:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, CompletionRequest)
 
-    async def _generate(
-        self, request: web.Request, kind: type[ChatRequest] | type[CompletionRequest]
-    ) -> web.StreamResponse:
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        """Anthropic's interface, translated; its streams name each event and have no end mark."""
+        async with self._admitted(request) as body:
+            job = await self._service.understand(chat_of(parse_request(body, MessagesRequest)))
+            if not job.streams:
+                return _json(message_of(await self._service.whole(job)))
+            events = MessageEvents(job.prompt_tokens)
+            async with aclosing(self._service.chunks(job)) as chunks:
+
+                async def translated() -> AsyncGenerator[Json, None]:
+                    async for chunk in chunks:
+                        for event in events.push(chunk):
+                            yield event
+
+                async with aclosing(translated()) as named:
+                    return await self._stream(request, named)
+
+    @asynccontextmanager
+    async def _admitted(self, request: web.Request) -> AsyncIterator[bytes]:
+        """The body of a request that is counted in; raises ApiError."""
         body = await self._body(request)
         if self.draining:
             raise unavailable("this gateway is stopping", RETRY_AFTER_S)
         async with self._answers.admitted():
-            parsed: ChatRequest | CompletionRequest
-            parsed = (
-                parse_request(body, ChatRequest)
-                if kind is ChatRequest
-                else parse_request(body, CompletionRequest)
-            )
+            yield body
+
+    async def _generate(
+        self, request: web.Request, kind: type[ChatRequest] | type[CompletionRequest]
+    ) -> web.StreamResponse:
+        async with self._admitted(request) as body:
+            parsed: ChatRequest | CompletionRequest = parse_request(body, kind)
             job = await self._service.understand(parsed)
             if not job.streams:
                 return _json(await self._service.whole(job))
@@ -266,15 +301,18 @@ class Gateway:
             await self._send(request, response, first)
             async for chunk in chunks:
                 await self._send(request, response, chunk)
-            await self._write(request, response, b"data: [DONE]\n\n")
+            if request.path not in ANTHROPIC_PATHS:
+                await self._write(request, response, b"data: [DONE]\n\n")
         except ApiError as error:
             if error.__cause__ is not None:
                 logger.error("a request failed", exc_info=error.__cause__)
-            await self._send(request, response, error.body)
+            await self._send(request, response, _body_of(request, error))
         return response
 
     async def _send(self, request: web.Request, response: web.StreamResponse, chunk: Json) -> None:
-        await self._write(request, response, b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+        name = f"event: {chunk['type']}\n" if request.path in ANTHROPIC_PATHS else ""
+        data = b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+        await self._write(request, response, name.encode() + data)
 
     async def _write(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
         try:
@@ -286,6 +324,9 @@ class Gateway:
             raise ConnectionResetError("the client takes nothing") from None
 
     # The rest
+
+    async def _embeddings(self, request: web.Request) -> web.Response:
+        raise bad_request("embeddings are not served here: the swarm's model writes text")
 
     async def _models(self, request: web.Request) -> web.Response:
         return _json(self._service.models())
@@ -339,8 +380,12 @@ def _json(body: Json, status: int = 200) -> web.Response:
     )
 
 
-def _error(error: ApiError) -> web.Response:
-    response = _json(error.body, error.status)
+def _body_of(request: web.Request, error: ApiError) -> Json:
+    return error_of(error) if request.path in ANTHROPIC_PATHS else error.body
+
+
+def _error(request: web.Request, error: ApiError) -> web.Response:
+    response = _json(_body_of(request, error), error.status)
     if error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s)
     if error.status == 401:

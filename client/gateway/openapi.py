@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from client.gateway.messages import MessagesRequest
 from client.gateway.requests import ChatRequest, CompletionRequest
 
 ERROR = {
@@ -22,6 +23,18 @@ ERROR = {
         }
     },
 }
+ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
 STATUSES = {
     "400": "The request is at fault; the message says how.",
     "401": "A key is missing or wrong.",
@@ -38,10 +51,12 @@ STATUSES = {
 
 def document(*, with_keys: bool) -> dict[str, Any]:
     """The document; ``with_keys`` says that requests need a key."""
-    (chat, completion), components = msgspec.json.schema_components(
-        [ChatRequest, CompletionRequest], ref_template="#/components/schemas/{name}"
+    (chat, completion, message), components = msgspec.json.schema_components(
+        [ChatRequest, CompletionRequest, MessagesRequest],
+        ref_template="#/components/schemas/{name}",
     )
     components["Error"] = ERROR
+    components["AnthropicError"] = ANTHROPIC_ERROR
     paths = {
         "/v1/chat/completions": {
             "post": _operation(
@@ -51,6 +66,15 @@ def document(*, with_keys: bool) -> dict[str, Any]:
         "/v1/completions": {
             "post": _operation("Continue text or token ids.", body=completion, streams=True)
         },
+        "/v1/messages": {
+            "post": _operation(
+                "Answer a chat in Anthropic's form.",
+                body=message,
+                streams=True,
+                error="AnthropicError",
+            )
+        },
+        "/v1/embeddings": {"post": _operation("Refused: the model writes text.")},
         "/v1/models": {"get": _operation("The model that is served.")},
         "/v1/models/{model}": {
             "get": {
@@ -94,14 +118,16 @@ def _operation(
     body: dict[str, Any] | None = None,
     streams: bool = False,
     media: str = "application/json",
+    error: str = "Error",
 ) -> dict[str, Any]:
     content: dict[str, Any] = {media: {"schema": {} if media != "text/plain" else _TEXT}}
     if streams:
         content["text/event-stream"] = {}
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    shape = {"$ref": f"#/components/schemas/{error}"}
+    failed = {"application/json": {"schema": shape}}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status, text in STATUSES.items():
-        responses[status] = {"description": text, "content": error}
+        responses[status] = {"description": text, "content": failed}
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
     if body is not None:
         operation["requestBody"] = {

@@ -7,17 +7,21 @@ below "vLLM's" are what vLLM adds to OpenAI's interface, under its names.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from client.answer.generation import GenerationOptions
 from client.gateway.errors import bad_request
+from client.gateway.grammar import of_choice, of_regex, of_schema, schema_in
+from client.gateway.tools import ToolFormat, calls_grammar
 from dht.errors import UserError
-from dht.messages.session import Priority
+from dht.messages.session import GRAMMAR_BYTES_MAX, Priority
 
 MESSAGES_MAX = 4096
+TOOLS_MAX = 128
 PROMPT_FIELDS = frozenset({"prompt", "messages"})
 FIELD_BYTES_MAX = 256 << 10
 """Maximum size of any other field: 16 stop strings of 1,024 escaped characters have 192 KiB."""
@@ -43,8 +47,61 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
+class NamedSchema(msgspec.Struct, kw_only=True):
+    """A JSON schema that an answer has to follow, always exactly."""
+
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    type: str = "text"
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: NamedSchema | None = None
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """A function that the model may call. ``parameters`` is a JSON schema."""
+
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The function in OpenAI's form, as chat templates take it."""
+        described = {"name": self.name, "description": self.description or ""}
+        parameters = self.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": {**described, "parameters": parameters}}
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class FunctionName(msgspec.Struct, kw_only=True):
+    name: str
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """The one function to call."""
+
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call that an earlier answer made."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
 
 
 class Sampled(msgspec.Struct, kw_only=True):
@@ -71,6 +128,10 @@ class Sampled(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
     add_special_tokens: bool | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
 
 
 class CompletionRequest(Sampled, kw_only=True):
@@ -91,21 +152,43 @@ class Message(msgspec.Struct, kw_only=True):
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | Annotated[list[TextPart], Meta(max_length=MESSAGES_MAX)] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=TOOLS_MAX)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     @property
     def characters(self) -> int:
-        """Number of characters of the content."""
+        """Number of characters of the content and its calls."""
+        called = sum(1 + len(call.function.arguments) for call in self.tool_calls or ())
+        called += len(self.reasoning_content or "")
         if isinstance(self.content, list):
-            return sum(1 + len(part.text) for part in self.content)
-        return len(self.content or "")
+            return called + sum(1 + len(part.text) for part in self.content)
+        return called + len(self.content or "")
 
     def as_dict(self) -> dict[str, Any]:
         """What a chat template sees."""
         content = self.content
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
-        named = {"name": self.name} if self.name is not None else {}
-        return {"role": self.role, "content": content or "", **named}
+        found: dict[str, Any] = {"role": self.role, "content": content or ""}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if getattr(self, name) is not None:
+                found[name] = getattr(self, name)
+        if self.tool_calls:
+            found["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": _called(call.function)}
+                for call in self.tool_calls
+            ]
+        return found
+
+
+def _called(function: CalledFunction) -> dict[str, Any]:
+    """A call as templates take it: with its arguments as an object; raises ApiError (400)."""
+    try:
+        arguments = msgspec.json.decode(function.arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise bad_request("tool_calls: the arguments are no JSON object", "messages") from None
+    return {"name": function.name, "arguments": arguments}
 
 
 class ChatRequest(Sampled, kw_only=True):
@@ -116,25 +199,31 @@ class ChatRequest(Sampled, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Any] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=TOOLS_MAX)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     modalities: list[str] | None = None
     # vLLM's
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The functions that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
 
-Request = TypeVar("Request", CompletionRequest, ChatRequest)
+Request = TypeVar("Request", bound=msgspec.Struct)
 
 
-_SHAPES: dict[type, type[msgspec.Struct]] = {
-    kind: msgspec.defstruct(
-        kind.__name__, [(name, msgspec.Raw, msgspec.Raw()) for name in kind.__struct_fields__]
-    )
-    for kind in (CompletionRequest, ChatRequest)
-}
-"""The fields of each kind of request as they were sent: finding them costs little, whatever they
-hold, and making the objects that they describe a second for 8 MiB."""
+@cache
+def _shape(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """The fields of a kind of request as they were sent: finding them costs little, whatever they
+    hold, and making the objects that they describe a second for 8 MiB."""
+    fields = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.__struct_fields__]
+    return msgspec.defstruct(kind.__name__, fields)
 
 
 def _check_sizes(shape: msgspec.Struct) -> None:
@@ -163,7 +252,7 @@ def _check_sizes(shape: msgspec.Struct) -> None:
 def parse_request(body: bytes, kind: type[Request]) -> Request:
     """The request in ``body``; raises ApiError (400) that names the field at fault."""
     try:
-        _check_sizes(msgspec.json.decode(body, type=_SHAPES[kind]))
+        _check_sizes(msgspec.json.decode(body, type=_shape(kind)))
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `$")
@@ -180,10 +269,7 @@ def check_supported(request: CompletionRequest | ChatRequest) -> None:
     refused: dict[str, bool]
     if isinstance(request, ChatRequest):
         refused = {
-            "tools": bool(request.tools),
             "functions": bool(request.functions),
-            "response_format": request.response_format is not None
-            and request.response_format.type != "text",
             "modalities": bool(request.modalities) and request.modalities != ["text"],
             "top_logprobs": request.top_logprobs is not None and not request.logprobs,
         }
@@ -226,7 +312,8 @@ def prompts_of(request: CompletionRequest) -> Prompts:
 def size_of(request: CompletionRequest | ChatRequest) -> int:
     """What a request gives a template and a tokenizer to do, in characters."""
     if isinstance(request, ChatRequest):
-        return sum(MESSAGE_CHARACTERS + message.characters for message in request.messages)
+        messages = sum(MESSAGE_CHARACTERS + message.characters for message in request.messages)
+        return messages + len(msgspec.json.encode(request.offered))
     if isinstance(request.prompt, str):
         return 1 + len(request.prompt)
     return sum(1 if isinstance(each, int) else 1 + len(each) for each in request.prompt)
@@ -259,7 +346,10 @@ class Defaults:
 
 
 def request_options(
-    request: CompletionRequest | ChatRequest, defaults: Defaults, max_new_tokens: int | None
+    request: CompletionRequest | ChatRequest,
+    defaults: Defaults,
+    max_new_tokens: int | None,
+    grammar: str = "",
 ) -> GenerationOptions:
     """What a request asks of the swarm; raises ApiError (400)."""
     logprobs: int | None
@@ -292,11 +382,76 @@ def request_options(
             ignore_eos=bool(request.ignore_eos),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            grammar=grammar,
             # vLLM's: the smaller, the earlier; 0 is everybody's.
             priority=Priority.HIGH if (request.priority or 0) < 0 else Priority.NORMAL,
         )
     except UserError as error:
         raise bad_request(str(error)) from None
+
+
+def format_grammar(request: CompletionRequest | ChatRequest) -> str:
+    """The grammar of what a request wants its answer to be; empty: any text. Raises ApiError."""
+    asked: dict[str, str] = {}
+    form = request.response_format if isinstance(request, ChatRequest) else None
+    if form is not None and form.type == "json_object":
+        asked["response_format"] = of_schema({"type": "object"})
+    elif form is not None and form.type == "json_schema":
+        if form.json_schema is None or form.json_schema.schema is None:
+            raise bad_request("response_format has no json_schema with a schema", "response_format")
+        asked["response_format"] = of_schema(form.json_schema.schema)
+    if request.guided_json is not None:
+        asked["guided_json"] = of_schema(schema_in(request.guided_json, "guided_json"))
+    if request.guided_regex is not None:
+        asked["guided_regex"] = of_regex(request.guided_regex)
+    if request.guided_choice is not None:
+        asked["guided_choice"] = of_choice(request.guided_choice)
+    grammars = {name: f"start: {term}" for name, term in asked.items()}
+    if request.guided_grammar is not None:
+        grammars["guided_grammar"] = request.guided_grammar
+    if len(grammars) > 1:
+        names = " and ".join(grammars)
+        raise bad_request(f"{names} cannot be followed at once", next(reversed(grammars)))
+    for name, grammar in grammars.items():
+        try:
+            size_bytes = len(grammar.encode())
+        except UnicodeEncodeError:
+            raise bad_request(f"{name} is not valid UTF-8 text", name) from None
+        if size_bytes > GRAMMAR_BYTES_MAX:
+            raise bad_request(f"{name} has {size_bytes} bytes; {GRAMMAR_BYTES_MAX} at most", name)
+    return next(iter(grammars.values()), "")
+
+
+def tools_grammar(request: ChatRequest, form: ToolFormat | None, marks: Mapping[str, str]) -> str:
+    """The grammar that makes calls valid where the request asks for that; empty: none.
+
+    ``marks`` are terms of special tokens. Raises ApiError (400).
+    """
+    if isinstance(request.tool_choice, ToolChoice):
+        name = request.tool_choice.function.name
+        chosen = [tool for tool in request.offered if tool.function.name == name]
+        if not chosen:
+            raise bad_request(f"tool_choice names {name!r}, which tools has not", "tool_choice")
+    else:
+        chosen = request.offered
+    required = isinstance(request.tool_choice, ToolChoice) or request.tool_choice == "required"
+    if required and not chosen:
+        raise bad_request("tool_choice wants a call, but there are no tools", "tool_choice")
+    if not chosen:
+        return ""
+    if form is None:
+        reason = "this model's chat template has no way to call tools that is known here"
+        raise bad_request(reason, "tools")
+    if not required and not any(tool.function.strict for tool in chosen):
+        return ""
+    return calls_grammar(
+        form,
+        [msgspec.to_builtins(tool.function) for tool in chosen],
+        required=required,
+        parallel=request.parallel_tool_calls is not False
+        and not isinstance(request.tool_choice, ToolChoice),
+        marks=marks,
+    )
 
 
 def _bias(given: Mapping[str, float]) -> dict[int, float]:

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,12 @@ from client.gateway.requests import (
     Defaults,
     check_stops,
     check_supported,
+    format_grammar,
     prompts_of,
     request_options,
     seeded,
     size_of,
+    tools_grammar,
     wanted_tokens,
 )
 from client.gateway.responses import (
@@ -31,6 +33,16 @@ from client.gateway.responses import (
     finish_of,
 )
 from client.gateway.text_threads import TextThreads
+from client.gateway.tools import (
+    MARKS,
+    THINKS,
+    THOUGHT,
+    AnswerReader,
+    Call,
+    Thought,
+    ToolFormat,
+    tool_format,
+)
 from client.swarm.swarm import Swarm
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
@@ -40,6 +52,9 @@ from dht.messages.logprobs import TokenScore
 CHAT_TOKENS_DEFAULT = 1024
 """The most that a chat's answer is given room for where the request does not say; KV is reserved
 for all of it at every stage."""
+
+CALL_ID_CHARS = 9
+"""Some templates take ids of this length alone."""
 
 Json = dict[str, Any]
 
@@ -61,6 +76,11 @@ class Job:
     """False where only the prompt is wanted back (``echo`` with ``max_tokens`` 0)."""
     prompt_texts: list[str] = field(default_factory=list)
     """Text of each choice's prompt, for ``echo``."""
+    calls: ToolFormat | None = None
+    """How calls are read in the answers, where functions are offered."""
+    thinks: bool = False
+    opened: bool = False
+    """Whether the prompt ends within thoughts."""
 
 
 class CompletionService:
@@ -82,6 +102,15 @@ class CompletionService:
         self._choices_max = choices_max
         self._threads = TextThreads()
         tokenizer = swarm.text.tokenizer
+        source = "" if template is None else template.source
+        self._tool_format = tool_format(source)
+        self._thinks = THINKS in source or THOUGHT in source
+        self._marks: dict[str, str] = {}
+        if tokenizer is not None and template is not None:
+            special = tokenizer.special_tokens(MARKS)
+            self._marks = {mark: f"<[{token_id}]>" for mark, token_id in special.items()}
+            if special:
+                swarm.text = replace(swarm.text, tokenizer=tokenizer.showing(MARKS))
         self._characters_per_token = None if tokenizer is None else tokenizer.characters_per_token()
         self._started_s = int(time.time())
 
@@ -106,9 +135,10 @@ class CompletionService:
         if wanted == 0 and not echo:
             name = "max_completion_tokens" if is_chat else "max_tokens"
             raise bad_request(f"{name} is 0; at least 1, or 0 with echo", name)
+        grammar = self._grammar(request)
         tasks = []
         for at, prompt_ids in enumerate(prompts):
-            options = self._options(request, prompt_ids, wanted, context)
+            options = self._options(request, prompt_ids, wanted, context, grammar)
             for choice in range(n):
                 index = at * n + choice
                 tasks.append(
@@ -126,7 +156,20 @@ class CompletionService:
             echo=echo,
             keeps_answer=wanted != 0,
             prompt_texts=[texts[task.index // n] for task in tasks] if echo else [],
+            calls=self._tool_format if _offers(request) else None,
+            thinks=is_chat and self._thinks and not grammar,
+            opened=is_chat and texts[0].rstrip().endswith(THINKS),
         )
+
+    def _grammar(self, request: CompletionRequest | ChatRequest) -> str:
+        """The grammar that the answers follow; empty: none. Raises ApiError (400)."""
+        wanted = format_grammar(request)
+        if not isinstance(request, ChatRequest):
+            return wanted
+        calls = tools_grammar(request, self._tool_format, self._marks)
+        if wanted and calls:
+            raise bad_request("response_format and such tools cannot be followed at once", "tools")
+        return wanted or calls
 
     def _check_model(self, model: str | None) -> None:
         known = self._swarm.text.name
@@ -224,6 +267,8 @@ class CompletionService:
                 [message.as_dict() for message in request.messages],
                 add_generation_prompt=request.add_generation_prompt is not False and not continued,
                 continue_final_message=continued,
+                tools=[tool.function.as_dict() for tool in request.offered] or None,
+                options=request.chat_template_kwargs,
             )
         except UserError as error:
             raise bad_request(str(error), "messages") from None
@@ -234,10 +279,11 @@ class CompletionService:
         prompt_ids: tuple[int, ...],
         wanted: int | None,
         context: int,
+        grammar: str,
     ) -> GenerationOptions:
         room = context - len(prompt_ids)
         new = min(CHAT_TOKENS_DEFAULT, max(1, room)) if wanted is None else max(1, wanted)
-        options = request_options(request, self._defaults, new)
+        options = request_options(request, self._defaults, new, grammar)
         try:
             options.new_tokens(len(prompt_ids), context)
         except UserError as error:
@@ -312,6 +358,10 @@ class CompletionService:
         }
 
 
+def _offers(request: CompletionRequest | ChatRequest) -> bool:
+    return isinstance(request, ChatRequest) and bool(request.offered)
+
+
 class _Choice:
     """Writes one choice, whole or in chunks."""
 
@@ -324,6 +374,10 @@ class _Choice:
         self._prompt: list[tuple[int, TokenScore | None]] = []
         self._finish: str | None = None
         self._started = False
+        self._reader: AnswerReader | None = None
+        if job.is_chat and (job.calls is not None or job.thinks):
+            self._reader = AnswerReader(job.calls, thinks=job.thinks, opened=job.opened)
+        self._calls = 0
         self._logprobs = CompletionLogprobs(text_of=service._text_of, top=job.logprobs_top or 0)
 
     @property
@@ -351,7 +405,8 @@ class _Choice:
         job, text = self._job, "".join(self._text)
         finish = self._finish if job.keeps_answer else "length"
         if job.is_chat:
-            message = {"role": "assistant", "content": text, "refusal": None}
+            message = {"role": "assistant", "refusal": None, **self._message(text)}
+            finish = self._finish_of(finish)
             choice: Json = {"message": message, "logprobs": self._chat_logprobs(self._scores)}
         else:
             if job.echo:
@@ -361,6 +416,51 @@ class _Choice:
                 "logprobs": self._completion_logprobs(self._prompt, self._scores),
             }
         return {"index": self._task.index, **choice, "finish_reason": finish}
+
+    def _message(self, text: str) -> Json:
+        """Content, thoughts and calls of a whole answer."""
+        if self._reader is None:
+            return {"content": text}
+        parts = [*self._reader.push(text), *self._reader.flush()]
+        content = "".join(part for part in parts if isinstance(part, str))
+        thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
+        calls = [self._call(part) for part in parts if isinstance(part, Call)]
+        found: Json = {"content": (content.strip() or None) if calls else content}
+        if thoughts:
+            found |= {"content": content.lstrip() or None, "reasoning_content": thoughts}
+        return {**found, "tool_calls": calls} if calls else found
+
+    def _deltas(self, text: str, *, ends: bool) -> list[Json]:
+        """Content, thoughts and calls that became certain in a stream."""
+        if self._reader is None:
+            return [{"content": text}] if text else []
+        parts = [*self._reader.push(text), *(self._reader.flush() if ends else ())]
+        found: list[Json] = []
+        for part in parts:
+            match part:
+                case str():
+                    found.append({"content": part})
+                case Thought():
+                    found.append({"reasoning_content": part.text})
+                case Call():
+                    found += self._call_deltas(part)
+        return found
+
+    def _call_deltas(self, call: Call) -> list[Json]:
+        index = self._calls
+        whole = self._call(call)
+        begun = {**whole, "index": index, "function": {"name": call.name, "arguments": ""}}
+        rest = {"index": index, "function": {"arguments": call.arguments}}
+        return [{"tool_calls": [begun]}, {"tool_calls": [rest]}]
+
+    def _call(self, call: Call) -> Json:
+        self._calls += 1
+        function = {"name": call.name, "arguments": call.arguments}
+        call_id = secrets.token_hex(5)[:CALL_ID_CHARS]
+        return {"id": call_id, "type": "function", "function": function}
+
+    def _finish_of(self, finish: str | None) -> str | None:
+        return "tool_calls" if self._calls and finish == "stop" else finish
 
     def chunks(self, part: ChoicePart) -> list[Json]:
         """The choices of the chunks that a part makes."""
@@ -373,11 +473,15 @@ class _Choice:
         if first and job.is_chat:
             found.append(self._chunk({"role": "assistant", "content": ""}, None, None))
         if job.is_chat:
-            if text or self._scores:
-                logprobs = self._chat_logprobs(self._scores)
-                found.append(self._chunk({"content": text}, logprobs, None))
+            deltas = self._deltas(text, ends=part.answer is not None)
+            if self._scores and not deltas:
+                deltas = [{"content": ""}]
+            logprobs = self._chat_logprobs(self._scores)
+            for delta in deltas:
+                found.append(self._chunk(delta, logprobs, None))
+                logprobs = None
             if part.answer is not None:
-                found.append(self._chunk({}, None, self._finish))
+                found.append(self._chunk({}, None, self._finish_of(self._finish)))
             return found
         if first and job.echo:
             text = job.prompt_texts[self._task.index] + text

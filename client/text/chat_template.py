@@ -52,6 +52,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Raises UserError for a template that is none."""
+        self.source = source
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
@@ -99,18 +100,24 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text, special tokens included; raises UserError with the template's reason.
 
-        ``continue_final_message`` ends it behind the last message's content.
+        ``continue_final_message`` ends it behind the last message's content. ``tools`` are
+        functions in OpenAI's form, ``options`` what the template takes beside.
         """
         try:
             text = self._template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._special_tokens,
+                {
+                    "documents": None,
+                    **(options or {}),
+                    "messages": [dict(message) for message in messages],
+                    "add_generation_prompt": add_generation_prompt,
+                    "tools": None if tools is None else [dict(tool) for tool in tools],
+                    **self._special_tokens,
+                }
             )
         except jinja2.TemplateError as error:
             raise UserError(f"the model's chat template refuses these messages: {error}") from None

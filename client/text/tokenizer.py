@@ -42,6 +42,22 @@ class Tokenizer:
             raise UserError(f"cannot read {path}: {error}") from error
         return cls(backend)
 
+    def showing(self, marks: Sequence[str]) -> "Tokenizer":
+        """This tokenizer, with special tokens among ``marks`` shown as text."""
+        model = json.loads(self._backend.to_str())
+        for token in model.get("added_tokens", ()):
+            token["special"] = token["special"] and token["content"] not in marks
+        return Tokenizer(type(self._backend).from_str(json.dumps(model)))
+
+    def special_tokens(self, marks: Sequence[str]) -> dict[str, int]:
+        """Ids of those ``marks`` that are special tokens, by their text."""
+        added = json.loads(self._backend.to_str()).get("added_tokens", ())
+        return {
+            token["content"]: token["id"]
+            for token in added
+            if token["special"] and token["content"] in marks
+        }
+
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of ``text``, with the special tokens that the model expects around it.
 

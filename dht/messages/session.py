@@ -28,6 +28,7 @@ STAGES_MAX = 128
 ITEMS_MAX = 1024
 STOP_TOKENS_MAX = 64
 BIASED_TOKENS_MAX = 1024
+GRAMMAR_BYTES_MAX = 64 << 10
 LOGPROBS_MAX = 20
 """Maximum alternatives per token that a client may ask for, as with OpenAI."""
 
@@ -74,6 +75,9 @@ class Sampling:
     """Number of alternatives sent with each token's log probability; None: send neither."""
     prompt_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
     """Number of alternatives sent with each prompt token's log probability; None: send neither."""
+    grammar: Annotated[bytes, Meta(max_length=GRAMMAR_BYTES_MAX)] = b""
+    """Grammar that the answer's text follows, as llguidance's Lark in UTF-8; empty: none. The
+    answer then ends by a stop token, and only where the grammar lets it end."""
 
     @property
     def needs_prompt(self) -> bool:
@@ -83,7 +87,8 @@ class Sampling:
     @property
     def needs_answer(self) -> bool:
         """Whether the last stage needs the token ids of the answer so far."""
-        return self.needs_prompt or self.presence_penalty != 0 or self.frequency_penalty != 0
+        penalised = self.presence_penalty != 0 or self.frequency_penalty != 0
+        return self.needs_prompt or penalised or bool(self.grammar)
 
 
 class RefusalCode(StrEnum):

@@ -1,4 +1,4 @@
-"""Adjusts logits before a token is picked: bias, penalties, the minimum length.
+"""Adjusts logits before a token is picked: bias, penalties, the minimum length, a grammar.
 
 Semantics and order are those of ``transformers``' processors, with OpenAI's presence and frequency
 penalties (as vLLM has them) between repetition penalty and minimum length. Float32 throughout.
@@ -25,7 +25,7 @@ class SamplingRow:
     sampling: Sampling
     position: int
     history: TokenHistory | None = None
-    """None if neither penalties nor a minimum length are asked for."""
+    """None if no penalty, minimum length or grammar is asked for."""
 
     @property
     def is_adjusted(self) -> bool:
@@ -38,6 +38,7 @@ class SamplingRow:
                 or sampling.presence_penalty != 0.0
                 or sampling.frequency_penalty != 0.0
                 or self.history.answer_tokens < sampling.min_new_tokens
+                or self.history.grammar is not None
             )
         )
 
@@ -57,7 +58,11 @@ def adjust(scores: torch.Tensor, draws: Sequence[SamplingRow]) -> torch.Tensor:
             _add_bias(row, draw.sampling)
             _penalise(row, draw)
             _forbid_stops(row, draw)
-    return scores.clamp_(-FLOAT32_MAX, FLOAT32_MAX)
+    scores.clamp_(-FLOAT32_MAX, FLOAT32_MAX)
+    for row, draw in zip(scores.numpy(), draws, strict=True):  # last: nothing outweighs a grammar
+        if draw.history is not None and draw.history.grammar is not None:
+            draw.history.grammar.restrict(row)
+    return scores
 
 
 def _add_bias(row: Scores, sampling: Sampling) -> None:

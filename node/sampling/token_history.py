@@ -6,9 +6,13 @@ that a session that is replayed elsewhere has the same history there.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from node.sampling.grammar import GrammarState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +47,15 @@ class TokenHistory:
         self.largest_id = max(distinct, default=-1)
         for token_id in known[split:]:
             self._count(token_id)
+        self.grammar: GrammarState | None = None
+        """Where the answer is in its grammar, if it follows one."""
 
     def add(self, token_id: int) -> None:
         """Append the answer's next token."""
         self.answer_tokens += 1
         self._count(token_id)
+        if self.grammar is not None:
+            self.grammar.add(token_id)
 
     def _count(self, token_id: int) -> None:
         at = self._places.get(token_id)

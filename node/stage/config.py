@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from dht.messages.session import Sampling
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopConfig
+from node.sampling.grammar import GrammarState
 from node.sessions.activation_log import LOG_BYTES_MAX
 from node.stage.open_checks import StageView
 
@@ -80,6 +82,13 @@ class StageEngine(Protocol):
         ...
 
     def submit(self, item: WorkItem) -> None: ...
+
+    async def grammar(self, client: str, sampling: Sampling, answer: Sequence[int]) -> GrammarState:
+        """Where the grammar of ``sampling`` stands after the token ids ``answer``.
+
+        Raises GrammarError where it cannot be followed here.
+        """
+        ...
 
     def kv_row_bytes(self, start: int, end: int) -> int:
         """Bytes of one token's KV in layers ``[start, end)``."""

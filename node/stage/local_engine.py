@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec
 from node.engine.engine import DeviceLostError, Engine, EngineConfig
 from node.engine.scheduler import limits_of
@@ -13,6 +14,8 @@ from node.engine.worker import Worker, WorkerTimes
 from node.kv.export import KvBytes, pack_kv
 from node.profiling.layer_profile import Profile, tokens_per_s
 from node.profiling.profile_cache import default_folder, profiled
+from node.sampling.grammar import GrammarState
+from node.sampling.grammars import Grammars
 from node.stage.open_checks import StageView
 from node.weights.hashes import Progress
 from node.weights.store import WeightStore
@@ -36,6 +39,8 @@ class LocalEngine:
         self.profile = profile
         self.remembered = remembered
         self.tokens_per_s = tokens_per_s(engine, profile)
+        store = engine.config.store
+        self._grammars = Grammars(store.directory, engine.spec.vocab, store.config)
         self._on_results: Callable[[Sequence[WorkResult]], None] | None = None
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = self._loop.create_future()
@@ -178,6 +183,9 @@ class LocalEngine:
 
     def drop(self, key: str) -> None:
         self._worker.drop(key)
+
+    async def grammar(self, client: str, sampling: Sampling, answer: Sequence[int]) -> GrammarState:
+        return await self._grammars.state(client, sampling, answer)
 
     def kv_row_bytes(self, start: int, end: int) -> int:
         return self._engine.spec.kv_bytes_per_token_layer * (end - start)

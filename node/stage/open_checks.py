@@ -43,8 +43,8 @@ def refusal_of(
         return RefusalCode.BAD_REQUEST, "this stage belongs to another peer"
     if open_.fingerprint != view.fingerprint:
         return RefusalCode.NOT_HELD, "this peer serves other weights under that name"
-    if (bad_history := _refuse_history(open_)) is not None:
-        return RefusalCode.BAD_REQUEST, bad_history
+    if (unsound := _refuse_sampling(open_)) is not None:
+        return RefusalCode.BAD_REQUEST, unsound
     if taken_over:
         return None
     if not view.serving:
@@ -61,12 +61,14 @@ def refusal_of(
     return None
 
 
-def _refuse_history(open_: SessionOpen) -> str | None:
-    """Why the open lacks the history that its sampling needs, or None."""
+def _refuse_sampling(open_: SessionOpen) -> str | None:
+    """Why the open lacks what its sampling needs, or None."""
     if open_.answered >= open_.prompt_tokens:
         return f"{open_.answered} tokens of answer in {open_.prompt_tokens} of prompt"
     if len(open_.history) != open_.history_tokens:
         return f"{len(open_.history)} token ids of history, {open_.history_tokens} expected"
+    if open_.sampling.grammar and not open_.sampling.stop_token_ids:
+        return "an answer under a grammar needs a stop token"
     top = open_.sampling.prompt_logprobs
     if top is not None and scored_values(open_.prompt_tokens, top) > SCORED_VALUES_MAX:
         return (

@@ -26,6 +26,7 @@ from dht.messages.session import (
 )
 from dht.transport.frame_sender import FrameSender
 from node.links.hops import DIALS_REFUSED, HopReply, HopTable
+from node.sampling.grammar import GrammarError, GrammarState
 from node.sessions.admission import (
     CLAIM_SHARE,
     QUEUE_PLACES,
@@ -82,6 +83,8 @@ class Opening:
         self._bandwidth_from = bandwidth_from
         self._now = now
         self._sign = sign
+        self._reading: set[asyncio.Task[None]] = set()
+        """Opens whose grammar is being read."""
 
     def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
         """Take the session over or reserve KV, then pass the open on; or answer with a refusal."""
@@ -100,14 +103,43 @@ class Opening:
             return
         session = live.session
         if session.is_last or open_.hop == open_.migrate_until:
-            session.on(StageEvent.ACCEPTED)
-            session.importing = session.is_warming and self._way(open_) is Way.COPY
-            self._accept(live)
-            # Connect to the next stage now, also when a move only begins: rows need not wait then.
-            if len(open_.route) > 1:
-                self._hops.get(_next_peer(open_))
+            if session.is_last and open_.sampling.grammar:
+                task = asyncio.create_task(self._accept_with_grammar(live))
+                self._reading.add(task)
+                task.add_done_callback(self._reading.discard)
+            else:
+                self._accept_as_last(live)
             return
         self._hops.get(_next_peer(open_)).send(replace(open_, hop=open_.hop + 1))
+
+    def _accept_as_last(self, live: Live) -> None:
+        """Accept as the last stage that the open is for."""
+        session = live.session
+        session.on(StageEvent.ACCEPTED)
+        session.importing = session.is_warming and self._way(session.open) is Way.COPY
+        self._accept(live)
+        # Connect to the next stage now, also when a move only begins: rows need not wait then.
+        if len(session.open.route) > 1:
+            self._hops.get(_next_peer(session.open))
+
+    async def _accept_with_grammar(self, live: Live) -> None:
+        """Accept once the grammar is read and has followed the answer so far, or refuse."""
+        open_ = live.session.open
+        found: GrammarState | GrammarError
+        try:
+            answer = open_.history[len(open_.history) - open_.answered :]
+            found = await self._engine.grammar(open_.client, open_.sampling, answer)
+        except GrammarError as error:
+            found = error
+        session = live.session  # another attempt's, or closed meanwhile
+        if self._table.find(open_.session, open_.attempt) is not live or session.open is not open_:
+            return
+        if isinstance(found, GrammarError):
+            self._counters[f"refused_{found.code}"] += 1
+            self._refused_below(live, self._refused(open_, self._me, found.code, str(found)))
+        elif session.history is not None:
+            session.history.grammar = found
+            self._accept_as_last(live)
 
     def _announce_move(self, live: Live, open_: SessionOpen, upstream: FrameSender) -> None:
         """Pass a planned move on to the new stages, as a stage that goes on serving."""

@@ -364,3 +364,36 @@ def test_missing_layers_are_named_with_a_503(peers: LocalSwarm, chat_model: Path
         assert "layer" in text
     finally:
         assert short.stop() == 0
+
+
+def test_answers_follow_a_format(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "brook", "prompt": PROMPT, "max_tokens": 40}
+    choice = {"guided_choice": ["a fox", "a bear"]}
+    found = client.completions.create(**asked, extra_body=choice).choices[0]
+    assert found.text in choice["guided_choice"]
+    assert found.finish_reason == "stop"
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"enum": [3, 4]}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    answers = [
+        client.chat.completions.create(
+            model="brook",
+            messages=[{"role": "user", "content": PROMPT}],
+            temperature=temperature,
+            seed=3,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "fox", "schema": schema, "strict": True},
+            },
+        )
+        for temperature in (0, 1, 1)
+    ]
+    read = [json.loads(answer.choices[0].message.content or "") for answer in answers]
+    assert all(set(each) == {"name", "age"} and each["age"] in {3, 4} for each in read)
+    assert read[1] == read[2], "the same seed gives the same answer"
+    with pytest.raises(openai.APIStatusError, match="the grammar: "):
+        client.completions.create(**asked, extra_body={"guided_regex": "((a{100}){100}){9999"})

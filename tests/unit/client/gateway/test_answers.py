@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -282,3 +283,19 @@ def test_models_health_metrics_and_the_document() -> None:
             assert set(json.loads(text)["paths"]) >= {"/v1/completions", "/v1/chat/completions"}
 
     asyncio.run(scenario())
+
+
+def test_a_request_is_logged_in_a_line_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            with caplog.at_level(logging.INFO, "client.gateway.app.requests"):
+                await gateway.post("/v1/completions", prompt="secret words", max_tokens=2)
+                await gateway.post("/v1/secret-path", prompt="a")
+
+    asyncio.run(scenario())
+    lines = [each.getMessage() for each in caplog.records if each.name.endswith(".requests")]
+    assert [line.split()[:3] for line in lines] == [
+        ["POST", "/v1/completions", "200"],
+        ["POST", "other", "404"],
+    ]
+    assert not any("secret" in line for line in lines)

@@ -22,6 +22,7 @@ from tests.unit.client.gateway.waiting import until
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 HI = [{"role": "user", "content": "Hi"}]
 
 
@@ -67,8 +68,39 @@ def error_of(body: Any) -> dict[str, Any]:
         (TEXT, {"prompt": "\ud800"}, None, None),
         (CHAT, {"messages": []}, "messages", ">= 1"),
         (CHAT, {"messages": [{"content": "x"}]}, "messages[0]", "missing required field `role`"),
-        (CHAT, {"messages": HI, "tools": [{}]}, "tools", "not supported"),
-        (CHAT, {"messages": HI, "response_format": {"type": "x"}}, "response_format", "not sup"),
+        (CHAT, {"messages": HI, "tools": [{}]}, "tools[0]", "missing required field `function`"),
+        (CHAT, {"messages": HI, "tools": [TOOL]}, "tools", "no way to call tools"),
+        (CHAT, {"messages": HI, "tool_choice": "required"}, "tool_choice", "no tools"),
+        (
+            CHAT,
+            {"messages": HI, "tools": [TOOL], "tool_choice": {"function": {"name": "other"}}},
+            "tool_choice",
+            "'other'",
+        ),
+        (
+            CHAT,
+            {"messages": HI, "response_format": {"type": "x"}},
+            "response_format.type",
+            "Invalid enum value 'x'",
+        ),
+        (
+            CHAT,
+            {"messages": HI, "response_format": {"type": "json_schema"}},
+            "response_format",
+            "no json_schema",
+        ),
+        (CHAT, {"messages": HI, "guided_json": "{"}, "guided_json", "not JSON"),
+        (CHAT, {"messages": HI, "guided_json": '{"const": "\\ud800"}'}, "guided_json", "UTF-8"),
+        ("/v1/embeddings", {"input": "a"}, None, "embeddings are not served"),
+        (CHAT, {"messages": HI, "guided_json": "[]"}, "guided_json", "no JSON schema"),
+        (TEXT, {"prompt": "a", "guided_regex": "a" * 70_000}, "guided_regex", "65536 at most"),
+        (
+            TEXT,
+            {"prompt": "a", "guided_regex": "a", "guided_choice": ["a"]},
+            "guided_choice",
+            "at once",
+        ),
+        (TEXT, {"prompt": "a", "guided_regex": "a", "ignore_eos": True}, None, "end-of-text"),
         (CHAT, {"messages": HI, "top_logprobs": 3}, "top_logprobs", "logprobs: true"),
         (CHAT, {"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens", "is 0"),
         (

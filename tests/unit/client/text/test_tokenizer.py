@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 
 from bench.local_swarm import ROOT
 from client.answer.generation import GenerationOptions
@@ -170,3 +172,19 @@ def test_a_leading_space_belongs_to_its_token() -> None:
     tokenizer = Tokenizer(_Spaces())
     assert [tokenizer.token_text(n) for n in (1, 2, 3)] == [" a", "b", "bytes:\\xe2"]
     assert [tokenizer.token_bytes(n) for n in (1, 2, 3)] == [b" a", b"b", b"\xe2"]
+
+
+def test_marks_that_are_special_tokens_can_be_shown() -> None:
+    backend = Backend.from_file(str(MODEL / "tokenizer.json"))
+    backend.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True)])
+    backend.add_special_tokens([AddedToken("<|other|>", special=True)])
+    hidden = Tokenizer(backend)
+    marks = ("[TOOL_CALLS]", "<tool_call>")
+    ids = hidden.encode("a [TOOL_CALLS]b<|other|>", special_tokens=False)
+    (mark,) = hidden.special_tokens(marks).values()
+    assert mark in ids
+    shown = hidden.showing(marks)
+    assert shown.encode("a [TOOL_CALLS]b<|other|>", special_tokens=False) == ids
+    assert "[TOOL_CALLS]" not in hidden.decode(ids)
+    assert "[TOOL_CALLS]" in shown.decode(ids)
+    assert "<|other|>" not in shown.decode(ids)

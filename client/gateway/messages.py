@@ -1,0 +1,302 @@
+"""Anthropic's ``/v1/messages``, translated to a chat of OpenAI's interface and back. Pure."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from client.gateway.errors import ApiError, bad_request
+from client.gateway.requests import (
+    MESSAGES_MAX,
+    STOPS_MAX,
+    TOOLS_MAX,
+    CalledFunction,
+    ChatRequest,
+    Function,
+    FunctionName,
+    Message,
+    Stop,
+    StreamOptions,
+    Tokens,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+
+Json = dict[str, Any]
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
+    thinking: str
+
+
+class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class AnthropicMessage(msgspec.Struct, kw_only=True):
+    role: Literal["user", "assistant"]
+    content: str | Annotated[list[Block], Meta(max_length=MESSAGES_MAX)]
+
+
+class AnthropicTool(msgspec.Struct, kw_only=True):
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class AnthropicToolChoice(msgspec.Struct, kw_only=True):
+    type: Literal["auto", "any", "none", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class MessagesRequest(msgspec.Struct, kw_only=True):
+    """``/v1/messages``."""
+
+    messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    max_tokens: Tokens
+    model: str | None = None
+    system: str | list[TextBlock] | None = None
+    stream: bool | None = None
+    stop_sequences: Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: int | None = None
+    tools: Annotated[list[AnthropicTool], Meta(max_length=TOOLS_MAX)] | None = None
+    tool_choice: AnthropicToolChoice | None = None
+
+
+def chat_of(request: MessagesRequest) -> ChatRequest:
+    """The same request to ``/v1/chat/completions``; raises ApiError (400)."""
+    messages = []
+    if request.system:
+        messages.append(Message(role="system", content=_text(request.system)))
+    for message in request.messages:
+        messages += _messages(message)
+    choice = request.tool_choice
+    return ChatRequest(
+        model=request.model,
+        messages=messages,
+        max_tokens=request.max_tokens,
+        stream=request.stream,
+        stream_options=StreamOptions(include_usage=True) if request.stream else None,
+        stop=request.stop_sequences,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        tools=[
+            Tool(
+                function=Function(
+                    name=tool.name,
+                    description=tool.description,
+                    parameters=tool.input_schema,
+                    strict=tool.strict,
+                )
+            )
+            for tool in request.tools or ()
+        ]
+        or None,
+        tool_choice=None if choice is None else _choice(choice),
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+    )
+
+
+def _choice(choice: AnthropicToolChoice) -> Literal["auto", "none", "required"] | ToolChoice:
+    match choice.type:
+        case "any":
+            return "required"
+        case "tool":
+            if choice.name is None:
+                raise bad_request("tool_choice names no tool", "tool_choice")
+            return ToolChoice(function=FunctionName(name=choice.name))
+        case "auto" | "none":
+            return choice.type
+
+
+def _text(content: str | Sequence[TextBlock] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(block.text for block in content)
+
+
+def _messages(message: AnthropicMessage) -> list[Message]:
+    """Results of calls as messages of their own, then what else is said."""
+    if isinstance(message.content, str):
+        return [Message(role=message.role, content=message.content)]
+    found, said, calls, thoughts = [], [], [], []
+    for block in message.content:
+        match block:
+            case TextBlock(text=text):
+                said.append(text)
+            case ThinkingBlock(thinking=thought):
+                thoughts.append(thought)
+            case ToolUseBlock(id=call_id, name=name, input=given):
+                called = CalledFunction(name=name, arguments=json.dumps(given, ensure_ascii=False))
+                calls.append(ToolCall(id=call_id, function=called))
+            case ToolResultBlock(tool_use_id=call_id, content=content):
+                found.append(Message(role="tool", tool_call_id=call_id, content=_text(content)))
+    if said or calls or thoughts:
+        found.append(
+            Message(
+                role=message.role,
+                content="\n".join(said) if said else None,
+                tool_calls=calls or None,
+                reasoning_content="\n".join(thoughts) if thoughts else None,
+            )
+        )
+    return found
+
+
+def message_of(answer: Json) -> Json:
+    """A whole chat answer in Anthropic's form."""
+    choice, usage = answer["choices"][0], answer["usage"]
+    message, content = choice["message"], []
+    if thoughts := message.get("reasoning_content"):
+        content.append({"type": "thinking", "thinking": thoughts, "signature": ""})
+    if message.get("content"):
+        content.append({"type": "text", "text": message["content"]})
+    content += [
+        {
+            "type": "tool_use",
+            "id": call["id"],
+            "name": call["function"]["name"],
+            "input": _object(call["function"]["arguments"]),
+        }
+        for call in message.get("tool_calls", ())
+    ]
+    return {
+        **_envelope(answer),
+        "content": content,
+        "stop_reason": STOP_REASONS.get(choice["finish_reason"], "end_turn"),
+        "usage": _usage(usage),
+    }
+
+
+def _object(text: str) -> Json:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _usage(usage: Json) -> Json:
+    return {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+
+
+def _envelope(answer: Json) -> Json:
+    return {
+        "id": "msg_" + answer["id"].partition("-")[2],
+        "type": "message",
+        "role": "assistant",
+        "model": answer["model"],
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": 0, "output_tokens": 0},
+    }
+
+
+def error_of(error: ApiError) -> Json:
+    """An error in Anthropic's form."""
+    default = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = ERROR_TYPES.get(error.status, default)
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+class MessageEvents:
+    """Turns the chunks of a chat's stream into Anthropic's events."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._index = -1
+        self._open = ""
+        """The type of the block that is open."""
+        self._stop_reason = "end_turn"
+        self._begun = False
+
+    def push(self, chunk: Json) -> list[Json]:
+        """The events of a chunk; the one with the usage, the last one, ends the message."""
+        found: list[Json] = []
+        if not self._begun:
+            self._begun = True
+            started = _envelope(chunk)
+            started["usage"]["input_tokens"] = self._prompt_tokens
+            found.append({"type": "message_start", "message": started})
+        for choice in chunk["choices"]:
+            found += self._delta(choice["delta"])
+            if choice["finish_reason"] is not None:
+                self._stop_reason = STOP_REASONS.get(choice["finish_reason"], "end_turn")
+        if chunk.get("usage") is not None:
+            found += self._close()
+            ended = {"stop_reason": self._stop_reason, "stop_sequence": None}
+            usage = _usage(chunk["usage"])
+            found.append({"type": "message_delta", "delta": ended, "usage": usage})
+            found.append({"type": "message_stop"})
+        return found
+
+    def _delta(self, delta: Json) -> list[Json]:
+        if thought := delta.get("reasoning_content"):
+            found = self._in("thinking", {"thinking": "", "signature": ""})
+            return [*found, self._part({"type": "thinking_delta", "thinking": thought})]
+        if text := delta.get("content"):
+            found = self._in("text", {"text": ""})
+            return [*found, self._part({"type": "text_delta", "text": text})]
+        found = []
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                block = {"id": call["id"], "name": call["function"]["name"], "input": {}}
+                found += self._close() + self._in("tool_use", block)
+            if arguments := call["function"]["arguments"]:
+                found.append(self._part({"type": "input_json_delta", "partial_json": arguments}))
+        return found
+
+    def _part(self, delta: Json) -> Json:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _in(self, kind: str, block: Json) -> list[Json]:
+        """The events after which a block of this kind is open."""
+        if self._open == kind:
+            return []
+        found = self._close()
+        self._index += 1
+        self._open = kind
+        started = {"type": kind, **block}
+        return [
+            *found,
+            {"type": "content_block_start", "index": self._index, "content_block": started},
+        ]
+
+    def _close(self) -> list[Json]:
+        if not self._open:
+            return []
+        self._open = ""
+        return [{"type": "content_block_stop", "index": self._index}]
