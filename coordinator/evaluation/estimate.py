@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from coordinator.evaluation.flow_shares import Shares, flow_shares, separate_parts, topological
 from coordinator.evaluation.max_flow import bandwidth_bytes_per_s, round_trips_s
-from coordinator.problem.service import PeerSpeed, Service, Workload
+from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
 ROUNDS = 12
@@ -45,6 +45,8 @@ class _Visit:
     """A peer on the flow: a token's mean visits, and the mean layers that it runs there."""
 
     machine: PeerSpeed
+    decode: Curve
+    """Decode times at the mean context of the workload's answers."""
     room: float
     stretch: float
     share: float = 0.0
@@ -61,7 +63,7 @@ class _Visit:
         self.layers /= max(self.share, 1e-12)
         run = self.layers * self.stretch
         self.prompt_s = run * machine.prompt.at(load.input_tokens) + machine.step_overhead_s
-        self.alone_s = run * machine.decode.at(1.0) + machine.step_overhead_s
+        self.alone_s = run * self.decode.at(1.0) + machine.step_overhead_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,7 @@ class _Network:
             count = min(a.end - a.start, len(machine.kv_layer_tokens))
             self.visits[name] = _Visit(
                 machine=machine,
+                decode=machine.decode.at_context(load.input_tokens + load.output_tokens / 2),
                 room=machine.kv_layer_tokens[count - 1],
                 stretch=machine.stretch[min(count, len(machine.stretch)) - 1]
                 if machine.stretch
@@ -251,12 +254,7 @@ class _Network:
         """A rate above which some peer could not keep up at any batch."""
         return min(
             1.0
-            / (
-                visit.share
-                * visit.layers
-                * visit.stretch
-                * max(visit.machine.decode.at(256) / 256, 1e-9)
-            )
+            / (visit.share * visit.layers * visit.stretch * max(visit.decode.at(256) / 256, 1e-9))
             for visit in self.visits.values()
         )
 
@@ -365,7 +363,7 @@ class _Network:
         None where the peer cannot keep up.
         """
         # The search spends most of its time here, hence comparisons instead of min() and max().
-        layers, decode_s = visit.layers * visit.stretch, visit.machine.decode.at
+        layers, decode_s = visit.layers * visit.stretch, visit.decode.at
         overhead_s, answer_tokens = visit.machine.step_overhead_s, self._workload.output_tokens
         prompt_s, plain = visit.prompt_s, visit.alone_s
         caught, laden, busy = carried, prompt_s, 0.0

@@ -12,26 +12,32 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from dht.errors import UserError
-from dht.messages.types import LAYER_TIMES_MAX, LayerTimes
+from dht.messages.types import LayerTimes
 from node.engine.engine import Engine, WorkItem
+from node.engine.scheduler import DECODE_S_MAX, PREFILL_TOKENS_MOST
 from node.kv.export import KvRows
 from node.model.layer_range import kv_shape
-from node.profiling.layer_fit import LayerFit, Timing, fit
+from node.profiling.layer_fit import LayerFit, Timing, announced, fit
 
 STEP_OVERHEAD_S = 0.002
 """Overhead per step, whatever it runs: receiving, queueing, sending."""
 SESSION_TOKENS = 512
 """Typical length of a session, which bounds the batch by KV room; half of it is its context."""
-BATCHES = (1, 4, 16)
+BATCHES = (1, 4, 16, 32, 64, 128, 256)
 CONTEXTS = (1, 512, 2048)
-CHECKS = ((2, 512), (8, 1), (4, 1024))
+POINT_TOKENS_MAX = 1 << 16
+"""Maximum sum of the contexts at a point: the KV of more would take longer to fill than to time."""
+CHECKS = ((2, 512), (8, 1), (4, 1024), (48, 512))
 """``(batch, context)`` points that are timed only to find the fit's error."""
-PREFILLS = (32, 128, 256)
-"""Timed chunks of a prompt, in tokens."""
+CHUNKS = (32, 128, 256, PREFILL_TOKENS_MOST)
+"""Timed chunks of a prompt, in tokens; no step runs a longer one."""
+CHUNK_CONTEXTS = (0, 1024)
+"""Tokens of the prompt before a timed chunk."""
 TIMINGS_MIN = 3
 TIMINGS_MAX = 64
 TIMING_BUDGET_S = 0.1
@@ -52,7 +58,9 @@ class Profile:
     checks: tuple[Timing, ...]
     """Times of decode rows that are left out of the fit."""
     prefills: tuple[Timing, ...]
-    """Times of one session's chunks of ``context_tokens`` tokens."""
+    """Times of a prompt's chunks of ``batch`` tokens, with ``context_tokens`` before them."""
+    kv_tokens: int
+    """KV room at the measurement: with more, more points can be timed."""
 
     @property
     def fit(self) -> LayerFit:
@@ -65,16 +73,19 @@ class Profile:
         return max(self.fit.errors(self.checks), default=None)
 
     @property
+    def prompt_fit(self) -> LayerFit:
+        """Fit of a prompt's chunks, by tokens and context."""
+        return fit(self.prefills)
+
+    @property
     def decode_times(self) -> LayerTimes:
-        """Decode times to announce: a layer's seconds by batch, at a typical context."""
-        batches = sorted({timing.batch for timing in self.points})[:LAYER_TIMES_MAX]
-        return tuple((batch, self.fit.seconds(batch, SESSION_TOKENS / 2)) for batch in batches)
+        """Decode times to announce: a layer's, by batch and context."""
+        return announced(self.fit)
 
     @property
     def prompt_times(self) -> LayerTimes:
-        """Prompt times to announce: a layer's seconds by tokens."""
-        ordered = sorted(self.prefills, key=lambda timing: timing.context_tokens)
-        return tuple((each.context_tokens, each.seconds) for each in ordered[:LAYER_TIMES_MAX])
+        """Prompt times to announce: a layer's, by a chunk's tokens."""
+        return announced(self.prompt_fit) if self.prefills else ()
 
     def layer_s(self) -> dict[int, float]:
         """Seconds of one layer by rows, at a typical context; they bound a step's rows."""
@@ -82,7 +93,10 @@ class Profile:
             batch: self.fit.seconds(batch, SESSION_TOKENS / 2)
             for batch in sorted({timing.batch for timing in self.points})
         }
-        return {**decodes, **{each.context_tokens: each.seconds for each in self.prefills}}
+        if not self.prefills:
+            return decodes
+        chunks = {line.batch: line.seconds(0) for line in self.prompt_fit.lines}
+        return {**{rows: s for rows, s in decodes.items() if rows < min(chunks)}, **chunks}
 
 
 def points_within(kv_tokens: int, page_tokens: int, context_max: int) -> tuple[Point, ...]:
@@ -93,7 +107,9 @@ def points_within(kv_tokens: int, page_tokens: int, context_max: int) -> tuple[P
         for batch, context in grid
         if (batch, context) == (1, 1)
         or (
-            context <= context_max and batch * -(-context // page_tokens) * page_tokens <= kv_tokens
+            context <= context_max
+            and batch * context <= POINT_TOKENS_MAX
+            and batch * -(-context // page_tokens) * page_tokens <= kv_tokens
         )
     )
 
@@ -103,10 +119,14 @@ def layer_to_time(engine: Engine) -> int:
     return 1 if engine.spec.layers > 2 else 0
 
 
-def feasible(engine: Engine) -> tuple[Point, ...]:
-    """The points at which ``engine`` can be timed."""
+def room_for_timing(engine: Engine) -> int:
+    """KV tokens that ``engine`` has room for beside the layer that is timed."""
     index = layer_to_time(engine)
-    kv_tokens = engine.kv_tokens_beside(index, index + 1)
+    return engine.kv_tokens_beside(index, index + 1)
+
+
+def feasible(engine: Engine, kv_tokens: int) -> tuple[Point, ...]:
+    """The points at which ``engine`` can be timed with this KV room."""
     return points_within(kv_tokens, engine.config.page_tokens, engine.spec.context_tokens)
 
 
@@ -118,7 +138,8 @@ def measure(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> P
     index = layer_to_time(engine)
     engine.load(index, index + 1, made_up=True)
     by_context: dict[int, list[int]] = {}
-    for batch, context in feasible(engine):
+    kv_tokens = room_for_timing(engine)
+    for batch, context in feasible(engine, kv_tokens):
         by_context.setdefault(context, []).append(batch)
     seconds: dict[Point, float] = {}
     for _ in range(PASSES):
@@ -130,7 +151,8 @@ def measure(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> P
     return Profile(
         points=tuple(t for t in timed if (t.batch, t.context_tokens) not in CHECKS),
         checks=tuple(t for t in timed if (t.batch, t.context_tokens) in CHECKS),
-        prefills=tuple(_time_prefills(engine, clock)),
+        prefills=tuple(_time_chunks(engine, index, clock)),
+        kv_tokens=kv_tokens,
     )
 
 
@@ -141,26 +163,22 @@ def _time_batches(
     names = [f"profile-{n}" for n in range(max(batches))]
     try:
         for name in names:
-            refused = engine.reserve(name, context)
-            if refused is None and context > 1:
-                refused = engine.import_kv(name, _empty_kv(engine, index, context - 1))
-            if refused is not None:
-                raise UserError(f"a layer could not be timed: {refused}")
-        rows = _rows(engine, max(batches))
+            _hold(engine, index, name, context - 1, rows=1)
         items = [
-            WorkItem(
-                session=name, start=index, end=index + 1, position=context - 1, hidden=row[None]
-            )
-            for name, row in zip(names, rows, strict=True)
+            _item(index, name, context - 1, row[None])
+            for name, row in zip(names, _hidden(engine, max(batches)), strict=True)
         ]
+        timed = []
         for batch in batches:  # the first step of a size warms up
-            _time_items(engine, items[:batch], clock)
-        seconds = dict.fromkeys(batches, math.inf)
+            timed.append(batch)
+            if _is_long(partial(_time_items, engine, items[:batch], clock)):
+                break
+        seconds = dict.fromkeys(timed, math.inf)
         started_s = clock()
         for timing in range(TIMINGS_MAX):
             if timing >= TIMINGS_MIN and clock() - started_s > TIMING_BUDGET_S:
                 break
-            for batch in batches:  # the same position again: its KV is overwritten
+            for batch in timed:  # the same position again: its KV is overwritten
                 seconds[batch] = min(seconds[batch], _time_items(engine, items[:batch], clock))
     finally:
         for name in names:
@@ -168,7 +186,20 @@ def _time_batches(
     return seconds
 
 
-def _rows(engine: Engine, rows: int) -> torch.Tensor:
+def _hold(engine: Engine, index: int, name: str, context: int, *, rows: int) -> None:
+    """Reserve KV for a session with ``context`` tokens of zeros written, and ``rows`` to come."""
+    refused = engine.reserve(name, context + rows)
+    if refused is None and context > 0:
+        refused = engine.import_kv(name, _empty_kv(engine, index, context))
+    if refused is not None:
+        raise UserError(f"a layer could not be timed: {refused}")
+
+
+def _item(index: int, name: str, position: int, hidden: torch.Tensor) -> WorkItem:
+    return WorkItem(session=name, start=index, end=index + 1, position=position, hidden=hidden)
+
+
+def _hidden(engine: Engine, rows: int) -> torch.Tensor:
     width = engine.spec.activation_bytes // engine.layout.dtype.itemsize
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
 
@@ -185,21 +216,40 @@ def _empty_kv(engine: Engine, index: int, tokens: int) -> KvRows:
     )
 
 
-def _time_prefills(engine: Engine, clock: Callable[[], float]) -> Iterable[Timing]:
-    """One layer's times for chunks of a prompt; chunks without room in KV are left out."""
-    start, end = engine.held
-    for tokens in (tokens for tokens in PREFILLS if tokens <= engine.spec.context_tokens):
-        item = WorkItem(
-            session="prefill", start=start, end=end, position=0, hidden=_rows(engine, tokens)
-        )
-        least_s = math.inf
-        for timing in range(1 + TIMINGS_MIN):  # the first one warms up
-            if engine.reserve(item.session, tokens) is not None:
-                return
-            took_s = _time_items(engine, [item], clock)
-            least_s = min(least_s, took_s) if timing else math.inf
-            engine.free(item.session)
-        yield Timing(batch=1, context_tokens=tokens, seconds=least_s)
+def _time_chunks(engine: Engine, index: int, clock: Callable[[], float]) -> Iterable[Timing]:
+    """One layer's times for chunks of a prompt, without and with some of the prompt before them.
+
+    What has no room in KV or in the model's context is left out.
+    """
+    for before in CHUNK_CONTEXTS:
+        for tokens in CHUNKS:
+            if before + tokens > min(engine.spec.context_tokens, engine.kv_tokens_free):
+                break
+            time_once = partial(_time_chunk, engine, index, before, tokens, clock)
+            long = _is_long(time_once)
+            timings = range(1 if long else TIMINGS_MIN)
+            seconds = min(time_once() for _ in timings)
+            yield Timing(batch=tokens, context_tokens=before, seconds=seconds)
+            if long:
+                break
+
+
+def _time_chunk(
+    engine: Engine, index: int, before: int, tokens: int, clock: Callable[[], float]
+) -> float:
+    _hold(engine, index, "prefill", before, rows=tokens)
+    item = _item(index, "prefill", before, _hidden(engine, tokens))
+    took_s = _time_items(engine, [item], clock)
+    engine.free("prefill")
+    return took_s
+
+
+def _is_long(timed: Callable[[], float]) -> bool:
+    """Whether a step takes so long, for one layer, that no stage would run a larger one.
+
+    The first step of a size warms up, so a long one gets a second try.
+    """
+    return timed() > DECODE_S_MAX and timed() > DECODE_S_MAX
 
 
 def _time_items(engine: Engine, items: Sequence[WorkItem], clock: Callable[[], float]) -> float:
