@@ -31,7 +31,7 @@ STEP_OVERHEAD_S = 0.002
 """Overhead per step, whatever it runs: receiving, queueing, sending."""
 SESSION_TOKENS = round(2 * CONTEXT_TYPICAL)
 """Typical length of a session, which bounds the batch by KV room."""
-BATCHES = (1, 4, 16, 32, 64, 128, 256)
+BATCHES = (1, 4, 16, 32, 64, 96, 128, 192, 256)
 CONTEXTS = (1, 512, 2048)
 POINT_TOKENS_MAX = 1 << 16
 """Maximum sum of the contexts at a point: the KV of more would take longer to fill than to time."""
