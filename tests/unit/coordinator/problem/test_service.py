@@ -114,6 +114,21 @@ def test_a_peer_that_serves_nothing_at_its_own_word_draws_no_layers() -> None:
     assert found.estimate_tokens_per_s >= 0.9 * without.estimate_tokens_per_s > 1
 
 
+def test_rates_are_at_most_what_the_times_allow() -> None:
+    """1000 layers × tokens/s by the rates; 16 rows in 32 ms are half of that."""
+    said = record("a", 0, 0, rates=steady(1000.0, 4))
+
+    def rates(*times: tuple[int, int, int]) -> tuple[float, ...]:
+        told = replace(said, decode_layer_ns=times)
+        return problem_of(told.model, {"a": told}, {}).nodes[0].tokens_per_s
+
+    plain = tuple(steady(1000.0, 4))
+    assert rates() == plain
+    assert rates((1, 10 * MS, 0), (16, 16 * MS, 0)) == plain, "no faster than announced"
+    assert rates((1, 10 * MS, 0), (16, 31 * MS, 47 * MS)) == pytest.approx([r / 2 for r in plain])
+    assert max(rates((1, 20_000 * MS, 0))) == pytest.approx(0.05)
+
+
 def test_announced_times_are_bounded_by_the_rates() -> None:
     made = machine(decode_layer_ns=((1, NANOSECONDS_MAX, 0), (16, 0, NANOSECONDS_MAX)))
     assert made.decode.at(1) == pytest.approx(0.001 * SLOW_MAX)
