@@ -241,6 +241,7 @@ async def _serve(
     from node.links.measured_links import MeasuredLinks
     from node.owner.contribution_watch import ContributionWatch
     from node.owner.machine_watch import MachineWatch
+    from node.peer.own_figures import OwnFigures
     from node.peer.peer import Peer, PeerConfig, report_stats
     from node.peer.plan_follower import FollowConfig
     from node.stage.server import StageConfig, StageServer
@@ -307,6 +308,7 @@ async def _serve(
         config=PeerConfig(follow=FollowConfig(pinned=pinned), use=use),
         measured=measured,
         machine=MachineWatch(use, gpu=arguments.gpu is not None),
+        refined=OwnFigures(engine, stage).refined,
         parts=parts,
         budget=budget,
     )
