@@ -275,6 +275,7 @@ async def _serve(
     from node.links.measured_links import MeasuredLinks
     from node.owner.contribution_watch import ContributionWatch
     from node.owner.machine_watch import MachineWatch
+    from node.peer.own_figures import OwnFigures
     from node.peer.peer import Peer, PeerConfig, report_stats
     from node.peer.plan_follower import FollowConfig
     from node.stage.server import StageConfig, StageServer
@@ -320,8 +321,8 @@ async def _serve(
         memory_bytes=machine.lend_bytes,
         kv_tokens_min=engine.kv_tokens_min,
         tokens_per_s=engine.tokens_per_s,
-        decode_layer_s=engine.profile.decode_times,
-        prompt_layer_s=engine.profile.prompt_times,
+        decode_layer_ns=engine.profile.decode_times,
+        prompt_layer_ns=engine.profile.prompt_times,
         precision=engine.precision,
         state=NodeState.WAITING,
         light=chosen_transport(arguments.transport) is TransportKind.LIGHT,
@@ -342,6 +343,7 @@ async def _serve(
         config=PeerConfig(follow=FollowConfig(pinned=pinned), use=use),
         measured=measured,
         machine=MachineWatch(use, gpu=arguments.gpu is not None),
+        refined=OwnFigures(engine, stage).refined,
         parts=parts,
         budget=budget,
     )

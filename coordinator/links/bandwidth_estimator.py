@@ -105,6 +105,11 @@ class DeliveryEstimator:
         return int(min(self._bunches[0][1], most, BUNCH_BYTES_MAX)) if self._bunches else 0
 
     @property
+    def busy_us(self) -> int:
+        """Time for which the link was the limit, since the stream began."""
+        return self._busy_us
+
+    @property
     def known(self) -> bool:
         """Whether the link was the limit for long enough to trust the estimate."""
         return not self.starting and self._busy_us >= KNOWN_US

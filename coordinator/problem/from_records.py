@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from coordinator.problem.service import CONTEXT_TYPICAL
 from dht.messages.types import (
+    FAR_TOKENS,
     TOKENS_PER_S_MAX,
     Assignment,
     LinksRecord,
@@ -40,11 +42,11 @@ def problem_of(
             peer_id=peer_id,
             memory_bytes=record.memory_bytes,
             kv_tokens_min=record.kv_tokens_min,
-            tokens_per_s=tuple(
-                min(TOKENS_PER_S_MAX, max(TOKENS_PER_S_MIN, rate)) for rate in record.tokens_per_s
-            ),
-            decode_layer_s=record.decode_layer_s,
-            prompt_layer_s=record.prompt_layer_s,
+            tokens_per_s=_rates(record),
+            decode_layer_ns=record.decode_layer_ns,
+            prompt_layer_ns=record.prompt_layer_ns,
+            up_bytes_per_s=_own_rate(record.up_bytes_per_s),
+            down_bytes_per_s=_own_rate(record.down_bytes_per_s),
             own_model=in_precision_of(model, record.model),
             current=given.get(peer_id, _served(record)),
         )
@@ -57,6 +59,32 @@ def problem_of(
         if author in {link.source, link.target} and link.source in usable and link.target in usable
     )
     return Problem(model=model, nodes=nodes, links=measured)
+
+
+def _rates(record: NodeRecord) -> tuple[float, ...]:
+    """T_j, at most what the record's own decode times allow.
+
+    A peer refines its times while it serves, never its T_j; and one that announced high rates
+    with endless times would get layers by the rates and stop plans by the times.
+    """
+    best = max((j * rate for j, rate in enumerate(record.tokens_per_s, start=1)), default=0.0)
+    share = 1.0
+    if record.decode_layer_ns and best > 0:
+        share = min(1.0, max(map(_layer_rate, record.decode_layer_ns)) / best)
+    return tuple(
+        min(TOKENS_PER_S_MAX, max(TOKENS_PER_S_MIN, share * rate)) for rate in record.tokens_per_s
+    )
+
+
+def _layer_rate(time: tuple[int, int, int]) -> float:
+    """Layers × tokens/s of a step at the context of T_j."""
+    rows, near_ns, far_ns = time
+    typical_ns = near_ns + max(0, far_ns - near_ns) * CONTEXT_TYPICAL / FAR_TOKENS
+    return rows / max(1.0, typical_ns) * 1e9
+
+
+def _own_rate(bytes_per_s: float | None) -> float | None:
+    return None if bytes_per_s is None else max(LINK_BYTES_PER_S_MIN, bytes_per_s)
 
 
 def _served(record: NodeRecord) -> Assignment | None:

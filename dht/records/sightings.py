@@ -8,13 +8,15 @@ for a word, :class:`Sightings` puts what was seen here in its place.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from dht.messages.types import NodeRecord, NodeState, Reach
+from dht.messages.types import LayerTimes, NodeRecord, NodeState, Reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sighting:
     told: NodeRecord
     seen: NodeRecord
+    offer: NodeRecord
+    """The first record of the present offer: what is told now may differ by ``ALIKE``."""
     offered_unix_s: float
     """When the present offer was first seen here."""
     placed_unix_s: float
@@ -51,6 +53,10 @@ class Sightings:
         )
 
 
+ALIKE = 1.25
+"""Ratio within which a figure is the same offer: peers refine their times while they serve."""
+
+
 def _offer(record: NodeRecord) -> tuple[object, ...]:
     """What a planner counts on; an honest peer changes it by leaving or joining anew alone."""
     return (
@@ -58,10 +64,31 @@ def _offer(record: NodeRecord) -> tuple[object, ...]:
         record.memory_bytes,
         record.kv_tokens_min,
         record.tokens_per_s,
-        record.decode_layer_s,
-        record.prompt_layer_s,
+        record.up_bytes_per_s is None,
+        record.down_bytes_per_s is None,
+        *(tuple(rows for rows, _, _ in times) for times in _times(record)),
         record.state is NodeState.DRAINING,
         record.reach is Reach.NONE,
+    )
+
+
+def _times(record: NodeRecord) -> tuple[LayerTimes, LayerTimes]:
+    return record.decode_layer_ns, record.prompt_layer_ns
+
+
+def _figures(record: NodeRecord) -> list[float]:
+    """What a planner counts on and an honest peer may come to know better."""
+    found: list[float] = [record.up_bytes_per_s or 0.0, record.down_bytes_per_s or 0.0]
+    for times in _times(record):
+        found += (ns for _, near_ns, far_ns in times for ns in (near_ns, far_ns))
+    return found
+
+
+def _is_same(offer: NodeRecord, record: NodeRecord) -> bool:
+    """Whether ``record`` offers what ``offer`` did, but for refinements."""
+    return _offer(offer) == _offer(record) and all(
+        max(a, b) <= ALIKE * min(a, b)
+        for a, b in zip(_figures(offer), _figures(record), strict=True)
     )
 
 
@@ -69,10 +96,11 @@ def _seen(before: _Sighting | None, record: NodeRecord, now_unix_s: float) -> _S
     if before is not None and before.told is record:
         return before
     offered_unix_s = placed_unix_s = now_unix_s
-    changed = before is not None
+    offer, changed = record, before is not None
     if before is not None:
-        if _offer(before.told) == _offer(record):
-            offered_unix_s, changed = before.offered_unix_s, before.changed
+        if _is_same(before.offer, record):
+            offer, changed = before.offer, before.changed
+            offered_unix_s = before.offered_unix_s
         if (before.told.start, before.told.end) == (record.start, record.end):
             placed_unix_s = before.placed_unix_s
     return _Sighting(
@@ -82,6 +110,7 @@ def _seen(before: _Sighting | None, record: NodeRecord, now_unix_s: float) -> _S
             joined_unix_s=offered_unix_s,
             moved_unix_s=min(record.moved_unix_s, placed_unix_s),
         ),
+        offer=offer,
         offered_unix_s=offered_unix_s,
         placed_unix_s=placed_unix_s,
         changed=changed,

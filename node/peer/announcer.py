@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from dht.errors import NetworkError
@@ -30,14 +31,19 @@ class Announcer:
         stage: StageServer,
         record: NodeRecord,
         every_s: float,
+        refined: Callable[[NodeRecord], NodeRecord] = lambda record: record,
     ) -> None:
-        """``every_s``: maximum delay to publish a change of load; others are published at once."""
+        """``every_s``: maximum delay to publish a change of load; others are published at once.
+
+        ``refined`` puts into a record what this peer has come to know better of itself.
+        """
         self._transport = transport
         self._directory = directory
         self._engine = engine
         self._stage = stage
         self._record = record
         self._every_s = every_s
+        self._refined = refined
         self._told: NodeRecord | None = None
         self._told_s = 0.0
         self._changed = asyncio.Event()
@@ -100,7 +106,7 @@ class Announcer:
 
     def _note_load(self) -> None:
         self._record = replace(
-            self._record,
+            self._refined(self._record),
             kv_tokens_free=self._engine.kv_tokens_free,
             kv_tokens_wanted=self._stage.wanted_tokens,
             sessions=self._stage.sessions,

@@ -6,7 +6,7 @@ An unused link is probed by its receiver, and seldom; a link in use measures its
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from zlib import crc32
 
@@ -31,6 +31,14 @@ class LinkKeeperConfig:
     publish_s: float = 120.0
     """Interval at which links are published even if unchanged: their record lives for 5 min."""
     per_round: int = 8
+
+
+def probe_order(me: str, others: Iterable[str]) -> list[str]:
+    """The peers whose links to ``me`` are probed, first ones first, in an order of its own.
+
+    So peers probe different links, for a record has room for ``LINKS_MAX``.
+    """
+    return sorted(others, key=lambda peer_id: crc32(f"{me}{peer_id}".encode()))
 
 
 class LinkKeeper:
@@ -74,8 +82,7 @@ class LinkKeeper:
             if peer_id in nodes and now_s - link.measured_unix_s < config.fresh_s
         }
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {me: None}]
-        # In an order of this peer's own, so that peers probe different links: a record bounds them.
-        missing.sort(key=lambda peer_id: crc32(f"{me}{peer_id}".encode()))
+        missing = probe_order(me, missing)
         room = min(config.per_round, LINKS_MAX - len(fresh))
         for peer_id in missing[: max(0, room)]:
             try:

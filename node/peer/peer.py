@@ -6,6 +6,7 @@ everything else.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -87,10 +88,12 @@ class Peer:
         config: PeerConfig,
         measured: MeasuredLinks,
         machine: LooksAtMachine | None = None,
+        refined: Callable[[NodeRecord], NodeRecord] = lambda record: record,
         parts: Supervisor | None = None,
         budget: Budget | None = None,
     ) -> None:
-        """``machine`` is used if ``config.use`` watches for the owner."""
+        """``machine`` is used if ``config.use`` watches for the owner; ``refined`` is the
+        announcer's."""
         self._parts = parts or Supervisor()
         self._budget = budget or Budget()
         self._transport = transport
@@ -110,6 +113,7 @@ class Peer:
             stage=stage,
             record=record,
             every_s=config.announce_every_s,
+            refined=refined,
         )
         self._follower = PlanFollower(
             transport=transport,

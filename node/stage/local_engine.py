@@ -1,12 +1,15 @@
 """Runs the engine in a worker thread, behind the interface of the stage server and the peer."""
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from dht.messages.session import Sampling
-from dht.messages.types import ModelSpec
+from dht.messages.types import ModelSpec, NodeRecord
 from node.engine.engine import DeviceLostError, Engine, EngineConfig
 from node.engine.scheduler import limits_of
 from node.engine.work_item import WorkItem, WorkResult
@@ -14,6 +17,7 @@ from node.engine.worker import Worker, WorkerTimes
 from node.kv.export import KvBytes, pack_kv
 from node.profiling.layer_profile import Profile, tokens_per_s
 from node.profiling.profile_cache import default_folder, profiled
+from node.profiling.refined import RefinedTimes, StepSeen
 from node.sampling.grammar import GrammarState
 from node.sampling.grammars import Grammars
 from node.stage.open_checks import StageView
@@ -21,6 +25,34 @@ from node.weights.hashes import Progress
 from node.weights.store import WeightStore
 
 T = TypeVar("T")
+
+
+STEPS_MAX = 2048
+"""Maximum steps that are kept until the next look at them, the newest."""
+
+
+def step_seen(
+    batch: Sequence[WorkItem], results: Sequence[WorkResult], seconds: float, layers: int
+) -> StepSeen | None:
+    """The step as it refines a layer's times; None where it says nothing of them.
+
+    It must be of decodes alone or of one chunk of a prompt, over the same layers, without an error.
+    The last layer's steps take the head's and the sampler's time, too, which is no layer's.
+    """
+    spans = {(item.start, item.end) for item in batch}
+    decodes = all(item.tokens == 1 for item in batch)
+    if len(spans) != 1 or not (decodes or len(batch) == 1):
+        return None
+    ((start, end),) = spans
+    if end == layers or any(result.error is not None for result in results):
+        return None
+    return StepSeen(
+        decodes=decodes,
+        rows=sum(item.tokens for item in batch),
+        context_tokens=sum(item.position for item in batch) / len(batch),
+        layers=end - start,
+        seconds=seconds,
+    )
 
 
 class LocalEngine:
@@ -41,12 +73,15 @@ class LocalEngine:
         self.tokens_per_s = tokens_per_s(engine, profile)
         store = engine.config.store
         self._grammars = Grammars(store.directory, engine.spec.vocab, store.config)
+        self._times = RefinedTimes(profile.fit, profile.prompt_fit if profile.prefills else None)
+        self._steps: deque[StepSeen] = deque(maxlen=STEPS_MAX)
+        """Steps that ran since they were last looked at: the engine's thread adds them."""
         self._on_results: Callable[[Sequence[WorkResult]], None] | None = None
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = self._loop.create_future()
         """Resolves to the reason once the device has failed for good."""
         self._worker = Worker(
-            lambda batch: self._watched(lambda: self._engine.step(batch)),
+            lambda batch: self._watched(lambda: self._step(batch)),
             self._deliver,
             limits_of(profile.layer_s(), engine.layers_max),
         )
@@ -217,6 +252,24 @@ class LocalEngine:
     def close(self) -> None:
         """End the worker's thread."""
         self._worker.stop()
+
+    def refined(self, record: NodeRecord) -> NodeRecord:
+        """``record`` with layer times as real steps have refined them."""
+        seen = [self._steps.popleft() for _ in range(len(self._steps))]
+        self._times.take(seen, self._loop.time())
+        return replace(
+            record,
+            decode_layer_ns=self._times.decode_times,
+            prompt_layer_ns=self._times.prompt_times,
+        )
+
+    def _step(self, batch: Sequence[WorkItem]) -> list[WorkResult]:
+        started_s = time.perf_counter()
+        results = self._engine.step(batch)
+        seen = step_seen(batch, results, time.perf_counter() - started_s, self.spec.layers)
+        if seen is not None:
+            self._steps.append(seen)
+        return results
 
     def _deliver(self, results: Sequence[WorkResult]) -> None:
         if self._on_results is not None:

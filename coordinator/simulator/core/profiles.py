@@ -3,6 +3,7 @@
 A planner's T_j is one number; a simulated step's time depends on its batch.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -46,8 +47,9 @@ class PeerProfile:
     """Copy time per arrived token, before the first layer of a pass."""
     single_decode_factor: float = 1.0
     """Factor on the table's time of a step with exactly one decode (Helix: 2)."""
-    in_bytes_per_s: float = float("inf")
-    out_bytes_per_s: float = float("inf")
+    in_bytes_per_s: float = math.inf
+    """Rate of the peer's own downlink."""
+    out_bytes_per_s: float = math.inf
 
     def kv_of(self, layers: int) -> int:
         """KV room in tokens x layers while ``layers`` layers are held."""
@@ -114,7 +116,13 @@ def _from_rate(problem: Problem, node: PlannerNode) -> PeerProfile:
     best = max((j * rate for j, rate in enumerate(node.tokens_per_s, start=1)), default=0.0)
     token_layer_s = 1.0 / best if best > 0 else 1.0
     points = tuple((tokens, count * token_layer_s) for tokens, count in RATE_POINTS)
-    return PeerProfile(prefill=points, decode=points, kv_entries=kv_room(problem, node))
+    return PeerProfile(
+        prefill=points,
+        decode=points,
+        kv_entries=kv_room(problem, node),
+        in_bytes_per_s=math.inf if node.down_bytes_per_s is None else node.down_bytes_per_s,
+        out_bytes_per_s=math.inf if node.up_bytes_per_s is None else node.up_bytes_per_s,
+    )
 
 
 def kv_room(problem: Problem, node: PlannerNode) -> tuple[int, ...]:

@@ -44,7 +44,8 @@ def test_chains_fit_cover_and_carry_their_flow(problem: Problem, flow: float, le
     assert all(fits(problem.model, nodes[a.peer_id], a.start, a.end) for a in chain)
     assert not uncovered(chain, problem.model.layers)
     free = replace(problem, links=(), client_bandwidth_bytes_per_s=1e12)
-    free = replace(free, default_bandwidth_bytes_per_s=1e12)
+    unlimited = (replace(n, up_bytes_per_s=None, down_bytes_per_s=None) for n in problem.nodes)
+    free = replace(free, default_bandwidth_bytes_per_s=1e12, nodes=tuple(unlimited))
     assert solve_flow(free, chain).flow_tokens_per_s >= flow * (1 - 1e-6)
 
 

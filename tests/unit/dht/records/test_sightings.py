@@ -39,6 +39,35 @@ def test_who_offers_something_else_is_here_since_then():
     assert not sightings.changed_since(at_s)
 
 
+def test_a_peer_that_knows_its_times_better_is_no_newcomer():
+    """Beyond a quarter in all it is one, in however many steps it went there."""
+    sightings = Sightings()
+    first = record_of(
+        "a", 0, 2, decode_layer_ns=((1, 1000, 1000), (16, 2000, 4000)), up_bytes_per_s=1e6
+    )
+
+    def joined_s(at_s: float, **told: object) -> float:
+        record = replace(first, **told)  # type: ignore[arg-type]
+        return sightings.look({"a": record}, at_s)["a"].joined_unix_s
+
+    for step, slower in enumerate((1.0, 1.08, 1.16, 1.24)):
+        times = ((1, 1000, 1000), (16, 2000, int(4000 * slower)))
+        assert joined_s(FIRST_S + step, decode_layer_ns=times) == FIRST_S
+    assert not sightings.changed_since(0.0)
+    assert joined_s(FIRST_S + 5, up_bytes_per_s=1.2e6) == FIRST_S
+    changes = [
+        {"decode_layer_ns": ((1, 1000, 1000), (16, 2000, 5100))},
+        {"decode_layer_ns": ((1, 1000, 1000), (17, 2000, 5100))},
+        {"decode_layer_ns": ()},
+        {"decode_layer_ns": (), "up_bytes_per_s": 2e6},
+        {"decode_layer_ns": (), "up_bytes_per_s": None},
+        {"decode_layer_ns": (), "up_bytes_per_s": 0.0},
+    ]
+    for step, change in enumerate(changes, 10):
+        assert joined_s(FIRST_S + step, **change) == FIRST_S + step
+        assert sightings.changed_since(FIRST_S + step - 1) == {"a"}
+
+
 def test_a_peer_is_not_at_rest_for_saying_so():
     """It says in each record that it has just moved, and serves the same layers all the time."""
     sightings = Sightings()

@@ -1,0 +1,43 @@
+"""What a peer comes to know better of itself while it serves: its layers' times, its uplink."""
+
+import asyncio
+from dataclasses import replace
+
+from coordinator.links.token_bucket import Allowance
+from dht.messages.types import NodeRecord
+from node.links.own_rate import LinkSeen, OwnRate
+from node.stage.local_engine import LocalEngine
+from node.stage.server import StageServer
+
+
+class OwnFigures:
+    """Refines a peer's record by what its engine and its links did."""
+
+    def __init__(self, engine: LocalEngine, stage: StageServer) -> None:
+        self._engine, self._stage = engine, stage
+        self._uplink = OwnRate()
+
+    def refined(self, record: NodeRecord) -> NodeRecord:
+        """``record`` with the figures known now. What the owner lends bounds the rates."""
+        seen = {
+            peer_id: LinkSeen(
+                delivered_bytes=link.delivery.delivered_bytes, busy_us=link.delivery.busy_us
+            )
+            for peer_id, link in self._stage.flow.links().items()
+        }
+        self._uplink.look(seen, asyncio.get_running_loop().time())
+        traffic = self._stage.traffic
+        return replace(
+            self._engine.refined(record),
+            up_bytes_per_s=_at_most(traffic.up, self._uplink.bytes_per_s),
+            down_bytes_per_s=_at_most(traffic.down, None),
+        )
+
+
+def _at_most(lent: Allowance, measured_bytes_per_s: float | None) -> float | None:
+    """The rate that the owner lends or that was measured, the lower one; None: neither is known."""
+    if not lent.limited:
+        return measured_bytes_per_s
+    if measured_bytes_per_s is None:
+        return lent.rate_bytes_per_s
+    return min(lent.rate_bytes_per_s, measured_bytes_per_s)

@@ -1,0 +1,73 @@
+"""What a peer's record says of its own connection: what was measured, what its owner lends."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from coordinator.links.token_bucket import Allowance
+from dht.messages.types import NodeRecord
+from dht.simulated.clock import run_virtual
+from node.links.lent_traffic import LentTraffic
+from node.links.own_rate import WINDOW_S
+from node.peer.own_figures import OwnFigures
+from node.stage.local_engine import LocalEngine
+from node.stage.server import StageServer
+from tests.unit.records import record_of
+
+TIMES = ((1, 10, 20),)
+
+
+class Stage:
+    """The part of a stage that is looked at: its traffic, and its links' measurements."""
+
+    def __init__(self, traffic: LentTraffic) -> None:
+        self.traffic = traffic
+        self.flow = self
+        self.totals = {"a": (0.0, 0.0), "b": (0.0, 0.0)}
+
+    def links(self) -> dict[str, object]:
+        return {
+            name: SimpleNamespace(
+                delivery=SimpleNamespace(delivered_bytes=sent, busy_us=busy_s * 1e6)
+            )
+            for name, (sent, busy_s) in self.totals.items()
+        }
+
+    async def carry(self, seconds: float, **bytes_per_s: float) -> None:
+        for name, rate in bytes_per_s.items():
+            sent, busy_s = self.totals[name]
+            self.totals[name] = sent + rate * seconds, busy_s + seconds
+        await asyncio.sleep(seconds)
+
+
+class Engine:
+    def refined(self, record: NodeRecord) -> NodeRecord:
+        return replace(record, decode_layer_ns=TIMES)
+
+
+@pytest.mark.parametrize(
+    ("lent_bytes_per_s", "up_before", "up_after"),
+    [(None, None, 1.2e6), (5e6, 5e6, 1.2e6), (1e6, 1e6, 1e6)],
+)
+def test_rates_are_those_measured_or_lent_or_unknown(
+    lent_bytes_per_s: float | None, up_before: float | None, up_after: float
+) -> None:
+    lent = Allowance() if lent_bytes_per_s is None else Allowance(lent_bytes_per_s)
+    stage = Stage(LentTraffic(up=lent, down=Allowance(7e6)))
+
+    async def scenario() -> tuple[NodeRecord, NodeRecord]:
+        figures = OwnFigures(cast("LocalEngine", Engine()), cast("StageServer", stage))
+        first = last = figures.refined(record_of("me"))
+        for carried in ({"a": 1e6}, {"b": 1e6}, {"a": 0.6e6, "b": 0.6e6}):
+            await stage.carry(2 * WINDOW_S, **carried)
+            last = figures.refined(first)
+        return first, last
+
+    first, last = run_virtual(scenario(), limit_s=1000)
+    assert first.decode_layer_ns == TIMES
+    assert first.up_bytes_per_s == up_before
+    assert last.up_bytes_per_s == pytest.approx(up_after)
+    assert first.down_bytes_per_s == last.down_bytes_per_s == 7e6
