@@ -80,6 +80,7 @@ def add_generation(parser: Parser) -> None:
         ("seed", int, "N", "same seed, same answer (default: drawn)"),
         ("logprobs", int, "N", "log probabilities, with N alternatives each"),
         ("prompt-logprobs", int, "N", "the same for the prompt's tokens"),
+        ("grammar", str, "LARK", "the answer follows this grammar, such as 'start: %%json {}'"),
     )
     add(
         "priority",

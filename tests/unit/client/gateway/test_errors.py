@@ -168,7 +168,9 @@ def test_another_model_path_or_method() -> None:
             assert status == 404
             assert error_of(answer)["code"] == "model_not_found"
             assert "brook" in error_of(answer)["message"]
-            assert (await gateway.post("/v1/embeddings", input="a"))[0] == 404
+            status, answer = await gateway.post("/v1/embeddings", input="a")
+            assert status == 400
+            assert "embeddings are not served here" in error_of(answer)["message"]
             async with gateway.http.get(gateway.url + TEXT) as response:
                 assert response.status == 405
                 assert response.headers["Allow"] == "POST"
