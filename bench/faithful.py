@@ -29,16 +29,22 @@ from bench.random_model import make_llama
 from bench.reference import memory_for
 from bench.report import provenance, write
 from client import Swarm
-from coordinator.simulator import PeerProfile, Profiles, Request, StepLimits
+from coordinator.batching.scheduler import limits_of
+from coordinator.experiments.full_load import as_plan, build_simulation
 from coordinator.simulator.core.chunks import MEASURED
-from coordinator.simulator.core.profiles import Points, interpolated
+from coordinator.simulator.core.profiles import (
+    PeerProfile,
+    Points,
+    Profiles,
+    StepLimits,
+    interpolated,
+)
+from coordinator.simulator.core.trace import Request
 from coordinator.simulator.routing.helix import ONLINE
-from coordinator.simulator.runs.full_load import as_plan, build_simulation
 from coordinator.simulator.runs.runs import Arrivals
 from dht.messages.session import Sampling
 from dht.messages.types import SINK, SOURCE, Assignment, Link, ModelSpec, PlannerNode, Problem
 from node.engine.engine import Engine, EngineConfig, WorkItem
-from node.engine.scheduler import limits_of
 from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
 

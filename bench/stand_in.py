@@ -20,6 +20,7 @@ from bench.papers.link_policies import SCHEDULERS
 from bench.timed_engine import GpuTimes, TimedEngine
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
+from coordinator.batching.scheduler import BatchLimits
 from coordinator.failure.detector import WatchConfig
 from dht.identity.peer_id import Identity
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
@@ -27,7 +28,6 @@ from dht.records.directory import Directory
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import LinkModel, MemoryNetwork, MemoryTransport
 from dht.transport.interface import Transport
-from node.engine.scheduler import BatchLimits
 from node.links.hops import HopConfig
 from node.stage.server import StageConfig, StageServer
 from node.stage.streams import StageStreams, StreamLimits

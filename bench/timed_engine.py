@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from coordinator.batching.scheduler import BatchLimits, Scheduler
 from dht.messages.types import ModelSpec
-from node.engine.scheduler import BatchLimits, Scheduler
 from node.engine.work_item import WorkItem, WorkResult
 from node.stage.open_checks import StageView
 
@@ -55,7 +55,7 @@ class TimedEngine:
         self._times = times
         self._kv: dict[str, int] = {}
         self._kv_free = kv_tokens
-        self._scheduler = Scheduler(limits)
+        self._scheduler: Scheduler[WorkItem] = Scheduler(limits)
         self._running = False
         self.serving = True
         self._zeros = torch.zeros(1 << 12, self.hidden, dtype=torch.float16)

@@ -9,19 +9,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.papers.helix import CHUNK_TOKENS
 from bench.papers.jobs import Job, Recipe, Row
 from bench.papers.own import many
 from coordinator.evaluation.max_flow import solve_flow
+from coordinator.experiments.full_load import as_plan
+from coordinator.experiments.moves import MoveRules, Moving
+from coordinator.experiments.pipelines import Pipelines
 from coordinator.planning.placement import score
-from coordinator.simulator.core.event_loop import SwarmSimulation
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import latency
+from coordinator.simulator.core.swarm import LiveSwarm
 from coordinator.simulator.core.trace import heavy_tailed
 from coordinator.simulator.links.closed_form_wire import FramedWire
-from coordinator.simulator.routing.pipelines import Pipelines
-from coordinator.simulator.runs.full_load import as_plan
-from coordinator.simulator.runs.moves import MoveRules, Moving
 from dht.messages.types import Assignment, Plan, Problem
 from node.sessions.admission import HEADROOM_SHARE
 
@@ -65,16 +64,13 @@ def served(
 ) -> Row:
     """Half an hour of arrivals, until all are answered; ``leaves``: how a peer goes, if any."""
     problem, profiles, plan = pipelines()
-    engine = SwarmSimulation(
-        problem, profiles, plan.assignments, decodes_leave_first=True, weights_take_time=True
-    )
-    engine.make_wire = FramedWire
+    engine = LiveSwarm(problem, profiles, plan.assignments, FramedWire)
     pipes = Pipelines(problem, profiles, plan, dispatch=dispatch, headroom=headroom)
     arrivals = heavy_tailed(
         per_s=per_s, duration_s=DURATION_S, mean_tokens=MEAN_TOKENS, urgent=urgent, seed=0
     )
     rules = MoveRules(balance=balance)
-    run = Moving(engine, pipes, arrivals, rules, start_s=0.0, end_s=1e9, chunk_tokens=CHUNK_TOKENS)
+    run = Moving(engine, pipes, arrivals, rules, start_s=0.0, end_s=1e9)
     gone = pipes.routes[0][1][0]
     if leaves == "drains":
         run.drain_at(gone, LEAVES_S)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from coordinator.batching.scheduler import limits_of
 from dht.messages.types import ModelSpec
 from node.engine.engine import DeviceLostError, Engine, EngineConfig
-from node.engine.scheduler import limits_of
 from node.engine.work_item import WorkItem, WorkResult
 from node.engine.worker import Worker, WorkerTimes
 from node.kv.export import KvBytes, pack_kv

@@ -3,12 +3,12 @@
 import pytest
 
 from bench.papers.llumnix import pipelines
-from coordinator.simulator.core.event_loop import SwarmSimulation
+from coordinator.experiments.moves import MoveRules, Moving
+from coordinator.experiments.pipelines import Pipelines
 from coordinator.simulator.core.parts import SimulatedSession
+from coordinator.simulator.core.swarm import LiveSwarm
 from coordinator.simulator.core.trace import Request, heavy_tailed
 from coordinator.simulator.links.closed_form_wire import FramedWire
-from coordinator.simulator.routing.pipelines import Pipelines
-from coordinator.simulator.runs.moves import MoveRules, Moving
 
 LONGEST_S = 4000.0
 
@@ -31,14 +31,13 @@ class Counted(Moving):
 
 def build(requests, rules: MoveRules, *, dispatch: str = "freest", headroom: float = 0.0):
     problem, profiles, plan = pipelines()
-    engine = SwarmSimulation(problem, profiles, plan.assignments, decodes_leave_first=True)
-    engine.make_wire = FramedWire
+    engine = LiveSwarm(problem, profiles, plan.assignments, FramedWire)
     pipes = Pipelines(problem, profiles, plan, dispatch=dispatch, headroom=headroom)
-    run = Counted(engine, pipes, requests, rules, start_s=0.0, end_s=1e9, chunk_tokens=128)
+    run = Counted(engine, pipes, requests, rules, start_s=0.0, end_s=1e9)
     return engine, pipes, run
 
 
-def finish(engine: SwarmSimulation, run: Moving) -> None:
+def finish(engine: LiveSwarm, run: Moving) -> None:
     while not run.all_done:
         assert engine.now_s < LONGEST_S, "some request never ends"
         engine.run(engine.now_s + 1.0, run)

@@ -11,10 +11,9 @@ from collections.abc import Collection, Sequence
 from coordinator.evaluation.max_flow import paths
 from coordinator.routing.balance import freeness
 from coordinator.routing.routes import NoRoute, Wheel, replacement
-from coordinator.simulator.core.event_loop import Stage
-from coordinator.simulator.core.parts import SimulatedSession
+from coordinator.simulator.clients import record_of
+from coordinator.simulator.core.parts import SimulatedSession, Stage
 from coordinator.simulator.core.profiles import Profiles
-from coordinator.simulator.routing.schedulers import record_of
 from dht.messages.types import Plan, Problem, RouteStage
 
 DISPATCHES = ("turns", "freest")

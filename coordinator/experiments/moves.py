@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from coordinator.experiments.pipelines import Pipelines
 from coordinator.routing.balance import evens_out
-from coordinator.simulator.core.event_loop import Stage, SwarmSimulation
-from coordinator.simulator.core.parts import SimulatedChunk, SimulatedSession
+from coordinator.simulator.core.parts import SimulatedSession, Stage
+from coordinator.simulator.core.swarm import LiveSwarm
 from coordinator.simulator.core.trace import Request
-from coordinator.simulator.routing.pipelines import Pipelines
 from coordinator.simulator.runs.runs import Arrivals
 from dht.messages.types import SOURCE
 
@@ -58,18 +58,16 @@ class Moving(Arrivals):
 
     def __init__(
         self,
-        engine: SwarmSimulation,
+        engine: LiveSwarm,
         pipelines: Pipelines,
         requests: Sequence[Request],
         rules: MoveRules,
         *,
         start_s: float,
         end_s: float,
-        chunk_tokens: int | None = None,
     ) -> None:
-        super().__init__(
-            engine, pipelines, requests, start_s=start_s, end_s=end_s, chunk_tokens=chunk_tokens
-        )
+        super().__init__(engine, pipelines, requests, start_s=start_s, end_s=end_s)
+        self._swarm = engine
         self._pipelines = pipelines
         self._rules = rules
         self._urgent: deque[Request] = deque()
@@ -123,8 +121,6 @@ class Moving(Arrivals):
     def token_done(self, session: SimulatedSession, now_s: float, issued_s: float) -> None:
         super().token_done(session, now_s, issued_s)
         number = session.number
-        if session.decode.tokens > 1:
-            session.decode = SimulatedChunk(session, 1, prefill=False)
         if number in self._awaiting and issued_s >= self._awaiting[number]:
             del self._awaiting[number]
             self.moved_gaps_s.append(now_s - issued_s)
@@ -153,24 +149,22 @@ class Moving(Arrivals):
         lengths = Request(arrival_s=0.0, input_tokens=tokens, output_tokens=1)
         shadow = SimulatedSession(-1 - session.number, lengths, self.engine.now_s)
         self._moves[session.number] = _Move(shadow, tuple(route), waits)
-        self.engine.open(shadow, new, self._pieces(shadow, tokens, new), source)
+        shadow.warming = not waits
+        self._swarm.open(shadow, new, source=source)
         self.moves += 1
 
     def _switch(self, session: SimulatedSession, move: _Move) -> None:
         """At a token's end, send the next one over the new route, with the rows since the copy."""
         del self._moves[session.number]
         since = session.tokens_in_kv - move.shadow.tokens_in_kv
-        session.tokens_in_kv -= since
-        session.decode = SimulatedChunk(session, 1 + since, prefill=False)
-        session.stages = list(move.route)
-        session.entry = self.engine.way(move.route)
+        self._swarm.switch(session, move.route, since_tokens=since)
         self._settled(session, move)
 
     def _go_on(self, session: SimulatedSession, move: _Move) -> None:
         """After a loss, with the stage rebuilt, run the lost token again over the new route."""
         del self._moves[session.number]
         self._settled(session, move)
-        self.engine.resume(session, move.route)
+        self._swarm.resume(session, move.route)
 
     def _settled(self, session: SimulatedSession, move: _Move) -> None:
         self._pipelines.keep_only(session, move.route)
@@ -183,7 +177,7 @@ class Moving(Arrivals):
         move = self._moves.pop(session.number, None)
         self._awaiting.pop(session.number, None)
         if move is not None:
-            self.engine.cancel(move.shadow)
+            self._swarm.cancel(move.shadow)
             self._pipelines.keep_only(session, session.stages)
 
     def _movable(self) -> list[SimulatedSession]:
@@ -192,7 +186,7 @@ class Moving(Arrivals):
         found = [
             s
             for s in self.live.values()
-            if not s.prompt
+            if not s.prompting
             and s.number not in self._moves
             and now_s - self._moved_s.get(s.number, -again_s) >= again_s
         ]
@@ -256,7 +250,7 @@ class Moving(Arrivals):
             self._vanish(name)
             return
         for session in here:
-            if session.number not in self._moves and not session.prompt:
+            if session.number not in self._moves and not session.prompting:
                 self._mend(session, name, waits=False)
         self.engine.call_at(self.engine.now_s + 0.25, partial(self._drain, name, until_s))
 
@@ -264,12 +258,12 @@ class Moving(Arrivals):
         self._pipelines.leaving.add(name)
         hit = self._on(name)
         onto = [n for n, m in self._moves.items() if any(stage[0] == name for stage in m.route)]
-        self.engine.fail(name)
+        self._swarm.fail(name)
         for session in hit:
             self._forget_move(session)
-            unfinished = bool(session.prompt)
+            unfinished = session.prompting
             self.losses += 1
-            self.engine.cancel(session)
+            self._swarm.cancel(session)
             mend = partial(self._open_again, session) if unfinished else None
             self._soon(mend or partial(self._repair, name, session))
         for number in onto:  # stages that were being filled there are filled elsewhere

@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.simulator.core.event_loop import Stage
-from coordinator.simulator.core.parts import SimulatedSession
+from coordinator.simulator.clients import AVERAGE_OUTPUT_TOKENS
+from coordinator.simulator.core.parts import SimulatedSession, Stage
 from coordinator.simulator.core.profiles import Profiles
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
-AVERAGE_OUTPUT_TOKENS = 240
 FLOW_SHARE_MIN = 0.05
 
 

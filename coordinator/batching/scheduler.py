@@ -8,10 +8,31 @@ OSDI'24, §4; Orca, OSDI'22, §3).
 import itertools
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
-from node.engine.work_item import WorkItem
+
+class Work(Protocol):
+    """Rows of one session that a step runs together."""
+
+    @property
+    def session(self) -> Hashable:
+        """The session; its items keep their order."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Number of rows; one row is a decode."""
+        ...
+
+    @property
+    def background(self) -> bool:
+        """Whether nobody waits for the rows."""
+        ...
+
+
+Item = TypeVar("Item", bound=Work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +81,13 @@ BACKGROUND_QUIET_S = 0.05
 its way round the other stages, would have to wait for it."""
 
 
-class Scheduler:
+class Scheduler(Generic[Item]):
     """Queues work in order of arrival; a step takes only a session's oldest item."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._busy_s = -math.inf
-        self._queues: dict[str, deque[tuple[int, WorkItem]]] = {}
+        self._queues: dict[Hashable, deque[tuple[int, Item]]] = {}
         self._arrivals = itertools.count()
 
     def __len__(self) -> int:
@@ -78,11 +99,11 @@ class Scheduler:
         queued = (work for queue in self._queues.values() for _, work in queue)
         return sum(work.tokens for work in queued if work.tokens != 1)
 
-    def add(self, work: WorkItem) -> None:
+    def add(self, work: Item) -> None:
         """Queue ``work`` behind its session's earlier items."""
         self._queues.setdefault(work.session, deque()).append((next(self._arrivals), work))
 
-    def drop(self, session: str) -> None:
+    def drop(self, session: Hashable) -> None:
         """Forget a session's queued work."""
         self._queues.pop(session, None)
 
@@ -92,7 +113,7 @@ class Scheduler:
             return None
         return max(0.0, self._busy_s + BACKGROUND_QUIET_S - now_s)
 
-    def next_batch(self, now_s: float) -> list[WorkItem]:
+    def next_batch(self, now_s: float) -> list[Item]:
         """Take the items of the next step from the queue; empty if none may run now.
 
         The oldest waiting prefill is always among them, so every prefill gets its turn. Background

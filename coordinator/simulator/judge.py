@@ -1,0 +1,147 @@
+"""Judges a placement by a short simulated run under the living rules.
+
+A planner's estimate ranks placements by formulas; this runs them. Sessions live for minutes and a
+judgement must not, so the run begins in the middle: sessions fill the swarm as far as stages admit
+them, each somewhere in its answer, their KV at the stages. From then on requests come without end.
+"""
+
+from collections.abc import Iterator, Sequence
+from random import Random
+
+from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
+from coordinator.simulator.clients import Clients
+from coordinator.simulator.core.parts import SimulatedSession
+from coordinator.simulator.core.profiles import (
+    PeerProfile,
+    Points,
+    Profiles,
+    default_client_links,
+)
+from coordinator.simulator.core.swarm import LiveSwarm
+from coordinator.simulator.core.trace import Request, sampled, typical
+from coordinator.simulator.links.closed_form_wire import FramedWire
+from coordinator.simulator.plans import plan_of
+from coordinator.simulator.runs.runs import Standing
+from dht.messages.types import SOURCE, Assignment, FlowEdge, Problem
+
+VIRTUAL_S = 30.0
+SETTLE_SHARE = 0.25
+"""Share of the time before tokens count: those that begin together spread over the ring."""
+ENTER_S = 1.0
+"""Time over which the sessions that begin in the middle enter the ring, in seconds."""
+
+
+def judge(
+    problem: Problem,
+    service: Service,
+    assignments: Sequence[Assignment],
+    edges: Sequence[FlowEdge] | None = None,
+    *,
+    seed: int = 0,
+    virtual_s: float = VIRTUAL_S,
+) -> float:
+    """Decoded tokens/s of a placement under full load, in ``virtual_s`` simulated seconds.
+
+    Routes follow ``edges``, or the placement's max flow. The same arguments give the same result.
+    """
+    profiles = profiles_of(problem, service)
+    plan = plan_of(problem, assignments, edges)
+    swarm = LiveSwarm(
+        problem, profiles, plan.assignments, FramedWire, hub=bool(service.hub_delay_s)
+    )
+    trace = requests_of(service.workload)
+    run = Standing(
+        swarm,
+        Clients(problem, profiles, plan),
+        sampled(trace, seed),
+        start_s=SETTLE_SHARE * virtual_s,
+        end_s=virtual_s,
+        sessions_max=service.workload.requests_max,
+    )
+    fill(run, swarm, midway(trace, Random(seed)), Random(seed))  # noqa: S311
+    swarm.run(virtual_s, run)
+    return len(run.decode_s) / (run.end_s - run.start_s)
+
+
+def fill(
+    run: Standing, swarm: LiveSwarm, sessions: Iterator[tuple[Request, int]], draw: Random
+) -> None:
+    """Place ``sessions`` (each with the tokens that it has) until one finds no room."""
+    for request, done in sessions:
+        if len(run.live) >= run.sessions_max:
+            return
+        session = SimulatedSession(run.opened, request, 0.0)
+        stages = run.scheduler.route(session)
+        if stages is None:
+            return
+        run.opened += 1
+        run.live[session.number] = session
+        session.left_tokens -= done
+        session.tokens_in_kv = request.input_tokens + done
+        swarm.at(draw.random() * ENTER_S, lambda at: swarm.place(*at), (session, stages))
+
+
+def midway(trace: Sequence[Request], draw: Random) -> Iterator[tuple[Request, int]]:
+    """Sessions as they are found at a moment, with the number of tokens that they have.
+
+    A long answer is found more often than a short one, and anywhere in it.
+    """
+    longest = max(request.output_tokens for request in trace)
+    while True:
+        request = trace[draw.randrange(len(trace))]
+        if draw.randrange(longest) < request.output_tokens:
+            yield request, draw.randrange(request.output_tokens)
+
+
+def requests_of(workload: Workload) -> tuple[Request, ...]:
+    """Requests of the workload's mean lengths, spread like those of a conversation service."""
+    spread = typical()
+    inputs = workload.input_tokens * len(spread) / sum(r.input_tokens for r in spread)
+    outputs = workload.output_tokens * len(spread) / sum(r.output_tokens for r in spread)
+    return tuple(
+        Request(
+            arrival_s=0.0,
+            input_tokens=max(1, round(r.input_tokens * inputs)),
+            output_tokens=max(1, round(r.output_tokens * outputs)),
+        )
+        for r in spread
+    )
+
+
+def profiles_of(problem: Problem, service: Service) -> Profiles:
+    """The profiles of the peers that a planner knows from their announcements."""
+    links = default_client_links(problem)
+    if service.hub_delay_s:
+        links = {
+            (a, b): (rate, service.hub_delay_s.get(b if a == SOURCE else a, latency_s))
+            for (a, b), (rate, latency_s) in links.items()
+        }
+    state_bytes = problem.model.activation_bytes + problem.token_bytes
+    return Profiles(
+        peers={
+            node.peer_id: _profile(
+                service.machines[node.peer_id], len(node.tokens_per_s), state_bytes
+            )
+            for node in problem.nodes
+        },
+        client_links=links,
+    )
+
+
+def _profile(machine: PeerSpeed, layers_max: int, state_bytes: int) -> PeerProfile:
+    return PeerProfile(
+        prefill=_points(machine.prompt),
+        decode=_points(machine.decode),
+        kv_entries=tuple(int(entries) for entries in machine.kv_layer_tokens),
+        layers_max=layers_max,
+        stretch=machine.stretch,
+        copy_s_per_token=machine.overhead_s_per_byte * state_bytes,
+    )
+
+
+def _points(curve: Curve) -> Points:
+    """Times by whole numbers of rows, from none on."""
+    rows = {0: 0.0} | {round(tokens): curve.at(tokens) for tokens in curve.tokens}
+    if len(rows) == 1:
+        rows[1] = curve.at(1.0)
+    return tuple(sorted(rows.items()))
