@@ -12,6 +12,7 @@ from typing import Any
 from bench.papers.helix import CHUNK_TOKENS
 from bench.papers.jobs import Job, Recipe, Row
 from bench.papers.own import many
+from coordinator.admission.rules import HEADROOM_SHARE
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.planning.placement import score
 from coordinator.simulator.core.event_loop import SwarmSimulation
@@ -23,7 +24,6 @@ from coordinator.simulator.routing.pipelines import Pipelines
 from coordinator.simulator.runs.full_load import as_plan
 from coordinator.simulator.runs.moves import MoveRules, Moving
 from dht.messages.types import Assignment, Plan, Problem
-from node.sessions.admission import HEADROOM_SHARE
 
 PIPELINES = 4
 STAGE_LAYERS = 15
