@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.papers.jobs import Job, Recipe, Row
 from bench.papers.own import many
+from coordinator.admission.rules import HEADROOM_SHARE
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.experiments.full_load import as_plan
 from coordinator.experiments.moves import MoveRules, Moving
@@ -22,7 +23,6 @@ from coordinator.simulator.core.swarm import LiveSwarm
 from coordinator.simulator.core.trace import heavy_tailed
 from coordinator.simulator.links.closed_form_wire import FramedWire
 from dht.messages.types import Assignment, Plan, Problem
-from node.sessions.admission import HEADROOM_SHARE
 
 PIPELINES = 4
 STAGE_LAYERS = 15

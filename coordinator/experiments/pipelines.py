@@ -1,9 +1,9 @@
 """Chooses routes over pipelines with exact accounts of KV, as stages keep them. Pure.
 
 A stage promises KV for a session's whole length or refuses (:mod:`node.kv.block_manager`), and
-keeps a share free for urgent sessions (:mod:`node.sessions.admission`). Dispatch ``turns`` is the
-project's own: weighted turns over the routes with room. ``freest`` is Llumnix's (OSDI'24, §4.4):
-the route with the most room per session, which real clients do not do.
+keeps a share free for urgent sessions (:mod:`coordinator.admission.rules`). Dispatch ``turns`` is
+the project's own: weighted turns over the routes with room. ``freest`` is Llumnix's (OSDI'24,
+§4.4): the route with the most room per session, which real clients do not do.
 """
 
 from collections.abc import Collection, Sequence
