@@ -15,8 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.evaluation.flow_shares import Shares, flow_shares, separate_parts, topological
-from coordinator.evaluation.max_flow import bandwidth_bytes_per_s, round_trips_s
-from coordinator.problem.service import PeerSpeed, Service, Workload
+from coordinator.evaluation.max_flow import (
+    bandwidth_bytes_per_s,
+    own_rates_bytes_per_s,
+    round_trips_s,
+)
+from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
 ROUNDS = 12
@@ -45,6 +49,8 @@ class _Visit:
     """A peer on the flow: a token's mean visits, and the mean layers that it runs there."""
 
     machine: PeerSpeed
+    decode: Curve
+    """Decode times at the mean context of the workload's answers."""
     room: float
     stretch: float
     share: float = 0.0
@@ -61,22 +67,31 @@ class _Visit:
         self.layers /= max(self.share, 1e-12)
         run = self.layers * self.stretch
         self.prompt_s = run * machine.prompt.at(load.input_tokens) + machine.step_overhead_s
-        self.alone_s = run * machine.decode.at(1.0) + machine.step_overhead_s
+        self.alone_s = run * self.decode.at(1.0) + machine.step_overhead_s
 
 
 @dataclass(frozen=True, slots=True)
 class _Wire:
-    """A link on the flow, with the times that do not depend on the rate, in seconds."""
+    """A link on the flow, with the times that do not depend on the rate, in seconds.
+
+    What waits for the link may wait for its sender's uplink or its receiver's downlink, which other
+    links share: the station is the fullest of the three.
+    """
 
     flow: float
-    bandwidth_bytes_per_s: float
+    """A token's mean passes through the station."""
+    carries: bool
+    """Whether the link carries anything."""
     delay_s: float
+    """Time on the way of a token that does not wait, beyond ``each_s``."""
+    prompt_delay_s: float
+    """The same of a prompt of mean length, beyond ``long_s``."""
     each_s: float
-    """Transfer time of a token."""
+    """Time of a token at the station."""
     long_s: float
-    """Transfer time of a prompt of mean length."""
+    """Time of a prompt of mean length at the station."""
     slow_s: float
-    """Mean transfer time of the prompt ahead of a token: a token meets long ones more often."""
+    """Mean time there of the prompt ahead of a token: a token meets long ones more often."""
     extra_s: float
     """Overhead per token at both ends."""
 
@@ -176,8 +191,6 @@ class _Network:
         self._workload = service.workload
         machines = service.machines
         self.order = topological(kept, held)
-        bandwidth = bandwidth_bytes_per_s(problem)
-        rtts = round_trips_s(problem)
         self.visits: dict[str, _Visit] = {}
         self.links: dict[tuple[str, str], _Wire] = {}
         load = service.workload
@@ -191,12 +204,14 @@ class _Network:
             count = min(a.end - a.start, len(machine.kv_layer_tokens))
             self.visits[name] = _Visit(
                 machine=machine,
+                decode=machine.decode.at_context(load.input_tokens + load.output_tokens / 2),
                 room=machine.kv_layer_tokens[count - 1],
                 stretch=machine.stretch[min(count, len(machine.stretch)) - 1]
                 if machine.stretch
                 else 1.0,
                 share=share[name],
             )
+        pairs: list[tuple[str, str, float]] = []
         for tail, heads in kept.items():
             for head, part in heads.items():
                 flow = share.get(tail, 0.0) * part
@@ -207,25 +222,48 @@ class _Network:
                 visit.layers += flow * (held[head].end - begin)
                 visit.inbound.append((tail, part, flow))
                 if tail != SOURCE:
-                    delay_s = rtts.get((tail, head), problem.default_rtt_s) / 2
-                    self.links[tail, head] = self._wire(
-                        (tail, head), flow, bandwidth(tail, head), delay_s
-                    )
+                    pairs.append((tail, head, flow))
+        self._wires(pairs)
         for visit in self.visits.values():
             visit.settle(load)
         self._kept = kept
-        self._closing_s = self._closing(rtts, service.hub_delay_s)
+        self._closing_s = self._closing(round_trips_s(problem), service.hub_delay_s)
+
+    def _wires(self, pairs: Sequence[tuple[str, str, float]]) -> None:
+        """Set the links, from their ends and flows."""
+        problem = self._problem
+        bandwidth, rtts = bandwidth_bytes_per_s(problem), round_trips_s(problem)
+        own = own_rates_bytes_per_s(problem)
+        sent: dict[str, float] = {}
+        taken: dict[str, float] = {}
+        for tail, head, flow in pairs if own else ():
+            sent[tail] = sent.get(tail, 0.0) + flow
+            taken[head] = taken.get(head, 0.0) + flow
+        for tail, head, flow in pairs:
+            stations = [(flow, bandwidth(tail, head))]
+            if tail in own:
+                stations.append((sent[tail], own[tail][0]))
+            if head in own:
+                stations.append((taken[head], own[head][1]))
+            delay_s = rtts.get((tail, head), problem.default_rtt_s) / 2
+            self.links[tail, head] = self._wire((tail, head), stations, delay_s)
 
     def _wire(
-        self, pair: tuple[str, str], flow: float, bandwidth_bytes_per_s: float, delay_s: float
+        self, pair: tuple[str, str], stations: Sequence[tuple[float, float]], delay_s: float
     ) -> _Wire:
+        """The link ``pair``, from the flow and the bytes/s of what it passes."""
         load, activation_bytes = self._workload, self._problem.model.activation_bytes
-        each_s = activation_bytes / bandwidth_bytes_per_s if bandwidth_bytes_per_s > 0 else 0.0
+        narrowest = min(rate for _, rate in stations)
+        flow, fullest = max(stations, key=lambda each: each[0] / each[1] if each[1] else math.inf)
+        each_s = activation_bytes / fullest if fullest > 0 else 0.0
+        # Bytes pass all stations at once: the narrowest sets how long that takes.
+        rest_s = activation_bytes / narrowest - each_s if narrowest > 0 else 0.0
         long_s = each_s * load.input_tokens
         return _Wire(
             flow=flow,
-            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-            delay_s=delay_s,
+            carries=narrowest > 0,
+            delay_s=delay_s + rest_s,
+            prompt_delay_s=delay_s + rest_s * load.input_tokens,
             each_s=each_s,
             long_s=long_s,
             slow_s=long_s * self._spread,
@@ -251,12 +289,7 @@ class _Network:
         """A rate above which some peer could not keep up at any batch."""
         return min(
             1.0
-            / (
-                visit.share
-                * visit.layers
-                * visit.stretch
-                * max(visit.machine.decode.at(256) / 256, 1e-9)
-            )
+            / (visit.share * visit.layers * visit.stretch * max(visit.decode.at(256) / 256, 1e-9))
             for visit in self.visits.values()
         )
 
@@ -306,7 +339,7 @@ class _Network:
         behind a prompt. None where the link cannot carry the rate.
         """
         link, load = self.links[pair], self._workload
-        if link.bandwidth_bytes_per_s <= 0:
+        if not link.carries:
             return None
         each, long, slow, extra = link.each_s, link.long_s, link.slow_s, link.extra_s
         decodes = rate * link.flow
@@ -317,7 +350,7 @@ class _Network:
         newly = (1 - carried) * prompts * long
         queue = decodes * each * each / (2 * (1 - busy))
         token = carried * slow + newly * slow / 2 + queue + each + link.delay_s + extra
-        prompt = prompts * long * slow / (2 * (1 - busy)) + long + link.delay_s
+        prompt = prompts * long * slow / (2 * (1 - busy)) + long + link.prompt_delay_s
         return (token, prompt + extra * load.input_tokens), carried + newly
 
     def _sums(
@@ -365,7 +398,7 @@ class _Network:
         None where the peer cannot keep up.
         """
         # The search spends most of its time here, hence comparisons instead of min() and max().
-        layers, decode_s = visit.layers * visit.stretch, visit.machine.decode.at
+        layers, decode_s = visit.layers * visit.stretch, visit.decode.at
         overhead_s, answer_tokens = visit.machine.step_overhead_s, self._workload.output_tokens
         prompt_s, plain = visit.prompt_s, visit.alone_s
         caught, laden, busy = carried, prompt_s, 0.0

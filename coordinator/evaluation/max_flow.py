@@ -3,16 +3,23 @@
 The network is that of Helix (ASPLOS'25) §4.2-4.3: each peer is an edge of capacity T_i(j) between
 two vertices; there are edges from the source to the holders of layer 0, from the holders of the
 last layer to the sink, and from i to j when j can go on where i ends: ``s_j <= e_i < e_j`` (j then
-runs only ``[e_i, e_j)``, partial inference).
+runs only ``[e_i, e_j)``, partial inference). Where the rate of a peer's own connection is known,
+all its links to peers pass an edge of that capacity, one for each direction, so that an uplink with
+five links counts once. Helix's node capacity, the least of compute and network, is the case of a
+peer that exchanges activations only: token ids from the source and to the sink do not count here.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import cast
 
-from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Link, Problem
+from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Link, PlannerNode, Problem
 
+Vertex = tuple[str, str]
+"""A peer, ``source`` or ``sink``, and which of its vertices."""
 SCALE = 1e12
 """Sum to which capacities are scaled, since flow solvers take whole numbers."""
 
@@ -23,6 +30,23 @@ class Capacities:
 
     peers: dict[str, float]
     edges: dict[tuple[str, str], float]
+    ups: dict[str, float] = field(default_factory=dict)
+    """What a peer's own uplink carries to all peers together, where that is less than its speed."""
+    downs: dict[str, float] = field(default_factory=dict)
+    """The same of its downlink."""
+
+    def arcs(self) -> Iterator[tuple[Vertex, Vertex, float]]:
+        """The network's edges, those of :attr:`edges` last and in their order."""
+        for peer_id, rate in self.peers.items():
+            yield (peer_id, "in"), (peer_id, "out"), rate
+        for peer_id, rate in self.ups.items():
+            yield (peer_id, "out"), (peer_id, "up"), rate
+        for peer_id, rate in self.downs.items():
+            yield (peer_id, "down"), (peer_id, "in"), rate
+        for (tail, head), rate in self.edges.items():
+            leaves = "up" if tail in self.ups and head != SINK else "out"
+            enters = "down" if head in self.downs and tail != SOURCE else "in"
+            yield (tail, leaves), (head, enters), rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +93,30 @@ def round_trips_s(problem: Problem) -> Mapping[tuple[str, str], float]:
     return _measured(problem.links)[2]
 
 
+_Rates = Mapping[str, tuple[float, float]]
+_last_rates: tuple[tuple[PlannerNode, ...], _Rates] = ((), {})
+"""A cache of the last nodes, compared by identity."""
+
+
+def own_rates_bytes_per_s(problem: Problem) -> _Rates:
+    """The rates of peers' own uplinks and downlinks; infinite where one of them is not known.
+
+    Peers of which neither is known are left out.
+    """
+    global _last_rates  # noqa: PLW0603  (a cache, as above)
+    if _last_rates[0] is not problem.nodes:
+        found = {
+            node.peer_id: tuple(
+                math.inf if rate is None else rate
+                for rate in (node.up_bytes_per_s, node.down_bytes_per_s)
+            )
+            for node in problem.nodes
+            if node.up_bytes_per_s is not None or node.down_bytes_per_s is not None
+        }
+        _last_rates = problem.nodes, cast("_Rates", found)
+    return _last_rates[1]
+
+
 def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacities:
     """The capacities of a placement's network. Peers without layers are left out."""
     nodes = {node.peer_id: node for node in problem.nodes}
@@ -84,8 +132,17 @@ def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacitie
             edges[SOURCE, a.peer_id] = client
         if a.end == problem.model.layers:
             edges[a.peer_id, SINK] = client
-    # Thousands of peers share a few dozen spans: compare spans, not peers.
     activation_bytes = max(1, problem.model.activation_bytes)
+    rates = own_rates_bytes_per_s(problem)
+    ups, downs = (
+        {
+            peer_id: rates[peer_id][way] / activation_bytes
+            for peer_id, speed in peers.items()
+            if peer_id in rates and rates[peer_id][way] / activation_bytes < speed
+        }
+        for way in (0, 1)
+    )
+    # Thousands of peers share a few dozen spans: compare spans, not peers.
     for before in by_span.values():
         for after in by_span.values():
             if not after[0].start <= before[0].end < after[0].end:
@@ -94,7 +151,7 @@ def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacitie
                 for b in after:
                     limit = bandwidth(a.peer_id, b.peer_id) / activation_bytes
                     edges[a.peer_id, b.peer_id] = limit
-    return Capacities(peers=peers, edges=edges)
+    return Capacities(peers=peers, edges=edges, ups=ups, downs=downs)
 
 
 def solve_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSolution:
@@ -106,18 +163,16 @@ def solve_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSolut
     if total <= 0:
         return FlowSolution(flow_tokens_per_s=0.0, edges=())
     scale = SCALE / total
-    number = {name: index for index, name in enumerate(_vertices(limits))}
+    number = _numbers(limits)
     solver = max_flow.SimpleMaxFlow()
-    for peer_id, rate in limits.peers.items():
-        solver.add_arc_with_capacity(
-            number[peer_id, "in"], number[peer_id, "out"], int(rate * scale)
-        )
-    arcs: list[tuple[str, str, int]] = []
-    for (tail, head), rate in limits.edges.items():
-        arc = solver.add_arc_with_capacity(
-            number[tail, "out"], number[head, "in"], int(min(rate, total) * scale)
-        )
-        arcs.append((tail, head, arc))
+    drawn = [
+        solver.add_arc_with_capacity(number[tail], number[head], int(min(rate, total) * scale))
+        for tail, head, rate in limits.arcs()
+    ]
+    arcs = [
+        (tail, head, arc)
+        for (tail, head), arc in zip(limits.edges, drawn[-len(limits.edges) :], strict=False)
+    ]
     if solver.solve(number[SOURCE, "out"], number[SINK, "in"]) != solver.OPTIMAL:
         return FlowSolution(flow_tokens_per_s=0.0, edges=())
     edges = tuple(
@@ -151,7 +206,7 @@ def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSo
         return FlowSolution(flow_tokens_per_s=0.0, edges=())
     # Costs are small whole numbers; flows need far fewer units than SimpleMaxFlow takes.
     scale = BALANCE_UNITS / most
-    number = {name: index for index, name in enumerate(_vertices(limits))}
+    number = _numbers(limits)
     solver = min_cost_flow.SimpleMinCostFlow()
 
     def add(tail: int, head: int, units: int, room: float) -> list[int]:
@@ -166,15 +221,15 @@ def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSo
                 before = upto
         return arcs
 
-    for peer_id, rate in limits.peers.items():
-        add(number[peer_id, "in"], number[peer_id, "out"], math.ceil(rate * scale), rate)
     drawn: list[tuple[str, str, list[int]]] = []
-    for (tail, head), rate in limits.edges.items():
-        ends = [limits.peers[name] for name in (tail, head) if name in limits.peers]
+    for tail, head, rate in limits.arcs():
+        if tail[0] == head[0]:
+            add(number[tail], number[head], math.ceil(rate * scale), rate)
+            continue
+        ends = [limits.peers[name] for name, _ in (tail, head) if name in limits.peers]
         room = min(rate, *ends)
         units = math.ceil(min(room, most) * scale)
-        arcs = add(number[tail, "out"], number[head, "in"], units, room)
-        drawn.append((tail, head, arcs))
+        drawn.append((tail[0], head[0], add(number[tail], number[head], units, room)))
     units = int(BALANCE_UNITS)
     solver.set_node_supply(number[SOURCE, "out"], units)
     solver.set_node_supply(number[SINK, "in"], -units)
@@ -183,12 +238,8 @@ def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSo
     # Whole units may overshoot a capacity by less than one unit: shrink all flow to fit.
     sent = sum(solver.flow(a) for tail, _, arcs in drawn if tail == SOURCE for a in arcs)
     flows = {(tail, head): float(sum(solver.flow(a) for a in arcs)) for tail, head, arcs in drawn}
-    through: dict[str, float] = {}
-    for (_, head), flow in flows.items():
-        through[head] = through.get(head, 0.0) + flow
     fit = [most * scale / max(1, sent)]
-    fit += [limits.edges[pair] * scale / flow for pair, flow in flows.items() if flow > 0]
-    fit += [limits.peers[p] * scale / flow for p, flow in through.items() if p != SINK and flow > 0]
+    fit += [room * scale / flow for room, flow in _loads(limits, flows) if flow > 0]
     shrink = min(1.0, *fit) / scale
     return FlowSolution(
         flow_tokens_per_s=sent * shrink,
@@ -200,12 +251,28 @@ def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSo
     )
 
 
-def _vertices(limits: Capacities) -> Iterator[tuple[str, str]]:
-    yield SOURCE, "out"
-    yield SINK, "in"
-    for peer_id in limits.peers:
-        yield peer_id, "in"
-        yield peer_id, "out"
+def _loads(
+    limits: Capacities, flows: Mapping[tuple[str, str], float]
+) -> Iterator[tuple[float, float]]:
+    """Every capacity and the flow through it."""
+    sums: defaultdict[tuple[Vertex, Vertex], float] = defaultdict(float)
+    for (tail, head), flow in flows.items():
+        sums[(head, "in"), (head, "out")] += flow
+        if head != SINK:
+            sums[(tail, "out"), (tail, "up")] += flow
+        if tail != SOURCE:
+            sums[(head, "down"), (head, "in")] += flow
+    for before, after, room in limits.arcs():
+        inner = before[0] == after[0]
+        yield room, sums[before, after] if inner else flows.get((before[0], after[0]), 0.0)
+
+
+def _numbers(limits: Capacities) -> dict[Vertex, int]:
+    """The number of every vertex, for solvers."""
+    names: dict[Vertex, None] = dict.fromkeys([(SOURCE, "out"), (SINK, "in")])
+    for tail, head, _ in limits.arcs():
+        names[tail] = names[head] = None
+    return {name: index for index, name in enumerate(names)}
 
 
 BOUND_STEPS = 60

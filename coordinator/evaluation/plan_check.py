@@ -7,9 +7,9 @@ algorithm than the planner's.
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from coordinator.evaluation.max_flow import capacities, solve_flow
+from coordinator.evaluation.max_flow import Capacities, capacities, solve_flow
 from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem, fits
 
 TOLERANCE = 1e-6
@@ -124,19 +124,28 @@ def check_plan(plan: Plan, problem: Problem) -> list[str]:
     limits = capacities(problem, plan.assignments)
     slack = TOLERANCE * max(1.0, plan.flow_tokens_per_s)
     through: defaultdict[str, float] = defaultdict(float)
+    to_peers: defaultdict[str, float] = defaultdict(float)
+    from_peers: defaultdict[str, float] = defaultdict(float)
     for edge in plan.edges:
         through[edge.head] += edge.tokens_per_s
+        to_peers[edge.tail] += edge.tokens_per_s if edge.head != SINK else 0.0
+        from_peers[edge.head] += edge.tokens_per_s if edge.tail != SOURCE else 0.0
         limit = limits.edges.get((edge.tail, edge.head), 0.0)
         if edge.tokens_per_s > limit + slack:
             wrong.append(f"{edge.tail} to {edge.head} carries more than its {limit:.1f} tokens/s")
     wrong += [
-        f"{peer_id} carries {through[peer_id]:.1f}, more than its {rate:.1f} tokens/s"
-        for peer_id, rate in limits.peers.items()
-        if through[peer_id] > rate + slack
+        f"{whose} {peer_id} carries {carried[peer_id]:.1f}, more than its {rate:.1f} tokens/s"
+        for whose, rates, carried in (
+            ("peer", limits.peers, through),
+            ("the uplink of", limits.ups, to_peers),
+            ("the downlink of", limits.downs, from_peers),
+        )
+        for peer_id, rate in rates.items()
+        if carried[peer_id] > rate + slack
     ]
     # The simple algorithm takes minutes for thousands of edges; the library's takes milliseconds.
     best = (
-        max_flow_tokens_per_s(limits.peers, limits.edges)
+        max_flow_tokens_per_s(limits)
         if len(limits.edges) <= SIMPLE_EDGES_MAX
         else solve_flow(problem, plan.assignments).flow_tokens_per_s
     )
@@ -148,19 +157,17 @@ def check_plan(plan: Plan, problem: Problem) -> list[str]:
     return wrong
 
 
-def max_flow_tokens_per_s(
-    peers: Mapping[str, float], edges: Mapping[tuple[str, str], float]
-) -> float:
+def max_flow_tokens_per_s(limits: Capacities) -> float:
     """Maximum flow by shortest augmenting paths (Edmonds-Karp); slow, simple, independent."""
     residual: defaultdict[tuple[str, str], defaultdict[tuple[str, str], float]] = defaultdict(
         lambda: defaultdict(float)
     )
-    for peer_id, rate in peers.items():
-        residual[peer_id, "in"][peer_id, "out"] += rate
-    for (tail, head), rate in edges.items():
-        residual[tail, "out"][head, "in"] += rate
+    for tail, head, rate in limits.arcs():
+        residual[tail][head] += rate
     source, sink = (SOURCE, "out"), (SINK, "in")
-    least = TOLERANCE * min((rate for rate in peers.values() if rate > 0), default=1.0) * 1e-3
+    least = (
+        TOLERANCE * min((rate for rate in limits.peers.values() if rate > 0), default=1.0) * 1e-3
+    )
     total = 0.0
     while True:
         parent = {source: source}

@@ -198,7 +198,8 @@ def _own(cluster: _Own, problem: Problem) -> Profiles:
                 f"node {node.id}: there is no profile {node.profile} for {problem.model.name}"
             )
         where = f"profile {node.profile}"
-        peers[node.id] = PeerProfile(
+        peers[node.id] = replace(
+            peers[node.id],
             prefill=_points(found.prefill_s, where),
             decode=_points(found.decode_s, where),
             kv_entries=found.kv_entries or peers[node.id].kv_entries,

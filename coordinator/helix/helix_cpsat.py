@@ -7,7 +7,12 @@ where its ends' layers follow each other.
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.evaluation.max_flow import bandwidth_bytes_per_s, solve_flow, upper_bound
+from coordinator.evaluation.max_flow import (
+    bandwidth_bytes_per_s,
+    own_rates_bytes_per_s,
+    solve_flow,
+    upper_bound,
+)
 from dht.messages.types import SINK, SOURCE, Assignment, Problem, fits
 
 UNITS_MAX = 10_000_000
@@ -110,17 +115,25 @@ class _Program:
         for peer in self._peers:
             model.add(sum(inflow[peer]) == sum(outflow[peer]))
             model.add(sum(inflow[peer]) <= self._rate[peer])
+        for peer, (up, down) in own_rates_bytes_per_s(problem).items():
+            to_peers = [f for (a, b), (f, _) in self._flows.items() if a == peer and b != SINK]
+            from_peers = [f for (a, b), (f, _) in self._flows.items() if b == peer and a != SOURCE]
+            for flows, limit in ((to_peers, up), (from_peers, down)):
+                model.add(sum(flows) <= self._units(limit / max(1, problem.model.activation_bytes)))
         most = int(upper_bound(problem) * self._scale) + 1
         self._total = model.new_int_var(1, max(1, most), "total")
         model.add(sum(entering) == self._total)
 
     def _edge(self, tail: str, head: str, limit_tokens_per_s: float) -> tuple[Any, Any]:
-        limit = int(min(UNITS_MAX, limit_tokens_per_s * self._scale))
+        limit = self._units(limit_tokens_per_s)
         flow = self._model.new_int_var(0, limit, "flow")
         is_open = self._model.new_bool_var("open")
         self._model.add(flow == 0).only_enforce_if(is_open.Not())
         self._flows[tail, head] = flow, is_open
         return flow, is_open
+
+    def _units(self, tokens_per_s: float) -> int:
+        return int(min(UNITS_MAX, tokens_per_s * self._scale))
 
     def hint(self, assignments: Sequence[Assignment]) -> None:
         """Start the search from ``assignments``."""

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from coordinator.evaluation.max_flow import bandwidth_bytes_per_s, upper_bound
+from coordinator.evaluation.max_flow import (
+    bandwidth_bytes_per_s,
+    own_rates_bytes_per_s,
+    upper_bound,
+)
 from coordinator.heuristics.heuristics import span_limits
 from dht.messages.types import SINK, SOURCE, Assignment, Problem
 
@@ -67,12 +71,19 @@ class _Program:
         client = min(most, problem.client_bandwidth_bytes_per_s / max(1, problem.token_bytes))
         into: dict[str, list[Any]] = {name: [] for name in (*self._start, SINK)}
         out: dict[str, list[Any]] = {name: [] for name in (SOURCE, *self._start)}
+        from_peers: dict[str, list[Any]] = {name: [] for name in self._start}
+        to_peers: dict[str, list[Any]] = {name: [] for name in self._start}
+        own = own_rates_bytes_per_s(problem)
+        rates = {name: own.get(name, (most, most)) for name in self._start}
 
         def edge(tail: str, head: str, limit: float) -> Any:
             flow, valid = model.add_variable(lb=0, ub=limit), model.add_binary_variable()
             model.add_linear_constraint(flow <= limit * valid)
             out[tail].append(flow)
             into[head].append(flow)
+            if tail != SOURCE and head != SINK:
+                to_peers[tail].append(flow)
+                from_peers[head].append(flow)
             return valid
 
         for name, start in self._start.items():
@@ -96,6 +107,9 @@ class _Program:
         for name in self._start:
             model.add_linear_constraint(self._sum(into[name]) == self._sum(out[name]))
             model.add_linear_constraint(self._sum(into[name]) <= self._rate[name])
+            for flows, rate in zip((to_peers[name], from_peers[name]), rates[name], strict=True):
+                limit = min(most, rate / max(1, problem.model.activation_bytes))
+                model.add_linear_constraint(self._sum(flows) <= limit)
         model.maximize(self._sum(out[SOURCE]))
 
     def spans(self, result: Any) -> tuple[Assignment, ...]:

@@ -1,5 +1,6 @@
 """Advice on a plan: its fullest peer and link, and what one more peer would gain."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -24,17 +25,27 @@ class Use:
 
 
 def busiest(problem: Problem, placement: Placement) -> tuple[Use, ...]:
-    """The fullest link and the fullest peer of the placement's flow."""
+    """The fullest link, whether a pair's or a peer's own, and the fullest peer of the flow."""
     limits = capacities(problem, placement.assignments)
-    through: dict[str, float] = {}
+    through: defaultdict[str, float] = defaultdict(float)
+    sent: defaultdict[str, float] = defaultdict(float)
+    taken: defaultdict[str, float] = defaultdict(float)
     links: list[Use] = []
     for edge in placement.edges or ():
-        through[edge.head] = through.get(edge.head, 0.0) + edge.tokens_per_s
+        through[edge.head] += edge.tokens_per_s
+        sent[edge.tail] += edge.tokens_per_s if edge.head != SINK else 0.0
+        taken[edge.head] += edge.tokens_per_s if edge.tail != SOURCE else 0.0
         limit = limits.edges.get((edge.tail, edge.head), 0.0)
         if limit > 0 and edge.tail != SOURCE and edge.head != SINK:
             share = edge.tokens_per_s / limit
             text = f"the link {short_name(edge.tail)} to {short_name(edge.head)}"
             links.append(Use(text=text, share=share))
+    links += [
+        Use(text=f"the {which} of {short_name(name)}", share=flows[name] / rate)
+        for which, flows, rates in (("uplink", sent, limits.ups), ("downlink", taken, limits.downs))
+        for name, rate in rates.items()
+        if rate > 0
+    ]
     peers = [
         Use(text=f"peer {short_name(name)}", share=flow / limits.peers[name])
         for name, flow in through.items()

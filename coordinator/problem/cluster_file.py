@@ -10,7 +10,8 @@ The project's own format (sizes in bytes, rates in tokens/s, ``links`` directed)
      "links": [["a", "b", 12500000, 0.02]],
      "default_bandwidth_bytes_per_s": 12500000, "default_rtt_s": 0.05}
 
-A link is source, target, bytes/s, round trip in seconds. ``tokens_per_s[model][j - 1]`` is T_j.
+A link is source, target, bytes/s, round trip in seconds. ``tokens_per_s[model][j - 1]`` is T_j. A
+node may have ``up_bytes_per_s`` and ``down_bytes_per_s``, which all its links share.
 The schema ``helix-cluster/1`` is read too: Helix's own clusters, where the length of T_j is the
 number of layers that a GPU can hold, and links have one-way latencies.
 """
@@ -61,6 +62,8 @@ class _Node:
     id: PeerId
     memory_bytes: Count
     kv_tokens_min: Count = 0
+    up_bytes_per_s: Rate | None = None
+    down_bytes_per_s: Rate | None = None
     tokens_per_s: dict[str, Rates]
 
 
@@ -93,6 +96,8 @@ class _HelixModel:
 class _HelixNode:
     id: int | str
     gpu: str
+    in_nic_Bps: Rate | None = None
+    out_nic_Bps: Rate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +172,8 @@ def _from_own(cluster: _Cluster, wanted: str | None) -> Problem:
                 peer_id=node.id,
                 memory_bytes=node.memory_bytes,
                 kv_tokens_min=node.kv_tokens_min,
+                up_bytes_per_s=node.up_bytes_per_s,
+                down_bytes_per_s=node.down_bytes_per_s,
                 tokens_per_s=node.tokens_per_s[name],
             )
             for node in cluster.nodes
@@ -194,6 +201,8 @@ def _from_helix(cluster: _HelixCluster, wanted: str | None) -> Problem:
                 peer_id=str(node.id),
                 memory_bytes=len(rates) * layer_bytes,
                 kv_tokens_min=0,
+                up_bytes_per_s=node.out_nic_Bps,
+                down_bytes_per_s=node.in_nic_Bps,
                 tokens_per_s=rates,
             )
         )

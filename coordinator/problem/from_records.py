@@ -43,8 +43,10 @@ def problem_of(
             tokens_per_s=tuple(
                 min(TOKENS_PER_S_MAX, max(TOKENS_PER_S_MIN, rate)) for rate in record.tokens_per_s
             ),
-            decode_layer_s=record.decode_layer_s,
-            prompt_layer_s=record.prompt_layer_s,
+            decode_layer_ns=record.decode_layer_ns,
+            prompt_layer_ns=record.prompt_layer_ns,
+            up_bytes_per_s=_own_rate(record.up_bytes_per_s),
+            down_bytes_per_s=_own_rate(record.down_bytes_per_s),
             own_model=in_precision_of(model, record.model),
             current=given.get(peer_id, _served(record)),
         )
@@ -57,6 +59,10 @@ def problem_of(
         if author in {link.source, link.target} and link.source in usable and link.target in usable
     )
     return Problem(model=model, nodes=nodes, links=measured)
+
+
+def _own_rate(bytes_per_s: float | None) -> float | None:
+    return None if bytes_per_s is None else max(LINK_BYTES_PER_S_MIN, bytes_per_s)
 
 
 def _served(record: NodeRecord) -> Assignment | None:

@@ -5,8 +5,9 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from operator import add
 
-from dht.messages.types import LayerTimes, PlannerNode, Problem
+from dht.messages.types import FAR_TOKENS, LayerTimes, PlannerNode, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +44,26 @@ def workload_within(context_tokens: int, workload: Workload | None = None) -> Wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A layer's time in seconds by tokens, piecewise linear through measured points."""
+    """A layer's time in seconds by rows and context, piecewise linear through measured points."""
 
     tokens: tuple[float, ...]
+    """Rows of a step: sessions that decode, or tokens of a prompt's chunk."""
     seconds: tuple[float, ...]
+    """Times without context before these rows; or at any, where ``context_s`` is empty."""
+    context_s: tuple[float, ...] = ()
+    """Extra seconds, at each point, for one more token of context in every session."""
 
-    def at(self, tokens: float) -> float:
-        """Seconds for ``tokens``, extrapolated along the last piece."""
+    def at_context(self, context_tokens: float) -> "Curve":
+        """The curve of sessions that all have ``context_tokens`` before the step's rows."""
+        if not self.context_s:
+            return self
+        extra = (context_tokens * each for each in self.context_s)
+        return Curve(tokens=self.tokens, seconds=tuple(map(add, self.seconds, extra)))
+
+    def at(self, tokens: float, context_tokens: float = 0.0) -> float:
+        """Seconds for ``tokens`` rows, extrapolated along the last piece."""
+        if context_tokens and self.context_s:
+            return self.at_context(context_tokens).at(tokens)
         xs, ys = self.tokens, self.seconds
         if len(xs) == 1:
             return ys[0]
@@ -64,9 +78,9 @@ class PeerSpeed:
     """A peer's times and KV room, which the estimate needs beyond its T_j."""
 
     decode: Curve
-    """Decode time per layer, by tokens in the batch."""
+    """Decode time per layer, by sessions in the batch and their context."""
     prompt: Curve
-    """Prefill time per layer, by prompt tokens in the batch."""
+    """Prefill time per layer, by tokens of the chunk and those of the prompt before it."""
     kv_layer_tokens: tuple[float, ...]
     """KV room in tokens × layers while j layers are held, at index j - 1."""
     prompts_per_step: int = 1
@@ -75,6 +89,11 @@ class PeerSpeed:
     """Factor on a layer's time while j layers are held, at index j - 1; empty: 1."""
     overhead_s_per_byte: float = 0.0
     """Time per byte of activations received or sent, on top of the link's own time."""
+
+    def prompt_s(self, tokens: float, chunk_tokens: float) -> float:
+        """Seconds per layer of a whole prompt in chunks, each with the chunks before as context."""
+        chunk = min(tokens, chunk_tokens)
+        return tokens / chunk * self.prompt.at(chunk, (tokens - chunk) / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +118,8 @@ DECODE_FIXED = 0.5
 """Assumed fixed share of a step at that batch: weights are read once per batch."""
 PROMPT_TOKEN = 0.25
 """Assumed ratio of a prompt token's time to a decoded token's: a prompt reads the weights once."""
+CONTEXT_TYPICAL = 256.0
+"""Context at which peers measure their T_j, and announced times are compared with it."""
 UNLIMITED_LAYER_TOKENS = 1e15
 STRETCH_MAX = 1e6
 SLOW_MAX = 1000.0
@@ -139,8 +160,8 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> PeerSpeed:
     )
     typical_prompt = Curve(tokens=(0.0, 1.0), seconds=(0.0, PROMPT_TOKEN * token_s))
     return PeerSpeed(
-        decode=_announced(node.decode_layer_s, token_s, SLOW_MAX * token_s) or typical,
-        prompt=_announced(node.prompt_layer_s, 0.0, SLOW_MAX * token_s) or typical_prompt,
+        decode=_announced(node.decode_layer_ns, token_s, SLOW_MAX * token_s) or typical,
+        prompt=_announced(node.prompt_layer_ns, 0.0, SLOW_MAX * token_s) or typical_prompt,
         kv_layer_tokens=tuple(
             max(0.0, node.memory_bytes - j * model.layer_bytes - ends) / each
             if each
@@ -155,13 +176,26 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> PeerSpeed:
 
 
 def _announced(times: LayerTimes, row_least_s: float, row_most_s: float) -> Curve | None:
-    """The curve of announced times, with the time per row within the bounds; None: no times.
+    """The curve of announced times; None: no times.
 
-    Beyond the last measured point, time is proportional to rows.
+    The time per row at ``CONTEXT_TYPICAL`` is within the bounds, and no time falls with rows or
+    context. Fewer rows than were measured take as long as the fewest, because a step reads the
+    weights once; beyond the last point, time is proportional to rows.
     """
-    rows = [count for count, _ in times]
+    rows = [count for count, _, _ in times]
     if not times or any(a >= b for a, b in pairwise(rows)):
         return None
-    seconds = [min(max(took_s, count * row_least_s), count * row_most_s) for count, took_s in times]
+    contexts_s, seconds = [], []
+    for count, near_ns, far_ns in times:
+        least_s, most_s = count * row_least_s, count * row_most_s
+        context_s = min(max(0, far_ns - near_ns) * 1e-9 / FAR_TOKENS, most_s / CONTEXT_TYPICAL)
+        typical_s = min(max(near_ns * 1e-9 + CONTEXT_TYPICAL * context_s, least_s), most_s)
+        contexts_s.append(context_s)
+        seconds.append(max(0.0, typical_s - CONTEXT_TYPICAL * context_s))
     seconds = list(accumulate(seconds, max))
-    return Curve(tokens=(*map(float, rows), 2.0 * rows[-1]), seconds=(*seconds, 2.0 * seconds[-1]))
+    contexts_s = list(accumulate(contexts_s, max))
+    return Curve(
+        tokens=(0.0, *map(float, rows), 2.0 * rows[-1]),
+        seconds=(seconds[0], *seconds, 2.0 * seconds[-1]),
+        context_s=(contexts_s[0], *contexts_s, 2.0 * contexts_s[-1]),
+    )

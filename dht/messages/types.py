@@ -26,7 +26,10 @@ TOKENS_PER_S_MAX = 1e6
 """Rate that a faster peer counts with: beside 1e15, which the wire allows, all others are lost."""
 FLOW_SHARE = 1e-9
 """Worth of one token/s of flow, in tokens/s, where the estimate is that nothing is served."""
-LAYER_TIMES_MAX = 8
+LAYER_TIMES_MAX = 12
+FAR_TOKENS = 4096
+"""Context of a layer's second announced time; between and beyond both, time is linear in it."""
+NANOSECONDS_MAX = 1 << 50
 
 PeerId = Annotated[str, Meta(min_length=1, max_length=64)]
 ShortText = Annotated[str, Meta(max_length=128)]
@@ -35,11 +38,13 @@ LayerIndex = Annotated[int, Meta(ge=0, le=LAYERS_MAX)]
 Count = Annotated[int, Meta(ge=0, le=BYTES_MAX)]
 Rate = Annotated[float, Meta(ge=0, le=RATE_MAX)]
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
+Rows = Annotated[int, Meta(ge=1, le=1 << 20)]
+Nanoseconds = Annotated[int, Meta(ge=0, le=NANOSECONDS_MAX)]
 LayerTimes = Annotated[
-    tuple[tuple[Annotated[int, Meta(ge=1, le=1 << 20)], Seconds], ...],
-    Meta(max_length=LAYER_TIMES_MAX),
+    tuple[tuple[Rows, Nanoseconds, Nanoseconds], ...], Meta(max_length=LAYER_TIMES_MAX)
 ]
-"""Pairs of a number of rows and one layer's time in a step of that many, rows ascending."""
+"""Triples of a number of rows, and one layer's time in a step of that many, in nanoseconds, where
+the sessions have no context before these rows and where each has ``FAR_TOKENS``. Rows ascend."""
 
 SOURCE = "source"
 """Name of the flow network's source: the clients' prompts and the ring's tokens."""
@@ -157,10 +162,14 @@ class NodeRecord:
     """Minimum KV room of the peer in tokens, for every number of layers that it holds."""
     tokens_per_s: Annotated[tuple[Rate, ...], Meta(max_length=LAYERS_MAX)]
     """T_j: measured tokens/s while the peer holds j layers, at index j - 1 (Helix §4.2)."""
-    decode_layer_s: LayerTimes = ()
-    """Decode time of a layer by batch, at a typical context; empty: planners assume a curve."""
-    prompt_layer_s: LayerTimes = ()
-    """Prefill time of a layer by a prompt's tokens; empty: planners assume a curve."""
+    decode_layer_ns: LayerTimes = ()
+    """Decode time of a layer by sessions in the batch; empty: planners assume a curve."""
+    prompt_layer_ns: LayerTimes = ()
+    """Prefill time of a layer by the tokens of a prompt's chunk; empty: planners assume a curve."""
+    up_bytes_per_s: Rate | None = None
+    """Rate of the machine's own uplink, which all links from here share; None: not known."""
+    down_bytes_per_s: Rate | None = None
+    """Rate of the machine's own downlink, which all links to here share; None: not known."""
     precision: Annotated[str, Meta(max_length=32)] = ""
     """Precision of the weights and of the computation, for example ``bfloat16`` or ``int4 in
     bfloat16``. The sizes in ``model`` are those of this precision; the fingerprint is the
@@ -329,8 +338,11 @@ class PlannerNode:
     kv_tokens_min: Count
     tokens_per_s: tuple[Rate, ...]
     """T_j at index j - 1."""
-    decode_layer_s: LayerTimes = ()
-    prompt_layer_s: LayerTimes = ()
+    decode_layer_ns: LayerTimes = ()
+    prompt_layer_ns: LayerTimes = ()
+    up_bytes_per_s: Rate | None = None
+    """Rate of the peer's own uplink, which all links from it share; None: not known, no limit."""
+    down_bytes_per_s: Rate | None = None
     own_model: ModelSpec | None = None
     """The model with its sizes in this peer's precision; None: the problem's sizes."""
     current: Assignment | None = None

@@ -58,8 +58,10 @@ def _offer(record: NodeRecord) -> tuple[object, ...]:
         record.memory_bytes,
         record.kv_tokens_min,
         record.tokens_per_s,
-        record.decode_layer_s,
-        record.prompt_layer_s,
+        record.decode_layer_ns,
+        record.prompt_layer_ns,
+        record.up_bytes_per_s,
+        record.down_bytes_per_s,
         record.state is NodeState.DRAINING,
         record.reach is Reach.NONE,
     )

@@ -48,8 +48,8 @@ async def rehearse(
         memory_bytes=machine.lend_bytes,
         kv_tokens_min=engine.kv_tokens_min,
         tokens_per_s=engine.tokens_per_s,
-        decode_layer_s=engine.profile.decode_times,
-        prompt_layer_s=engine.profile.prompt_times,
+        decode_layer_ns=engine.profile.decode_times,
+        prompt_layer_ns=engine.profile.prompt_times,
         precision=engine.precision,
         state=NodeState.WAITING,
     )

@@ -5,17 +5,26 @@ each token. Between batches the lines are interpolated, because kernels change w
 rows in ways that no single formula follows. Points that were left out of the fit give its error.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
+
+from dht.messages.types import FAR_TOKENS, LAYER_TIMES_MAX, NANOSECONDS_MAX, LayerTimes
 
 SECONDS_MIN = 1e-9
 """Minimum time of a layer; a fit below it is noise."""
+DIGITS = 3
+"""Significant digits of an announced time: more would be noise, and change with every join."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Time of one layer for a decode row each of ``batch`` sessions of ``context_tokens``."""
+    """Time of one layer in a step of ``batch`` rows.
+
+    These are a decode row for each of ``batch`` sessions that have ``context_tokens`` by then, or
+    a chunk of ``batch`` tokens of a prompt, behind ``context_tokens`` of it.
+    """
 
     batch: int
     context_tokens: int
@@ -110,3 +119,47 @@ def _line(timings: Sequence[Timing]) -> Line:
         joint += weight * away * (timing.seconds - mean_s)
     token_s = min(max(0.0, joint / spread), mean_s / mean_c)  # slope and base stay at least 0
     return Line(batch=timings[0].batch, base_s=max(0.0, mean_s - token_s * mean_c), token_s=token_s)
+
+
+def announced(found: LayerFit, count_max: int = LAYER_TIMES_MAX) -> LayerTimes:
+    """The fit as a record carries it: at most ``count_max`` of its lines, rounded.
+
+    No time falls with rows or context. Of more lines, those are taken that keep the largest
+    relative error at the others small: each turn takes the one at which it is largest.
+    """
+    lines = _rising(found.lines)
+    kept = {0, len(lines) - 1}
+    while len(kept) < min(count_max, len(lines)):
+        part = LayerFit(tuple(lines[at] for at in sorted(kept)))
+        errors = [_error(part, line) if at not in kept else -1.0 for at, line in enumerate(lines)]
+        kept.add(errors.index(max(errors)))
+    return tuple(
+        (line.batch, _nanoseconds(line.base_s), _nanoseconds(line.seconds(FAR_TOKENS)))
+        for line in (lines[at] for at in sorted(kept))
+    )
+
+
+def _rising(lines: Sequence[Line]) -> list[Line]:
+    """``lines`` without times that fall as rows grow: each time counts as the largest so far."""
+    bases = accumulate((line.base_s for line in lines), max)
+    slopes = accumulate((line.token_s for line in lines), max)
+    return [
+        Line(batch=line.batch, base_s=base_s, token_s=token_s)
+        for line, base_s, token_s in zip(lines, bases, slopes, strict=True)
+    ]
+
+
+def _error(part: LayerFit, line: Line) -> float:
+    """Largest relative error of ``part`` at a line's batch, without and with a long context."""
+    return max(
+        abs(part.seconds(line.batch, context) / max(SECONDS_MIN, line.seconds(context)) - 1)
+        for context in (0, FAR_TOKENS)
+    )
+
+
+def _nanoseconds(seconds: float) -> int:
+    """Whole nanoseconds, rounded to ``DIGITS`` digits and within what a record may carry."""
+    count = min(seconds * 1e9, float(NANOSECONDS_MAX))
+    if count < 1:
+        return 0
+    return min(NANOSECONDS_MAX, int(round(count, DIGITS - 1 - math.floor(math.log10(count)))))

@@ -10,28 +10,37 @@ product at one peer of the route.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 
+from coordinator.problem.service import CONTEXT_TYPICAL
 from dht.errors import UserError
-from dht.messages.types import LAYER_TIMES_MAX, LayerTimes
+from dht.messages.types import LayerTimes, ModelSpec
 from node.engine.engine import Engine, WorkItem
+from node.engine.scheduler import DECODE_S_MAX, PREFILL_TOKENS_MOST
 from node.kv.export import KvRows
 from node.model.layer_range import kv_shape
-from node.profiling.layer_fit import LayerFit, Timing, fit
+from node.profiling.layer_fit import LayerFit, Timing, announced, fit
 
 STEP_OVERHEAD_S = 0.002
 """Overhead per step, whatever it runs: receiving, queueing, sending."""
-SESSION_TOKENS = 512
-"""Typical length of a session, which bounds the batch by KV room; half of it is its context."""
-BATCHES = (1, 4, 16)
+SESSION_TOKENS = round(2 * CONTEXT_TYPICAL)
+"""Typical length of a session, which bounds the batch by KV room."""
+BATCHES = (1, 4, 16, 32, 64, 128, 256)
 CONTEXTS = (1, 512, 2048)
-CHECKS = ((2, 512), (8, 1), (4, 1024))
+POINT_TOKENS_MAX = 1 << 16
+"""Maximum sum of the contexts at a point: the KV of more would take longer to fill than to time."""
+CHECKS = ((2, 512), (8, 1), (4, 1024), (48, 512))
 """``(batch, context)`` points that are timed only to find the fit's error."""
-PREFILLS = (32, 128, 256)
-"""Timed chunks of a prompt, in tokens."""
+CHUNKS = (32, 128, 256, PREFILL_TOKENS_MOST)
+"""Timed chunks of a prompt, in tokens; no step runs a longer one."""
+CHUNK_CONTEXTS = (0, 1024)
+"""Tokens of the prompt before a timed chunk."""
 TIMINGS_MIN = 3
 TIMINGS_MAX = 64
 TIMING_BUDGET_S = 0.1
@@ -52,7 +61,9 @@ class Profile:
     checks: tuple[Timing, ...]
     """Times of decode rows that are left out of the fit."""
     prefills: tuple[Timing, ...]
-    """Times of one session's chunks of ``context_tokens`` tokens."""
+    """Times of a prompt's chunks of ``batch`` tokens, with ``context_tokens`` before them."""
+    kv_tokens: int
+    """KV room at the measurement: with more, more points can be timed."""
 
     @property
     def fit(self) -> LayerFit:
@@ -65,24 +76,30 @@ class Profile:
         return max(self.fit.errors(self.checks), default=None)
 
     @property
+    def prompt_fit(self) -> LayerFit:
+        """Fit of a prompt's chunks, by tokens and context."""
+        return fit(self.prefills)
+
+    @property
     def decode_times(self) -> LayerTimes:
-        """Decode times to announce: a layer's seconds by batch, at a typical context."""
-        batches = sorted({timing.batch for timing in self.points})[:LAYER_TIMES_MAX]
-        return tuple((batch, self.fit.seconds(batch, SESSION_TOKENS / 2)) for batch in batches)
+        """Decode times to announce: a layer's, by batch and context."""
+        return announced(self.fit)
 
     @property
     def prompt_times(self) -> LayerTimes:
-        """Prompt times to announce: a layer's seconds by tokens."""
-        ordered = sorted(self.prefills, key=lambda timing: timing.context_tokens)
-        return tuple((each.context_tokens, each.seconds) for each in ordered[:LAYER_TIMES_MAX])
+        """Prompt times to announce: a layer's, by a chunk's tokens."""
+        return announced(self.prompt_fit) if self.prefills else ()
 
     def layer_s(self) -> dict[int, float]:
         """Seconds of one layer by rows, at a typical context; they bound a step's rows."""
         decodes = {
-            batch: self.fit.seconds(batch, SESSION_TOKENS / 2)
+            batch: self.fit.seconds(batch, CONTEXT_TYPICAL)
             for batch in sorted({timing.batch for timing in self.points})
         }
-        return {**decodes, **{each.context_tokens: each.seconds for each in self.prefills}}
+        if not self.prefills:
+            return decodes
+        chunks = {line.batch: line.seconds(0) for line in self.prompt_fit.lines}
+        return {**{rows: s for rows, s in decodes.items() if rows < min(chunks)}, **chunks}
 
 
 def points_within(kv_tokens: int, page_tokens: int, context_max: int) -> tuple[Point, ...]:
@@ -93,7 +110,9 @@ def points_within(kv_tokens: int, page_tokens: int, context_max: int) -> tuple[P
         for batch, context in grid
         if (batch, context) == (1, 1)
         or (
-            context <= context_max and batch * -(-context // page_tokens) * page_tokens <= kv_tokens
+            context <= context_max
+            and batch * context <= POINT_TOKENS_MAX
+            and batch * -(-context // page_tokens) * page_tokens <= kv_tokens
         )
     )
 
@@ -103,128 +122,199 @@ def layer_to_time(engine: Engine) -> int:
     return 1 if engine.spec.layers > 2 else 0
 
 
-def feasible(engine: Engine) -> tuple[Point, ...]:
-    """The points at which ``engine`` can be timed."""
+def room_for_timing(engine: Engine) -> int:
+    """KV tokens that ``engine`` has room for beside the layer that is timed."""
     index = layer_to_time(engine)
-    kv_tokens = engine.kv_tokens_beside(index, index + 1)
+    return engine.kv_tokens_beside(index, index + 1)
+
+
+def feasible(engine: Engine, kv_tokens: int) -> tuple[Point, ...]:
+    """The points at which ``engine`` can be timed with this KV room."""
     return points_within(kv_tokens, engine.config.page_tokens, engine.spec.context_tokens)
 
 
+class TimedLayer(Protocol):
+    """One layer on a device that can be timed, with KV room for its sessions."""
+
+    kv_tokens: int
+    page_tokens: int
+    context_tokens: int
+    """Maximum context of the model."""
+
+    def sessions(self, count: int, context: int) -> AbstractContextManager[Callable[[int], float]]:
+        """Hold sessions of ``context`` tokens; times a decode of the first so many of them."""
+        ...
+
+    def chunk_s(self, before: int, tokens: int) -> float:
+        """Time a prompt's chunk of ``tokens`` behind ``before`` of its tokens."""
+        ...
+
+
+class EngineLayer:
+    """A layer of an engine, filled with random numbers so that no weights need to be here yet."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self._engine, self._clock = engine, clock
+        self._index = layer_to_time(engine)
+        self.kv_tokens = room_for_timing(engine)
+        self.page_tokens = engine.config.page_tokens
+        self.context_tokens = engine.spec.context_tokens
+        engine.load(self._index, self._index + 1, made_up=True)
+
+    @contextmanager
+    def sessions(self, count: int, context: int) -> Iterator[Callable[[int], float]]:
+        """See :meth:`TimedLayer.sessions`; raises UserError if a step fails."""
+        names = [f"profile-{n}" for n in range(count)]
+        try:
+            for name in names:
+                self._hold(name, context - 1, rows=1)
+            items = [
+                self._item(name, context - 1, row[None])
+                for name, row in zip(names, self._hidden(count), strict=True)
+            ]
+            # The same position again and again: its KV is overwritten.
+            yield lambda batch: self._time(items[:batch])
+        finally:
+            for name in names:
+                self._engine.free(name)
+
+    def chunk_s(self, before: int, tokens: int) -> float:
+        """See :meth:`TimedLayer.chunk_s`; raises UserError if the step fails."""
+        self._hold("prefill", before, rows=tokens)
+        took_s = self._time([self._item("prefill", before, self._hidden(tokens))])
+        self._engine.free("prefill")
+        return took_s
+
+    def _hold(self, name: str, context: int, *, rows: int) -> None:
+        """Reserve KV for a session with ``context`` tokens of zeros written, and ``rows`` more."""
+        refused = self._engine.reserve(name, context + rows)
+        if refused is None and context > 0:
+            refused = self._engine.import_kv(name, self._empty_kv(context))
+        if refused is not None:
+            raise UserError(f"a layer could not be timed: {refused}")
+
+    def _item(self, name: str, position: int, hidden: torch.Tensor) -> WorkItem:
+        index = self._index
+        return WorkItem(session=name, start=index, end=index + 1, position=position, hidden=hidden)
+
+    def _hidden(self, rows: int) -> torch.Tensor:
+        width = self._engine.spec.activation_bytes // self._engine.layout.dtype.itemsize
+        return torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
+
+    def _empty_kv(self, tokens: int) -> KvRows:
+        layout = self._engine.layout
+        kv_heads, key_width, value_width = kv_shape(layout, self._index)
+        return KvRows(
+            start=self._index,
+            end=self._index + 1,
+            position=0,
+            keys=(torch.zeros(tokens, kv_heads, key_width, dtype=layout.dtype),),
+            values=(torch.zeros(tokens, kv_heads, value_width, dtype=layout.dtype),),
+        )
+
+    def _time(self, items: Sequence[WorkItem]) -> float:
+        engine, started_s = self._engine, self._clock()
+        for result in engine.step(items):
+            if result.error is not None:
+                raise UserError(f"a layer could not be timed: {result.error}")
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize(engine.device)
+        return self._clock() - started_s
+
+
 def measure(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> Profile:
-    """Time one layer, filled with random numbers so that no weights need to be here yet.
+    """Time one layer of ``engine``."""
+    return measure_layer(EngineLayer(engine, clock), clock)
+
+
+def measure_layer(layer: TimedLayer, clock: Callable[[], float]) -> Profile:
+    """Time a layer at all points that its KV room allows.
 
     Batches are timed in turn and contexts in two passes, so that a busy moment affects all of them.
     """
-    index = layer_to_time(engine)
-    engine.load(index, index + 1, made_up=True)
     by_context: dict[int, list[int]] = {}
-    for batch, context in feasible(engine):
+    for batch, context in points_within(layer.kv_tokens, layer.page_tokens, layer.context_tokens):
         by_context.setdefault(context, []).append(batch)
     seconds: dict[Point, float] = {}
     for _ in range(PASSES):
         for context, batches in by_context.items():
-            for batch, took_s in _time_batches(engine, index, context, batches, clock).items():
-                known_s = seconds.get((batch, context), math.inf)
-                seconds[batch, context] = min(known_s, took_s)
+            with layer.sessions(max(batches), context) as step_s:
+                for batch, took_s in _time_batches(step_s, batches, clock).items():
+                    known_s = seconds.get((batch, context), math.inf)
+                    seconds[batch, context] = min(known_s, took_s)
     timed = [Timing(batch=b, context_tokens=c, seconds=s) for (b, c), s in seconds.items()]
     return Profile(
         points=tuple(t for t in timed if (t.batch, t.context_tokens) not in CHECKS),
         checks=tuple(t for t in timed if (t.batch, t.context_tokens) in CHECKS),
-        prefills=tuple(_time_prefills(engine, clock)),
+        prefills=tuple(_time_chunks(layer)),
+        kv_tokens=layer.kv_tokens,
     )
 
 
 def _time_batches(
-    engine: Engine, index: int, context: int, batches: Sequence[int], clock: Callable[[], float]
+    step_s: Callable[[int], float], batches: Sequence[int], clock: Callable[[], float]
 ) -> dict[int, float]:
-    """Minimum seconds of a step by batch, with sessions of ``context`` tokens."""
-    names = [f"profile-{n}" for n in range(max(batches))]
-    try:
-        for name in names:
-            refused = engine.reserve(name, context)
-            if refused is None and context > 1:
-                refused = engine.import_kv(name, _empty_kv(engine, index, context - 1))
-            if refused is not None:
-                raise UserError(f"a layer could not be timed: {refused}")
-        rows = _rows(engine, max(batches))
-        items = [
-            WorkItem(
-                session=name, start=index, end=index + 1, position=context - 1, hidden=row[None]
-            )
-            for name, row in zip(names, rows, strict=True)
-        ]
-        for batch in batches:  # the first step of a size warms up
-            _time_items(engine, items[:batch], clock)
-        seconds = dict.fromkeys(batches, math.inf)
-        started_s = clock()
-        for timing in range(TIMINGS_MAX):
-            if timing >= TIMINGS_MIN and clock() - started_s > TIMING_BUDGET_S:
-                break
-            for batch in batches:  # the same position again: its KV is overwritten
-                seconds[batch] = min(seconds[batch], _time_items(engine, items[:batch], clock))
-    finally:
-        for name in names:
-            engine.free(name)
+    """Minimum seconds of a step by batch."""
+    timed = []
+    for batch in batches:
+        timed.append(batch)
+        if _is_long(partial(step_s, batch)):
+            break
+    seconds = dict.fromkeys(timed, math.inf)
+    started_s = clock()
+    for timing in range(TIMINGS_MAX):
+        if timing >= TIMINGS_MIN and clock() - started_s > TIMING_BUDGET_S:
+            break
+        for batch in timed:
+            seconds[batch] = min(seconds[batch], step_s(batch))
     return seconds
 
 
-def _rows(engine: Engine, rows: int) -> torch.Tensor:
-    width = engine.spec.activation_bytes // engine.layout.dtype.itemsize
-    return torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
+def _time_chunks(layer: TimedLayer) -> Iterable[Timing]:
+    """A layer's times for chunks of a prompt, without and with some of the prompt before them.
+
+    What has no room in KV or in the model's context is left out.
+    """
+    for before in CHUNK_CONTEXTS:
+        for tokens in CHUNKS:
+            if before + tokens > min(layer.context_tokens, layer.kv_tokens):
+                break
+            time_once = partial(layer.chunk_s, before, tokens)
+            long = _is_long(time_once)
+            timings = range(1 if long else TIMINGS_MIN)
+            seconds = min(time_once() for _ in timings)
+            yield Timing(batch=tokens, context_tokens=before, seconds=seconds)
+            if long:
+                break
 
 
-def _empty_kv(engine: Engine, index: int, tokens: int) -> KvRows:
-    kv_heads, key_width, value_width = kv_shape(engine.layout, index)
-    dtype = engine.layout.dtype
-    return KvRows(
-        start=index,
-        end=index + 1,
-        position=0,
-        keys=(torch.zeros(tokens, kv_heads, key_width, dtype=dtype),),
-        values=(torch.zeros(tokens, kv_heads, value_width, dtype=dtype),),
-    )
+def _is_long(timed: Callable[[], float]) -> bool:
+    """Whether a step takes so long, for one layer, that no stage would run a larger one.
 
-
-def _time_prefills(engine: Engine, clock: Callable[[], float]) -> Iterable[Timing]:
-    """One layer's times for chunks of a prompt; chunks without room in KV are left out."""
-    start, end = engine.held
-    for tokens in (tokens for tokens in PREFILLS if tokens <= engine.spec.context_tokens):
-        item = WorkItem(
-            session="prefill", start=start, end=end, position=0, hidden=_rows(engine, tokens)
-        )
-        least_s = math.inf
-        for timing in range(1 + TIMINGS_MIN):  # the first one warms up
-            if engine.reserve(item.session, tokens) is not None:
-                return
-            took_s = _time_items(engine, [item], clock)
-            least_s = min(least_s, took_s) if timing else math.inf
-            engine.free(item.session)
-        yield Timing(batch=1, context_tokens=tokens, seconds=least_s)
-
-
-def _time_items(engine: Engine, items: Sequence[WorkItem], clock: Callable[[], float]) -> float:
-    started_s = clock()
-    for result in engine.step(items):
-        if result.error is not None:
-            raise UserError(f"a layer could not be timed: {result.error}")
-    if engine.device.type == "cuda":
-        torch.cuda.synchronize(engine.device)
-    return clock() - started_s
+    The first step of a size warms up, so a long one gets a second try.
+    """
+    return timed() > DECODE_S_MAX and timed() > DECODE_S_MAX
 
 
 def tokens_per_s(engine: Engine, profile: Profile) -> tuple[float, ...]:
     """T_j for j = 1 to the maximum number of layers that fit, at a typical context."""
+    return rates(profile, engine.spec, engine.config.memory_bytes, engine.layers_max)
+
+
+def rates(
+    profile: Profile, spec: ModelSpec, memory_bytes: int, layers_max: int
+) -> tuple[float, ...]:
+    """:func:`tokens_per_s` of a peer with this memory."""
     layer = profile.fit
     return tuple(
-        best_rate(layer, layers, _sessions(engine, layers), SESSION_TOKENS / 2)
-        for layers in range(1, engine.layers_max + 1)
+        best_rate(layer, layers, _sessions(spec, memory_bytes, layers), CONTEXT_TYPICAL)
+        for layers in range(1, layers_max + 1)
     )
 
 
-def _sessions(engine: Engine, layers: int) -> int:
+def _sessions(spec: ModelSpec, memory_bytes: int, layers: int) -> int:
     """Number of typical sessions that fit in memory beside ``layers`` layers; at least one."""
-    spec = engine.spec
-    free = engine.config.memory_bytes - layers * spec.layer_bytes
+    free = memory_bytes - layers * spec.layer_bytes
     tokens = max(0, free) // (spec.kv_bytes_per_token_layer * layers)
     return max(1, tokens // SESSION_TOKENS)
 

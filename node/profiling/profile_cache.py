@@ -19,11 +19,11 @@ import torch
 from dht.whole_file import write_whole
 from node.engine.engine import Engine
 from node.profiling.layer_fit import Timing
-from node.profiling.layer_profile import Profile, feasible, measure
+from node.profiling.layer_profile import Profile, feasible, measure, room_for_timing
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 FILE_BYTES_MAX = 1 << 20
 
 
@@ -105,7 +105,8 @@ def _parsed(read: dict[str, Any]) -> Profile:
             if not (
                 isinstance(timing.batch, int)
                 and isinstance(timing.context_tokens, int)
-                and min(timing.batch, timing.context_tokens) >= 1
+                and timing.batch >= 1
+                and timing.context_tokens >= 0
                 and 0 < timing.seconds < math.inf
             ):
                 raise ValueError(f"no timing: {timing}")
@@ -114,7 +115,15 @@ def _parsed(read: dict[str, Any]) -> Profile:
     points = timings("points")
     if not points:
         raise ValueError("no points")
-    return Profile(points=points, checks=timings("checks"), prefills=timings("prefills"))
+    kv_tokens = read["kv_tokens"]
+    if not isinstance(kv_tokens, int):
+        raise ValueError(f"no KV room: {kv_tokens}")
+    return Profile(
+        points=points,
+        checks=timings("checks"),
+        prefills=timings("prefills"),
+        kv_tokens=kv_tokens,
+    )
 
 
 def _cpu_name() -> str:
@@ -142,8 +151,8 @@ def profiled(engine: Engine, folder: Path, *, refresh: bool) -> tuple[Profile, b
     key = ProfileKey.of(engine)
     kept = None if refresh else recall(folder, key)
     if kept is not None:
-        known = {(t.batch, t.context_tokens) for t in (*kept.points, *kept.checks)}
-        if known.issuperset(feasible(engine)):
+        now = feasible(engine, room_for_timing(engine))
+        if set(now) <= set(feasible(engine, kept.kv_tokens)):
             return kept, True
     measured = measure(engine)
     keep_profile(folder, key, measured)

@@ -3,6 +3,7 @@
 A planner's T_j is one number; a simulated step's time depends on its batch.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,8 +56,9 @@ class PeerProfile:
     """Copy time per arrived token, before the first layer of a pass."""
     single_decode_factor: float = 1.0
     """Factor on the table's time of a step with exactly one decode (Helix: 2)."""
-    in_bytes_per_s: float = float("inf")
-    out_bytes_per_s: float = float("inf")
+    in_bytes_per_s: float = math.inf
+    """Rate of the peer's own downlink."""
+    out_bytes_per_s: float = math.inf
 
     def kv_of(self, layers: int) -> int:
         """KV room in tokens x layers while ``layers`` layers are held."""
@@ -132,6 +134,8 @@ def _from_rate(problem: Problem, node: PlannerNode) -> PeerProfile:
         decode=points,
         kv_entries=kv_room(problem, node),
         layers_max=len(node.tokens_per_s),
+        in_bytes_per_s=math.inf if node.down_bytes_per_s is None else node.down_bytes_per_s,
+        out_bytes_per_s=math.inf if node.up_bytes_per_s is None else node.up_bytes_per_s,
     )
 
 

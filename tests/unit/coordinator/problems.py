@@ -112,7 +112,7 @@ def record(
 
 @st.composite
 def problems(draw: st.DrawFn, *, peers_max: int = 6, layers_max: int = 8) -> Problem:
-    """Small clusters of unlike peers, some links slow, some with no room, some quantised."""
+    """Small clusters of unlike peers: slow links, little room, quantised, known connections."""
     spec = model(
         draw(st.integers(1, layers_max)),
         embed_bytes=draw(st.sampled_from([0, 30, 150])),
@@ -120,12 +120,19 @@ def problems(draw: st.DrawFn, *, peers_max: int = 6, layers_max: int = 8) -> Pro
     )
     names = [f"p{index}" for index in range(draw(st.integers(1, peers_max)))]
     rate = st.floats(0.5, 1000.0, allow_nan=False)
+    own_rate = st.none() | st.none() | st.floats(0.0, 5000.0)
     nodes = [
-        node(
-            name,
-            sorted(draw(st.lists(rate, min_size=1, max_size=spec.layers)), reverse=True),
-            memory_bytes=draw(st.integers(0, LAYER_BYTES * (spec.layers + 4))),
-            own_model=draw(st.sampled_from([None, replace(spec, layer_bytes=LAYER_BYTES // 4)])),
+        replace(
+            node(
+                name,
+                sorted(draw(st.lists(rate, min_size=1, max_size=spec.layers)), reverse=True),
+                memory_bytes=draw(st.integers(0, LAYER_BYTES * (spec.layers + 4))),
+                own_model=draw(
+                    st.sampled_from([None, replace(spec, layer_bytes=LAYER_BYTES // 4)])
+                ),
+            ),
+            up_bytes_per_s=draw(own_rate),
+            down_bytes_per_s=draw(own_rate),
         )
         for name in names
     ]

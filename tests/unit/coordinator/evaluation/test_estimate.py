@@ -7,11 +7,12 @@ import pytest
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.heuristics.peer_classes import peer_classes, regions
-from coordinator.problem.service import Curve
+from coordinator.problem.service import Curve, service_from_rates
 from coordinator.search.pattern_cpsat import Limits, widest_chain
 from coordinator.search.stage_patterns import Terrain, place_chains
-from dht.messages.types import Assignment
+from dht.messages.types import Assignment, Problem
 from tests.unit.coordinator.helix import problem_of, published, service_of
+from tests.unit.coordinator.problems import model, node, span
 
 SIMULATED = {
     ("single24", "70b"): {
@@ -104,3 +105,45 @@ def test_curves_are_linear_between_points_and_along_the_last_piece() -> None:
     curve = Curve(tokens=(0.0, 2.0, 4.0), seconds=(0.0, 1.0, 4.0))
     assert [curve.at(x) for x in (0, 1, 2, 3, 4, 5)] == [0.0, 0.5, 1.0, 2.5, 4.0, 5.5]
     assert Curve(tokens=(1.0,), seconds=(2.0,)).at(7) == 2.0
+
+
+def test_an_uplink_is_one_station_for_all_its_links() -> None:
+    """One stage sends to two; its uplink is as wide as either link, or as both together."""
+    problem = Problem(
+        model=replace(model(2), activation_bytes=1000),
+        nodes=(node("a", [1e4]), node("b", [1e3]), node("c", [1e3])),
+        default_bandwidth_bytes_per_s=1e6,
+    )
+    spans = [span("a", 0, 1), span("b", 1, 2), span("c", 1, 2)]
+    edges = solve_flow(problem, spans).edges
+
+    def served(**rates: float) -> float:
+        nodes = (replace(problem.nodes[0], **rates), *problem.nodes[1:])  # type: ignore[arg-type]
+        shared = replace(problem, nodes=nodes)
+        return estimate(shared, spans, edges, service_from_rates(shared)).tokens_per_s
+
+    free = served()
+    assert served(up_bytes_per_s=1e9) == pytest.approx(free)
+    assert served(down_bytes_per_s=1.0) == pytest.approx(free), "the first stage takes token ids"
+    both, one = served(up_bytes_per_s=2e6), served(up_bytes_per_s=1e6)
+    assert one < 0.7 * both
+    assert both <= free * (1 + 1e-3)
+    assert served(up_bytes_per_s=0.0) == 0
+
+
+def test_decodes_cost_what_they_cost_at_the_contexts_of_the_workload() -> None:
+    """A peer whose time grows with context serves less, and no more than that costs."""
+    ns = 10**6
+    problem = Problem(model=replace(model(2), context_tokens=4096), nodes=(node("a", [1e3, 500]),))
+    spans = [span("a", 0, 2)]
+
+    def served(far_ns: int) -> float:
+        times = ((1, ns, far_ns), (256, 256 * ns, 256 * far_ns))
+        nodes = (replace(problem.nodes[0], decode_layer_ns=times),)
+        announced = replace(problem, nodes=nodes)
+        return estimate(
+            announced, spans, solve_flow(announced, spans).edges, service_from_rates(announced)
+        ).tokens_per_s
+
+    flat, steep = served(ns), served(2 * ns)
+    assert 0.75 * flat < steep < 0.95 * flat

@@ -72,15 +72,13 @@ def test_networkx_finds_the_same_flow(make, seed, peers, layers):
     graph = nx.DiGraph()
     graph.add_node(("source", "out"))
     graph.add_node(("sink", "in"))
-    for peer, rate in limits.peers.items():
-        graph.add_edge((peer, "in"), (peer, "out"), capacity=int(rate * 1e6))
-    for (tail, head), rate in limits.edges.items():
-        graph.add_edge((tail, "out"), (head, "in"), capacity=int(rate * 1e6))
+    for tail, head, rate in limits.arcs():
+        graph.add_edge(tail, head, capacity=int(rate * 1e6))
     expected = nx.maximum_flow_value(
         graph, ("source", "out"), ("sink", "in"), flow_func=preflow_push
     )
     assert solution.flow_tokens_per_s == pytest.approx(expected / 1e6, rel=1e-4, abs=1e-4)
-    own = max_flow_tokens_per_s(limits.peers, limits.edges)
+    own = max_flow_tokens_per_s(limits)
     assert own == pytest.approx(solution.flow_tokens_per_s, rel=1e-6, abs=1e-6)
     assert all(e.tokens_per_s > 0 for e in solution.edges)
     routes = paths(solution.edges)

@@ -1,30 +1,32 @@
 """The max flow of a placement, against hand-computed cases and two other algorithms."""
 
+import math
+from dataclasses import replace
+
 import networkx
 import pytest
 from hypothesis import given
 
 from coordinator.evaluation.max_flow import (
+    balanced_flow,
     capacities,
     follows,
     ring_latency_s,
     solve_flow,
     upper_bound,
 )
-from coordinator.evaluation.plan_check import max_flow_tokens_per_s
+from coordinator.evaluation.plan_check import check_plan, max_flow_tokens_per_s
 from dht.messages.types import SINK, SOURCE, Assignment, Problem
 from tests.examples import examples
-from tests.unit.coordinator.problems import link, model, node, placed, span, steady
+from tests.unit.coordinator.problems import link, model, node, placed, plan_of, span, steady
 
 
 def by_networkx(problem: Problem, spans: tuple[Assignment, ...]) -> float:
     limits = capacities(problem, spans)
     graph = networkx.DiGraph()
     graph.add_nodes_from([(SOURCE, "out"), (SINK, "in")])
-    for peer, rate in limits.peers.items():
-        graph.add_edge((peer, "in"), (peer, "out"), capacity=rate)
-    for (tail, head), rate in limits.edges.items():
-        graph.add_edge((tail, "out"), (head, "in"), capacity=rate)
+    for tail, head, rate in limits.arcs():
+        graph.add_edge(tail, head, capacity=rate)
     return float(
         networkx.maximum_flow_value(
             graph,
@@ -46,7 +48,7 @@ class TestAgainstOtherAlgorithms:
         flow = solve_flow(problem, spans).flow_tokens_per_s
         limits = capacities(problem, spans)
         assert flow == pytest.approx(by_networkx(problem, spans), rel=1e-6, abs=1e-6)
-        slow = max_flow_tokens_per_s(limits.peers, limits.edges)
+        slow = max_flow_tokens_per_s(limits)
         assert flow == pytest.approx(slow, rel=1e-6, abs=1e-6)
 
     @pytest.mark.property
@@ -58,8 +60,62 @@ class TestAgainstOtherAlgorithms:
         problem, spans = case
         assert solve_flow(problem, spans).flow_tokens_per_s <= upper_bound(problem) * (1 + 1e-6)
 
+    @pytest.mark.property
+    @examples(150)
+    @given(placed())
+    def test_no_flow_is_more_than_a_peers_own_links_carry(
+        self, case: tuple[Problem, tuple[Assignment, ...]]
+    ) -> None:
+        problem, spans = case
+        width = problem.model.activation_bytes
+        for solve in (solve_flow, balanced_flow):
+            edges = [e for e in solve(problem, spans).edges if e.tail != SOURCE and e.head != SINK]
+            for peer in problem.nodes:
+                sent = width * sum(e.tokens_per_s for e in edges if e.tail == peer.peer_id)
+                taken = width * sum(e.tokens_per_s for e in edges if e.head == peer.peer_id)
+                assert sent <= _most(peer.up_bytes_per_s)
+                assert taken <= _most(peer.down_bytes_per_s)
+
+
+def _most(bytes_per_s: float | None) -> float:
+    return math.inf if bytes_per_s is None else bytes_per_s * (1 + 1e-6) + 1e-6
+
 
 class TestByHand:
+    def test_an_uplink_with_three_links_counts_once(self) -> None:
+        ends = [node(name, [20]) for name in "bcd"]
+        spans = [span("a", 0, 1), *(span(name, 1, 2) for name in "bcd")]
+
+        def flow(**rates: float) -> float:
+            first = replace(node("a", [60]), **rates)  # type: ignore[arg-type]
+            problem = Problem(model=model(2), nodes=(first, *ends))
+            found = solve_flow(problem, spans)
+            plan = plan_of(problem, spans)
+            assert check_plan(plan, problem) == []
+            assert plan.flow_tokens_per_s == pytest.approx(found.flow_tokens_per_s, rel=1e-4)
+            return found.flow_tokens_per_s
+
+        assert flow() == pytest.approx(60)
+        assert flow(up_bytes_per_s=10 * 25.0) == pytest.approx(25)
+        assert flow(down_bytes_per_s=10 * 25.0) == pytest.approx(60), "prompts come as token ids"
+
+    def test_a_downlink_is_shared_too_and_the_last_stage_sends_tokens_only(self) -> None:
+        last = replace(node("c", [50]), down_bytes_per_s=10 * 7.0, up_bytes_per_s=1.0)
+        problem = Problem(model=model(2), nodes=(node("a", [20]), node("b", [20]), last))
+        spans = [span("a", 0, 1), span("b", 0, 1), span("c", 1, 2)]
+        assert solve_flow(problem, spans).flow_tokens_per_s == pytest.approx(7)
+
+    def test_a_plan_that_counts_an_uplink_twice_is_wrong(self) -> None:
+        last = [node(name, [20]) for name in "bc"]
+        spans = [span("a", 0, 1), span("b", 1, 2), span("c", 1, 2)]
+        free = Problem(model=model(2), nodes=(node("a", [40]), *last))
+        held = Problem(
+            model=model(2), nodes=(replace(node("a", [40]), up_bytes_per_s=10 * 20.0), *last)
+        )
+        plan = plan_of(free, spans)
+        assert check_plan(plan, free) == []
+        assert any("the uplink of a" in wrong for wrong in check_plan(plan, held))
+
     def test_a_chain_is_as_fast_as_its_slowest_peer(self) -> None:
         problem = Problem(model=model(3), nodes=(node("a", [9, 8]), node("b", [5])))
         solution = solve_flow(problem, [span("a", 0, 2), span("b", 2, 3)])

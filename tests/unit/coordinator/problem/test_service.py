@@ -1,16 +1,27 @@
 """What the estimate takes from what peers announce of their layers' times."""
 
+import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator.planning.placement import best_placement
-from coordinator.problem.from_records import problem_of
-from coordinator.problem.service import SLOW_MAX, announced_service, service_from_rates
-from dht.messages.types import NodeState, Problem
+from coordinator.problem.from_records import LINK_BYTES_PER_S_MIN, problem_of
+from coordinator.problem.service import (
+    CONTEXT_TYPICAL,
+    SLOW_MAX,
+    announced_service,
+    service_from_rates,
+)
+from dht.messages.types import LAYER_TIMES_MAX, NANOSECONDS_MAX, NodeState, Problem
+from tests.examples import examples
 from tests.unit.coordinator.problems import model, node, record, steady
 
-MEASURED = ((1, 0.010), (4, 0.012), (16, 0.020))
+MS = 10**6
+MEASURED = ((1, 10 * MS, 26 * MS), (4, 12 * MS, 28 * MS), (16, 20 * MS, 36 * MS))
+"""16 ms more for each of 4096 tokens of context: 1 ms at the context of T_j, 256."""
 
 
 def machine(**announced):
@@ -20,31 +31,69 @@ def machine(**announced):
 
 
 def test_announced_times_are_used() -> None:
-    made = machine(decode_layer_s=MEASURED, prompt_layer_s=((32, 0.03), (128, 0.06)))
+    chunks = ((32, 30 * MS, 30 * MS), (128, 60 * MS, 124 * MS))
+    made = machine(decode_layer_ns=MEASURED, prompt_layer_ns=chunks)
     assert made.decode.at(1) == pytest.approx(0.010)
     assert made.decode.at(10) == pytest.approx(0.016)
+    assert made.decode.at(10, 256) == pytest.approx(0.017)
+    assert made.decode.at_context(1024).at(10) == pytest.approx(0.020)
     assert made.decode.at(32) == pytest.approx(0.040), "in proportion beyond what was measured"
     assert made.prompt.at(80) == pytest.approx(0.045)
     assert made.prompt.at(256) == pytest.approx(0.12)
+    four_chunks = (0.060 + 0.062 + 0.064 + 0.066) / 4
+    assert made.prompt_s(512, 128) == pytest.approx(4 * (four_chunks))
+    assert made.prompt_s(32, 128) == pytest.approx(0.030)
 
 
 def test_no_announced_time_makes_a_peer_faster_than_its_rates() -> None:
     """1000 layers × tokens/s: a millisecond for each row of a layer, whatever is claimed."""
-    made = machine(decode_layer_s=((1, 1e-9), (16, 1e-9)))
+    made = machine(decode_layer_ns=((1, 1, 1), (16, 1, 1)))
     assert made.decode.at(1) == pytest.approx(0.001)
     assert made.decode.at(16) == pytest.approx(0.016)
 
 
-@pytest.mark.parametrize("times", [(), ((4, 0.1), (1, 0.2)), ((4, 0.1), (4, 0.1))])
+@pytest.mark.parametrize("times", [(), ((4, 9, 9), (1, 9, 9)), ((4, 9, 9), (4, 9, 9))])
 def test_without_times_or_with_nonsense_typical_shapes_are_taken(times) -> None:
-    assert machine(decode_layer_s=times) == machine()
+    assert machine(decode_layer_ns=times) == machine()
+
+
+TRIPLES = st.lists(
+    st.tuples(
+        st.integers(1, 1 << 20), st.integers(0, NANOSECONDS_MAX), st.integers(0, NANOSECONDS_MAX)
+    ),
+    max_size=LAYER_TIMES_MAX,
+    unique_by=lambda each: each[0],
+)
+
+
+@examples(200)
+@given(TRIPLES.map(sorted), st.lists(st.floats(1, 1e6), min_size=2, max_size=2))
+def test_no_announced_time_falls_with_rows_or_context(times, rows: list[float]) -> None:
+    made = machine(decode_layer_ns=tuple(times), prompt_layer_ns=tuple(times))
+    few, many = sorted(rows)
+    for curve in (made.decode, made.prompt):
+        assert 0 <= curve.at(few) <= curve.at(many) * (1 + 1e-9) < math.inf
+        assert curve.at(few) <= curve.at(few, 1000) * (1 + 1e-9)
+        assert curve.at(few, 1000) <= curve.at(many, 1000) * (1 + 1e-9) < math.inf
+    for count, _, _ in times:
+        each_s = made.decode.at(count, CONTEXT_TYPICAL) / count
+        assert 0.001 * (1 - 1e-9) <= each_s <= 2 * 0.001 * SLOW_MAX, "within the rates' bounds"
 
 
 def test_times_reach_the_planner_with_the_record() -> None:
-    announced = replace(record("a", 0, 0), decode_layer_s=MEASURED, prompt_layer_s=((8, 0.1),))
-    problem = problem_of(announced.model, {"a": announced}, {})
-    assert problem.nodes[0].decode_layer_s == MEASURED
-    assert problem.nodes[0].prompt_layer_s == ((8, 0.1),)
+    announced = replace(
+        record("a", 0, 0),
+        decode_layer_ns=MEASURED,
+        prompt_layer_ns=((8, 1, 2),),
+        up_bytes_per_s=1e6,
+        down_bytes_per_s=0.0,
+    )
+    found = problem_of(announced.model, {"a": announced}, {}).nodes[0]
+    assert found.decode_layer_ns == MEASURED
+    assert found.prompt_layer_ns == ((8, 1, 2),)
+    assert (found.up_bytes_per_s, found.down_bytes_per_s) == (1e6, LINK_BYTES_PER_S_MIN)
+    silent = problem_of(announced.model, {"a": record("a", 0, 0)}, {}).nodes[0]
+    assert (silent.up_bytes_per_s, silent.down_bytes_per_s) == (None, None)
 
 
 def test_what_a_peer_loads_is_not_taken_for_held() -> None:
@@ -57,7 +106,7 @@ def test_what_a_peer_loads_is_not_taken_for_held() -> None:
 def test_a_peer_that_serves_nothing_at_its_own_word_draws_no_layers() -> None:
     """It announces great rates and 20 s for a layer: an estimate of nothing is not "none made"."""
     honest = tuple(node(f"h{n}", steady(800.0, 8)) for n in range(4))
-    liar = replace(node("liar", steady(8000.0, 8)), decode_layer_s=((1, 20.0),))
+    liar = replace(node("liar", steady(8000.0, 8)), decode_layer_ns=((1, 20_000 * MS, 0),))
     alone = Problem(model=model(8), nodes=honest)
     beside = Problem(model=model(8), nodes=(*honest, liar))
     found = best_placement(beside, time_limit_s=2, seed=0, service=announced_service(beside))
@@ -66,5 +115,5 @@ def test_a_peer_that_serves_nothing_at_its_own_word_draws_no_layers() -> None:
 
 
 def test_announced_times_are_bounded_by_the_rates() -> None:
-    made = machine(decode_layer_s=((1, 1e9), (16, 1e9)))
+    made = machine(decode_layer_ns=((1, NANOSECONDS_MAX, 0), (16, 0, NANOSECONDS_MAX)))
     assert made.decode.at(1) == pytest.approx(0.001 * SLOW_MAX)

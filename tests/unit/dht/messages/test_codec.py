@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import struct
 from dataclasses import replace
 from typing import Any
@@ -42,15 +43,20 @@ from dht.messages.session import (
     Tokens,
 )
 from dht.messages.types import (
+    LAYER_TIMES_MAX,
+    NANOSECONDS_MAX,
     PEERS_MAX,
     PLAN_BYTES_MAX,
     PLAN_EDGES_MAX,
     Assignment,
+    DeviceSpec,
     FlowEdge,
     LeaseRecord,
     Link,
     LinksRecord,
     ModelSpec,
+    NodeRecord,
+    NodeState,
     Plan,
     PlanHead,
     PlanVersion,
@@ -105,6 +111,48 @@ GOLDEN: list[tuple[Any, str]] = [
         "9302a77265667573656488a773657373696f6ea973657373696f6e2d31a7617474656d707401a7706565725f"
         "6964a470656572a26279a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6cad7265747279"
         "5f61667465725f73cb0000000000000000a97369676e6174757265c400",
+    ),
+    (
+        NodeRecord(
+            peer_id="peer",
+            name="n",
+            software_version="1",
+            device=DeviceSpec(kind="cuda", name="T4", memory_bytes=16),
+            model=ModelSpec(
+                name="m",
+                root="r",
+                layers=2,
+                layer_bytes=3,
+                embed_bytes=4,
+                head_bytes=5,
+                kv_bytes_per_token_layer=6,
+                activation_bytes=7,
+                context_tokens=8,
+                vocab=9,
+            ),
+            memory_bytes=10,
+            kv_tokens_min=11,
+            tokens_per_s=(1.5,),
+            decode_layer_ns=((1, 1_400_000, 1_410_000), (256, 3_290_000, 5_070_000)),
+            prompt_layer_ns=((32, 1_400_000, 1_400_000),),
+            up_bytes_per_s=12.5,
+            state=NodeState.WAITING,
+        ),
+        "9302a46e6f6465de001da7706565725f6964a470656572a46e616d65a16eb0736f6674776172655f76657273"
+        "696f6ea131a664657669636583a46b696e64a463756461a46e616d65a25434ac6d656d6f72795f6279746573"
+        "10a56d6f64656c8aa46e616d65a16da4726f6f74a172a66c617965727302ab6c617965725f627974657303ab"
+        "656d6265645f627974657304aa686561645f627974657305b86b765f62797465735f7065725f746f6b656e5f"
+        "6c6179657206b061637469766174696f6e5f627974657307ae636f6e746578745f746f6b656e7308a5766f63"
+        "616209ac6d656d6f72795f62797465730aad6b765f746f6b656e735f6d696e0bac746f6b656e735f7065725f"
+        "7391cb3ff8000000000000af6465636f64655f6c617965725f6e73929301ce00155cc0ce001583d093cd0100"
+        "ce00323390ce004d5cb0af70726f6d70745f6c617965725f6e73919320ce00155cc0ce00155cc0ae75705f62"
+        "797465735f7065725f73cb4029000000000000b0646f776e5f62797465735f7065725f73c0a9707265636973"
+        "696f6ea0a57374617465a777616974696e67a5737461727400a3656e6400ac706c616e5f76657273696f6e83"
+        "a47465726d00a7636f756e74657200a472616e6b00ae6b765f746f6b656e735f6672656500b06b765f746f6b"
+        "656e735f77616e74656400a873657373696f6e7300a961646472657373657390ad6a6f696e65645f756e6978"
+        "5f73cb0000000000000000ac6d6f7665645f756e69785f73cb0000000000000000a7616e737765727300ad61"
+        "6e737765725f746f6b656e7300ac6c6f6164735f626573696465c2a56c69676874c2a57265616368a7756e6b"
+        "6e6f776ea672656c617973c2",
     ),
     (
         Prompt(session=S, attempt=0, position=0, token_ids=(1, 2, 300)),
@@ -281,6 +329,29 @@ framed = messages.filter(lambda each: not isinstance(each, LinksRecord | SignedR
 def test_this_version_stays_as_it_is(message: Any, golden: str) -> None:
     assert codec.encode(message).hex() == golden
     assert codec.decode(bytes.fromhex(golden)) == message
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"decode_layer_ns": [[0, 1, 1]]},
+        {"decode_layer_ns": [[1, -1, 1]]},
+        {"decode_layer_ns": [[1, 1.5, 2]]},
+        {"decode_layer_ns": [[1, 1, NANOSECONDS_MAX + 1]]},
+        {"decode_layer_ns": [[1, 1]]},
+        {"prompt_layer_ns": [[rows, 1, 1] for rows in range(1, LAYER_TIMES_MAX + 2)]},
+        {"up_bytes_per_s": -1.0},
+        {"up_bytes_per_s": math.nan},
+        {"down_bytes_per_s": math.inf},
+    ],
+    ids=str,
+)
+def test_figures_beyond_their_bounds_are_no_record(wrong: dict[str, Any]) -> None:
+    record = next(message for message, _ in GOLDEN if isinstance(message, NodeRecord))
+    version, kind, fields = msgspec.msgpack.decode(codec.encode(record))
+    assert codec.decode(msgspec.msgpack.encode([version, kind, fields])) == record
+    with pytest.raises(codec.MalformedError):
+        codec.decode(msgspec.msgpack.encode([version, kind, fields | wrong]))
 
 
 def test_a_frame_from_before_a_field_was_added_still_decodes() -> None:

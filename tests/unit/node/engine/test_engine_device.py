@@ -138,7 +138,7 @@ def test_the_peer_is_told_of_a_lost_device(
 ) -> None:
     engine = engine_of(directory)
     timing = Timing(batch=1, context_tokens=1, seconds=0.001)
-    profile = Profile(points=(timing,), checks=(), prefills=(timing,))
+    profile = Profile(points=(timing,), checks=(), prefills=(timing,), kv_tokens=64)
     told: list[str] = []
 
     def fails(*_: Any) -> Any:

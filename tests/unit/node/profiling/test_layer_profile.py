@@ -18,12 +18,15 @@ from node.profiling.layer_fit import LayerFit, Line
 from node.profiling.layer_profile import (
     BATCHES,
     CHECKS,
+    CHUNK_CONTEXTS,
+    CHUNKS,
     CONTEXTS,
-    PREFILLS,
+    POINT_TOKENS_MAX,
     best_rate,
     feasible,
     measure,
     points_within,
+    room_for_timing,
     tokens_per_s,
 )
 from node.weights.store import WeightStore
@@ -84,29 +87,55 @@ def test_one_quiet_moment_is_enough(directory: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_points_are_those_that_the_context_and_the_pages_allow() -> None:
-    everything = {(b, c) for b in BATCHES for c in CONTEXTS} | set(CHECKS)
+    grid = {(b, c) for b in BATCHES for c in CONTEXTS} | set(CHECKS)
+    everything = {(b, c) for b, c in grid if b * c <= POINT_TOKENS_MAX}
     assert set(points_within(1 << 20, 16, 1 << 20)) == everything
+    assert max(everything) == (256, 1)
     assert set(points_within(1 << 20, 16, 512)) == {p for p in everything if p[1] <= 512}
     assert points_within(64, 16, 4096) == ((1, 1), (4, 1))
     assert points_within(0, 16, 4096) == ((1, 1),)
 
 
 def test_a_real_engine_is_timed_at_every_point_and_nothing_is_left(tmp_path: Path) -> None:
-    directory = make_llama(tmp_path, hidden=64, layers=3, vocab=64, context_tokens=1024)
+    directory = make_llama(tmp_path, hidden=64, layers=3, vocab=64, context_tokens=1536)
     engine = engine_of(directory)
     measured = measure(engine)
     timed = {(t.batch, t.context_tokens) for t in (*measured.points, *measured.checks)}
-    assert timed == set(feasible(engine))
-    assert timed >= {(1, 512), (16, 512), (4, 1024)}
-    assert [timing.context_tokens for timing in measured.prefills] == list(PREFILLS)
+    assert timed == set(feasible(engine, room_for_timing(engine)))
+    assert timed >= {(1, 512), (16, 512), (4, 1024), (256, 1)}
+    chunks = [(timing.batch, timing.context_tokens) for timing in measured.prefills]
+    assert chunks == [(chunk, before) for before in CHUNK_CONTEXTS for chunk in CHUNKS]
     assert measured.fit_error is not None
     assert measured.fit_error >= 0
     start, end = engine.held
     assert engine.kv_tokens_free == engine.kv_tokens_beside(start, end)
-    assert set(measured.layer_s()) == {*BATCHES, *PREFILLS}
-    assert [batch for batch, _ in measured.decode_times] == sorted(BATCHES)
-    assert [tokens for tokens, _ in measured.prompt_times] == list(PREFILLS)
-    assert all(took_s > 0 for _, took_s in (*measured.decode_times, *measured.prompt_times))
+    assert set(measured.layer_s()) == {1, 4, 16, *CHUNKS}
+    for times, rows in ((measured.decode_times, BATCHES), (measured.prompt_times, CHUNKS)):
+        assert tuple(count for count, _, _ in times) == rows
+        assert all(0 < near_ns <= far_ns for _, near_ns, far_ns in times)
+
+
+def test_steps_that_take_long_end_the_measurement(directory: Path) -> None:
+    """A machine that needs 60 ms for four rows is not asked for 256 of them."""
+    now, rows = 0.0, 0
+
+    def clock() -> float:
+        return now
+
+    engine = engine_of(directory)
+    step = engine.step
+
+    def slow(items):  # type: ignore[no-untyped-def]
+        nonlocal now, rows
+        rows = max(rows, sum(item.tokens for item in items))
+        now += 0.015 * sum(item.tokens for item in items)
+        return step(items)
+
+    engine.step = slow  # type: ignore[method-assign]
+    measured = measure(engine, clock)
+    assert rows == CHUNKS[0]
+    assert {timing.batch for timing in measured.points} == {1, 4}
+    assert {timing.batch for timing in measured.prefills} == {CHUNKS[0]}
 
 
 def test_the_command_prints_one_object(

@@ -11,7 +11,7 @@ from dht.messages.types import stage_bytes
 from node.engine.engine import Engine, EngineConfig
 from node.profiling import profile_cache
 from node.profiling.layer_fit import Timing
-from node.profiling.layer_profile import Profile, feasible
+from node.profiling.layer_profile import Profile, feasible, room_for_timing
 from node.profiling.profile_cache import ProfileKey, keep_profile, profiled, recall
 from node.weights.store import WeightStore
 
@@ -19,7 +19,8 @@ KEY = ProfileKey(device="d", driver="1", threads=2, model="m", precision="float3
 PROFILE = Profile(
     points=(Timing(batch=1, context_tokens=1, seconds=0.001),),
     checks=(),
-    prefills=(Timing(batch=1, context_tokens=32, seconds=0.01),),
+    prefills=(Timing(batch=32, context_tokens=0, seconds=0.01),),
+    kv_tokens=64,
 )
 
 
@@ -43,6 +44,7 @@ def test_what_was_kept_is_recalled_for_the_same_key_only(tmp_path: Path) -> None
         lambda text: text.replace("0.001", "NaN"),
         lambda text: text.replace('"context_tokens": 1,', '"context_tokens": "x",'),
         lambda text: text.replace('"batch"', '"other"'),
+        lambda text: text.replace('"kv_tokens": 64', '"kv_tokens": "64"'),
         lambda text: json.dumps({**json.loads(text), "key": {}}),
         lambda text: text + " " * profile_cache.FILE_BYTES_MAX,
     ],
@@ -75,9 +77,10 @@ def test_a_second_engine_measures_nothing_unless_told_to(
         measured.append(engine)
         timed = tuple(
             Timing(batch=batch, context_tokens=context, seconds=0.001)
-            for batch, context in feasible(engine)
+            for batch, context in feasible(engine, room_for_timing(engine))
         )
-        return Profile(points=timed, checks=(), prefills=())
+        room = room_for_timing(engine)
+        return Profile(points=timed, checks=(), prefills=(), kv_tokens=room)
 
     monkeypatch.setattr(profile_cache, "measure", measure)
     spec = engine().spec
