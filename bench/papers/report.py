@@ -56,7 +56,7 @@ NOTES = """## What differs from the papers, and what is left out
 - Sections name the commits of their lines: where they differ, so do plans (`ours` is the newest one
   recorded then) and chunks (256 tokens before `a548162`).
 - Llumnix's local scheduler runs urgent requests first and leaves others' steps out; here priority
-  is only in the line and in the headroom, as in the real stages.
+  is only in the line and in the headroom; real stages run urgent work first, within bounds.
 """
 
 SECTIONS: dict[str, Callable[[Recipe], Sequence[str]]] = {

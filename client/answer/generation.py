@@ -70,8 +70,8 @@ class GenerationOptions:
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
     priority: Priority = Priority.NORMAL
-    """``high`` may use the room that full peers keep free for urgent requests; each peer grants
-    that to a few sessions per client."""
+    """``high`` may use the room that full peers keep free for urgent requests, and is run first;
+    each peer grants that to a few sessions per client."""
 
     def __post_init__(self) -> None:
         self._check_types()

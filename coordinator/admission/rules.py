@@ -80,6 +80,8 @@ class StageLoad:
     """Number of the client's sessions."""
     own_urgent: int = 0
     """Number of the client's high-priority sessions."""
+    urgent: int = 0
+    """Number of all clients' sessions whose high priority was granted."""
     claimed: int = 0
     """Number of sessions that came with the client's claim to be urgent."""
     claimed_tokens: int = 0

@@ -2,7 +2,8 @@
 
 A step's time grows with its rows, so prefill rows per step are bounded. Decodes are one row each
 and go first, but a waiting prefill always gets its share, so neither starves (Sarathi-Serve,
-OSDI'24, §4; Orca, OSDI'22, §3).
+OSDI'24, §4; Orca, OSDI'22, §3). Of its kind, urgent work goes first (Llumnix, OSDI'24, §4.4), but
+not in every step.
 """
 
 import itertools
@@ -29,6 +30,11 @@ class Work(Protocol):
     @property
     def background(self) -> bool:
         """Whether nobody waits for the rows."""
+        ...
+
+    @property
+    def urgent(self) -> bool:
+        """Whether the rows go before others for a while."""
         ...
 
 
@@ -81,6 +87,11 @@ BACKGROUND_QUIET_S = 0.05
 its way round the other stages, would have to wait for it."""
 
 
+URGENT_STEPS = 2
+"""Maximum number of steps in a row in which urgent work goes first. The next one is in order of
+arrival: whatever calls itself urgent, a third of the steps is as if nothing were."""
+
+
 class Scheduler(Generic[Item]):
     """Queues work in order of arrival; a step takes only a session's oldest item."""
 
@@ -89,6 +100,7 @@ class Scheduler(Generic[Item]):
         self._busy_s = -math.inf
         self._queues: dict[Hashable, deque[tuple[int, Item]]] = {}
         self._arrivals = itertools.count()
+        self._urgent_steps = 0
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
@@ -116,13 +128,18 @@ class Scheduler(Generic[Item]):
     def next_batch(self, now_s: float) -> list[Item]:
         """Take the items of the next step from the queue; empty if none may run now.
 
-        The oldest waiting prefill is always among them, so every prefill gets its turn. Background
-        work adds at most one item, to a step that runs anyway or while the engine is quiet.
+        The first waiting prefill is always among them: the oldest urgent one, or the oldest, which
+        comes first in one step of ``URGENT_STEPS + 1`` at least, so every prefill gets its turn.
+        Background work adds at most one item, to a step that runs anyway or while the engine is
+        quiet.
         """
         queued = [queue[0] for queue in self._queues.values()]
         queued.sort(key=lambda head: head[0])
         behind = [work for _, work in queued if work.background]
         heads = [(at, work) for at, work in queued if not work.background]
+        urgent_first = self._urgent_steps < URGENT_STEPS and any(work.urgent for _, work in heads)
+        if urgent_first:
+            heads.sort(key=lambda head: not head[1].urgent)
         chosen = [work for _, work in heads if work.tokens == 1][: self._limits.decodes_max]
         budget = self._limits.prefill_tokens_max
         first = True
@@ -133,6 +150,7 @@ class Scheduler(Generic[Item]):
                 first = False
         if chosen:
             self._busy_s = now_s
+            self._urgent_steps = self._urgent_steps + 1 if urgent_first else 0
         if behind and (chosen or now_s >= self._busy_s + BACKGROUND_QUIET_S):
             chosen.append(behind[0])
         for work in chosen:

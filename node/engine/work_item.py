@@ -32,6 +32,8 @@ class WorkItem:
     """At the last stage: tokens of the prompt against which rows are scored."""
     background: bool = False
     """Whether nobody waits for the item, as in a replay for a planned move."""
+    urgent: bool = False
+    """Whether the item runs before others that came earlier."""
     queued_s: float = 0.0
     """Time at which the item was queued, on the event loop's clock."""
     owner: Any = None

@@ -84,6 +84,8 @@ class StageSession:
     """Name of the reservation in the engine; a take-over keeps that of the earlier attempt."""
     taken_over: bool = False
     """Whether KV of an earlier attempt is in use."""
+    urgent: bool = False
+    """Whether the session's claim of high priority was granted here: its work runs first."""
     importing: bool = False
     """At the new stage of a planned move: whether it gets copies of the KV instead of rows."""
     inputs: list[int] = field(default_factory=list)
@@ -219,6 +221,7 @@ class StageSession:
             open=open_,
             kv_key=self.kv_key,
             taken_over=True,
+            urgent=self.urgent,
             inputs=self.inputs[:known],
             prompt_scores=self.prompt_scores,
         )
@@ -311,6 +314,7 @@ class StageSession:
             history=self.history,
             targets=self._targets(position) if self.is_last else None,
             background=self.is_warming,
+            urgent=self.urgent,
             owner=self,
         )
 

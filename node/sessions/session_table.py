@@ -147,11 +147,12 @@ class SessionTable:
 
     def load(self, client: str, now_s: float, claim: Claim | None = None) -> StageLoad:
         """The stage's load as seen by ``client``, whose session comes with ``claim``."""
-        own = own_urgent = claimed = claimed_tokens = decoding = kv_tokens = 0
+        own = own_urgent = urgent = claimed = claimed_tokens = decoding = kv_tokens = 0
         untried: list[str] = []
         for live in self._holders.values():
             open_ = live.session.open
             kv_tokens += live.session.kv_tokens
+            urgent += live.session.urgent
             if claim is not None and live.claim is claim:
                 claimed += 1
                 claimed_tokens += live.session.kv_tokens
@@ -166,6 +167,7 @@ class SessionTable:
             sessions=len(self._holders),
             own=own,
             own_urgent=own_urgent,
+            urgent=urgent,
             claimed=claimed,
             claimed_tokens=claimed_tokens,
             decoding=decoding,
@@ -180,8 +182,8 @@ class SessionTable:
 
     @property
     def serves_urgent(self) -> bool:
-        """Whether a high-priority session holds KV here."""
-        return any(live.session.open.priority is Priority.HIGH for live in self._holders.values())
+        """Whether a session whose high priority was granted holds KV here."""
+        return any(live.session.urgent for live in self._holders.values())
 
     def movable(self, now_s: float) -> list[Movable]:
         """Sessions that decode here and none of whose stages is moving."""
@@ -195,7 +197,7 @@ class SessionTable:
                 kv_tokens=live.session.kv_tokens,
                 ran_tokens=live.session.done_position,
                 moved_s=now_s - live.opened_s if live.moved_here else float("inf"),
-                urgent=live.session.open.priority is Priority.HIGH,
+                urgent=live.session.urgent,
             )
             for live in self._holders.values()
             if live.session.decodes and live.warming is None

@@ -196,7 +196,7 @@ class Opening:
             self._table.forget(before)
         now_s = asyncio.get_running_loop().time()
         load = self._table.load(open_.client, now_s, _claim_of(open_))
-        session = StageSession(open=open_)
+        session = StageSession(open=open_, urgent=self._runs_first(open_, load))
         refusal = self._refuse_for_room(open_, load)
         if refusal is None:
             no_kv = self._engine.reserve(session.kv_key, session.kv_tokens)
@@ -253,6 +253,13 @@ class Opening:
             and claim_fits(_kv_tokens(open_), free, load.kv_tokens, load.claimed_tokens)
             and load.claimed < max(1, CLAIM_SHARE * headroom(sessions_max))
         )
+
+    def _runs_first(self, open_: SessionOpen, load: StageLoad) -> bool:
+        """Whether high priority is granted: the client has few such sessions, and so have all."""
+        all_max = max(1, int(CLAIM_SHARE * headroom(self._config.sessions_max)))
+        own_max = self._config.urgent_per_client_max
+        high = open_.priority is Priority.HIGH
+        return high and load.own_urgent < own_max and load.urgent < all_max
 
     def _retry_after_s(self, open_: SessionOpen, load: StageLoad, now_s: float) -> float:
         free, needed = self._engine.kv_tokens_free, _kv_tokens(open_)

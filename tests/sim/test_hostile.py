@@ -53,6 +53,8 @@ from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTO
 from dht.transport.streams import HEARD_LIMIT_S
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import DIALS_REFUSED
+from node.sessions.admission import CLAIM_SHARE, headroom
+from node.stage.config import StageConfig
 from node.stage.opening import close_of
 from node.stage.streams import StreamLimits
 from tests.sim.paper_swarm import (
@@ -406,6 +408,33 @@ def test_a_crowd_with_one_claim_leaves_headroom_to_the_other(claim: str) -> None
             assert free - target.engine.kv_free <= 0.075 * capacity + len(PROMPT) + 50
             (other,) = set(CLAIMS) - {claim}
             assert await ask(**CLAIMS[other])
+
+    run_virtual(scenario(), limit_s=300)
+
+
+def test_a_crowd_that_claims_high_priority_is_not_all_run_first() -> None:
+    """There is room for all, so that claims decide on the order of work alone."""
+
+    async def scenario() -> None:
+        async with paper_swarm((0, LAYERS)) as swarm:
+            target = swarm.peers[0]
+            most = int(CLAIM_SHARE * headroom(StageConfig().sessions_max))
+
+            async def ask(client: MemoryTransport, number: int, **changes: object) -> None:
+                stream = await client.open_stream(target.peer_id, SESSION_PROTOCOL)
+                session = f"{client.peer_id[-20:]}{number:012d}"
+                open_ = open_for(swarm, client, session=session, max_new_tokens=1, **changes)
+                await codec.send_frame(stream, open_)
+                assert isinstance((await codec.read_frame(stream)).message, SessionAccepted)
+
+            for crowd in range(1, 16):
+                evil = swarm.network.transport()
+                for number in range(6):
+                    begun = {"answered": 1} if number % 2 else {}  # the other claim is no way round
+                    await ask(evil, number, priority=Priority.HIGH, **begun)
+                first = sum(live.session.urgent for live in target.stage._table)
+                assert first == min(4 * crowd, most)
+                await asyncio.sleep(1.0)  # newcomers that did nothing yet are few at a time
 
     run_virtual(scenario(), limit_s=300)
 

@@ -97,6 +97,7 @@ class SimulatedPiece:
         "sent_s",
         "session",
         "tokens",
+        "urgent",
     )
 
     def __init__(
@@ -109,6 +110,7 @@ class SimulatedPiece:
         self.prefill = prefill
         self.background = False
         """Whether nobody waits for the piece, as in a planned move."""
+        self.urgent = session.urgent
         self.dead = False
         """Whether the session left the route: the piece yields nothing."""
         self.hop: Any = None

@@ -1,5 +1,6 @@
 """Laws of the scheduler over arbitrary arrivals."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +11,7 @@ from coordinator.batching.scheduler import (
     BACKGROUND_QUIET_S,
     PREFILL_TOKENS_LEAST,
     PREFILL_TOKENS_MOST,
+    URGENT_STEPS,
     BatchLimits,
     Scheduler,
     limits_of,
@@ -22,6 +24,7 @@ class Work:
     tokens: int
     number: int
     background: bool = False
+    urgent: bool = False
 
 
 arrivals = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 12)), max_size=40)
@@ -31,7 +34,9 @@ limits = st.builds(
 
 
 def works(drawn: list[tuple[str, int]]) -> list[Work]:
-    return [Work(key, tokens, number) for number, (key, tokens) in enumerate(drawn)]
+    return [
+        Work(key, tokens, number, urgent=key in "ab") for number, (key, tokens) in enumerate(drawn)
+    ]
 
 
 @given(arrivals, limits, st.integers(1, 7))
@@ -93,6 +98,40 @@ def test_a_large_prefill_is_not_overtaken_for_ever(limits: BatchLimits, tokens: 
         scheduler.add(Work(f"small-{number}", 2, number + 2))
         ran += [work.session for work in scheduler.next_batch(0.0)]
     assert "large" in ran
+
+
+@given(limits, st.sampled_from([1, 17]), st.integers(1, 8))
+def test_urgent_work_runs_before_what_came_a_little_earlier(
+    limits: BatchLimits, tokens: int, others: int
+) -> None:
+    scheduler = Scheduler(limits)
+    for number in range(others):
+        scheduler.add(Work(f"ordinary-{number}", tokens, number))
+    scheduler.add(Work("urgent", tokens, others, urgent=True))
+    assert scheduler.next_batch(0.0)[0].session == "urgent"
+
+
+@given(limits, st.lists(st.integers(1, 20), min_size=2, max_size=8), st.data())
+def test_urgent_work_without_end_leaves_a_share_of_the_steps(
+    limits: BatchLimits, tokens: list[int], data: st.DataObject
+) -> None:
+    """All sessions come back at once: each gets a third of the turns of an order by arrival."""
+    flags = data.draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
+    steps = 120
+
+    def turns(flags: list[bool]) -> Counter[str]:
+        scheduler, ran = Scheduler(limits), Counter[str]()
+        for number, (rows, urgent) in enumerate(zip(tokens, flags, strict=True)):
+            scheduler.add(Work(str(number), rows, number, urgent=urgent))
+        for _ in range(steps):
+            for work in scheduler.next_batch(0.0):
+                ran[work.session] += 1
+                scheduler.add(work)
+        return ran
+
+    ran, fair = turns(flags), turns([False] * len(flags))
+    for session in fair:
+        assert ran[session] >= fair[session] // (URGENT_STEPS + 1) - 1
 
 
 @given(arrivals, limits)

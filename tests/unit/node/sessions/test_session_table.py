@@ -24,7 +24,8 @@ class Table:
 
     def add(self, name: str, client: str, priority: Priority = Priority.NORMAL) -> Live:
         open_ = replace(make_open(), session=name, client=client, priority=priority)
-        session = StageSession(open=open_, state=StageState.ACTIVE)
+        urgent = priority is Priority.HIGH
+        session = StageSession(open=open_, state=StageState.ACTIVE, urgent=urgent)
         live = Live(session=session, upstream=cast(FrameSender, None), touched_s=0.0)
         self.table.add(live)
         return live
@@ -34,7 +35,7 @@ def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     side = Table()
     one, other = side.add("one", "a"), side.add("other", "a", Priority.HIGH)
     both = one.session.kv_tokens + other.session.kv_tokens
-    load = StageLoad(sessions=2, own=2, own_urgent=1, untried=2, kv_tokens=both)
+    load = StageLoad(sessions=2, own=2, own_urgent=1, urgent=1, untried=2, kv_tokens=both)
     assert side.table.load("a", now_s=0.0) == load
     assert side.table.load("b", now_s=0.0) == replace(load, own=0, own_urgent=0)
     assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=0)
