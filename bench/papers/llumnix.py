@@ -11,12 +11,12 @@ from typing import Any
 
 from bench.papers.jobs import Job, Recipe, Row
 from bench.papers.own import many
-from coordinator.admission.rules import HEADROOM_SHARE
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.experiments.full_load import as_plan
 from coordinator.experiments.moves import MoveRules, Moving
-from coordinator.experiments.pipelines import Pipelines
+from coordinator.experiments.papers.freest import Freest
 from coordinator.planning.placement import score
+from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import latency
 from coordinator.simulator.core.swarm import LiveSwarm
@@ -25,6 +25,7 @@ from coordinator.simulator.links.closed_form_wire import FramedWire
 from dht.messages.types import Assignment, Plan, Problem
 
 PIPELINES = 4
+DISPATCHES = {"turns": Clients, "freest": Freest}
 STAGE_LAYERS = 15
 KV_TOKENS = 13_616
 """Of a pipeline: what Llumnix's instances (LLaMA-7B on an A10) hold."""
@@ -59,19 +60,17 @@ def pipelines() -> tuple[Problem, Profiles, Plan]:
     return problem, replace(profiles, peers=peers), plan
 
 
-def served(
-    per_s: float, dispatch: str, balance: bool, urgent: float, headroom: float, leaves: str
-) -> Row:
+def served(per_s: float, dispatch: str, balance: bool, urgent: float, leaves: str) -> Row:
     """Half an hour of arrivals, until all are answered; ``leaves``: how a peer goes, if any."""
     problem, profiles, plan = pipelines()
     engine = LiveSwarm(problem, profiles, plan.assignments, FramedWire)
-    pipes = Pipelines(problem, profiles, plan, dispatch=dispatch, headroom=headroom)
+    clients = DISPATCHES[dispatch](problem, profiles, plan, engine.peers)
     arrivals = heavy_tailed(
         per_s=per_s, duration_s=DURATION_S, mean_tokens=MEAN_TOKENS, urgent=urgent, seed=0
     )
     rules = MoveRules(balance=balance)
-    run = Moving(engine, pipes, arrivals, rules, start_s=0.0, end_s=1e9)
-    gone = pipes.routes[0][1][0]
+    run = Moving(engine, clients, arrivals, rules, start_s=0.0, end_s=1e9)
+    gone = plan.assignments[1].peer_id
     if leaves == "drains":
         run.drain_at(gone, LEAVES_S)
     elif leaves == "vanishes":
@@ -87,7 +86,6 @@ def served(
         "requests_per_s": per_s,
         "dispatch": dispatch,
         "balance": balance,
-        "headroom": headroom,
         "urgent": urgent,
         "leaves": leaves,
         "requests": len(arrivals),
@@ -115,7 +113,6 @@ def _job(key: str, **changed: Any) -> Job:
         "dispatch": "turns",
         "balance": False,
         "urgent": URGENT,
-        "headroom": HEADROOM_SHARE,
         "leaves": "",
     }
     return Job(key=key, call=served, arguments=arguments | changed, cost_s=25.0)
@@ -140,8 +137,7 @@ def _llumnix() -> Sequence[Job]:
         for dispatch, balance in (("turns", False), ("freest", False), ("freest", True))
     ]
     jobs += [
-        _job("no headroom for the urgent", headroom=0.0),
-        _job("nobody is urgent", urgent=0.0, headroom=0.0),
+        _job("nobody is urgent", urgent=0.0),
         _job("a peer drains", per_s=LEAVING_RATE, leaves="drains"),
         _job("a peer vanishes", per_s=LEAVING_RATE, leaves="vanishes"),
     ]

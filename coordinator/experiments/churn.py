@@ -4,14 +4,15 @@ Stays are heavy-tailed (Pareto): most volunteers leave soon, some stay for days.
 its sessions' KV is lost; once the loss is noticed, each session is replayed over another route
 (prompt and answer so far). A peer that comes back first loads its old span or, with re-planning,
 the least served one. With re-planning, layers without a holder are given to the fewest peers that
-must move (:func:`coordinator.heuristics.repair.repair`, as the coordinator does it); a peer that
-moves loses its sessions and loads first.
+must move (:func:`coordinator.heuristics.repair.repair`, as the coordinator does it), in the order
+of :func:`coordinator.plans.waves.waves`; a peer that moves loses its sessions and loads first.
 
 Flow, spans and repairs stay inside the cells that a plan's flow falls into, so thousands of peers
 cost no more than their cells.
 """
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,7 @@ from coordinator.evaluation.plan_check import uncovered
 from coordinator.heuristics.heuristics import fill
 from coordinator.heuristics.repair import repair
 from coordinator.planning.placement import CELLS_ABOVE
+from coordinator.plans.waves import waves
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.profiles import Profiles
@@ -98,6 +100,8 @@ class _Cell:
         self.uncovered_since_s: float | None = None
         self.moving: set[str] = set()
         """Peers that load the layers they were given."""
+        self.waves: deque[list[Assignment]] = deque()
+        """Moves that wait for those before them."""
 
     def covered(self) -> bool:
         return not uncovered(tuple(self.held.values()), self.problem.model.layers)
@@ -202,25 +206,37 @@ class _Churn:
             self._after(self.config.plan_s, partial(self._replan, cell))
 
     def _drop(self, name: str) -> None:
-        engine, run = self.swarm, self.run
-        engine.fail(name)
+        run = self.run
+        self.swarm.fail(name)
         del self.cell_of[name].held[name]
         self.scheduler.lost(name)
-        hit = [s for s in run.live.values() if any(stage[0] == name for stage in s.stages)]
+        hit = [s for s in run.live.values() if any(hop.peer.name == name for hop in s.hops)]
         for session in hit:
-            engine.cancel(session)
+            self.swarm.cancel(session)
+            run.waiting.pop(session.number, None)
         self._after(self.config.noticed_s, partial(self._noticed, hit))
 
     def _noticed(self, hit: list[SimulatedSession]) -> None:
-        waiting = set(self.run.lost)
-        self.run.lost.extend(session for session in hit if session not in waiting)
+        lost = set(self.run.lost)
+        for session in hit:
+            if session not in lost and not session.hops:
+                self.run.lose(session)
         self.run.serve_line()
 
     def _replan(self, cell: _Cell) -> None:
-        """Move the fewest peers to the layers without a holder."""
+        """Move the fewest peers to the layers without a holder, in the plan's waves."""
         if cell.moving or cell.covered():
             return
-        for moved in cell.repaired():
+        new = cell.repaired()
+        targets = {a.peer_id: a for a in new}
+        order = waves(tuple(cell.held.values()), new)
+        cell.waves = deque([targets[name] for name in wave.peers] for wave in order)
+        self._next_wave(cell)
+
+    def _next_wave(self, cell: _Cell) -> None:
+        for moved in cell.waves.popleft() if cell.waves else ():
+            if moved.peer_id not in cell.held:
+                continue  # it has left meanwhile
             self.moves += 1
             cell.moving.add(moved.peer_id)
             self._drop(moved.peer_id)
@@ -232,6 +248,8 @@ class _Churn:
         cell.moving.discard(span.peer_id)
         if span.peer_id not in self.away:
             self._come(span.peer_id, span)
+        if not cell.moving:
+            self._next_wave(cell)
         self._plan_soon(cell)
 
     def _come(self, name: str, span: Assignment) -> None:
@@ -291,7 +309,7 @@ def with_churn(
 ) -> ChurnReport:
     """Simulate ``arrivals`` with the project's router while peers come and go."""
     swarm = LiveSwarm(problem, profiles, plan.assignments, FramedWire)
-    scheduler = Clients(problem, profiles, plan)
+    scheduler = Clients(problem, profiles, plan, swarm.peers)
     run = Arrivals(swarm, scheduler, arrivals, start_s=0.0, end_s=config.duration_s)
     churn = _Churn(problem, plan, swarm, run, scheduler, config)
     run.sample()

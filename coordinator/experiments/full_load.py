@@ -131,7 +131,7 @@ def build_simulation(
             hub=rules.hub,
         )
         own = rules.scheduler == "anabranch"
-        return swarm, Clients(problem, profiles, plan) if own else by_helix
+        return swarm, Clients(problem, profiles, plan, swarm.peers) if own else by_helix
     pairs = [(edge.tail, edge.head) for edge in plan.edges]
     if rules.scheduler == "helix":
         share = link_shares(profiles, plan.edges)

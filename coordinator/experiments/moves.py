@@ -1,14 +1,11 @@
-"""Simulates moves of sessions between routes while they decode. Pure.
+"""Simulates moves of sessions between holders of their layers while they decode.
 
-A stage is rebuilt from tokens or logged rows, as in the project: the new stages run the session's
-tokens so far while it goes on decoding on the old ones; at the next token the route is switched,
-and the few rows since then go along with that token. A draining peer hands its sessions over in
-this way. After a loss, the session waits until the stage is rebuilt.
-
-Moves for balance follow Llumnix's rule (OSDI'24, §4.4), applied to routes: from the least free to
-the freest while that evens them out, and to make room for a request that fits nowhere. Real peers
-use the same measure and test (:mod:`coordinator.routing.balance`), but there one stage moves at a
-time, each peer decides for itself, and a larger gap is needed.
+A stage is rebuilt from tokens or logged rows: the new stages run the session's tokens so far while
+it goes on decoding on the old ones; at the next token the route is switched, and the few rows since
+then go along with that token. A draining peer hands its sessions over in this way. After a loss,
+the session waits until the stage is rebuilt. What moves for balance is decided by every peer for
+itself, as in a living swarm (:class:`coordinator.routing.balance.Balance`); who replaces a peer, by
+:func:`coordinator.routing.routes.replacement`.
 """
 
 from collections import deque
@@ -16,13 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from coordinator.experiments.pipelines import Pipelines
-from coordinator.routing.balance import evens_out
+from coordinator.admission.rules import headroom
+from coordinator.routing.balance import Balance, Movable, PeerLoad, swapped
+from coordinator.routing.routes import NoRoute, replacement
+from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.parts import SimulatedSession, Stage
 from coordinator.simulator.core.swarm import LiveSwarm
 from coordinator.simulator.core.trace import Request
 from coordinator.simulator.runs.runs import Arrivals
-from dht.messages.types import SOURCE
+from dht.messages.types import SOURCE, RouteStage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +29,9 @@ class MoveRules:
     """Which moves are made. Times in seconds."""
 
     balance: bool = False
-    """Whether to move sessions for balance (Llumnix's rule), and to make room for requests."""
+    """Whether peers move sessions for balance."""
     check_s: float = 1.0
-    moves_max: int = 4
-    """Maximum moves under way."""
-    again_s: float = 10.0
-    """Minimum time between two moves of a session."""
+    """Interval at which every peer looks."""
     noticed_s: float = 2.0
     """Time from a loss to the repair of its sessions."""
     drain_s: float = 30.0
@@ -58,17 +54,19 @@ class Moving(Arrivals):
 
     def __init__(
         self,
-        engine: LiveSwarm,
-        pipelines: Pipelines,
+        swarm: LiveSwarm,
+        clients: Clients,
         requests: Sequence[Request],
         rules: MoveRules,
         *,
         start_s: float,
         end_s: float,
     ) -> None:
-        super().__init__(engine, pipelines, requests, start_s=start_s, end_s=end_s)
-        self._swarm = engine
-        self._pipelines = pipelines
+        super().__init__(swarm, clients, requests, start_s=start_s, end_s=end_s)
+        self._swarm = swarm
+        self._clients = clients
+        self._balances: dict[str, Balance] = {}
+        self._leaving: set[str] = set()
         self._rules = rules
         self._urgent: deque[Request] = deque()
         self._moves: dict[int, _Move] = {}
@@ -79,7 +77,7 @@ class Moving(Arrivals):
         self.moved_gaps_s: list[float] = []
         """Time of the token under way at each move or repair of a session, in seconds."""
         if rules.balance:
-            engine.call_at(rules.check_s, self._check)
+            swarm.call_at(rules.check_s, self._check)
 
     # The waiting line
 
@@ -93,7 +91,7 @@ class Moving(Arrivals):
 
     def serve_line(self) -> None:
         """Open lost sessions, then urgent requests, then the others in order."""
-        while self._urgent and not self.lost:
+        while self.replay_lost() and self._urgent:
             if not self.open(self._urgent[0], self._urgent[0].arrival_s):
                 return
             self._urgent.popleft()
@@ -111,7 +109,7 @@ class Moving(Arrivals):
                 self.urgent_prompt_s.append(now_s - session.arrival_s)
             super().prompt_done(session, now_s)
             return
-        session.decode.dead = True  # a shadow decodes nothing
+        self._swarm.cancel(session)  # a shadow decodes nothing
         owner = -1 - session.number
         move = self._moves[owner]
         move.ready = True
@@ -132,6 +130,10 @@ class Moving(Arrivals):
         self._forget_move(session)
         super().session_done(session, now_s)
 
+    def lose(self, session: SimulatedSession) -> None:
+        self._forget_move(session)
+        super().lose(session)
+
     # Moves
 
     def begin(
@@ -141,17 +143,20 @@ class Moving(Arrivals):
         *,
         source: str = SOURCE,
         waits: bool = False,
-    ) -> None:
-        """Fill the stages of ``route`` that the session does not have yet, from ``source`` on."""
+    ) -> bool:
+        """Fill the stages of ``route`` that the session does not have yet, from ``source`` on;
+        returns False where one of them has no room."""
         new = [stage for stage in route if stage not in session.stages]
-        self._pipelines.take(session, new)
+        if self._clients.admit(session, new, self.engine.now_s) is not None:
+            return False
         tokens = max(1, session.tokens_in_kv)
         lengths = Request(arrival_s=0.0, input_tokens=tokens, output_tokens=1)
         shadow = SimulatedSession(-1 - session.number, lengths, self.engine.now_s)
-        self._moves[session.number] = _Move(shadow, tuple(route), waits)
         shadow.warming = not waits
+        self._moves[session.number] = _Move(shadow, tuple(route), waits)
         self._swarm.open(shadow, new, source=source)
         self.moves += 1
+        return True
 
     def _switch(self, session: SimulatedSession, move: _Move) -> None:
         """At a token's end, send the next one over the new route, with the rows since the copy."""
@@ -167,7 +172,7 @@ class Moving(Arrivals):
         self._swarm.resume(session, move.route)
 
     def _settled(self, session: SimulatedSession, move: _Move) -> None:
-        self._pipelines.keep_only(session, move.route)
+        self._clients.keep_only(session, move.route)
         now_s = self.engine.now_s
         self._moved_s[session.number] = now_s
         self._awaiting[session.number] = session.issued_s if move.waits else now_s
@@ -178,57 +183,81 @@ class Moving(Arrivals):
         self._awaiting.pop(session.number, None)
         if move is not None:
             self._swarm.cancel(move.shadow)
-            self._pipelines.keep_only(session, session.stages)
-
-    def _movable(self) -> list[SimulatedSession]:
-        """Sessions that decode and have not moved lately: urgent ones last, short ones first."""
-        now_s, again_s = self.engine.now_s, self._rules.again_s
-        found = [
-            s
-            for s in self.live.values()
-            if not s.prompting
-            and s.number not in self._moves
-            and now_s - self._moved_s.get(s.number, -again_s) >= again_s
-        ]
-        return sorted(found, key=lambda s: (s.urgent, s.tokens_in_kv, s.number))
+            self._clients.keep_only(session, session.stages)
 
     # For balance
 
     def _check(self) -> None:
-        if len(self._moves) < self._rules.moves_max:
-            waiting = self._urgent or self.line
-            if waiting:
-                self._make_room(waiting[0])
-            else:
-                self._even_out()
-        self.engine.call_at(self.engine.now_s + self._rules.check_s, self._check)
+        """Let every peer ask for the moves that it wants."""
+        now_s = self.engine.now_s
+        loads = {name: self._load(name) for name in self._clients.rooms}
+        on: dict[str, list[SimulatedSession]] = {}
+        for session in self.live.values():
+            for name, _, _ in session.stages:
+                on.setdefault(name, []).append(session)
+        for name, mine in loads.items():
+            balance = self._balances.setdefault(name, Balance(me=name))
+            others = {other: load for other, load in loads.items() if other != name}
+            here = [each for s in on.get(name, ()) for each in self._movable(s, name)]
+            present = {str(s.number) for s in on.get(name, ())}
+            asked = set(balance.under_way)
+            for order in balance.step(now_s, mine, others, here, present):
+                session = self.live[int(order.session)]
+                if order.to not in asked and session.number not in self._moves:
+                    self._swap(session, name, order.to)
+        self.engine.call_at(now_s + self._rules.check_s, self._check)
 
-    def _make_room(self, head: Request) -> None:
-        """Move a session away from the route that lacks the least room for the line's head."""
-        pipes = self._pipelines
-        route = max(pipes.routes, key=pipes.free_tokens)
-        for session in self._movable():
-            if not set(session.stages) & set(route):
-                continue
-            for other in sorted(pipes.routes, key=lambda stages: -pipes.freeness(stages)):
-                if other != route and pipes.fits(other, pipes.need(session), urgent=True):
-                    self.begin(session, other)
-                    return
+    def _load(self, name: str) -> PeerLoad:
+        """What the peer would announce of its load."""
+        room, away = self._clients.rooms[name], name in self._leaving
+        urgent = any(s.urgent for s in self.live.values() if s.stages and name in _peers(s))
+        wanted = headroom(room.capacity_tokens) if urgent else 0
+        return PeerLoad(
+            start=0 if away else room.start,
+            end=0 if away else room.end,
+            free_tokens=room.free_tokens,
+            wanted_tokens=wanted + self._clients.wanted(name, self.engine.now_s),
+            sessions=self._swarm.peers[name].sessions,
+        )
 
-    def _even_out(self) -> None:
-        """Move one session from the least free route to the freest, if that evens them out."""
-        pipes = self._pipelines
-        ordered = sorted(pipes.routes, key=pipes.freeness)
-        full, free = ordered[0], ordered[-1]
-        for session in self._movable():
-            need = pipes.need(session)
-            if (
-                set(session.stages) <= set(full)
-                and pipes.fits(free, need)
-                and evens_out(pipes.freeness(full, -1, -need), pipes.freeness(free, 1, need))
-            ):
-                self.begin(session, free)
-                return
+    def _movable(self, session: SimulatedSession, name: str) -> list[Movable]:
+        if session.prompting or session.number in self._moves or not session.hops:
+            return []
+        peers = _peers(session)
+        at = peers.index(name)
+        _, start, end = session.stages[at]
+        moved_s = self.engine.now_s - self._moved_s.get(session.number, float("-inf"))
+        return [
+            Movable(
+                session=str(session.number),
+                start=start,
+                end=end,
+                route=frozenset(peers),
+                neighbours=frozenset((peers[at - 1], peers[(at + 1) % len(peers)])),
+                kv_tokens=self._clients.rooms[name].charged_of(str(session.number)),
+                ran_tokens=session.tokens_in_kv,
+                moved_s=moved_s,
+                urgent=session.urgent,
+            )
+        ]
+
+    def _swap(self, session: SimulatedSession, leaving: str, to: str) -> None:
+        """Move a stage of a session to another holder of its layers, as its owner would."""
+        record = self._clients.records.get(to)
+        if record is None:
+            return
+        route = swapped(_route(session), leaving, record)
+        if not isinstance(route, NoRoute):
+            stages = tuple((stage.peer_id, stage.start, stage.end) for stage in route)
+            self._begin_from(session, stages, waits=False)
+
+    def _begin_from(
+        self, session: SimulatedSession, stages: tuple[Stage, ...], *, waits: bool
+    ) -> bool:
+        """Begin a move, with rows from the stage before the first new one."""
+        first = next(at for at, stage in enumerate(stages) if stage not in session.stages)
+        source = stages[first - 1][0] if first else SOURCE
+        return self.begin(session, stages, source=source, waits=waits)
 
     # Peers that leave
 
@@ -244,7 +273,8 @@ class Moving(Arrivals):
         return [s for s in self.live.values() if any(stage[0] == name for stage in s.stages)]
 
     def _drain(self, name: str, until_s: float) -> None:
-        self._pipelines.leaving.add(name)
+        self._leaving.add(name)
+        self._clients.records.pop(name, None)
         here = self._on(name)
         if not here or self.engine.now_s >= until_s:
             self._vanish(name)
@@ -255,17 +285,19 @@ class Moving(Arrivals):
         self.engine.call_at(self.engine.now_s + 0.25, partial(self._drain, name, until_s))
 
     def _vanish(self, name: str) -> None:
-        self._pipelines.leaving.add(name)
+        self._leaving.add(name)
         hit = self._on(name)
         onto = [n for n, m in self._moves.items() if any(stage[0] == name for stage in m.route)]
         self._swarm.fail(name)
+        self._clients.lost(name)
         for session in hit:
             self._forget_move(session)
             unfinished = session.prompting
             self.losses += 1
             self._swarm.cancel(session)
-            mend = partial(self._open_again, session) if unfinished else None
-            self._soon(mend or partial(self._repair, name, session))
+            self.waiting.pop(session.number, None)
+            again = partial(self.lose, session) if unfinished else None
+            self._soon(again or partial(self._repair, name, session))
         for number in onto:  # stages that were being filled there are filled elsewhere
             if (move := self._moves.get(number)) is not None:
                 session = self.live[number]
@@ -276,21 +308,30 @@ class Moving(Arrivals):
     def _soon(self, call: Callable[[], None]) -> None:
         self.engine.call_at(self.engine.now_s + self._rules.noticed_s, call)
 
-    def _open_again(self, session: SimulatedSession) -> None:
-        """Run a session whose prompt was lost from the start, over another route."""
-        self.lost.append(session)
-        self.serve_line()
-
     def _repair(self, name: str, session: SimulatedSession) -> None:
+        if session.hops or session in self.lost:
+            return  # it gave way meanwhile, and is replayed
         if not self._mend(session, name, waits=True):
             self.engine.call_at(self.engine.now_s + 1.0, partial(self._repair, name, session))
 
     def _mend(self, session: SimulatedSession, name: str, *, waits: bool) -> bool:
         """Begin to replace ``name`` in the session's route; returns False if nobody can."""
-        route = self._pipelines.mended(session, name)
-        if route is None:
-            return False
-        first = next(at for at, stage in enumerate(route) if stage not in session.stages)
-        source = route[first - 1][0] if first else SOURCE
-        self.begin(session, route, source=source, waits=waits)
-        return True
+        usable = dict(self._clients.records)
+        while True:
+            route = replacement(_route(session), {name}, usable, self._swarm.layers)
+            if isinstance(route, NoRoute):
+                return False
+            stages = tuple((stage.peer_id, stage.start, stage.end) for stage in route)
+            if self._begin_from(session, stages, waits=waits):
+                return True
+            for peer, _, _ in stages:
+                if peer not in _peers(session):
+                    usable.pop(peer, None)
+
+
+def _peers(session: SimulatedSession) -> list[str]:
+    return [name for name, _, _ in session.stages]
+
+
+def _route(session: SimulatedSession) -> tuple[RouteStage, ...]:
+    return tuple(RouteStage(peer_id=n, start=a, end=b) for n, a, b in session.stages)

@@ -5,6 +5,7 @@ judgement must not, so the run begins in the middle: sessions fill the swarm as 
 them, each somewhere in its answer, their KV at the stages. From then on requests come without end.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from random import Random
 
@@ -22,7 +23,7 @@ from coordinator.simulator.core.trace import Request, sampled, typical
 from coordinator.simulator.links.closed_form_wire import FramedWire
 from coordinator.simulator.plans import plan_of
 from coordinator.simulator.runs.runs import Standing
-from dht.messages.types import SOURCE, Assignment, FlowEdge, Problem
+from dht.messages.types import SOURCE, Assignment, FlowEdge, PlannerNode, Problem
 
 VIRTUAL_S = 30.0
 SETTLE_SHARE = 0.25
@@ -52,7 +53,7 @@ def judge(
     trace = requests_of(service.workload)
     run = Standing(
         swarm,
-        Clients(problem, profiles, plan),
+        Clients(problem, profiles, plan, swarm.peers),
         sampled(trace, seed),
         start_s=SETTLE_SHARE * virtual_s,
         end_s=virtual_s,
@@ -68,17 +69,10 @@ def fill(
 ) -> None:
     """Place ``sessions`` (each with the tokens that it has) until one finds no room."""
     for request, done in sessions:
-        if len(run.live) >= run.sessions_max:
-            return
         session = SimulatedSession(run.opened, request, 0.0)
-        stages = run.scheduler.route(session)
-        if stages is None:
+        if len(run.live) >= run.sessions_max or not run.place(session, done):
             return
-        run.opened += 1
-        run.live[session.number] = session
-        session.left_tokens -= done
-        session.tokens_in_kv = request.input_tokens + done
-        swarm.at(draw.random() * ENTER_S, lambda at: swarm.place(*at), (session, stages))
+        swarm.at(draw.random() * ENTER_S, swarm.enter, session)
 
 
 def midway(trace: Sequence[Request], draw: Random) -> Iterator[tuple[Request, int]]:
@@ -119,23 +113,25 @@ def profiles_of(problem: Problem, service: Service) -> Profiles:
     state_bytes = problem.model.activation_bytes + problem.token_bytes
     return Profiles(
         peers={
-            node.peer_id: _profile(
-                service.machines[node.peer_id], len(node.tokens_per_s), state_bytes
-            )
+            node.peer_id: _profile(node, service.machines[node.peer_id], state_bytes)
             for node in problem.nodes
         },
         client_links=links,
     )
 
 
-def _profile(machine: PeerSpeed, layers_max: int, state_bytes: int) -> PeerProfile:
+def _profile(node: PlannerNode, machine: PeerSpeed, state_bytes: int) -> PeerProfile:
     return PeerProfile(
         prefill=_points(machine.prompt),
         decode=_points(machine.decode),
+        prefill_context=_slopes(machine.prompt),
+        decode_context=_slopes(machine.decode),
         kv_entries=tuple(int(entries) for entries in machine.kv_layer_tokens),
-        layers_max=layers_max,
+        layers_max=len(node.tokens_per_s),
         stretch=machine.stretch,
         copy_s_per_token=machine.overhead_s_per_byte * state_bytes,
+        in_bytes_per_s=math.inf if node.down_bytes_per_s is None else node.down_bytes_per_s,
+        out_bytes_per_s=math.inf if node.up_bytes_per_s is None else node.up_bytes_per_s,
     )
 
 
@@ -145,3 +141,10 @@ def _points(curve: Curve) -> Points:
     if len(rows) == 1:
         rows[1] = curve.at(1.0)
     return tuple(sorted(rows.items()))
+
+
+def _slopes(curve: Curve) -> Points:
+    """Seconds that each token of context adds, by rows; empty: the context costs nothing."""
+    if not curve.context_s:
+        return ()
+    return _points(Curve(tokens=curve.tokens, seconds=curve.context_s))

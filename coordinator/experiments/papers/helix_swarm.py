@@ -253,8 +253,16 @@ class HelixSwarm(Clock):
         session.issued_s = self.now_s
         self._send(SimulatedPiece(session, tokens or session.input_tokens), entry)
 
+    def place(self, session: SimulatedSession, stages: Sequence[Stage]) -> None:
+        """Raise: Helix's simulator begins without sessions."""
+        raise NotImplementedError
+
     def cancel(self, session: SimulatedSession) -> None:
         """Raise: nobody leaves in Helix's simulator."""
+        raise NotImplementedError
+
+    def go_round(self, session: SimulatedSession) -> None:
+        """Raise: nobody waits for KV in Helix's simulator."""
         raise NotImplementedError
 
     def _send(self, piece: SimulatedPiece, hop: HelixHop) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from coordinator.experiments.papers.helix_swarm import HelixLink, HelixSwarm
+from coordinator.simulator.clients import GROWN, Growth
 from coordinator.simulator.core.parts import SimulatedPiece, SimulatedSession, Stage
 from coordinator.simulator.core.profiles import Profiles
 from dht.messages.types import SINK, SOURCE, Assignment
@@ -31,7 +32,7 @@ class HopByHop:
             self._heads.setdefault(tail, []).append(head)
         self._choose = choose
 
-    def route(self, session: SimulatedSession) -> list[Stage] | None:
+    def route(self, session: SimulatedSession, _now_s: float) -> list[Stage] | None:
         stages: list[Stage] = []
         at, layer = SOURCE, 0
         while True:
@@ -41,8 +42,9 @@ class HopByHop:
             stages.append((at, layer, self._ends[at]))
             layer = self._ends[at]
 
-    def decode(self, session: SimulatedSession) -> None:
+    def decode(self, _session: SimulatedSession, _now_s: float) -> Growth:
         """Do nothing: there are no accounts."""
+        return GROWN
 
     def ended(self, session: SimulatedSession) -> None:
         """Do nothing: there are no accounts."""

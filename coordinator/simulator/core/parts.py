@@ -44,6 +44,7 @@ class SimulatedSession:
         "tokens_in_kv",
         "unfed_tokens",
         "urgent",
+        "waits",
         "warming",
     )
 
@@ -64,6 +65,8 @@ class SimulatedSession:
         self.fed_tokens = 0
         self.unfed_tokens = 0
         """Tokens of the prompt that the first stage has not begun."""
+        self.waits = False
+        """Whether the next token waits at the last stage for KV."""
         self.warming = False
         """Whether the prompt under way only fills new stages, and nobody waits for it."""
         self.tokens_in_kv = 0

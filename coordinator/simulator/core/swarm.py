@@ -73,8 +73,6 @@ class LiveSwarm(Clock):
         } | dict(profiles.client_links)
         self._default = problem.default_bandwidth_bytes_per_s, problem.default_rtt_s / 2
         self._make_wire = make_wire
-        self._uplinks = _known(problem, "up_bytes_per_s")
-        self._downlinks = _known(problem, "down_bytes_per_s")
         self._shared: dict[str, SimulatedWire] = {}
         self._chunk_tokens = chunk_tokens
         self._hub = hub
@@ -108,12 +106,13 @@ class LiveSwarm(Clock):
     def link(self, source: str, target: str) -> SimulatedLink:
         """The link between two peers, or with ``source`` or ``sink``; made at its first use.
 
-        The links of a peer that says what its uplink carries share that.
+        The links of a peer whose own uplink is known share that; of its downlink each may fill all.
         """
         found = self.links.get((source, target))
         if found is None:
             bytes_per_s, latency_s = self._wires.get((source, target), self._default)
-            up, down = self._uplinks.get(source, INFINITE), self._downlinks.get(target, INFINITE)
+            up = self._profiles.peers[source].out_bytes_per_s if source in self.peers else INFINITE
+            down = self._profiles.peers[target].in_bytes_per_s if target in self.peers else INFINITE
             bytes_per_s = min(bytes_per_s, up, down)
             wire = self._shared.get(source)
             if wire is None:
@@ -158,11 +157,15 @@ class LiveSwarm(Clock):
             link.send([piece], size * self._row_bytes, TrafficClass.PREFILL)
 
     def place(self, session: SimulatedSession, stages: Sequence[Stage]) -> None:
-        """Let a session be in the middle of its answer, its KV at the stages, and decode."""
+        """Let a session be in the middle of its answer, its KV at the stages."""
         self._take(session, stages)
         session.prompting = False
-        session.issued_s = self.now_s
-        self._enter(session)
+
+    def enter(self, session: SimulatedSession) -> None:
+        """Let the client send the next token of a session that was placed, if it is still there."""
+        if session.hops and not session.prompting:
+            session.issued_s = self.now_s
+            self._enter(session)
 
     def switch(
         self, session: SimulatedSession, stages: Sequence[Stage], *, since_tokens: int
@@ -179,6 +182,15 @@ class LiveSwarm(Clock):
         self._take(session, stages)
         self._enter(session)
 
+    def go_round(self, session: SimulatedSession) -> None:
+        """Send the next token of a session that waited at its last stage."""
+        session.waits = False
+        last = session.hops[-1]
+        tokens: Groups = {}
+        self._to_first(session, last, tokens)
+        for link, pieces in tokens.items():
+            self._pass_on(last.peer, link, pieces, self._id_bytes, TrafficClass.CONTROL)
+
     def cancel(self, session: SimulatedSession) -> None:
         """Take a session off its route: its pieces under way yield no token.
 
@@ -189,6 +201,7 @@ class LiveSwarm(Clock):
             piece.dead = True
         for hop in session.hops:
             hop.peer.scheduler.drop(session)
+        session.waits = False
         self._leave(session)
         session.decode = SimulatedPiece(session, 1, prefill=False)
         session.prompt = []
@@ -389,14 +402,11 @@ class LiveSwarm(Clock):
 
     def _learn(self, peer: SimulatedPeer, batch: Sequence[SimulatedPiece]) -> None:
         """Take a step's times as a stage does."""
-        now_s, waits = self.now_s, peer.decode_waits
-        background = False
-        for piece in batch:
-            if piece.background:  # such rows wait on purpose
-                background = True
-            elif piece.tokens == 1:
-                waits.add(now_s - piece.queued_s)
-        if not background:
+        now_s = self.now_s
+        peer.decode_waits.add_all(
+            [now_s - p.queued_s for p in batch if p.tokens == 1 and not p.background]
+        )
+        if not batch[-1].background:  # such rows, the last of a batch, wait on purpose
             peer.sizer.ran(peer.rows, now_s - peer.began_s, decodes_only=peer.decodes_only)
 
     def _at_last(self, piece: SimulatedPiece, hop: SimulatedHop, tokens: Groups) -> None:
@@ -404,9 +414,10 @@ class LiveSwarm(Clock):
         if self._hub:
             tokens.setdefault(hop.link, []).append(piece)
             return
-        if not self._ran(piece):
-            return
-        session = piece.session
+        if self._ran(piece):
+            self._to_first(piece.session, hop, tokens)
+
+    def _to_first(self, session: SimulatedSession, hop: SimulatedHop, tokens: Groups) -> None:
         first = session.entry
         session.decode.hop = first
         link = hop.link
@@ -440,7 +451,7 @@ class LiveSwarm(Clock):
             session.prompt = []
             session.prompting = False
             observer.prompt_done(session, now_s + (0.0 if self._hub else session.answer_s))
-            return not session.decode.dead
+            return bool(session.hops) and not session.waits
         if piece.tokens != 1 and session.decode is piece:
             session.decode = SimulatedPiece(session, 1, prefill=False)
         session.left_tokens -= 1
@@ -449,7 +460,7 @@ class LiveSwarm(Clock):
             observer.session_done(session, now_s)
             self._leave(session)
             return False
-        return not session.decode.dead
+        return bool(session.hops) and not session.waits
 
 
 def _rows(batch: list[SimulatedPiece]) -> tuple[int, int, int, float]:
@@ -463,9 +474,3 @@ def _rows(batch: list[SimulatedPiece]) -> tuple[int, int, int, float]:
             decodes += 1
             context += piece.session.tokens_in_kv
     return decodes, context, prefill, before / prefill if prefill else 0.0
-
-
-def _known(problem: Problem, field: str) -> dict[str, float]:
-    """A rate that some peers announce, by peer."""
-    rates = {node.peer_id: getattr(node, field, None) for node in problem.nodes}
-    return {name: rate for name, rate in rates.items() if rate}

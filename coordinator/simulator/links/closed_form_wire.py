@@ -69,6 +69,7 @@ class FramedWire:
                 self._decodes_until_s = end_s
         elif prompts:
             start_s = now_s + (self._prompt_until_s - now_s) % _slice_s(prompts[0][0].bytes_per_s)
+            start_s += took_s * SHARE / (1 - SHARE)  # the prompt's share of bytes, on average
             self._decodes_until_s = end_s = start_s + took_s
             self._prompt_until_s += took_s
         else:

@@ -12,6 +12,8 @@ from coordinator.simulator.core.report import LinkUse, PeerUse, SimulationReport
 from coordinator.simulator.core.trace import Request
 from coordinator.simulator.runs.kv_peaks import KvPeaks
 
+WAITS_S = 5.0
+"""Maximum time that a session waits for KV where it is; then it gives way itself."""
 KNOCK_S = 0.5
 """Interval at which a refused request tries again, beside the ends of sessions."""
 SAMPLE_S = 1.0
@@ -32,7 +34,11 @@ class Simulation(Protocol):
         self, session: SimulatedSession, stages: Sequence[Stage], tokens: int | None = None
     ) -> None: ...
 
+    def place(self, session: SimulatedSession, stages: Sequence[Stage]) -> None: ...
+
     def cancel(self, session: SimulatedSession) -> None: ...
+
+    def go_round(self, session: SimulatedSession) -> None: ...
 
 
 class Run:
@@ -53,7 +59,10 @@ class Run:
         self.live: dict[int, SimulatedSession] = {}
         self.opened = 0
         self.rejected = 0
-        self.replays = 0
+        self.replays = self.gave_way = 0
+        self.lost: deque[SimulatedSession] = deque()
+        self.waiting: dict[int, float] = {}
+        """Since when sessions wait for KV, by number, the longest first."""
         self.sessions_done = 0
         self.prompt_tokens = 0
         self.prompt_s: list[float] = []
@@ -67,7 +76,7 @@ class Run:
     def open(self, request: Request, arrival_s: float) -> bool:
         """Open a session for a request; returns False if there is no route."""
         session = SimulatedSession(self.opened, request, arrival_s)
-        stages = self.scheduler.route(session)
+        stages = self.scheduler.route(session, self.engine.now_s)
         if stages is None:
             return False
         self.opened += 1
@@ -75,19 +84,58 @@ class Run:
         self.engine.open(session, stages)
         return True
 
-    def replay(self, session: SimulatedSession) -> bool:
-        """Replay a lost session's prompt and answer so far over another route; False: no route."""
+    def lose(self, session: SimulatedSession) -> None:
+        """Take a session off its route; it is replayed when a route has room."""
         self.engine.cancel(session)
         self.scheduler.ended(session)
-        stages = self.scheduler.route(session)
-        if stages is None:
-            return False
-        self.replays += 1
-        session.replays += 1
-        session.tokens_in_kv = 0
-        done = session.output_tokens - session.left_tokens
-        self.engine.open(session, stages, session.input_tokens + done)
+        self.waiting.pop(session.number, None)
+        self.lost.append(session)
+
+    def replay_lost(self) -> bool:
+        """Replay the prompts and answers so far of lost sessions over other routes, in order;
+        returns whether none is left."""
+        while self.lost:
+            session = self.lost[0]
+            session.replays += 1
+            stages = self.scheduler.route(session, self.engine.now_s)
+            if stages is None:
+                session.replays -= 1
+                return False
+            self.lost.popleft()
+            self.replays += 1
+            session.tokens_in_kv = 0
+            done = session.output_tokens - session.left_tokens
+            self.engine.open(session, stages, session.input_tokens + done)
         return True
+
+    def _account(self, session: SimulatedSession) -> None:
+        """Let a session take the KV of its next token; others may have to give way."""
+        now_s = self.engine.now_s
+        grown = self.scheduler.decode(session, now_s)
+        for number in grown.victims:
+            self.gave_way += 1
+            self.lose(self.live[number])
+        if grown.waits:
+            session.waits = True
+            self.waiting.setdefault(session.number, now_s)
+
+    def let_on(self) -> None:
+        """Let sessions that wait for KV go on, the one that waits longest first.
+
+        One that has waited for long gives way itself: several may wait for each other.
+        """
+        for number, since_s in list(self.waiting.items()):
+            session = self.live[number]
+            if number not in self.waiting:
+                continue  # it gave way meanwhile
+            session.waits = False
+            self._account(session)
+            if not session.waits:
+                self.waiting.pop(number, None)
+                self.engine.go_round(session)
+            elif self.engine.now_s - since_s > WAITS_S:
+                self.gave_way += 1
+                self.lose(session)
 
     # Called by the engine
 
@@ -95,7 +143,7 @@ class Run:
         if session.replays == 0 and self.start_s <= now_s <= self.end_s:
             self.prompt_s.append(now_s - session.arrival_s)
             self.prompt_tokens += session.input_tokens
-        self.scheduler.decode(session)
+        self._account(session)
         self.after_prompt(now_s)
 
     def token_done(self, session: SimulatedSession, now_s: float, issued_s: float) -> None:
@@ -104,12 +152,13 @@ class Run:
             bucket = int(now_s / BUCKET_S)
             self.tokens_by_bucket[bucket] = self.tokens_by_bucket.get(bucket, 0) + 1
         if session.left_tokens:
-            self.scheduler.decode(session)
+            self._account(session)
 
     def session_done(self, session: SimulatedSession, now_s: float) -> None:
         self.sessions_done += 1
         del self.live[session.number]
         self.scheduler.ended(session)
+        self.let_on()
         self.after_session(now_s)
 
     def after_prompt(self, now_s: float) -> None:
@@ -173,11 +222,27 @@ class Standing(Run):
 
     def _knock(self) -> None:
         """Let the head of the line try again, as clients do that were refused."""
+        self.let_on()
         self._feed()
         self.engine.call_at(self.engine.now_s + KNOCK_S, self._knock)
 
+    def place(self, session: SimulatedSession, done_tokens: int) -> bool:
+        """Place a session in the middle of its answer; False: there is no room."""
+        stages = self.scheduler.route(session, 0.0)
+        if stages is None:
+            return False
+        session.left_tokens -= done_tokens
+        session.tokens_in_kv = session.input_tokens + done_tokens
+        self.opened += 1
+        self.live[session.number] = session
+        self.engine.place(session, stages)
+        self._account(session)
+        return True
+
     def _feed(self) -> None:
         now_s = self.engine.now_s
+        if not self.replay_lost():
+            return
         while len(self.live) < self.sessions_max and now_s <= self.end_s:
             if not self.open(self._next, now_s):
                 return
@@ -201,8 +266,8 @@ class Arrivals(Run):
     ) -> None:
         super().__init__(engine, scheduler, start_s=start_s, end_s=end_s)
         self.line: deque[Request] = deque()
-        self.lost: deque[SimulatedSession] = deque()
         self.to_come = len(requests)
+        engine.call_at(0.0, self._knock)
         for request in requests:
             engine.call_at(request.arrival_s, partial(self._arrive, request))
 
@@ -211,12 +276,17 @@ class Arrivals(Run):
         self.line.append(request)
         self.serve_line()
 
+    def _knock(self) -> None:
+        """Let those in line try again, as clients do that were refused."""
+        self.let_on()
+        self.serve_line()
+        if not self.all_done:
+            self.engine.call_at(self.engine.now_s + KNOCK_S, self._knock)
+
     def serve_line(self) -> None:
         """Open waiting sessions, lost ones first, until one finds no route."""
-        while self.lost:
-            if not self.replay(self.lost[0]):
-                return
-            self.lost.popleft()
+        if not self.replay_lost():
+            return
         while self.line:
             if not self.open(self.line[0], self.line[0].arrival_s):
                 return
