@@ -47,6 +47,8 @@ def test_requests_in_flight_are_bounded_where_the_workload_says_so() -> None:
 
 def test_a_service_from_announced_rates_can_be_judged() -> None:
     problem, _, held, _ = saturated()
+    nodes = tuple(replace(node, memory_bytes=1 << 20) for node in problem.nodes)
+    problem = replace(problem, nodes=nodes)
     service = service_from_rates(problem)
     assert judge(problem, service, held, virtual_s=10.0) > 0
     slope = Curve(tokens=(1.0, 16.0), seconds=(0.01, 0.02), context_s=(1e-6, 4e-6))
