@@ -1,7 +1,7 @@
 """``python -m coordinator.simulate CLUSTER.json``: simulate what a swarm would serve.
 
 Cluster files are described in :mod:`coordinator.problem.cluster_file`, their profiles in
-:mod:`coordinator.simulator.swarm_file`. A placement file is the output of ``python -m
+:mod:`coordinator.experiments.swarm_file`. A placement file is the output of ``python -m
 coordinator.plan --json``, or any object with ``placement: {node: [start, end]}``.
 
 Exit codes: 0 done; 2 the caller's mistake; 3 the cluster cannot hold the model; 130 interrupted.

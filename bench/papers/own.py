@@ -82,6 +82,8 @@ def crowd(placement: str, rules: str, per_s: float, crowd_per_s: float) -> Row:
     return {
         "placement": placement,
         "rules": rules,
+        "scheduler": RULES[rules].scheduler,
+        "links": "in-order" if RULES[rules].papers else RULES[rules].links,
         "requests_per_s": per_s,
         "crowd_per_s": crowd_per_s,
         "requests": len(arrivals),

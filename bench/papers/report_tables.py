@@ -44,6 +44,28 @@ def served(recipe: Recipe) -> list[str]:
     return [table(heads, cells, rows)]
 
 
+def split(recipe: Recipe) -> list[str]:
+    """What each part of the rules brings, then the plan: factors on the line before."""
+    rows, before = [], 0.0
+    for row in recipe["rows"]:
+        first = (row["placement"], row["rules"]) == ("helix", "helix")
+        factor = None if first or row["rules"] == "helix" else row["tokens_per_s"] / before
+        rows.append({**row, "factor": factor})
+        before = row["tokens_per_s"]
+    return [
+        "From Helix's simulator to a living swarm, one thing at a time, with Helix's plan; then our"
+        " plan by the same rules, and by Helix's.",
+        "",
+        table(
+            "cluster | plan | rules | tokens/s: | × the line before: | prompt s, mean / P50 / P99:"
+            " | token s, mean / P50 / P99:",
+            f"{{cluster}}/{{model}} | {{placement}} | {{rules}} | {{tokens_per_s:.1f}}"
+            f" | {{factor:.2f}} | {TIMES}",
+            rows,
+        ),
+    ]
+
+
 def sums(recipe: Recipe) -> list[Row]:
     """The clusters of one GPU type together, as Helix reports LLaMA 30B.
 
@@ -120,6 +142,8 @@ def molink(recipe: Recipe) -> list[str]:
         " `molink`: its Algorithm 1 as printed, T_a from profiles, paced by acknowledgements;"
         " `+chunks`: prompts are computed in our chunks, so that what is left between them and"
         " `anabranch` is the order on the links; `anabranch`: chunks, decodes first, credits;"
+        " lines of commit 4975d0f are from before: there `molink` guessed T_a from the decodes"
+        " before and bounded nothing on its way, which is **not its best**;"
         " `+int8`: prompts' rows as int8. Each cell: TTFT mean / P95 s, TPOT mean / P95 ms. The"
         " floor is a lone request's.",
         "",

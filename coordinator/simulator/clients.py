@@ -5,7 +5,7 @@ give them pages and take pages back by :mod:`coordinator.admission`. A client th
 draws again without it, and comes back later where all refuse.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from coordinator.admission.rules import (
 from coordinator.routing.routes import NoRoute, Router
 from coordinator.simulator.core.parts import SimulatedPeer, SimulatedSession, Stage
 from coordinator.simulator.core.profiles import Profiles
+from coordinator.simulator.core.trace import Request
 from dht.messages.types import DeviceSpec, NodeRecord, NodeState, Plan, PlannerNode, Problem
 
 CLIENTS = 64
@@ -30,6 +31,8 @@ CLIENTS = 64
 MOST_NEW_TOKENS = 1024
 """Longest answer that a client asks for: the bound within which the papers keep a trace's."""
 PAGE_TOKENS = 16
+ANSWERS_KNOWN = 512
+"""Number of answers that stages have seen in a run that begins in the middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +70,11 @@ class Clients:
         profiles: Profiles,
         plan: Plan,
         peers: Mapping[str, SimulatedPeer],
+        answered: Sequence[Request] = (),
     ) -> None:
-        """``peers`` are those of the swarm, whose steps tell how long a decode waits."""
+        """``peers`` are those of the swarm, whose steps tell how long a decode waits; ``answered``
+        are requests by which the stages know how long answers are."""
+        self._answered = answered[:ANSWERS_KNOWN]
         self._nodes = {node.peer_id: node for node in problem.nodes}
         self._problem = problem
         self._profiles = profiles
@@ -104,10 +110,16 @@ class Clients:
                 end=a.end,
                 pages=self._profiles.peers[name].kv_of(layers) // layers // PAGE_TOKENS,
                 page_tokens=PAGE_TOKENS,
-                lengths=AnswerLengths(),
+                lengths=self._lengths(),
             )
             self._untried[name] = {}
             self.records[name] = record_of(self._problem, self._nodes[name], a.start, a.end)
+
+    def _lengths(self) -> AnswerLengths:
+        lengths = AnswerLengths()
+        for number, request in enumerate(self._answered):
+            lengths.ended(str(number % CLIENTS), request.output_tokens)
+        return lengths
 
     def lost(self, name: str) -> None:
         """Draw no more routes over a lost peer, whose KV is gone."""

@@ -1,8 +1,10 @@
 """Judges a placement by a short simulated run under the living rules.
 
-A planner's estimate ranks placements by formulas; this runs them. Sessions live for minutes and a
-judgement must not, so the run begins in the middle: sessions fill the swarm as far as stages admit
-them, each somewhere in its answer, their KV at the stages. From then on requests come without end.
+A planner's estimate ranks placements by formulas; this runs them. Sessions live for minutes, and
+how many of them wait in their prompts settles only after as long; a judgement must take less. So
+the run begins in the middle, with sessions somewhere in their answers as far as stages admit them,
+and all is shrunk alike: prompts, answers and KV room are a fraction of what they are, so the peers
+hold as many sessions, run batches as large and prompts as often, and sessions come and go faster.
 """
 
 import math
@@ -25,9 +27,11 @@ from coordinator.simulator.plans import plan_of
 from coordinator.simulator.runs.runs import Standing
 from dht.messages.types import SOURCE, Assignment, FlowEdge, PlannerNode, Problem
 
-VIRTUAL_S = 30.0
-SETTLE_SHARE = 0.25
-"""Share of the time before tokens count: those that begin together spread over the ring."""
+VIRTUAL_S = 20.0
+SHRINK = 8.0
+"""By what lengths and KV room are divided."""
+SETTLE_SHARE = 0.5
+"""Share of the time before tokens count."""
 ENTER_S = 1.0
 """Time over which the sessions that begin in the middle enter the ring, in seconds."""
 
@@ -40,20 +44,21 @@ def judge(
     *,
     seed: int = 0,
     virtual_s: float = VIRTUAL_S,
+    shrink: float = SHRINK,
 ) -> float:
     """Decoded tokens/s of a placement under full load, in ``virtual_s`` simulated seconds.
 
     Routes follow ``edges``, or the placement's max flow. The same arguments give the same result.
     """
-    profiles = profiles_of(problem, service)
+    profiles = profiles_of(problem, service, shrink)
     plan = plan_of(problem, assignments, edges)
     swarm = LiveSwarm(
         problem, profiles, plan.assignments, FramedWire, hub=bool(service.hub_delay_s)
     )
-    trace = requests_of(service.workload)
+    trace = requests_of(service.workload, shrink)
     run = Standing(
         swarm,
-        Clients(problem, profiles, plan, swarm.peers),
+        Clients(problem, profiles, plan, swarm.peers, trace),
         sampled(trace, seed),
         start_s=SETTLE_SHARE * virtual_s,
         end_s=virtual_s,
@@ -87,11 +92,12 @@ def midway(trace: Sequence[Request], draw: Random) -> Iterator[tuple[Request, in
             yield request, draw.randrange(request.output_tokens)
 
 
-def requests_of(workload: Workload) -> tuple[Request, ...]:
-    """Requests of the workload's mean lengths, spread like those of a conversation service."""
+def requests_of(workload: Workload, shrink: float = 1.0) -> tuple[Request, ...]:
+    """Requests of the workload's mean lengths divided by ``shrink``, spread like those of a
+    conversation service."""
     spread = typical()
-    inputs = workload.input_tokens * len(spread) / sum(r.input_tokens for r in spread)
-    outputs = workload.output_tokens * len(spread) / sum(r.output_tokens for r in spread)
+    inputs = workload.input_tokens / shrink * len(spread) / sum(r.input_tokens for r in spread)
+    outputs = workload.output_tokens / shrink * len(spread) / sum(r.output_tokens for r in spread)
     return tuple(
         Request(
             arrival_s=0.0,
@@ -102,8 +108,9 @@ def requests_of(workload: Workload) -> tuple[Request, ...]:
     )
 
 
-def profiles_of(problem: Problem, service: Service) -> Profiles:
-    """The profiles of the peers that a planner knows from their announcements."""
+def profiles_of(problem: Problem, service: Service, shrink: float = 1.0) -> Profiles:
+    """The profiles of the peers that a planner knows from their announcements, with KV room divided
+    by ``shrink`` and contexts that cost as much more."""
     links = default_client_links(problem)
     if service.hub_delay_s:
         links = {
@@ -113,20 +120,20 @@ def profiles_of(problem: Problem, service: Service) -> Profiles:
     state_bytes = problem.model.activation_bytes + problem.token_bytes
     return Profiles(
         peers={
-            node.peer_id: _profile(node, service.machines[node.peer_id], state_bytes)
+            node.peer_id: _profile(node, service.machines[node.peer_id], state_bytes, shrink)
             for node in problem.nodes
         },
         client_links=links,
     )
 
 
-def _profile(node: PlannerNode, machine: PeerSpeed, state_bytes: int) -> PeerProfile:
+def _profile(node: PlannerNode, machine: PeerSpeed, state_bytes: int, shrink: float) -> PeerProfile:
     return PeerProfile(
         prefill=_points(machine.prompt),
         decode=_points(machine.decode),
-        prefill_context=_slopes(machine.prompt),
-        decode_context=_slopes(machine.decode),
-        kv_entries=tuple(int(entries) for entries in machine.kv_layer_tokens),
+        prefill_context=_slopes(machine.prompt, shrink),
+        decode_context=_slopes(machine.decode, shrink),
+        kv_entries=tuple(int(entries / shrink) for entries in machine.kv_layer_tokens),
         layers_max=len(node.tokens_per_s),
         stretch=machine.stretch,
         copy_s_per_token=machine.overhead_s_per_byte * state_bytes,
@@ -143,8 +150,9 @@ def _points(curve: Curve) -> Points:
     return tuple(sorted(rows.items()))
 
 
-def _slopes(curve: Curve) -> Points:
+def _slopes(curve: Curve, shrink: float) -> Points:
     """Seconds that each token of context adds, by rows; empty: the context costs nothing."""
     if not curve.context_s:
         return ()
-    return _points(Curve(tokens=curve.tokens, seconds=curve.context_s))
+    each = tuple(shrink * seconds for seconds in curve.context_s)
+    return _points(Curve(tokens=curve.tokens, seconds=each))

@@ -15,7 +15,7 @@ from coordinator.simulator.runs.kv_peaks import KvPeaks
 WAITS_S = 5.0
 """Maximum time that a session waits for KV where it is; then it gives way itself."""
 KNOCK_S = 0.5
-"""Interval at which a refused request tries again, beside the ends of sessions."""
+"""Interval at which refused requests try again: the least that a stage asks for."""
 SAMPLE_S = 1.0
 """Interval at which KV use and sessions in flight are sampled."""
 BUCKET_S = 10.0
@@ -202,7 +202,7 @@ class Run:
 
 
 class Standing(Run):
-    """An endless line of requests: each opens as soon as it finds a route with room."""
+    """An endless line of requests: each tries every :data:`KNOCK_S` until a route has room."""
 
     def __init__(
         self,
@@ -247,9 +247,6 @@ class Standing(Run):
             if not self.open(self._next, now_s):
                 return
             self._next = next(self._requests)
-
-    def after_session(self, now_s: float) -> None:
-        self._feed()
 
 
 class Arrivals(Run):
