@@ -33,7 +33,7 @@ from dht.messages.types import (
     Problem,
 )
 from node.engine.engine import KV_TOKENS_MOST, kv_tokens_least
-from node.engine.scheduler import PREFILL_TOKENS_MOST
+from coordinator.batching.scheduler import PREFILL_TOKENS_MOST
 from node.peer.link_keeper import probe_order
 from node.profiling.layer_profile import BATCHES, CHUNKS, Profile, measure_layer, rates
 

@@ -38,13 +38,13 @@ from bench.stand_in import (
     serving,
 )
 from bench.timed_engine import GpuTimes
+from coordinator.batching.scheduler import BatchLimits
 from coordinator.plans.store import PlanStore
 from coordinator.routing.balance import load_of
 from dht.identity.peer_id import Identity
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, NodeRecord, Plan, PlanVersion
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork, MemoryTransport
-from node.engine.scheduler import BatchLimits
 from node.peer.balancer import Balancer
 from node.stage.server import StageConfig
 

@@ -29,16 +29,19 @@ from bench.random_model import make_llama
 from bench.reference import memory_for
 from bench.report import provenance, write
 from client import Swarm
-from coordinator.simulator import PeerProfile, Profiles, Request, StepLimits
-from coordinator.simulator.core.chunks import MEASURED
-from coordinator.simulator.core.profiles import Points, interpolated
-from coordinator.simulator.routing.helix import ONLINE
-from coordinator.simulator.runs.full_load import as_plan, build_simulation
+from coordinator.experiments.full_load import LIVING, as_plan, build_simulation
+from coordinator.experiments.papers.helix import ONLINE
+from coordinator.simulator.core.profiles import (
+    PeerProfile,
+    Points,
+    Profiles,
+    interpolated,
+)
+from coordinator.simulator.core.trace import Request
 from coordinator.simulator.runs.runs import Arrivals
 from dht.messages.session import Sampling
 from dht.messages.types import SINK, SOURCE, Assignment, Link, ModelSpec, PlannerNode, Problem
 from node.engine.engine import Engine, EngineConfig, WorkItem
-from node.engine.scheduler import limits_of
 from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
 
@@ -63,7 +66,7 @@ class StageTimes:
 
     decode: Points
     prompt: Points
-    limits: StepLimits
+    layers_max: int
 
     layers: int
 
@@ -131,14 +134,11 @@ class Stage:
         layers = self.span[1] - self.span[0]
         decode = tuple((n, statistics.median(v) / layers) for n, v in decodes.items())
         prompt = tuple((n, statistics.median(v) / layers) for n, v in prompts.items())
-        rows = limits_of(dict(prompt), self.engine.layers_max)
         return StageTimes(
             decode=((0, 0.0), *decode),
             prompt=((0, 0.0), *prompt),
             layers=layers,
-            limits=StepLimits(
-                prefill_tokens_max=rows.prefill_tokens_max, decodes_max=rows.decodes_max
-            ),
+            layers_max=self.engine.layers_max,
         )
 
 
@@ -201,14 +201,15 @@ def swarm_on_paper(
             )
             for name in names
         ),
-        links=(
+        links=tuple(
             Link(
-                source=names[0],
-                target=names[1],
+                source=source,
+                target=target,
                 bandwidth_bytes_per_s=BANDWIDTH,
                 rtt_s=2 * hop_s,
                 measured_unix_s=0.0,
-            ),
+            )
+            for source, target in (names, names[::-1])
         ),
     )
     profiles = Profiles(
@@ -217,12 +218,11 @@ def swarm_on_paper(
                 prefill=stage.prompt,
                 decode=stage.decode,
                 kv_entries=(1 << 30,),
-                limits=(stage.limits,),
+                layers_max=stage.layers_max,
             )
             for name, stage in zip(names, stages, strict=True)
         },
         client_links={
-            # A token goes from the last stage to the first and to the client at once.
             (names[1], SINK): (BANDWIDTH, hop_s),
             (SOURCE, names[0]): (BANDWIDTH, 0.0),
         },
@@ -242,13 +242,7 @@ def simulated(
     """The requests through the simulator; each takes ``open_s`` until its prompt is on its way."""
     problem, profiles, held = swarm
     engine, scheduler = build_simulation(
-        problem,
-        profiles,
-        as_plan(problem, held),
-        scheduler="anabranch",
-        links="framed",
-        rules=ONLINE,
-        seed=0,
+        problem, profiles, as_plan(problem, held), LIVING, helix=ONLINE, seed=0
     )
     run = Arrivals(
         engine,
@@ -260,7 +254,6 @@ def simulated(
         ],
         start_s=0.0,
         end_s=1e9,
-        chunk_tokens=MEASURED,
     )
     while not run.all_done:
         engine.run(engine.now_s + 0.01, run)

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from bench.answer_times import Stream
 from bench.stand_in import MBIT, QWEN_7B_GQA, RTX_4090, StandInPeer, serving
 from client import Swarm
+from coordinator.batching.scheduler import BatchLimits
 from dht.messages.types import NodeState
 from dht.transport.interface import Transport
-from node.engine.scheduler import BatchLimits
 from node.stage.server import StageConfig
 
 SPEC = QWEN_7B_GQA

@@ -20,13 +20,14 @@ from typing import Any
 from bench import report
 from bench.local_swarm import ROOT
 from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow, upper_bound
+from coordinator.experiments.full_load import HELIX, OfflineConfig, offline
+from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, make_plan, score
 from coordinator.planning.planners import PLANNERS, Effort
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
 from coordinator.problem.service_file import read_service
-from coordinator.simulator import OfflineConfig, as_in_papers, offline, read_trace
-from coordinator.simulator.swarm_file import read_swarm
+from coordinator.simulator.core.trace import as_in_papers, read_trace
 from dht.messages.types import Assignment, FlowEdge, PlanVersion, Problem
 
 DATA = ROOT / "bench" / "data" / "helix"
@@ -91,7 +92,7 @@ def simulate(
             solve_s=0.0,
             now_unix_s=0.0,
         )
-        config = OfflineConfig(measured_s=seconds)
+        config = OfflineConfig(rules=HELIX, measured_s=seconds)
         total += offline(problem, profiles, plan, trace, config).decode_tokens_per_s
     return total
 

@@ -11,23 +11,24 @@ import csv
 import itertools
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 
 from bench.local_swarm import ROOT
-from bench.papers.link_policies import SCHEDULERS
+from bench.papers.link_policies import DecodeProfile, InOrder, MoLink
 from bench.timed_engine import GpuTimes, TimedEngine
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
+from coordinator.batching.scheduler import BatchLimits
 from coordinator.failure.detector import WatchConfig
+from coordinator.links.scheduler import LinkScheduler
 from dht.identity.peer_id import Identity
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import LinkModel, MemoryNetwork, MemoryTransport
 from dht.transport.interface import Transport
-from node.engine.scheduler import BatchLimits
 from node.links.hops import HopConfig
 from node.stage.server import StageConfig, StageServer
 from node.stage.streams import StageStreams, StreamLimits
@@ -75,7 +76,8 @@ class Setting:
 
     @property
     def chunk_tokens(self) -> int | None:
-        return None if self.policy.startswith("anabranch") else WHOLE_PROMPT
+        whole = self.policy in ("fifo", "molink")
+        return WHOLE_PROMPT if whole else None
 
     @property
     def limits(self) -> BatchLimits:
@@ -178,15 +180,36 @@ async def stand_in_peer(
     transport: Transport, span: tuple[int, int], setting: Setting
 ) -> StandInPeer:
     """Serve layers ``span`` on ``transport`` as the setting says."""
+    profile = decode_profile(setting)
+    schedulers: dict[str, Callable[[], LinkScheduler]] = {
+        "fifo": InOrder,
+        "molink": lambda: MoLink(profile, row_bytes=QWEN_7B.activation_bytes),
+        "anabranch": LinkScheduler,
+    }
     config = StageConfig(
         chunk_tokens=setting.chunk_tokens,
         idle_s=600.0,
         int8="prefill" if setting.policy.endswith("+int8") else "off",
-        hops=HopConfig(scheduler=SCHEDULERS[setting.policy.split("+")[0]], watch=PATIENT),
+        hops=HopConfig(scheduler=schedulers[setting.policy.split("+")[0]], watch=PATIENT),
     )
     peer = await serving(transport, span, QWEN_7B, setting.times, setting.limits, config)
+    profile.running = lambda: _in_us(peer.engine.decoding)
     await asyncio.sleep(0.1)
     return peer
+
+
+def decode_profile(setting: Setting) -> DecodeProfile:
+    """What profiles tell MoLink's senders of the setting."""
+    return DecodeProfile(
+        decode_us=lambda count: setting.times.of(count, 0) * 1e6,
+        stages=len(SPANS),
+        hop_us=setting.delay_s * 1e6,
+        row_us=QWEN_7B.activation_bytes / (setting.mbit * MBIT) * 1e6,
+    )
+
+
+def _in_us(run: tuple[float, int] | None) -> tuple[float, int] | None:
+    return None if run is None else (run[0] * 1e6, run[1])
 
 
 def client_of(

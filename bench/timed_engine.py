@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from coordinator.batching.scheduler import BatchLimits, Scheduler
 from dht.messages.types import ModelSpec
-from node.engine.scheduler import BatchLimits, Scheduler
 from node.engine.work_item import WorkItem, WorkResult
 from node.stage.open_checks import StageView
 
@@ -55,8 +55,11 @@ class TimedEngine:
         self._times = times
         self._kv: dict[str, int] = {}
         self._kv_free = kv_tokens
-        self._scheduler = Scheduler(limits)
+        self._scheduler: Scheduler[WorkItem] = Scheduler(limits)
         self._running = False
+        self.decoding: tuple[float, int] | None = None
+        """When the step that runs began, on the loop's clock, and its decodes; None: there are
+        none."""
         self.serving = True
         self._zeros = torch.zeros(1 << 12, self.hidden, dtype=torch.float16)
 
@@ -130,6 +133,7 @@ class TimedEngine:
         took_s = self._times.of(decodes, sum(item.tokens for item in batch) - decodes)
         self.steps += 1
         self.busy_s += took_s
+        self.decoding = (loop.time(), decodes) if decodes else None
         asyncio.get_running_loop().call_later(took_s, self._finish, batch)
 
     def _look_again(self) -> None:
@@ -138,6 +142,7 @@ class TimedEngine:
             self._start()
 
     def _finish(self, batch: list[WorkItem]) -> None:
+        self.decoding = None
         results = [self._result(item) for item in batch if item.session in self._kv]
         self._start()
         self._on_results(results)

@@ -1,7 +1,7 @@
 """``python -m coordinator.simulate CLUSTER.json``: simulate what a swarm would serve.
 
 Cluster files are described in :mod:`coordinator.problem.cluster_file`, their profiles in
-:mod:`coordinator.simulator.swarm_file`. A placement file is the output of ``python -m
+:mod:`coordinator.experiments.swarm_file`. A placement file is the output of ``python -m
 coordinator.plan --json``, or any object with ``placement: {node: [start, end]}``.
 
 Exit codes: 0 done; 2 the caller's mistake; 3 the cluster cannot hold the model; 130 interrupted.
@@ -21,24 +21,22 @@ import msgspec
 from msgspec import Meta
 
 from coordinator.evaluation.plan_check import uncovered
-from coordinator.planning.placement import HEURISTICS, Placement, best_placement
-from coordinator.simulator import (
+from coordinator.experiments.full_load import (
+    SCHEDULERS,
+    WIRES,
     OfflineConfig,
     OnlineConfig,
-    Profiles,
-    Request,
-    SimulationReport,
-    as_in_papers,
+    Rules,
     offline,
     online,
-    read_trace,
-    typical,
 )
-from coordinator.simulator.core.chunks import MEASURED
-from coordinator.simulator.core.trace import resampled
-from coordinator.simulator.planner_view import service_of
-from coordinator.simulator.runs.full_load import LINKS, SCHEDULERS
-from coordinator.simulator.swarm_file import read_file, read_swarm
+from coordinator.experiments.planner_view import service_of
+from coordinator.experiments.swarm_file import read_file, read_swarm
+from coordinator.planning.placement import HEURISTICS, Placement, best_placement
+from coordinator.simulator.core.profiles import Profiles
+from coordinator.simulator.core.report import SimulationReport
+from coordinator.simulator.core.swarm import AS_CHOSEN
+from coordinator.simulator.core.trace import Request, as_in_papers, read_trace, resampled, typical
 from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SWARM, EXIT_USER, Parser
 from dht.errors import SwarmError, UserError
 from dht.messages.types import LAYERS_MAX, Assignment, Problem
@@ -84,7 +82,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     for name, choices, default, what in (
         ("--scheduler", SCHEDULERS, "anabranch", "how requests choose peers"),
-        ("--link-policy", LINKS, "framed", "what a link sends next"),
+        ("--link-policy", WIRES, "framed", "what a link sends next"),
         ("--mode", ("offline", "online"), "offline", "under full load, or at --rate"),
     ):
         others = ", ".join(choice for choice in choices if choice != default)
@@ -102,6 +100,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--warm-up", type=_seconds, default=60.0, metavar="S", help="before it counts (60)"
     )
     parser.add_argument("--duration", type=_positive, default=600.0, metavar="S", help="(600)")
+    parser.add_argument(
+        "--as-in-papers",
+        action="store_true",
+        help="Helix's batches, whole prompts and links in order; --scheduler helix, swarm, random,"
+        " shortest-queue",
+    )
     parser.add_argument(
         "--chunk", type=int, metavar="N", help="tokens; 0: whole; without it as the stages choose"
     )
@@ -183,15 +187,18 @@ def simulate(arguments: argparse.Namespace, progress: Callable[[float], None]) -
         if not trace:
             raise UserError("the trace has no request of 4-2048 input and 4-1024 output tokens")
     placement = simulated_placement(arguments.placement, problem, profiles, arguments.seed)
-    chunk = MEASURED if arguments.chunk is None else arguments.chunk or None
+    rules = Rules(
+        papers=arguments.as_in_papers,
+        scheduler=arguments.scheduler,
+        links=arguments.link_policy,
+        chunk_tokens=AS_CHOSEN if arguments.chunk is None else arguments.chunk or None,
+    )
     if arguments.mode == "offline":
         offline_config = OfflineConfig(
             seed=arguments.seed,
             warm_up_s=arguments.warm_up,
             measured_s=arguments.duration,
-            scheduler=arguments.scheduler,
-            links=arguments.link_policy,
-            chunk_tokens=chunk,
+            rules=rules,
         )
         return offline(problem, profiles, placement, trace, offline_config, progress)
     arrivals = resampled(
@@ -204,9 +211,7 @@ def simulate(arguments: argparse.Namespace, progress: Callable[[float], None]) -
         seed=arguments.seed,
         warm_up_s=arguments.warm_up,
         measured_s=arguments.duration,
-        scheduler=arguments.scheduler,
-        links=arguments.link_policy,
-        chunk_tokens=chunk,
+        rules=rules,
     )
     return online(problem, profiles, placement, arrivals, online_config, progress)
 
@@ -284,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse(argv)
         if arguments.plot is not None:
-            from coordinator.simulator.plots import draw_plots, need_matplotlib
+            from coordinator.experiments.plots import draw_plots, need_matplotlib
 
             need_matplotlib()
         with Progress(console=Console(stderr=True), transient=True) as bar:

@@ -9,11 +9,12 @@ from typing import Any
 from bench.local_swarm import ROOT
 from bench.papers.jobs import PLANS
 from coordinator.evaluation.max_flow import follows
+from coordinator.experiments.papers.helix_flow import helix_plan
+from coordinator.experiments.planner_view import service_of
+from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, best_placement, score
-from coordinator.simulator import Profiles, Request, as_in_papers, read_trace
-from coordinator.simulator.planner_view import service_of
-from coordinator.simulator.routing.helix_flow import helix_plan
-from coordinator.simulator.swarm_file import read_swarm
+from coordinator.simulator.core.profiles import Profiles
+from coordinator.simulator.core.trace import Request, as_in_papers, read_trace
 from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem
 
 DATA = ROOT / "bench" / "data"

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from bench.papers.clusters import (
@@ -16,18 +15,37 @@ from bench.papers.clusters import (
     searched,
 )
 from bench.papers.jobs import Job, Recipe, Row
-from coordinator.simulator import OfflineConfig, OnlineConfig, SimulationReport, offline, online
-from coordinator.simulator.core.chunks import MEASURED
+from coordinator.experiments.full_load import (
+    HELIX,
+    LIVING,
+    OfflineConfig,
+    OnlineConfig,
+    Rules,
+    offline,
+    online,
+)
+from coordinator.simulator.core.report import SimulationReport
 from coordinator.simulator.core.trace import resampled
 
-CHUNK_TOKENS = 128
-PROMPTS_MAX = 7
-"""With our scheduler under full load: prompts under way at a time."""
 ONLINE_S = 1800.0
 README = "artifact README"
 PRINTED = "Helix's simulator"
-HELIX = ("helix", "in-order")
-OURS = ("anabranch", "framed")
+LADDER = {
+    "living batches, room and load": Rules(
+        scheduler="helix", links="in-order", chunk_tokens=None, hub=True
+    ),
+    "and chunks": Rules(scheduler="helix", links="in-order", hub=True),
+    "and links": Rules(scheduler="helix", hub=True),
+    "and router": Rules(hub=True),
+    "and ring": LIVING,
+}
+"""From Helix's rules to the living ones, one at a time, all with Helix's plan."""
+RULES = {
+    "helix": HELIX,
+    "living": LIVING,
+    **{name: Rules(papers=True, scheduler=name) for name in ("swarm", "random", "shortest-queue")},
+    **LADDER,
+}
 SEARCH_S = (1.0, 3.0, 10.0, 30.0)
 
 
@@ -58,21 +76,13 @@ def full_load(
     cluster: str,
     model: str,
     placement: str,
-    scheduler: str,
-    links: str,
+    rules: str,
     published_tokens_per_s: float | None = None,
     source: str = "",
     sessions: int = 180,
-    chunk_tokens: int = CHUNK_TOKENS,
 ) -> Row:
     """One offline run: Helix's load for its rules, sessions without end for the others."""
-    config = OfflineConfig(
-        scheduler=scheduler,
-        links=links,
-        sessions=sessions,
-        chunk_tokens=chunk_tokens,
-        prompts_max=PROMPTS_MAX,
-    )
+    config = OfflineConfig(rules=RULES[rules], sessions=sessions)
     found = find(cluster, model, placement)
     started_s = time.process_time()
     report = offline(*found, azure(), config)
@@ -81,8 +91,9 @@ def full_load(
         "model": model,
         "mode": "full load",
         "placement": placement,
-        "scheduler": scheduler,
-        "links": f"{links}, chunks as chosen" if chunk_tokens == MEASURED else links,
+        "rules": rules,
+        "scheduler": RULES[rules].scheduler,
+        "links": "in-order" if RULES[rules].papers else RULES[rules].links,
         "published_tokens_per_s": published_tokens_per_s,
         "source": source,
         "planned_s": planned_s(cluster, model) if placement == "ours" else None,
@@ -94,16 +105,14 @@ def at_their_times(
     cluster: str,
     model: str,
     placement: str,
-    scheduler: str,
-    links: str,
+    rules: str,
     rate: float,
     published_tokens_per_s: float | None = None,
     source: str = "",
 ) -> Row:
     """One online run: the same arrivals, drawn from the trace, half an hour long, for everybody."""
     arrivals = resampled(azure(), tokens_per_s=rate, duration_s=ONLINE_S, seed=0)
-    chunk = CHUNK_TOKENS if scheduler == "anabranch" else None
-    config = OnlineConfig(scheduler=scheduler, links=links, chunk_tokens=chunk, measured_s=ONLINE_S)
+    config = OnlineConfig(rules=RULES[rules], measured_s=ONLINE_S)
     found = find(cluster, model, placement)
     started_s = time.process_time()
     report = online(*found, arrivals, config)
@@ -112,8 +121,9 @@ def at_their_times(
         "model": model,
         "mode": f"{rate:g} tokens/s arrive",
         "placement": placement,
-        "scheduler": scheduler,
-        "links": links,
+        "rules": rules,
+        "scheduler": RULES[rules].scheduler,
+        "links": "in-order" if RULES[rules].papers else RULES[rules].links,
         "published_tokens_per_s": published_tokens_per_s,
         "source": source,
         "planned_s": planned_s(cluster, model) if placement == "ours" else None,
@@ -124,14 +134,8 @@ def at_their_times(
 def after_seconds(cluster: str, model: str, limit_s: float) -> Row:
     """What a plan serves that was searched for so long."""
     problem, profiles, placement, took_s = searched(cluster, model, limit_s)
-    config = OfflineConfig(
-        scheduler="anabranch",
-        links="framed",
-        chunk_tokens=CHUNK_TOKENS,
-        prompts_max=PROMPTS_MAX,
-    )
     started_s = time.process_time()
-    report = offline(problem, profiles, placement, azure(), config)
+    report = offline(problem, profiles, placement, azure(), OfflineConfig())
     return {
         "cluster": cluster,
         "model": model,
@@ -148,20 +152,21 @@ def _offline(
     cluster: str,
     model: str,
     placement: str,
-    how: tuple[str, str],
+    rules: str,
     figure: float | None = None,
     source: str = "",
     sessions: int = 180,
 ) -> Job:
     return Job(
-        key=f"{cluster}/{model} {placement}, {', '.join(how)}",
+        key=f"{cluster}/{model} {placement}, {rules}",
         call=full_load,
         arguments={
             "cluster": cluster,
             "model": model,
             "placement": placement,
-            "scheduler": how[0],
-            "links": how[1],
+            "rules": rules,
+            "scheduler": RULES[rules].scheduler,
+            "links": "in-order" if RULES[rules].papers else RULES[rules].links,
             "published_tokens_per_s": figure,
             "source": source if figure is not None else "",
             "sessions": sessions,
@@ -180,13 +185,13 @@ def _offline_70b() -> Sequence[Job]:
         theirs = readme(f"Section {section}: swarm{model} offline")
         of = (cluster, "70b")
         jobs += [
-            _offline(*of, "helix", HELIX, artifact(f"{case}_70b_helix"), PRINTED),
-            _offline(*of, "petals", HELIX, artifact(f"{case}_70b_petals_hsched"), PRINTED),
-            _offline(*of, "swarm", HELIX, artifact(f"{case}_70b_swarm_hsched"), PRINTED),
-            _offline(*of, "swarm", ("swarm", "in-order"), theirs, README, feed),
-            _offline(*of, "helix", OURS),
-            _offline(*of, "ours", HELIX),
-            _offline(*of, "ours", OURS),
+            _offline(*of, "helix", "helix", artifact(f"{case}_70b_helix"), PRINTED),
+            _offline(*of, "petals", "helix", artifact(f"{case}_70b_petals_hsched"), PRINTED),
+            _offline(*of, "swarm", "helix", artifact(f"{case}_70b_swarm_hsched"), PRINTED),
+            _offline(*of, "swarm", "swarm", theirs, README, feed),
+            _offline(*of, "helix", "living"),
+            _offline(*of, "ours", "helix"),
+            _offline(*of, "ours", "living"),
         ]
     return jobs
 
@@ -198,13 +203,13 @@ def _offline_30b() -> Sequence[Job]:
         section = "6.3" if cluster == "single24" else "6.4"
         for gpu, sessions in zip(("a100", "l4", "t4"), feeds[cluster], strict=True):
             sub = f"{cluster}_sub_{gpu}"
-            jobs.append(_offline(sub, "30b", "helix", HELIX))
-            jobs.append(_offline(sub, "30b", "sp", ("random", "in-order"), sessions=sessions))
+            jobs.append(_offline(sub, "30b", "helix", "helix"))
+            jobs.append(_offline(sub, "30b", "sp", "random", sessions=sessions))
         theirs = readme(f"Section {section}: swarm llama30b offline")
         jobs += [
-            _offline(cluster, "30b", "swarm", ("swarm", "in-order"), theirs, README, feed),
-            _offline(cluster, "30b", "ours", HELIX),
-            _offline(cluster, "30b", "ours", OURS),
+            _offline(cluster, "30b", "swarm", "swarm", theirs, README, feed),
+            _offline(cluster, "30b", "ours", "helix"),
+            _offline(cluster, "30b", "ours", "living"),
         ]
     return jobs
 
@@ -228,22 +233,23 @@ def _online_70b() -> Sequence[Job]:
         model = "" if cluster == "het42" else " llama70b"
         figure = readme(f"Section {section}: helix{model} online")
         theirs = readme(f"Section {section}: swarm{model} online")
-        for placement, how, known in (
-            ("helix", HELIX, figure),
-            ("swarm", ("swarm", "in-order"), theirs),
-            ("helix", OURS, None),
-            ("ours", OURS, None),
+        for placement, rules, known in (
+            ("helix", "helix", figure),
+            ("swarm", "swarm", theirs),
+            ("helix", "living", None),
+            ("ours", "living", None),
         ):
             jobs.append(
                 Job(
-                    key=f"{cluster}/70b online {placement}, {', '.join(how)}",
+                    key=f"{cluster}/70b online {placement}, {rules}",
                     call=at_their_times,
                     arguments={
                         "cluster": cluster,
                         "model": "70b",
                         "placement": placement,
-                        "scheduler": how[0],
-                        "links": how[1],
+                        "rules": rules,
+                        "scheduler": RULES[rules].scheduler,
+                        "links": "in-order" if RULES[rules].papers else RULES[rules].links,
                         "rate": rate,
                         "published_tokens_per_s": known,
                         "source": README if known is not None else "",
@@ -265,18 +271,23 @@ def _schedulers() -> Sequence[Job]:
         for placement in ("helix", "ours"):
             for rule, value in known.items():
                 figure = value if (cluster, placement) == ("geo24", "helix") else None
-                jobs.append(_offline(cluster, "70b", placement, (rule, "in-order"), figure, README))
-            jobs.append(_offline(cluster, "70b", placement, ("anabranch", "in-order")))
-            jobs.append(_offline(cluster, "70b", placement, OURS))
-        as_chosen = _offline(cluster, "70b", "ours", OURS)
-        jobs.append(
-            replace(
-                as_chosen,
-                key=f"{as_chosen.key}, chunks as chosen",
-                arguments={**as_chosen.arguments, "chunk_tokens": MEASURED},
-            )
-        )
+                jobs.append(_offline(cluster, "70b", placement, rule, figure, README))
+            jobs.append(_offline(cluster, "70b", placement, "living"))
     return jobs
+
+
+def _split() -> Sequence[Job]:
+    """Each headline in parts: what the rules bring one by one, then the plan."""
+    return [
+        _offline(cluster, "70b", placement, rules)
+        for cluster in ("single24", "geo24", "het42")
+        for placement, rules in (
+            ("helix", "helix"),
+            *(("helix", rules) for rules in LADDER),
+            ("ours", "living"),
+            ("ours", "helix"),
+        )
+    ]
 
 
 def _ablation() -> Sequence[Job]:
@@ -285,9 +296,9 @@ def _ablation() -> Sequence[Job]:
         figure = readme(f"Section 6.8: ablation1_pruning.py simulate {count}")
         no_prune = f"ablation_no_prune_{count}"
         jobs += [
-            _offline(cluster, "70b", hinted, HELIX),
-            _offline(cluster, "70b", no_prune, HELIX, figure, README),
-            _offline(cluster, "70b", f"ablation_raw_{count}", HELIX),
+            _offline(cluster, "70b", hinted, "helix"),
+            _offline(cluster, "70b", no_prune, "helix", figure, README),
+            _offline(cluster, "70b", f"ablation_raw_{count}", "helix"),
         ]
     return jobs
 
@@ -315,6 +326,11 @@ RECIPES = (
         name="helix-offline-30b",
         title="Helix §6.3-6.4: LLaMA 30B under full load",
         jobs=_offline_30b,
+    ),
+    Recipe(
+        name="helix-split",
+        title="What plan, chunks, links, router and ring bring, LLaMA 70B under full load",
+        jobs=_split,
     ),
     Recipe(
         name="helix-online-70b",

@@ -3,14 +3,13 @@
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.links.scheduler import FRAME_BYTES_MIN, LinkScheduler, TrafficClass
 
 OVERTAKING_MAX = 30
 """MoLink's N: decodes that may overtake a waiting prefill."""
-DECODE_GAP_WEIGHT = 0.2
-"""Of the newest gap between decodes in their moving average."""
 
 
 class InOrder(LinkScheduler):
@@ -21,32 +20,65 @@ class InOrder(LinkScheduler):
         return min(heads, key=lambda message: message.number, default=None), math.inf
 
 
-class MoLink(LinkScheduler):
-    """Algorithm 1 of MoLink (EMNLP Findings 2025, §3.2): decode first while fewer than N decodes
-    overtook the waiting prefill; prefill in chunks that end when the next decode is due.
+@dataclass(slots=True, kw_only=True)
+class DecodeProfile:
+    """What MoLink's sender knows of decodes from profiles (§3.2). Times in microseconds."""
 
-    MoLink predicts the next decode from profiles; here from the decodes before.
+    decode_us: Callable[[int], float]
+    """T_d: a stage's time for so many decodes."""
+    stages: int
+    hop_us: float
+    """Delay of one link."""
+    row_us: float
+    """Transfer time of one decode's activations over one link."""
+    running: Callable[[], tuple[float, int] | None] = field(default=lambda: None)
+    """When the step that runs here began, and its decodes; None: none with decodes runs."""
+
+    def due_us(self, now_us: float, left: tuple[float, int] | None) -> float | None:
+        """Time until the next decode wants the link: the paper's T_a.
+
+        ``left``: when the last decodes left, and how many. They come back after every stage ran
+        them (T_o) and every link carried them (T_m). None: no decodes are known of.
+        """
+        if (run := self.running()) is not None:  # the chunk starts with a decode's step, or in it
+            started_us, count = run
+            return max(0.0, started_us + self.decode_us(count) - now_us)
+        if left is None:
+            return None
+        left_us, count = left
+        others_us = self.stages * self.decode_us(count)
+        moved_us = self.stages * self.hop_us + (self.stages - 1) * count * self.row_us
+        return max(0.0, left_us + others_us + moved_us - now_us)
+
+
+class MoLink(LinkScheduler):
+    """Algorithm 1 of MoLink (EMNLP Findings 2025, §3.2), as printed.
+
+    Decodes go first while fewer than N of them overtook the waiting prefill; then all that is left
+    of the prefill goes. While no decode waits, prefill goes in chunks of T_a times bandwidth, which
+    end when the next decode is due. A chunk that was begun goes on before decodes. What is on its
+    way is bounded by acknowledgements, as the project's own is: behind a full buffer below, no
+    chunk ends in time for a decode.
     """
 
     def __init__(
         self,
+        profile: DecodeProfile | None = None,
         now_us: Callable[[], int] = lambda: int(asyncio.get_running_loop().time() * 1e6),
+        row_bytes: int = 1,
     ) -> None:
         super().__init__()
         self._now_us = now_us
+        self._profile = profile
+        self._row_bytes = row_bytes
         self._overtook = 0
-        self._decode_us: int | None = None
-        self._decode_gap_us = 0.0
-        self.decode_due_us: int | None = None
+        self._chunk_bytes = 0.0
+        """What is left to send of the chunk that was begun."""
+        self._left: tuple[float, int] | None = None
 
     def offer(self, traffic: TrafficClass, size_bytes: int) -> int:
         if traffic is TrafficClass.DECODE:
-            now_us = self._now_us()
-            if self._decode_us is not None:
-                gap_us = now_us - self._decode_us
-                self._decode_gap_us += DECODE_GAP_WEIGHT * (gap_us - self._decode_gap_us)
-                self.decode_due_us = now_us + int(self._decode_gap_us)
-            self._decode_us = now_us
+            self._left = self._now_us(), max(1, size_bytes // self._row_bytes)
         return super().offer(traffic, size_bytes)
 
     def _choose(self, now_us: int, urgent_only: bool) -> tuple[Any, float]:
@@ -56,19 +88,21 @@ class MoLink(LinkScheduler):
         slow = self._head(TrafficClass.PREFILL, TrafficClass.BULK)
         if slow is None:
             return urgent, math.inf
-        if urgent is not None and self._overtook < OVERTAKING_MAX:
-            self._overtook += urgent.traffic is TrafficClass.DECODE
-            return urgent, math.inf
-        self._overtook = 0
+        if self._chunk_bytes <= 0:
+            if urgent is not None and self._overtook < OVERTAKING_MAX:
+                self._overtook += urgent.traffic is TrafficClass.DECODE
+                return urgent, math.inf
+            self._chunk_bytes = self._next_chunk(slow.rest_bytes, now_us)
+        frame = min(self.frame_bytes, slow.rest_bytes, math.ceil(self._chunk_bytes))
+        if self.slow_in_flight_bytes + frame > self.window_bytes:
+            return None, 0.0
+        self._chunk_bytes = self._chunk_bytes - frame if frame < slow.rest_bytes else 0.0
+        return slow, frame
+
+    def _next_chunk(self, rest_bytes: int, now_us: int) -> float:
+        flush, self._overtook = self._overtook >= OVERTAKING_MAX, 0
+        due_us = None if self._profile is None else self._profile.due_us(now_us, self._left)
         bandwidth = self.delivery.bandwidth_bytes_per_s
-        if self.decode_due_us is None or bandwidth <= 0:
-            return slow, math.inf
-        room_us = max(0, self.decode_due_us - now_us)
-        return slow, max(room_us * bandwidth / 1e6, FRAME_BYTES_MIN)
-
-
-SCHEDULERS: dict[str, Callable[[], LinkScheduler]] = {
-    "fifo": InOrder,
-    "molink": MoLink,
-    "anabranch": LinkScheduler,
-}
+        if flush or due_us is None or bandwidth <= 0:
+            return rest_bytes
+        return max(due_us * bandwidth / 1e6, FRAME_BYTES_MIN)

@@ -7,6 +7,8 @@ waits as long as the GPU would and sends activations of the true size (:mod:`ben
 
 - ``fifo``: prompts are computed and sent whole, in order, as vLLM and Helix do;
 - ``molink``: prompts are computed whole, sent in chunks by Algorithm 1;
+- ``fifo+chunks``, ``molink+chunks``: the same with prompts computed in our chunks, so that what is
+  left between them and ``anabranch`` is the order on the links;
 - ``anabranch``: prompts are computed in chunks, decodes go first, credits bound what is on its way;
 - ``anabranch+int8``: and prompts' rows travel as int8 with a scale per row.
 """
@@ -33,7 +35,7 @@ ROOMS = ("node", "client", "coordinator", "dht")
 
 REQUESTS = 30
 """Per cell, on average; the same ones for every policy."""
-POLICIES = ("fifo", "molink", "anabranch", "anabranch+int8")
+POLICIES = ("fifo", "molink", "fifo+chunks", "molink+chunks", "anabranch", "anabranch+int8")
 
 
 def settings() -> list[Setting]:

@@ -9,23 +9,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.papers.helix import CHUNK_TOKENS
 from bench.papers.jobs import Job, Recipe, Row
 from bench.papers.own import many
 from coordinator.evaluation.max_flow import solve_flow
+from coordinator.experiments.full_load import as_plan
+from coordinator.experiments.moves import MoveRules, Moving
+from coordinator.experiments.papers.freest import Freest
 from coordinator.planning.placement import score
-from coordinator.simulator.core.event_loop import SwarmSimulation
+from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import latency
+from coordinator.simulator.core.swarm import LiveSwarm
 from coordinator.simulator.core.trace import heavy_tailed
 from coordinator.simulator.links.closed_form_wire import FramedWire
-from coordinator.simulator.routing.pipelines import Pipelines
-from coordinator.simulator.runs.full_load import as_plan
-from coordinator.simulator.runs.moves import MoveRules, Moving
 from dht.messages.types import Assignment, Plan, Problem
-from node.sessions.admission import HEADROOM_SHARE
 
 PIPELINES = 4
+DISPATCHES = {"turns": Clients, "freest": Freest}
 STAGE_LAYERS = 15
 KV_TOKENS = 13_616
 """Of a pipeline: what Llumnix's instances (LLaMA-7B on an A10) hold."""
@@ -60,22 +60,17 @@ def pipelines() -> tuple[Problem, Profiles, Plan]:
     return problem, replace(profiles, peers=peers), plan
 
 
-def served(
-    per_s: float, dispatch: str, balance: bool, urgent: float, headroom: float, leaves: str
-) -> Row:
+def served(per_s: float, dispatch: str, balance: bool, urgent: float, leaves: str) -> Row:
     """Half an hour of arrivals, until all are answered; ``leaves``: how a peer goes, if any."""
     problem, profiles, plan = pipelines()
-    engine = SwarmSimulation(
-        problem, profiles, plan.assignments, decodes_leave_first=True, weights_take_time=True
-    )
-    engine.make_wire = FramedWire
-    pipes = Pipelines(problem, profiles, plan, dispatch=dispatch, headroom=headroom)
+    engine = LiveSwarm(problem, profiles, plan.assignments, FramedWire)
+    clients = DISPATCHES[dispatch](problem, profiles, plan, engine.peers)
     arrivals = heavy_tailed(
         per_s=per_s, duration_s=DURATION_S, mean_tokens=MEAN_TOKENS, urgent=urgent, seed=0
     )
     rules = MoveRules(balance=balance)
-    run = Moving(engine, pipes, arrivals, rules, start_s=0.0, end_s=1e9, chunk_tokens=CHUNK_TOKENS)
-    gone = pipes.routes[0][1][0]
+    run = Moving(engine, clients, arrivals, rules, start_s=0.0, end_s=1e9)
+    gone = plan.assignments[1].peer_id
     if leaves == "drains":
         run.drain_at(gone, LEAVES_S)
     elif leaves == "vanishes":
@@ -91,7 +86,6 @@ def served(
         "requests_per_s": per_s,
         "dispatch": dispatch,
         "balance": balance,
-        "headroom": headroom,
         "urgent": urgent,
         "leaves": leaves,
         "requests": len(arrivals),
@@ -119,7 +113,6 @@ def _job(key: str, **changed: Any) -> Job:
         "dispatch": "turns",
         "balance": False,
         "urgent": URGENT,
-        "headroom": HEADROOM_SHARE,
         "leaves": "",
     }
     return Job(key=key, call=served, arguments=arguments | changed, cost_s=25.0)
@@ -144,8 +137,7 @@ def _llumnix() -> Sequence[Job]:
         for dispatch, balance in (("turns", False), ("freest", False), ("freest", True))
     ]
     jobs += [
-        _job("no headroom for the urgent", headroom=0.0),
-        _job("nobody is urgent", urgent=0.0, headroom=0.0),
+        _job("nobody is urgent", urgent=0.0),
         _job("a peer drains", per_s=LEAVING_RATE, leaves="drains"),
         _job("a peer vanishes", per_s=LEAVING_RATE, leaves="vanishes"),
     ]

@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from bench.papers.clusters import azure, cluster_path, ours
-from bench.papers.helix import CHUNK_TOKENS, HELIX, OURS, figures, find
+from bench.papers.helix import RULES, figures, find
 from bench.papers.jobs import Job, Recipe, Row
+from coordinator.experiments.churn import ChurnConfig, Cut, with_churn
+from coordinator.experiments.full_load import OnlineConfig, as_plan, online
+from coordinator.experiments.planner_view import service_of
+from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, best_placement
-from coordinator.simulator import OnlineConfig, Profiles, online
+from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.trace import poisson
-from coordinator.simulator.planner_view import service_of
-from coordinator.simulator.runs.churn import ChurnConfig, Cut, with_churn
-from coordinator.simulator.runs.full_load import as_plan
-from coordinator.simulator.swarm_file import read_swarm
 from dht.messages.types import Problem
 
 HOUR_S = 3600.0
@@ -68,7 +68,7 @@ def cut_off(replan: bool | None, per_s: float) -> Row:
     return {"cut": len(region) if replan is not None else 0, "replan": replan, **row}
 
 
-def crowd(placement: str, scheduler: str, links: str, per_s: float, crowd_per_s: float) -> Row:
+def crowd(placement: str, rules: str, per_s: float, crowd_per_s: float) -> Row:
     """Half an hour of calm arrivals with three minutes of a crowd in it, until all are answered."""
     trace = azure()
     start_s, end_s = CROWD_S
@@ -76,14 +76,14 @@ def crowd(placement: str, scheduler: str, links: str, per_s: float, crowd_per_s:
     more = poisson(trace, per_s=crowd_per_s - per_s, duration_s=end_s - start_s, seed=1)
     shifted = [replace(request, arrival_s=start_s + request.arrival_s) for request in more]
     arrivals = sorted([*calm, *shifted], key=lambda request: request.arrival_s)
-    chunk = CHUNK_TOKENS if scheduler == "anabranch" else None
-    config = OnlineConfig(scheduler=scheduler, links=links, chunk_tokens=chunk)
+    config = OnlineConfig(rules=RULES[rules])
     started_s = time.process_time()
     report = online(*find("single24", "70b", placement), arrivals, config)
     return {
         "placement": placement,
-        "scheduler": scheduler,
-        "links": links,
+        "rules": rules,
+        "scheduler": RULES[rules].scheduler,
+        "links": "in-order" if RULES[rules].papers else RULES[rules].links,
         "requests_per_s": per_s,
         "crowd_per_s": crowd_per_s,
         "requests": len(arrivals),
@@ -193,16 +193,15 @@ def _cut_off() -> Sequence[Job]:
 def _crowd() -> Sequence[Job]:
     return [
         _job(
-            f"crowd, {placement}, {how[0]}",
+            f"crowd, {placement}, {rules}",
             crowd,
             15.0,
             placement=placement,
-            scheduler=how[0],
-            links=how[1],
+            rules=rules,
             per_s=0.3,
             crowd_per_s=3.0,
         )
-        for placement, how in (("helix", HELIX), ("helix", OURS), ("ours", OURS))
+        for placement, rules in (("helix", "helix"), ("helix", "living"), ("ours", "living"))
     ]
 
 

@@ -107,10 +107,10 @@ def llumnix(recipe: Recipe) -> list[str]:
         " room for the 13,616 tokens that one of Llumnix's instances holds; half an hour of"
         " Poisson arrivals with Pareto lengths (shape 1.2, mean 400 each, cut at 6,000), a"
         " tenth of them urgent, run until all are answered. `turns` is this project's own"
-        " dispatch; stages promise KV for whole sessions and keep a tenth for urgent ones, as"
-        " the real ones do. **`freest` and moves for balance are Llumnix's rules on the"
-        " project's routes; the real peers move stages by the same measure, and clients draw by"
-        " turns, of two looks the freer.**"
+        " dispatch, `freest` Llumnix's; stages admit and give way by this project's rules. Lines"
+        " whose commit is older than the simulator's live rules (`1ff5c03` and before) moved by"
+        " Llumnix's rule over whole routes; later ones by this project's balance, each peer for"
+        " itself."
         " Drains, losses and the mending of a route are the real rules. Moved gap: the token that"
         " waited longest for a move or a repair.",
         "",

@@ -14,7 +14,14 @@ TIMES = (
     "{prompt_s:.2f} / {prompt_p50_s:.2f} / {prompt_p99_s:.2f}"
     " | {token_s:.2f} / {token_p50_s:.2f} / {token_p99_s:.2f}"
 )
-MOLINK_POLICIES = ("fifo", "molink", "anabranch", "anabranch+int8")
+MOLINK_POLICIES = (
+    "fifo",
+    "molink",
+    "fifo+chunks",
+    "molink+chunks",
+    "anabranch",
+    "anabranch+int8",
+)
 
 
 def served(recipe: Recipe) -> list[str]:
@@ -35,6 +42,28 @@ def served(recipe: Recipe) -> list[str]:
         f"{TIMES} | {{kv_peak:.2f}} | {{times_real:.0f}}"
     )
     return [table(heads, cells, rows)]
+
+
+def split(recipe: Recipe) -> list[str]:
+    """What each part of the rules brings, then the plan: factors on the line before."""
+    rows, before = [], 0.0
+    for row in recipe["rows"]:
+        first = (row["placement"], row["rules"]) == ("helix", "helix")
+        factor = None if first or row["rules"] == "helix" else row["tokens_per_s"] / before
+        rows.append({**row, "factor": factor})
+        before = row["tokens_per_s"]
+    return [
+        "From Helix's simulator to a living swarm, one thing at a time, with Helix's plan; then our"
+        " plan by the same rules, and by Helix's.",
+        "",
+        table(
+            "cluster | plan | rules | tokens/s: | × the line before: | prompt s, mean / P50 / P99:"
+            " | token s, mean / P50 / P99:",
+            f"{{cluster}}/{{model}} | {{placement}} | {{rules}} | {{tokens_per_s:.1f}}"
+            f" | {{factor:.2f}} | {TIMES}",
+            rows,
+        ),
+    ]
 
 
 def sums(recipe: Recipe) -> list[Row]:
@@ -102,6 +131,7 @@ def molink(recipe: Recipe) -> list[str]:
                 "cells": " | ".join("–" if row is None else fill(cell, row) for row in known),
                 "floor": next(iter(by_policy.values()))["floor"],
                 "best": first if first == next_ else f"TTFT {first}, TPOT {next_}",
+                "lost": _lost(by_policy),
             }
         )
     return [
@@ -109,16 +139,33 @@ def molink(recipe: Recipe) -> list[str]:
         " are the project's own under a virtual clock, the engine waits as long as an RTX 4090"
         " would (a stand-in, so figures compare policies here and are not MoLink's own: at its best"
         " it reports a TTFT of 3.23 s and a TPOT of 260 ms). `fifo`: whole prompts in order;"
-        " `molink`: its Algorithm 1; `anabranch`: 64-token chunks, decodes first, credits;"
+        " `molink`: its Algorithm 1 as printed, T_a from profiles, paced by acknowledgements;"
+        " `+chunks`: prompts are computed in our chunks, so that what is left between them and"
+        " `anabranch` is the order on the links; `anabranch`: chunks, decodes first, credits;"
+        " lines of commit 4975d0f are from before: there `molink` guessed T_a from the decodes"
+        " before and bounded nothing on its way, which is **not its best**;"
         " `+int8`: prompts' rows as int8. Each cell: TTFT mean / P95 s, TPOT mean / P95 ms. The"
         " floor is a lone request's.",
         "",
         table(
-            f"requests/s, Mbit/s, ms | {': | '.join(MOLINK_POLICIES)}: | floor: | best",
-            "{setting} | {cells} | {floor[ttft_s]:.2f} s, {floor[tpot_s]:ms} ms | {best}",
+            f"requests/s, Mbit/s, ms | {': | '.join(MOLINK_POLICIES)}: | floor: | best | we lose",
+            "{setting} | {cells} | {floor[ttft_s]:.2f} s, {floor[tpot_s]:ms} ms | {best} | {lost}",
             rows,
         ),
     ]
+
+
+def _lost(by_policy: dict[str, Row]) -> str:
+    """In what ``anabranch`` is behind another policy with chunks or without, in words."""
+    mine = by_policy.get("anabranch")
+    theirs = [row for name, row in by_policy.items() if not name.startswith("anabranch")]
+    behind = [
+        what.upper()
+        for what in ("ttft", "tpot")
+        if mine is not None
+        and any(row[f"{what}_mean_s"] < mine[f"{what}_mean_s"] for row in theirs)
+    ]
+    return f"**{', '.join(behind)}**" if behind else "–"
 
 
 def change(recipe: Recipe) -> list[str]:

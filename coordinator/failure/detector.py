@@ -11,6 +11,7 @@ Pure: the time is an argument. The shells ask :attr:`PeerWatch.wake_at_s` when t
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 SAMPLES_MAX = 64
@@ -40,6 +41,10 @@ class StepTimes:
     def add(self, duration_s: float) -> None:
         """Add a duration; the oldest of 64 is dropped."""
         self._samples_s.append(max(0.0, duration_s))
+
+    def add_all(self, durations_s: Iterable[float]) -> None:
+        """Add durations, none below 0."""
+        self._samples_s.extend(durations_s)
 
     @property
     def p95_s(self) -> float | None:

@@ -19,6 +19,10 @@ BESIDE_SHARE = 0.05
 BESIDE_TOKENS_LEAST = 4
 """Minimum rows beside decodes, however slow they are: a stage that leaves must not wait forever."""
 BESIDE_TOKENS_MOST = 64
+QUEUED_BYTES_MAX = 4 << 20
+"""The first stage feeds no chunk while the next link's queue is longer than this."""
+RESENT_TOKENS = 128
+"""Maximum number of logged rows per frame to a stage that takes over."""
 NEWEST_WEIGHT = 0.25
 DECODE_WAITS_S_MAX = 0.1
 """Maximum expected time of a chunk's step while other sessions decode, in seconds."""

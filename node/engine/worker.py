@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from node.engine.scheduler import BatchLimits, Scheduler
+from coordinator.batching.scheduler import BatchLimits, Scheduler
 from node.engine.work_item import WorkItem, WorkResult
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Worker:
         self._on_results = on_results
         self._loop = asyncio.get_running_loop()
         self._ready = threading.Condition()
-        self._scheduler = Scheduler(limits)
+        self._scheduler: Scheduler[WorkItem] = Scheduler(limits)
         self._calls: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         self._stopping = False
         self.times = WorkerTimes()

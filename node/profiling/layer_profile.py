@@ -18,11 +18,11 @@ from typing import Protocol
 
 import torch
 
+from coordinator.batching.scheduler import DECODE_S_MAX, PREFILL_TOKENS_MOST
 from coordinator.problem.service import CONTEXT_TYPICAL
 from dht.errors import UserError
 from dht.messages.types import LayerTimes, ModelSpec
 from node.engine.engine import Engine, WorkItem
-from node.engine.scheduler import DECODE_S_MAX, PREFILL_TOKENS_MOST
 from node.kv.export import KvRows
 from node.model.layer_range import kv_shape
 from node.profiling.layer_fit import LayerFit, Timing, announced, fit

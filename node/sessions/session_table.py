@@ -7,12 +7,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from coordinator.admission.rules import UNTRIED_S, Claim, Holding, StageLoad, untried_of
 from coordinator.routing.balance import Movable
 from dht.identity.grant import own_word
 from dht.messages.session import Priority, SessionFailed, SessionLeaving, SessionOpen
 from dht.transport.frame_sender import FrameSender
 from node.sessions.activation_log import ActivationLog
-from node.sessions.admission import UNTRIED_S, Claim, Holding, StageLoad, untried_of
 from node.sessions.replay_queue import CopiedRows
 from node.sessions.session import StageEvent, StageSession
 

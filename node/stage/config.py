@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from coordinator.links.chunk_sizer import QUEUED_BYTES_MAX
 from dht.messages.session import Sampling
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopConfig
@@ -30,7 +31,7 @@ class StageConfig:
     for a layer that nobody else serves must not hold back the move that brings the layer."""
     finished_s: float = 30.0
     """How long the answer of a finished session is kept for a client that attaches late."""
-    queued_bytes_max: int = 4 << 20
+    queued_bytes_max: int = QUEUED_BYTES_MAX
     """The first stage feeds no prefill chunk while the next link's queue is longer than this."""
     backlog_tokens_max: int = 1024
     """Stages before get no prefill credit while more rows of prefill than this wait here."""

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from coordinator.batching.scheduler import limits_of
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, NodeRecord
 from node.engine.engine import DeviceLostError, Engine, EngineConfig
-from node.engine.scheduler import limits_of
 from node.engine.work_item import WorkItem, WorkResult
 from node.engine.worker import Worker, WorkerTimes
 from node.kv.export import KvBytes, pack_kv

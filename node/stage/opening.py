@@ -11,6 +11,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from coordinator.admission.rules import (
+    CLAIM_SHARE,
+    QUEUE_PLACES,
+    Claim,
+    Demand,
+    StageLoad,
+    TurnedAway,
+    claim_fits,
+    headroom,
+    queue_is_long,
+    retry_after_s,
+    takes_headroom,
+)
 from dht.identity.grant import grant_refusal, is_own_word, own_word
 from dht.messages import codec
 from dht.messages.session import (
@@ -27,19 +40,6 @@ from dht.messages.session import (
 from dht.transport.frame_sender import FrameSender
 from node.links.hops import DIALS_REFUSED, HopReply, HopTable
 from node.sampling.grammar import GrammarError, GrammarState
-from node.sessions.admission import (
-    CLAIM_SHARE,
-    QUEUE_PLACES,
-    Claim,
-    Demand,
-    StageLoad,
-    TurnedAway,
-    claim_fits,
-    headroom,
-    queue_is_long,
-    retry_after_s,
-    takes_headroom,
-)
 from node.sessions.session import StageEvent, StageSession, StageState, resume_at
 from node.sessions.session_table import Live, MigrationTarget, SessionTable
 from node.stage.config import StageConfig, StageEngine

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from coordinator.failure.detector import EnginePace, StepTimes
-from coordinator.links.chunk_sizer import ChunkSizer
+from coordinator.links.chunk_sizer import RESENT_TOKENS, ChunkSizer
 from coordinator.links.scheduler import LinkScheduler, TrafficClass
 from dht.messages import codec
 from dht.messages.session import (
@@ -31,9 +31,6 @@ from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_copy import REST_ROWS
 from node.stage.outbox import Outbox, rows_bytes
-
-RESENT_TOKENS = 128
-"""Maximum number of logged rows per frame to a stage that takes over."""
 
 
 def row_bytes_of(engine: StageEngine) -> int:

@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from coordinator.admission.rules import headroom
 from coordinator.routing.balance import Movable, PeerLoad
 from dht.budget import FRAME_BYTES, Budget
 from dht.messages.kv import KvTaken
@@ -20,7 +21,6 @@ from dht.transport.interface import Transport
 from node.links.hops import AddressesOf, HopReply, HopTable
 from node.links.lent_traffic import LentTraffic
 from node.sessions.activation_log import ActivationLog
-from node.sessions.admission import headroom
 from node.sessions.session import StageEvent, StageState
 from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine

@@ -18,6 +18,7 @@ import torch
 
 from client.errors import UnavailableError
 from client.text.tokenizer import ModelText
+from coordinator.admission.rules import CLAIM_SHARE, headroom
 from dht.budget import DIALS, FRAME_BYTES, PINGS, Budget
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.identity.grant import grant, own_word
@@ -53,7 +54,6 @@ from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTO
 from dht.transport.streams import HEARD_LIMIT_S
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import DIALS_REFUSED
-from node.sessions.admission import CLAIM_SHARE, headroom
 from node.stage.config import StageConfig
 from node.stage.opening import close_of
 from node.stage.streams import StreamLimits

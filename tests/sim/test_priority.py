@@ -7,8 +7,8 @@ import pytest
 
 from bench.stand_in import Setting, StandInSwarm
 from bench.timed_engine import GpuTimes
+from coordinator.batching.scheduler import URGENT_STEPS, BatchLimits, Scheduler
 from dht.simulated.clock import run_virtual
-from node.engine.scheduler import URGENT_STEPS, BatchLimits, Scheduler
 
 pytestmark = pytest.mark.sim
 

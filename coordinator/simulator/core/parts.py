@@ -3,204 +3,49 @@
 They are mutable and slotted: a simulated minute touches millions of them.
 """
 
-from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from coordinator.simulator.core.profiles import NOTHING, PeerProfile, StepLimits, interpolated
+from coordinator.batching.scheduler import Scheduler, limits_of
+from coordinator.failure.detector import StepTimes
+from coordinator.links.chunk_sizer import ChunkSizer
+from coordinator.links.scheduler import TrafficClass
+from coordinator.simulator.core.profiles import NOTHING, PeerProfile, Points, interpolated
 from coordinator.simulator.core.trace import Request
 
 PREFILL_TABLE_TOKENS = 8192
 DECODE_TABLE_TOKENS = 1024
 NEVER_S = float("inf")
 
-
-class SimulatedWire(Protocol):
-    """A link with a scheduler of its own."""
-
-    def offer(self, piece: "SimulatedChunk", hop: "SimulatedHop") -> None:
-        """Queue a piece that leaves ``hop``."""
-
-
-class SimulatedLink:
-    """A directed link that carries one piece at a time, first come, first served.
-
-    Since pieces are served in order of arrival, the arrival of each piece at the far end is known
-    when it is sent, and the link needs no events of its own.
-    """
-
-    __slots__ = (
-        "arrivals",
-        "busy_s",
-        "bytes_per_s",
-        "free_s",
-        "laden",
-        "latency_s",
-        "pieces",
-        "source",
-        "target",
-        "token_bytes",
-        "token_s",
-        "waited_s",
-        "wire",
-    )
-
-    def __init__(
-        self,
-        source: str,
-        target: "SimulatedPeer",
-        bytes_per_s: float,
-        latency_s: float,
-        token_bytes: float,
-    ) -> None:
-        self.source = source
-        self.target = target
-        self.bytes_per_s = bytes_per_s
-        self.latency_s = latency_s
-        self.token_bytes = token_bytes
-        self.token_s = token_bytes / bytes_per_s
-        self.free_s = 0.0
-        self.arrivals: deque[SimulatedChunk] = deque()
-        """Pieces under way or waiting to be read, in order of arrival."""
-        self.laden = 0
-        """Number of pieces in ``arrivals`` that are more than one decode token."""
-        self.busy_s = 0.0
-        self.waited_s = 0.0
-        self.pieces = 0
-        self.wire: SimulatedWire | None = None
-        """The sender under another link policy; None: first come, first served."""
-
-
-class SimulatedSegment:
-    """The layers of a peer between two points of entry; they always run together."""
-
-    __slots__ = ("end", "prefills", "queue", "start")
-
-    def __init__(self, start: int, end: int) -> None:
-        self.start = start
-        self.end = end
-        self.queue: list[SimulatedChunk] = []
-        """Pieces that wait to enter here, in order of arrival."""
-        self.prefills = 0
-        """Number of prefill pieces in ``queue``."""
-
-
-class SimulatedPeer:
-    """A peer that holds layers ``[start, end)`` and runs one batch at a time."""
-
-    __slots__ = (
-        "alive",
-        "arrived_tokens",
-        "at",
-        "busy",
-        "busy_s",
-        "copy_s_per_token",
-        "decode_s",
-        "end",
-        "inbound",
-        "kv_capacity",
-        "kv_peak",
-        "kv_used",
-        "limits",
-        "name",
-        "prefill_s",
-        "running",
-        "running_prefills",
-        "segments",
-        "slowdown",
-        "stalled_until_s",
-        "start",
-        "step_least_s",
-        "steps",
-        "tokens",
-        "wake_s",
-    )
-
-    def __init__(
-        self, name: str, start: int, end: int, profile: PeerProfile, entries: Sequence[int]
-    ) -> None:
-        self.name = name
-        self.start = start
-        self.end = end
-        bounds = sorted({start, *(entry for entry in entries if start < entry < end)})
-        self.segments = [
-            SimulatedSegment(a, b) for a, b in zip(bounds, [*bounds[1:], end], strict=True)
-        ]
-        self.limits: StepLimits = profile.limits_of(max(1, end - start))
-        self.prefill_s = interpolated(profile.prefill, PREFILL_TABLE_TOKENS)
-        self.decode_s = list(interpolated(profile.decode, DECODE_TABLE_TOKENS))
-        self.decode_s[1] *= profile.single_decode_factor
-        self.copy_s_per_token = profile.copy_s_per_token
-        self.kv_capacity = profile.kv_of(max(1, end - start))
-        self.kv_used = 0
-        self.kv_peak = 0
-        self.inbound: list[SimulatedLink] = []
-        self.at = 0
-        self.busy = False
-        self.alive = True
-        self.wake_s = NEVER_S
-        self.slowdown = 1.0
-        self.step_least_s = 0.0
-        """Minimum time per layer of a step with a prompt."""
-        self.stalled_until_s = 0.0
-        self.running: list[SimulatedChunk] = []
-        self.running_prefills = 0
-        self.arrived_tokens = 0
-        self.busy_s = 0.0
-        self.steps = 0
-        self.tokens = 0
-
-    def segment_at(self, layer: int) -> SimulatedSegment:
-        """The segment that starts at ``layer``; ValueError when none does."""
-        for segment in self.segments:
-            if segment.start == layer:
-                return segment
-        raise ValueError(f"{self.name} cannot be entered at layer {layer}")
-
-    def enter_at(self, layer: int) -> None:
-        """Make ``layer`` a point of entry, if it lies inside the peer's layers."""
-        for index, segment in enumerate(self.segments):
-            if segment.start < layer < segment.end:
-                self.segments.insert(index + 1, SimulatedSegment(layer, segment.end))
-                segment.end = layer
-                # A batch that runs here runs to the old end, so it continues after the new segment.
-                if self.at > index or (self.at == index and self.busy):
-                    self.at += 1
-                return
-
-    def decode_time(self, count: int) -> float:
-        """Seconds per layer for ``count`` decodes."""
-        table = self.decode_s
-        if count < len(table):
-            return table[count]
-        return table[-1] + (count - len(table) + 1) * (table[-1] - table[-2])
-
-    def prefill_time(self, tokens: int) -> float:
-        """Seconds per layer for ``tokens`` prefill tokens."""
-        table = self.prefill_s
-        if tokens < len(table):
-            return table[tokens]
-        return table[-1] + (tokens - len(table) + 1) * (table[-1] - table[-2])
+Stage = tuple[str, int, int]
+"""A peer, and the half-open range of layers that it runs."""
 
 
 class SimulatedSession:
     """One simulated session: prompt first, then a token per turn of the ring."""
 
     __slots__ = (
+        "answer_s",
         "arrival_s",
+        "client",
         "decode",
         "entry",
-        "first_token_s",
+        "fed_tokens",
+        "hops",
         "input_tokens",
         "issued_s",
         "left_tokens",
         "number",
         "output_tokens",
         "prompt",
+        "prompting",
         "replays",
         "stages",
         "tokens_in_kv",
+        "unfed_tokens",
         "urgent",
+        "waits",
+        "warming",
     )
 
     def __init__(self, number: int, request: Request, arrival_s: float) -> None:
@@ -210,24 +55,53 @@ class SimulatedSession:
         self.left_tokens = request.output_tokens
         self.urgent = request.urgent
         self.arrival_s = arrival_s
+        self.client = 0
         self.issued_s = arrival_s
-        """When the present pass started at the clients."""
-        self.first_token_s = NEVER_S
-        self.prompt: list[SimulatedChunk] = []
-        """The chunks of the prompt or replay under way."""
+        """When the present pass started."""
+        self.prompt: list[SimulatedPiece] = []
+        """The pieces of the prompt or replay under way."""
+        self.prompting = True
+        """Whether a prompt or replay is under way."""
+        self.fed_tokens = 0
+        self.unfed_tokens = 0
+        """Tokens of the prompt that the first stage has not begun."""
+        self.waits = False
+        """Whether the next token waits at the last stage for KV."""
+        self.warming = False
+        """Whether the prompt under way only fills new stages, and nobody waits for it."""
         self.tokens_in_kv = 0
         """Tokens whose pass over all layers has ended."""
         self.replays = 0
-        self.stages: list[tuple[str, int, int]] = []
-        self.entry = NOWHERE
-        self.decode = SimulatedChunk(self, 1, prefill=False)
+        self.stages: list[Stage] = []
+        self.entry: Any = None
+        """The first hop of the route."""
+        self.hops: tuple[SimulatedHop, ...] = ()
+        self.answer_s = 0.0
+        """Time from the last stage to the client."""
+        self.decode = SimulatedPiece(self, 1, prefill=False)
         """The piece of the decode token; there is never more than one at a time."""
 
 
-class SimulatedChunk:
-    """A piece: tokens of a session that travel together, a prompt's chunk or a decode token."""
+class SimulatedPiece:
+    """A piece: tokens of a session that travel together, a prompt's chunk or a decode token.
 
-    __slots__ = ("arrives_s", "dead", "final", "hop", "prefill", "sent_s", "session", "tokens")
+    It is an item of work for :class:`coordinator.batching.scheduler.Scheduler`.
+    """
+
+    __slots__ = (
+        "arrives_s",
+        "background",
+        "dead",
+        "final",
+        "hop",
+        "position",
+        "prefill",
+        "queued_s",
+        "sent_s",
+        "session",
+        "tokens",
+        "urgent",
+    )
 
     def __init__(
         self, session: SimulatedSession, tokens: int, *, final: bool = True, prefill: bool = True
@@ -237,40 +111,212 @@ class SimulatedChunk:
         self.final = final
         """Whether the pass of this piece yields the session's next token."""
         self.prefill = prefill
+        self.background = False
+        """Whether nobody waits for the piece, as in a planned move."""
+        self.urgent = session.urgent
         self.dead = False
         """Whether the session left the route: the piece yields nothing."""
-        self.hop = NOWHERE
+        self.hop: Any = None
+        """Where the piece is, or is sent to."""
+        self.position = 0
+        """Tokens of the prompt before the piece."""
+        self.queued_s = 0.0
+        """When the piece reached the peer."""
         self.sent_s = 0.0
         """When the latest link began to carry the piece."""
         self.arrives_s = 0.0
-        """When the piece reaches the end of that link."""
 
 
-class SimulatedHop:
-    """One stage of a session's route: the segment that runs it and the link that it leaves by."""
+class SimulatedWire(Protocol):
+    """The sender of one directed link, or of all links of a peer that share its uplink."""
 
-    __slots__ = ("came_by", "following", "link", "segment")
+    stalled: list[SimulatedSession]
+    """Sessions whose prompts wait until less is queued here."""
+
+    @property
+    def queued_bytes(self) -> float:
+        """Bytes that have not left."""
+        ...
+
+    def offer(
+        self,
+        link: "SimulatedLink",
+        frame: list[SimulatedPiece],
+        size_bytes: float,
+        traffic: TrafficClass,
+    ) -> None:
+        """Queue a frame of pieces for a link; the receiver gets them together."""
+        ...
+
+
+class SimulatedLink:
+    """A directed link with its sender."""
+
+    __slots__ = (
+        "busy_s",
+        "bytes_per_s",
+        "latency_s",
+        "pieces",
+        "source",
+        "target",
+        "waited_s",
+        "wire",
+    )
 
     def __init__(
         self,
-        segment: SimulatedSegment,
-        link: "SimulatedLink",
-        following: "SimulatedHop | None",
-        came_by: "SimulatedLink | None" = None,
+        source: str,
+        target: "SimulatedPeer | None",
+        bytes_per_s: float,
+        latency_s: float,
+        wire: SimulatedWire,
     ) -> None:
-        self.segment = segment
-        """The peer's segment at which the session enters."""
-        self.link = link
-        self.following = following
-        """The next hop; None at the last stage, whose link leads to the clients."""
-        self.came_by = came_by
+        self.source = source
+        self.target = target
+        """The receiving peer; None: the clients."""
+        self.bytes_per_s = bytes_per_s
+        self.latency_s = latency_s
+        self.busy_s = 0.0
+        self.waited_s = 0.0
+        self.pieces = 0
+        """Number of frames."""
+        self.wire = wire
+
+    def send(self, frame: list[SimulatedPiece], size_bytes: float, traffic: TrafficClass) -> None:
+        """Queue a frame for the other end."""
+        self.pieces += 1
+        self.busy_s += size_bytes / self.bytes_per_s
+        self.wire.offer(self, frame, size_bytes, traffic)
 
 
-_NOBODY = SimulatedPeer("nobody", 0, 1, NOTHING, ())
-_NOBODY.busy = True
-NOWHERE = SimulatedHop(
-    SimulatedSegment(0, 0), SimulatedLink("nobody", _NOBODY, 1.0, 0.0, 0.0), None
-)
-NOWHERE.following = NOWHERE
-NOWHERE.link.arrivals = deque(maxlen=1)
+class SimulatedHop:
+    """One stage of a session's route: a peer, its layers, and the link that it leaves by.
+
+    ``following`` of the last stage is the first one: the ring.
+    """
+
+    __slots__ = ("end", "first", "following", "last", "link", "peer", "start")
+
+    def __init__(self, peer: "SimulatedPeer", start: int, end: int) -> None:
+        self.peer = peer
+        self.start = start
+        self.end = end
+        self.first = False
+        self.last = False
+        self.link: SimulatedLink | None = None
+        """None: the next stage is the same peer."""
+        self.following: SimulatedHop = self
+
+
+class SimulatedPeer:
+    """A peer that holds layers ``[start, end)`` and runs one step at a time."""
+
+    __slots__ = (
+        "alive",
+        "arrived_tokens",
+        "began_s",
+        "busy",
+        "busy_s",
+        "copy_s_per_token",
+        "decode_context_s",
+        "decode_s",
+        "decode_waits",
+        "decodes_only",
+        "end",
+        "kv_capacity",
+        "kv_peak",
+        "layer_factor",
+        "layers",
+        "name",
+        "partial",
+        "prefill_context_s",
+        "prefill_s",
+        "rows",
+        "running",
+        "scheduler",
+        "sessions",
+        "sizer",
+        "slowdown",
+        "start",
+        "steps",
+        "tokens",
+    )
+
+    def __init__(self, name: str, start: int, end: int, profile: PeerProfile) -> None:
+        self.name = name
+        self.start = start
+        self.end = end
+        self.layers = max(1, end - start)
+        self.prefill_s = interpolated(profile.prefill, PREFILL_TABLE_TOKENS)
+        self.decode_s = list(interpolated(profile.decode, DECODE_TABLE_TOKENS))
+        self.decode_s[1] *= profile.single_decode_factor
+        self.prefill_context_s = _table(profile.prefill_context, PREFILL_TABLE_TOKENS)
+        self.decode_context_s = _table(profile.decode_context, DECODE_TABLE_TOKENS)
+        self.layer_factor = profile.stretch_of(self.layers)
+        self.copy_s_per_token = profile.copy_s_per_token
+        self.kv_capacity = profile.kv_of(self.layers)
+        self.kv_peak = 0
+        limits = limits_of(
+            {tokens: self.prefill_s[tokens] for tokens in _LIMIT_POINTS},
+            profile.layers_max or self.layers,
+        )
+        self.scheduler: Scheduler[SimulatedPiece] = Scheduler(limits)
+        self.sizer = ChunkSizer()
+        self.decode_waits = StepTimes()
+        self.sessions = 0
+        self.partial = False
+        """Whether a session runs only some of the layers."""
+        self.busy = False
+        self.alive = True
+        self.slowdown = 1.0
+        self.running: Sequence[SimulatedPiece] = ()
+        self.began_s = 0.0
+        self.rows = 0
+        self.decodes_only = False
+        self.arrived_tokens = 0
+        self.busy_s = 0.0
+        self.steps = 0
+        self.tokens = 0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean number of rows of a step."""
+        return self.tokens / max(1, self.steps)
+
+    def layer_s(
+        self, decodes: int, context: int, prefill_tokens: int, prefill_context: float
+    ) -> float:
+        """Seconds of a layer for a step with that many rows.
+
+        ``context`` is the sum of the decodes' contexts, ``prefill_context`` the mean context before
+        the prefill rows. A step with few prefill rows takes at least a decode's time: both read the
+        weights.
+        """
+        took_s = 0.0
+        if decodes:
+            took_s = _at(self.decode_s, decodes)
+            if self.decode_context_s:
+                took_s += _at(self.decode_context_s, decodes) * context / decodes
+        if prefill_tokens:
+            took_s += _at(self.prefill_s, prefill_tokens)
+            if self.prefill_context_s:
+                took_s += _at(self.prefill_context_s, prefill_tokens) * prefill_context
+            took_s = max(took_s, self.decode_s[2])
+        return took_s
+
+
+def _table(points: Points, tokens_max: int) -> Sequence[float]:
+    return interpolated(points, tokens_max) if points else ()
+
+
+def _at(table: Sequence[float], count: int) -> float:
+    """The table's value, extrapolated beyond its end."""
+    if count < len(table):
+        return table[count]
+    return table[-1] + (count - len(table) + 1) * (table[-1] - table[-2])
+
+
+_LIMIT_POINTS = (1, 16, 32, 64, 128, 256, 512)
+NOBODY = SimulatedPeer("nobody", 0, 1, NOTHING)
+NOWHERE = SimulatedHop(NOBODY, 0, 0)
 """The hop of a piece that belongs to no route."""

@@ -39,10 +39,19 @@ class PeerProfile:
 
     prefill: Points
     decode: Points
+    prefill_context: Points = ()
+    """Seconds that each token of earlier context adds, by tokens of the chunk; empty: none."""
+    decode_context: Points = ()
+    """Seconds that each token of mean context adds, by decodes; empty: none."""
     kv_entries: tuple[int, ...]
     """KV room in tokens x layers while j layers are held, at index j - 1; the last one repeats."""
     limits: tuple[StepLimits, ...] = (StepLimits(),)
-    """Limits of a step while j layers are held, at index j - 1; the last one repeats."""
+    """Limits of a step in Helix's simulator while j layers are held, at index j - 1; the last one
+    repeats. Stages derive theirs from layer times."""
+    layers_max: int = 0
+    """Maximum layers that the peer can hold, which bound a step's prefill rows; 0: unknown."""
+    stretch: tuple[float, ...] = ()
+    """Factor on a layer's time while j layers are held, at index j - 1; empty: 1."""
     copy_s_per_token: float = 0.0
     """Copy time per arrived token, before the first layer of a pass."""
     single_decode_factor: float = 1.0
@@ -54,6 +63,10 @@ class PeerProfile:
     def kv_of(self, layers: int) -> int:
         """KV room in tokens x layers while ``layers`` layers are held."""
         return self.kv_entries[min(layers, len(self.kv_entries)) - 1]
+
+    def stretch_of(self, layers: int) -> float:
+        """Factor on a layer's time while ``layers`` layers are held."""
+        return self.stretch[min(layers, len(self.stretch)) - 1] if self.stretch else 1.0
 
     def limits_of(self, layers: int) -> StepLimits:
         """Limits of a step while ``layers`` layers are held."""
@@ -120,6 +133,7 @@ def _from_rate(problem: Problem, node: PlannerNode) -> PeerProfile:
         prefill=points,
         decode=points,
         kv_entries=kv_room(problem, node),
+        layers_max=len(node.tokens_per_s),
         in_bytes_per_s=math.inf if node.down_bytes_per_s is None else node.down_bytes_per_s,
         out_bytes_per_s=math.inf if node.up_bytes_per_s is None else node.up_bytes_per_s,
     )

@@ -1,1 +1,1 @@
-"""Simulated links: the project's scheduler frame by frame, or in closed form."""
+"""Simulated links: the project's scheduler slice by slice or in closed form, and in order."""

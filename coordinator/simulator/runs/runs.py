@@ -1,22 +1,44 @@
 """Runs: observers of the engine that send requests and count results."""
 
+import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any, Protocol
 
-from coordinator.simulator.core.chunks import MEASURED, measured_chunks
-from coordinator.simulator.core.event_loop import Stage, SwarmSimulation
-from coordinator.simulator.core.parts import SimulatedChunk, SimulatedSession
+from coordinator.simulator.clients import RequestScheduler
+from coordinator.simulator.core.parts import SimulatedSession, Stage
 from coordinator.simulator.core.report import LinkUse, PeerUse, SimulationReport, latency
 from coordinator.simulator.core.trace import Request
-from coordinator.simulator.routing.helix import HelixScheduler
-from coordinator.simulator.routing.schedulers import RequestScheduler
 from coordinator.simulator.runs.kv_peaks import KvPeaks
 
-FEED_DELAY_S = 0.1
+WAITS_S = 5.0
+"""Maximum time that a session waits for KV where it is; then it gives way itself."""
+KNOCK_S = 0.5
+"""Interval at which refused requests try again: the least that a stage asks for."""
 SAMPLE_S = 1.0
 """Interval at which KV use and sessions in flight are sampled."""
 BUCKET_S = 10.0
+
+
+class Simulation(Protocol):
+    """What a run needs of a simulated swarm."""
+
+    now_s: float
+    peers: Any
+    links: Any
+
+    def call_at(self, at_s: float, call: Callable[[], None]) -> None: ...
+
+    def open(
+        self, session: SimulatedSession, stages: Sequence[Stage], tokens: int | None = None
+    ) -> None: ...
+
+    def place(self, session: SimulatedSession, stages: Sequence[Stage]) -> None: ...
+
+    def cancel(self, session: SimulatedSession) -> None: ...
+
+    def go_round(self, session: SimulatedSession) -> None: ...
 
 
 class Run:
@@ -24,23 +46,23 @@ class Run:
 
     def __init__(
         self,
-        engine: SwarmSimulation,
+        engine: Simulation,
         scheduler: RequestScheduler,
         *,
         start_s: float,
         end_s: float,
-        chunk_tokens: int | None = None,
     ) -> None:
         self.engine = engine
         self.scheduler = scheduler
         self.start_s = start_s
         self.end_s = end_s
-        self.chunk_tokens = chunk_tokens
-        """Tokens of a chunk. None: whole prompts. :data:`MEASURED`: as the stages choose."""
         self.live: dict[int, SimulatedSession] = {}
         self.opened = 0
         self.rejected = 0
-        self.replays = 0
+        self.replays = self.gave_way = 0
+        self.lost: deque[SimulatedSession] = deque()
+        self.waiting: dict[int, float] = {}
+        """Since when sessions wait for KV, by number, the longest first."""
         self.sessions_done = 0
         self.prompt_tokens = 0
         self.prompt_s: list[float] = []
@@ -54,39 +76,66 @@ class Run:
     def open(self, request: Request, arrival_s: float) -> bool:
         """Open a session for a request; returns False if there is no route."""
         session = SimulatedSession(self.opened, request, arrival_s)
-        stages = self.scheduler.route(session)
+        stages = self.scheduler.route(session, self.engine.now_s)
         if stages is None:
             return False
         self.opened += 1
         self.live[session.number] = session
-        self.engine.open(session, stages, self._pieces(session, session.input_tokens, stages))
+        self.engine.open(session, stages)
         return True
 
-    def _pieces(
-        self, session: SimulatedSession, tokens: int, stages: Sequence[Stage]
-    ) -> list[SimulatedChunk]:
-        if self.chunk_tokens == MEASURED:
-            sizes = measured_chunks(self.engine, tokens, stages, len(self.live) > 1)
-        else:
-            chunk = self.chunk_tokens or tokens
-            sizes = [min(chunk, tokens - at) for at in range(0, tokens, chunk)]
-        last = len(sizes) - 1
-        return [SimulatedChunk(session, size, final=at == last) for at, size in enumerate(sizes)]
-
-    def replay(self, session: SimulatedSession) -> bool:
-        """Replay a lost session's prompt and answer so far over another route; False: no route."""
+    def lose(self, session: SimulatedSession) -> None:
+        """Take a session off its route; it is replayed when a route has room."""
         self.engine.cancel(session)
         self.scheduler.ended(session)
-        stages = self.scheduler.route(session)
-        if stages is None:
-            return False
-        self.replays += 1
-        session.replays += 1
-        session.tokens_in_kv = 0
-        done = session.output_tokens - session.left_tokens
-        pieces = self._pieces(session, session.input_tokens + done, stages)
-        self.engine.open(session, stages, pieces)
+        self.waiting.pop(session.number, None)
+        self.lost.append(session)
+
+    def replay_lost(self) -> bool:
+        """Replay the prompts and answers so far of lost sessions over other routes, in order;
+        returns whether none is left."""
+        while self.lost:
+            session = self.lost[0]
+            session.replays += 1
+            stages = self.scheduler.route(session, self.engine.now_s)
+            if stages is None:
+                session.replays -= 1
+                return False
+            self.lost.popleft()
+            self.replays += 1
+            session.tokens_in_kv = 0
+            done = session.output_tokens - session.left_tokens
+            self.engine.open(session, stages, session.input_tokens + done)
         return True
+
+    def _account(self, session: SimulatedSession) -> None:
+        """Let a session take the KV of its next token; others may have to give way."""
+        now_s = self.engine.now_s
+        grown = self.scheduler.decode(session, now_s)
+        for number in grown.victims:
+            self.gave_way += 1
+            self.lose(self.live[number])
+        if grown.waits:
+            session.waits = True
+            self.waiting.setdefault(session.number, now_s)
+
+    def let_on(self) -> None:
+        """Let sessions that wait for KV go on, the one that waits longest first.
+
+        One that has waited for long gives way itself: several may wait for each other.
+        """
+        for number, since_s in list(self.waiting.items()):
+            session = self.live[number]
+            if number not in self.waiting:
+                continue  # it gave way meanwhile
+            session.waits = False
+            self._account(session)
+            if not session.waits:
+                self.waiting.pop(number, None)
+                self.engine.go_round(session)
+            elif self.engine.now_s - since_s > WAITS_S:
+                self.gave_way += 1
+                self.lose(session)
 
     # Called by the engine
 
@@ -94,7 +143,7 @@ class Run:
         if session.replays == 0 and self.start_s <= now_s <= self.end_s:
             self.prompt_s.append(now_s - session.arrival_s)
             self.prompt_tokens += session.input_tokens
-        self.scheduler.decode(session)
+        self._account(session)
         self.after_prompt(now_s)
 
     def token_done(self, session: SimulatedSession, now_s: float, issued_s: float) -> None:
@@ -103,12 +152,13 @@ class Run:
             bucket = int(now_s / BUCKET_S)
             self.tokens_by_bucket[bucket] = self.tokens_by_bucket.get(bucket, 0) + 1
         if session.left_tokens:
-            self.scheduler.decode(session)
+            self._account(session)
 
     def session_done(self, session: SimulatedSession, now_s: float) -> None:
         self.sessions_done += 1
         del self.live[session.number]
         self.scheduler.ended(session)
+        self.let_on()
         self.after_session(now_s)
 
     def after_prompt(self, now_s: float) -> None:
@@ -151,111 +201,52 @@ class Run:
         )
 
 
-class HelixFeed(Run):
-    """Helix's offline load: the end of a prompt or session feeds a request while there is room."""
-
-    def __init__(
-        self,
-        engine: SwarmSimulation,
-        scheduler: HelixScheduler,
-        requests: Iterator[Request],
-        *,
-        first: int,
-        start_s: float,
-        end_s: float,
-    ) -> None:
-        super().__init__(engine, scheduler, start_s=start_s, end_s=end_s)
-        self._helix = scheduler
-        self._requests = requests
-        for number in range(first):
-            self._feed_at(number * FEED_DELAY_S)
-
-    def _feed_at(self, at_s: float) -> None:
-        request = next(self._requests)
-        self.engine.call_at(at_s, lambda: self._offer(request))
-
-    def _offer(self, request: Request) -> None:
-        if not self.open(request, self.engine.now_s):
-            self.rejected += 1
-
-    def after_prompt(self, now_s: float) -> None:
-        if now_s <= self.end_s and self._helix.fullest_layer() <= self._helix.rules.feed_below:
-            self._feed_at(now_s + FEED_DELAY_S)
-
-    def after_session(self, now_s: float) -> None:
-        self.after_prompt(now_s)
-
-
-class ClosedLoop(Run):
-    """A fixed number of sessions, each replaced at its end (Helix's load for Swarm and random)."""
-
-    def __init__(
-        self,
-        engine: SwarmSimulation,
-        scheduler: RequestScheduler,
-        requests: Iterator[Request],
-        *,
-        sessions: int,
-        start_s: float,
-        end_s: float,
-    ) -> None:
-        super().__init__(engine, scheduler, start_s=start_s, end_s=end_s)
-        self._requests = requests
-        for number in range(sessions):
-            self._feed_at(number * FEED_DELAY_S)
-
-    def _feed_at(self, at_s: float) -> None:
-        request = next(self._requests)
-        self.engine.call_at(at_s, lambda: self._offer(request))
-
-    def _offer(self, request: Request) -> None:
-        if not self.open(request, self.engine.now_s):
-            self.rejected += 1
-
-    def after_session(self, now_s: float) -> None:
-        if now_s <= self.end_s:
-            self._feed_at(now_s + FEED_DELAY_S)
-
-
 class Standing(Run):
-    """An endless line of requests: each opens as soon as it finds a route.
-
-    At most ``prompts_max`` prompts are under way: more would only wait for each other inside the
-    swarm, and hold KV room meanwhile.
-    """
+    """An endless line of requests: each tries every :data:`KNOCK_S` until a route has room."""
 
     def __init__(
         self,
-        engine: SwarmSimulation,
+        engine: Simulation,
         scheduler: RequestScheduler,
         requests: Iterator[Request],
         *,
-        prompts_max: int,
         start_s: float,
         end_s: float,
-        chunk_tokens: int | None = None,
+        sessions_max: float = math.inf,
     ) -> None:
-        super().__init__(engine, scheduler, start_s=start_s, end_s=end_s, chunk_tokens=chunk_tokens)
+        super().__init__(engine, scheduler, start_s=start_s, end_s=end_s)
         self._requests = requests
-        self._prompts_max = prompts_max
-        self._prompts = 0
+        self.sessions_max = sessions_max
         self._next = next(requests)
-        engine.call_at(0.0, self._feed)
+        engine.call_at(0.0, self._knock)
+
+    def _knock(self) -> None:
+        """Let the head of the line try again, as clients do that were refused."""
+        self.let_on()
+        self._feed()
+        self.engine.call_at(self.engine.now_s + KNOCK_S, self._knock)
+
+    def place(self, session: SimulatedSession, done_tokens: int) -> bool:
+        """Place a session in the middle of its answer; False: there is no room."""
+        stages = self.scheduler.route(session, 0.0)
+        if stages is None:
+            return False
+        session.left_tokens -= done_tokens
+        session.tokens_in_kv = session.input_tokens + done_tokens
+        self.opened += 1
+        self.live[session.number] = session
+        self.engine.place(session, stages)
+        self._account(session)
+        return True
 
     def _feed(self) -> None:
         now_s = self.engine.now_s
-        while self._prompts < self._prompts_max and now_s <= self.end_s:
+        if not self.replay_lost():
+            return
+        while len(self.live) < self.sessions_max and now_s <= self.end_s:
             if not self.open(self._next, now_s):
                 return
-            self._prompts += 1
             self._next = next(self._requests)
-
-    def after_prompt(self, now_s: float) -> None:
-        self._prompts -= 1
-        self._feed()
-
-    def after_session(self, now_s: float) -> None:
-        self._feed()
 
 
 class Arrivals(Run):
@@ -263,18 +254,17 @@ class Arrivals(Run):
 
     def __init__(
         self,
-        engine: SwarmSimulation,
+        engine: Simulation,
         scheduler: RequestScheduler,
         requests: Sequence[Request],
         *,
         start_s: float,
         end_s: float,
-        chunk_tokens: int | None = None,
     ) -> None:
-        super().__init__(engine, scheduler, start_s=start_s, end_s=end_s, chunk_tokens=chunk_tokens)
+        super().__init__(engine, scheduler, start_s=start_s, end_s=end_s)
         self.line: deque[Request] = deque()
-        self.lost: deque[SimulatedSession] = deque()
         self.to_come = len(requests)
+        engine.call_at(0.0, self._knock)
         for request in requests:
             engine.call_at(request.arrival_s, partial(self._arrive, request))
 
@@ -283,12 +273,17 @@ class Arrivals(Run):
         self.line.append(request)
         self.serve_line()
 
+    def _knock(self) -> None:
+        """Let those in line try again, as clients do that were refused."""
+        self.let_on()
+        self.serve_line()
+        if not self.all_done:
+            self.engine.call_at(self.engine.now_s + KNOCK_S, self._knock)
+
     def serve_line(self) -> None:
         """Open waiting sessions, lost ones first, until one finds no route."""
-        while self.lost:
-            if not self.replay(self.lost[0]):
-                return
-            self.lost.popleft()
+        if not self.replay_lost():
+            return
         while self.line:
             if not self.open(self.line[0], self.line[0].arrival_s):
                 return
@@ -303,7 +298,7 @@ class Arrivals(Run):
         return not (self.to_come or self.line or self.lost or self.live)
 
 
-def peer_use(engine: SwarmSimulation) -> dict[str, PeerUse]:
+def peer_use(engine: Simulation) -> dict[str, PeerUse]:
     """The use of each peer over the simulated time."""
     span_s = max(engine.now_s, 1e-9)
     return {
@@ -312,13 +307,13 @@ def peer_use(engine: SwarmSimulation) -> dict[str, PeerUse]:
             layers=peer.end - peer.start,
             busy=min(1.0, peer.busy_s / span_s),
             kv_peak=peer.kv_peak / max(1, peer.kv_capacity),
-            tokens_per_step=peer.tokens * len(peer.segments) / max(1, peer.steps),
+            tokens_per_step=peer.tokens_per_step,
         )
         for peer in engine.peers.values()
     }
 
 
-def link_use(engine: SwarmSimulation) -> dict[tuple[str, str], LinkUse]:
+def link_use(engine: Simulation) -> dict[tuple[str, str], LinkUse]:
     """The use of each link that carried a piece."""
     span_s = max(engine.now_s, 1e-9)
     return {

@@ -10,8 +10,9 @@ from typing import Any
 
 from bench.papers.clusters import published
 from bench.placement import load
+from coordinator.experiments.full_load import OfflineConfig, offline
 from coordinator.planning.placement import best_placement
-from coordinator.simulator import OfflineConfig, offline, typical
+from coordinator.simulator.core.trace import typical
 
 SEEDS_OF_HASHES = ("1", "6")
 """Orders of sets of names differ between these."""

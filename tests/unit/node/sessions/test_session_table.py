@@ -6,12 +6,12 @@ from typing import cast
 
 import pytest
 
+from coordinator.admission.rules import UNTRIED_S, StageLoad
 from dht.messages.session import Priority
 from dht.simulated.clock import run_virtual
 from dht.transport.frame_sender import FrameSender
 from node.sessions import session_table
 from node.sessions.activation_log import ActivationLog
-from node.sessions.admission import UNTRIED_S, StageLoad
 from node.sessions.session import StageSession, StageState
 from node.sessions.session_table import KNOWN_S, Live, SessionTable
 from tests.unit.node.sessions.test_session import make_open

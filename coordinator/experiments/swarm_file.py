@@ -179,6 +179,7 @@ def _gpu(gpu: _Gpu, activation_bytes: int, directory: Path, name: str) -> PeerPr
             )
             for limits in gpu.inference
         ),
+        layers_max=len(gpu.inference),
         copy_s_per_token=activation_bytes / CONCAT_BYTES_PER_S
         + activation_bytes / TRANSFER_BYTES_PER_S,
         single_decode_factor=SINGLE_DECODE_FACTOR,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.engine.scheduler import (
+from coordinator.batching.scheduler import (
     BACKGROUND_QUIET_S,
     PREFILL_TOKENS_LEAST,
     PREFILL_TOKENS_MOST,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.sessions.admission import (
+from coordinator.admission.rules import (
     CROWD_MAX,
     CROWD_S,
     HEADROOM_SHARE,

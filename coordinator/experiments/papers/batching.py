@@ -1,19 +1,19 @@
-"""Chooses the pieces that one step of a simulated peer runs. Pure."""
+"""Chooses the pieces that one step of a peer runs in Helix's simulator. Pure."""
 
-from coordinator.simulator.core.parts import SimulatedChunk
+from coordinator.simulator.core.parts import SimulatedPiece
 from coordinator.simulator.core.profiles import StepLimits
 
 
 def next_batch(
-    queue: list[SimulatedChunk], limits: StepLimits
-) -> tuple[list[SimulatedChunk], list[SimulatedChunk], int, int]:
+    queue: list[SimulatedPiece], limits: StepLimits
+) -> tuple[list[SimulatedPiece], list[SimulatedPiece], int, int]:
     """Returns the step's pieces in order of arrival, the rest, the prefills and their tokens.
 
     A piece that does not fit is skipped for later pieces of other sessions that fit. A prefill
     piece longer than the limit runs if it is the step's first prefill.
     """
-    taken: list[SimulatedChunk] = []
-    rest: list[SimulatedChunk] = []
+    taken: list[SimulatedPiece] = []
+    rest: list[SimulatedPiece] = []
     prefills = tokens = decodes = context = 0
     passed: set[int] = set()
     decodes_max, context_max = limits.decodes_max, limits.context_tokens_max

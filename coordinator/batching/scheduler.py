@@ -9,10 +9,36 @@ not in every step.
 import itertools
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
-from node.engine.work_item import WorkItem
+
+class Work(Protocol):
+    """Rows of one session that a step runs together."""
+
+    @property
+    def session(self) -> Hashable:
+        """The session; its items keep their order."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Number of rows; one row is a decode."""
+        ...
+
+    @property
+    def background(self) -> bool:
+        """Whether nobody waits for the rows."""
+        ...
+
+    @property
+    def urgent(self) -> bool:
+        """Whether the rows go before others for a while."""
+        ...
+
+
+Item = TypeVar("Item", bound=Work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +92,13 @@ URGENT_STEPS = 2
 arrival: whatever calls itself urgent, a third of the steps is as if nothing were."""
 
 
-class Scheduler:
+class Scheduler(Generic[Item]):
     """Queues work in order of arrival; a step takes only a session's oldest item."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._busy_s = -math.inf
-        self._queues: dict[str, deque[tuple[int, WorkItem]]] = {}
+        self._queues: dict[Hashable, deque[tuple[int, Item]]] = {}
         self._arrivals = itertools.count()
         self._urgent_steps = 0
 
@@ -85,11 +111,15 @@ class Scheduler:
         queued = (work for queue in self._queues.values() for _, work in queue)
         return sum(work.tokens for work in queued if work.tokens != 1)
 
-    def add(self, work: WorkItem) -> None:
+    def add(self, work: Item) -> None:
         """Queue ``work`` behind its session's earlier items."""
-        self._queues.setdefault(work.session, deque()).append((next(self._arrivals), work))
+        queue = self._queues.get(work.session)
+        if queue is None:
+            self._queues[work.session] = deque(((next(self._arrivals), work),))
+        else:
+            queue.append((next(self._arrivals), work))
 
-    def drop(self, session: str) -> None:
+    def drop(self, session: Hashable) -> None:
         """Forget a session's queued work."""
         self._queues.pop(session, None)
 
@@ -99,7 +129,7 @@ class Scheduler:
             return None
         return max(0.0, self._busy_s + BACKGROUND_QUIET_S - now_s)
 
-    def next_batch(self, now_s: float) -> list[WorkItem]:
+    def next_batch(self, now_s: float) -> list[Item]:
         """Take the items of the next step from the queue; empty if none may run now.
 
         The first waiting prefill is always among them: the oldest urgent one, or the oldest, which
@@ -107,29 +137,39 @@ class Scheduler:
         Background work adds at most one item, to a step that runs anyway or while the engine is
         quiet.
         """
-        queued = [queue[0] for queue in self._queues.values()]
-        queued.sort(key=lambda head: head[0])
-        behind = [work for _, work in queued if work.background]
-        heads = [(at, work) for at, work in queued if not work.background]
-        urgent_first = self._urgent_steps < URGENT_STEPS and any(work.urgent for _, work in heads)
+        decodes: list[Item] = []
+        prefills: list[Item] = []
+        behind: Item | None = None
+        urgent = False
+        for _, work in sorted(queue[0] for queue in self._queues.values()):  # by arrival
+            if work.background:
+                behind = behind or work
+                continue
+            urgent = urgent or work.urgent
+            (decodes if work.tokens == 1 else prefills).append(work)
+        urgent_first = urgent and self._urgent_steps < URGENT_STEPS
         if urgent_first:
-            heads.sort(key=lambda head: not head[1].urgent)
-        chosen = [work for _, work in heads if work.tokens == 1][: self._limits.decodes_max]
+            decodes.sort(key=_is_not_urgent)
+            prefills.sort(key=_is_not_urgent)
+        chosen = decodes[: self._limits.decodes_max]
         budget = self._limits.prefill_tokens_max
-        first = True
-        for _, work in heads:
-            if work.tokens != 1 and (first or work.tokens <= budget):
+        for at, work in enumerate(prefills):
+            if at == 0 or work.tokens <= budget:
                 chosen.append(work)
                 budget -= work.tokens
-                first = False
         if chosen:
             self._busy_s = now_s
             self._urgent_steps = self._urgent_steps + 1 if urgent_first else 0
-        if behind and (chosen or now_s >= self._busy_s + BACKGROUND_QUIET_S):
-            chosen.append(behind[0])
+        if behind is not None and (chosen or now_s >= self._busy_s + BACKGROUND_QUIET_S):
+            chosen.append(behind)
         for work in chosen:
             queue = self._queues[work.session]
-            queue.popleft()
-            if not queue:
+            if len(queue) == 1:
                 del self._queues[work.session]
+            else:
+                queue.popleft()
         return chosen
+
+
+def _is_not_urgent(work: Work) -> bool:
+    return not work.urgent

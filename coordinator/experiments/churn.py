@@ -4,14 +4,15 @@ Stays are heavy-tailed (Pareto): most volunteers leave soon, some stay for days.
 its sessions' KV is lost; once the loss is noticed, each session is replayed over another route
 (prompt and answer so far). A peer that comes back first loads its old span or, with re-planning,
 the least served one. With re-planning, layers without a holder are given to the fewest peers that
-must move (:func:`coordinator.heuristics.repair.repair`, as the coordinator does it); a peer that
-moves loses its sessions and loads first.
+must move (:func:`coordinator.heuristics.repair.repair`, as the coordinator does it), in the order
+of :func:`coordinator.plans.waves.waves`; a peer that moves loses its sessions and loads first.
 
 Flow, spans and repairs stay inside the cells that a plan's flow falls into, so thousands of peers
 cost no more than their cells.
 """
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,13 +22,14 @@ from coordinator.evaluation.plan_check import uncovered
 from coordinator.heuristics.heuristics import fill
 from coordinator.heuristics.repair import repair
 from coordinator.planning.placement import CELLS_ABOVE
-from coordinator.simulator.core.chunks import MEASURED
-from coordinator.simulator.core.event_loop import SwarmSimulation
+from coordinator.plans.waves import waves
+from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import SimulationReport
+from coordinator.simulator.core.swarm import LiveSwarm
 from coordinator.simulator.core.trace import Request
-from coordinator.simulator.routing.schedulers import OurScheduler
+from coordinator.simulator.links.closed_form_wire import FramedWire
 from coordinator.simulator.runs.runs import Arrivals
 from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem
 
@@ -60,7 +62,6 @@ class ChurnConfig:
     plan_s: float = 10.0
     """Time from the loss of a layer to the plan that places it again."""
     duration_s: float = 3600.0
-    chunk_tokens: int | None = MEASURED
     cells_above: int = CELLS_ABOVE
     """Number of peers above which each part of the flow is planned by itself."""
 
@@ -99,6 +100,8 @@ class _Cell:
         self.uncovered_since_s: float | None = None
         self.moving: set[str] = set()
         """Peers that load the layers they were given."""
+        self.waves: deque[list[Assignment]] = deque()
+        """Moves that wait for those before them."""
 
     def covered(self) -> bool:
         return not uncovered(tuple(self.held.values()), self.problem.model.layers)
@@ -122,9 +125,15 @@ class _Churn:
     """Removes peers and brings them back, on the engine's clock."""
 
     def __init__(
-        self, problem: Problem, plan: Plan, run: Arrivals, scheduler: OurScheduler, c: ChurnConfig
+        self,
+        problem: Problem,
+        plan: Plan,
+        swarm: LiveSwarm,
+        run: Arrivals,
+        scheduler: Clients,
+        c: ChurnConfig,
     ) -> None:
-        self.run, self.scheduler, self.config = run, scheduler, c
+        self.swarm, self.run, self.scheduler, self.config = swarm, run, scheduler, c
         self.plan = plan
         parts = [frozenset(node.peer_id for node in problem.nodes)]
         if len(problem.nodes) > c.cells_above:
@@ -139,7 +148,7 @@ class _Churn:
         self.losses = self.returns = self.moves = 0
         self.uncovered_s = 0.0
         for cut in c.cuts:
-            run.engine.call_at(cut.start_s, partial(self._cut, cut))
+            swarm.call_at(cut.start_s, partial(self._cut, cut))
         for name in self.cell_of if c.stay_mean_s > 0 else ():
             draw = random.Random(f"{c.seed} {name}")  # noqa: S311
             here = stays(draw, c.stay_mean_s, c.stay_shape)
@@ -153,7 +162,7 @@ class _Churn:
         self._after(after_s, partial(self._leave, name, here, away))
 
     def _after(self, after_s: float, call: Callable[[], None]) -> None:
-        engine = self.run.engine
+        engine = self.swarm
         engine.call_at(engine.now_s + after_s, call)
 
     def _leave(self, name: str, here: Iterator[float], away: Iterator[float]) -> None:
@@ -197,25 +206,37 @@ class _Churn:
             self._after(self.config.plan_s, partial(self._replan, cell))
 
     def _drop(self, name: str) -> None:
-        engine, run = self.run.engine, self.run
-        engine.fail(name)
+        run = self.run
+        self.swarm.fail(name)
         del self.cell_of[name].held[name]
         self.scheduler.lost(name)
-        hit = [s for s in run.live.values() if any(stage[0] == name for stage in s.stages)]
+        hit = [s for s in run.live.values() if any(hop.peer.name == name for hop in s.hops)]
         for session in hit:
-            engine.cancel(session)
+            self.swarm.cancel(session)
+            run.waiting.pop(session.number, None)
         self._after(self.config.noticed_s, partial(self._noticed, hit))
 
     def _noticed(self, hit: list[SimulatedSession]) -> None:
-        waiting = set(self.run.lost)
-        self.run.lost.extend(session for session in hit if session not in waiting)
+        lost = set(self.run.lost)
+        for session in hit:
+            if session not in lost and not session.hops:
+                self.run.lose(session)
         self.run.serve_line()
 
     def _replan(self, cell: _Cell) -> None:
-        """Move the fewest peers to the layers without a holder."""
+        """Move the fewest peers to the layers without a holder, in the plan's waves."""
         if cell.moving or cell.covered():
             return
-        for moved in cell.repaired():
+        new = cell.repaired()
+        targets = {a.peer_id: a for a in new}
+        order = waves(tuple(cell.held.values()), new)
+        cell.waves = deque([targets[name] for name in wave.peers] for wave in order)
+        self._next_wave(cell)
+
+    def _next_wave(self, cell: _Cell) -> None:
+        for moved in cell.waves.popleft() if cell.waves else ():
+            if moved.peer_id not in cell.held:
+                continue  # it has left meanwhile
             self.moves += 1
             cell.moving.add(moved.peer_id)
             self._drop(moved.peer_id)
@@ -227,6 +248,8 @@ class _Churn:
         cell.moving.discard(span.peer_id)
         if span.peer_id not in self.away:
             self._come(span.peer_id, span)
+        if not cell.moving:
+            self._next_wave(cell)
         self._plan_soon(cell)
 
     def _come(self, name: str, span: Assignment) -> None:
@@ -235,11 +258,7 @@ class _Churn:
             return
         self.returns += 1
         cell.held[name] = replace(span, peer_id=name)
-        engine = self.run.engine
-        ends = {a.end for a in cell.held.values()}
-        engine.add(cell.held[name], ends)
-        for other in cell.held:
-            engine.peers[other].enter_at(span.end)
+        self.swarm.add(cell.held[name])
         cell.follow()
         self._adopt()
         self._watch_cover(cell)
@@ -266,7 +285,7 @@ class _Churn:
         )
 
     def _watch_cover(self, cell: _Cell) -> None:
-        now_s = self.run.engine.now_s
+        now_s = self.swarm.now_s
         whole = cell.covered()
         if whole and cell.uncovered_since_s is not None:
             self.uncovered_s += now_s - cell.uncovered_since_s
@@ -278,7 +297,7 @@ class _Churn:
         """Add the time of layers that still have no holder."""
         for cell in self.cells:
             if cell.uncovered_since_s is not None:
-                self.uncovered_s += self.run.engine.now_s - cell.uncovered_since_s
+                self.uncovered_s += self.swarm.now_s - cell.uncovered_since_s
 
 
 def with_churn(
@@ -289,21 +308,12 @@ def with_churn(
     config: ChurnConfig,
 ) -> ChurnReport:
     """Simulate ``arrivals`` with the project's router while peers come and go."""
-    engine = SwarmSimulation(
-        problem, profiles, plan.assignments, decodes_leave_first=True, weights_take_time=True
-    )
-    scheduler = OurScheduler(problem, profiles, plan)
-    run = Arrivals(
-        engine,
-        scheduler,
-        arrivals,
-        start_s=0.0,
-        end_s=config.duration_s,
-        chunk_tokens=config.chunk_tokens,
-    )
-    churn = _Churn(problem, plan, run, scheduler, config)
+    swarm = LiveSwarm(problem, profiles, plan.assignments, FramedWire)
+    scheduler = Clients(problem, profiles, plan, swarm.peers)
+    run = Arrivals(swarm, scheduler, arrivals, start_s=0.0, end_s=config.duration_s)
+    churn = _Churn(problem, plan, swarm, run, scheduler, config)
     run.sample()
-    events = engine.run(config.duration_s, run)
+    events = swarm.run(config.duration_s, run)
     churn.end()
     return ChurnReport(
         served=run.report(events),

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.simulator import PeerProfile, Profiles, StepLimits, typical
-from coordinator.simulator.core.event_loop import SwarmSimulation
-from coordinator.simulator.core.profiles import default_client_links
-from coordinator.simulator.core.trace import poisson
-from coordinator.simulator.runs.churn import ChurnConfig, Cut, stays, with_churn
-from coordinator.simulator.runs.full_load import as_plan
+from coordinator.experiments.churn import ChurnConfig, Cut, stays, with_churn
+from coordinator.experiments.full_load import as_plan
+from coordinator.simulator.core.profiles import (
+    PeerProfile,
+    Profiles,
+    StepLimits,
+    default_client_links,
+)
+from coordinator.simulator.core.trace import poisson, typical
 from dht.messages.types import Assignment, ModelSpec, Plan, PlannerNode, Problem
 
 
@@ -118,17 +121,3 @@ def test_cells_do_not_share_peers_or_flow() -> None:
     assert report.moves == 0  # the other cell covers its layers; this one has nobody to move
     assert report.uncovered_s == pytest.approx(100.0)
     assert report.served.sessions_done == len(arrivals)
-
-
-def test_a_new_point_of_entry_keeps_the_layers_of_a_running_batch() -> None:
-    problem, profiles, plan = swarm(chains=1)
-    peer = SwarmSimulation(problem, profiles, plan.assignments).peers["p0"]
-    peer.enter_at(2)
-    assert [(s.start, s.end) for s in peer.segments] == [(0, 2), (2, 4)]
-    assert peer.at == 0
-    peer.busy = True
-    peer.enter_at(1)  # the batch that runs goes to layer 2, so what follows it is at 2
-    assert [(s.start, s.end) for s in peer.segments] == [(0, 1), (1, 2), (2, 4)]
-    assert peer.at == 1
-    peer.enter_at(9)
-    assert len(peer.segments) == 3

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.simulator.core.event_loop import Stage
-from coordinator.simulator.core.parts import SimulatedSession
+from coordinator.simulator.clients import GROWN, Growth
+from coordinator.simulator.core.parts import SimulatedSession, Stage
 from coordinator.simulator.core.profiles import Profiles
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
@@ -91,7 +91,7 @@ class HelixScheduler:
     def _expected(self, input_tokens: int) -> int:
         return int(input_tokens + AVERAGE_OUTPUT_TOKENS * self.rules.output_ratio)
 
-    def route(self, session: SimulatedSession) -> list[Stage] | None:
+    def route(self, session: SimulatedSession, _now_s: float) -> list[Stage] | None:
         """The session's stages, booked as load and KV use; None: every way on is masked."""
         tokens, expected = session.input_tokens, self._expected(session.input_tokens)
         path: list[tuple[list[float], int, float]] = []
@@ -133,10 +133,11 @@ class HelixScheduler:
         left = room.free - expected * (room.end - room.start)
         return left >= (1 - self.rules.kv_high_water) * room.capacity
 
-    def decode(self, session: SimulatedSession) -> None:
+    def decode(self, session: SimulatedSession, _now_s: float) -> Growth:
         """Count one decode token as load on the session's route."""
         for loads, index, per_token in self._paths[session.number]:
             loads[index] += per_token
+        return GROWN
 
     def ended(self, session: SimulatedSession) -> None:
         """Release the session's estimated KV use."""

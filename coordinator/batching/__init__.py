@@ -1,0 +1,1 @@
+"""Which rows an engine runs in its next step."""

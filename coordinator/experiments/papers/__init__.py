@@ -1,0 +1,1 @@
+"""The rules of the papers that the project compares itself with, as published."""

@@ -1,1 +1,0 @@
-"""Choosing routes in a simulation: as this project, as Helix, as Swarm, over pipelines."""
