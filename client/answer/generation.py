@@ -240,11 +240,6 @@ class AnswerRequest:
     sampling: Sampling
     priority: Priority = Priority.NORMAL
 
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens whose KV each stage reserves; the last token of an answer has none."""
-        return len(self.prompt_ids) + self.max_new_tokens - 1
-
 
 @dataclass(slots=True, kw_only=True)
 class AnswerLog:

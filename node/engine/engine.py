@@ -240,16 +240,16 @@ class Engine:
         much is."""
         return self._kv.reserve(session, tokens)
 
-    def open(
+    def open_kv(
         self, session: str, tokens: int, layers: tuple[int, int], likely_tokens: int = 0
     ) -> None:
-        """Let a session take KV for up to ``tokens`` tokens on ``layers`` as :meth:`extend` says.
+        """Let a session take KV for up to ``tokens`` tokens on ``layers``; see :meth:`extend_kv`.
 
         ``likely_tokens`` are kept together for it where that is possible.
         """
         self._kv.open(session, tokens, layers, likely_tokens)
 
-    def extend(self, session: str, tokens: int) -> bool:
+    def extend_kv(self, session: str, tokens: int) -> bool:
         """Give an open session KV for its first ``tokens`` tokens; False if too little is free."""
         return self._kv.extend(session, tokens)
 

@@ -73,7 +73,7 @@ class BlockManager:
     @property
     def free_tokens(self) -> int:
         """Tokens that a session on all layers could take."""
-        taken = int(np.count_nonzero((self._over(self._layers) & _TAKEN)))
+        taken = int(np.count_nonzero(self._over(self._layers) & _TAKEN))
         return (self.pages - taken + len(self._unheld)) * self.page_tokens
 
     def _pages_of(self, tokens: int) -> int:
@@ -171,7 +171,7 @@ class BlockManager:
             if state == 0 or (state == _CLAIMED and wanted in home):
                 return wanted
         while True:
-            states = self._over(reservation.span).tobytes()
+            states: bytes = self._over(reservation.span).tobytes()
             for state in (0, _CLAIMED):
                 if (page := states.find(state)) >= 0:
                     return page
@@ -278,7 +278,9 @@ class BlockManager:
         if claimed.max(initial=0) > 1:
             raise AssertionError("a page is claimed twice")
         taken[:, list(self._digests)] += 1
-        if holders != self._holders or set(self._unheld) != {p for p, n in holders.items() if not n}:
+        if holders != self._holders or set(self._unheld) != {
+            p for p, n in holders.items() if not n
+        }:
             raise AssertionError("holders of sealed pages do not add up")
         if not np.array_equal(taken > 0, self._state & _TAKEN > 0) or taken.max(initial=0) > 1:
             raise AssertionError("a page is lost")

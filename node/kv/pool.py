@@ -62,9 +62,7 @@ class KvPool:
         with self._lock:
             return self._accounts.reserve(session, tokens)
 
-    def open(
-        self, session: str, tokens: int, layers: tuple[int, int], likely_tokens: int
-    ) -> None:
+    def open(self, session: str, tokens: int, layers: tuple[int, int], likely_tokens: int) -> None:
         """Let a session take pages on ``layers``; see :meth:`BlockManager.open`."""
         with self._lock:
             self._accounts.open(session, tokens, layers, likely_tokens)
