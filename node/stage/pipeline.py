@@ -173,8 +173,11 @@ class StagePipeline:
     def resume_without_kv(self) -> None:
         """Run what waits for KV, as far as there is some now; the oldest sessions first."""
         for key in self._kv.oldest_first(self._without_kv):
-            for item in self._without_kv.pop(key, ()):  # taking KV may end another that waits
-                self._submit(item)
+            items = self._without_kv.get(key)  # to take KV may have ended another that waits
+            while items and self._kv.take(key, items[0].position + items[0].tokens):
+                self._hand_over(items.popleft())
+            if not items:
+                self._without_kv.pop(key, None)
 
     def _submit(self, item: WorkItem) -> None:
         """Hand work to the engine once there is KV for it."""
@@ -182,7 +185,10 @@ class StagePipeline:
         if key in self._without_kv or not self._kv.take(key, item.position + item.tokens):
             self._counters["waited_for_kv"] += key not in self._without_kv
             self._without_kv.setdefault(key, deque()).append(item)
-            return
+        else:
+            self._hand_over(item)
+
+    def _hand_over(self, item: WorkItem) -> None:
         now_s = asyncio.get_running_loop().time()
         self.pace.submitted(item.session, now_s)
         self._engine.submit(replace(item, queued_s=now_s))

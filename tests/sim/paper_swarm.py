@@ -217,6 +217,11 @@ class PaperPeer:
             joined_unix_s=self.joined_unix_s,
         )
 
+    def fill(self) -> None:
+        """Leave no room for more than the sessions that are here were let in for."""
+        room = self.stage.kv.room
+        room.pages = room.charged_tokens // room.page_tokens
+
     async def announce(self) -> None:
         await self.directory.publish(self.record())
 

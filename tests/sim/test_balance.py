@@ -171,7 +171,7 @@ def test_whatever_becomes_of_the_freer_peer_answers_are_right(way: str, after_s:
                 await asyncio.sleep(after_s)
                 match way:
                     case "full":
-                        fresh.engine.kv_free = 0
+                        fresh.fill()
                     case "not serving":
                         fresh.engine.serving = False
                     case _:
