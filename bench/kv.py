@@ -2,8 +2,8 @@
 
 The project's own clients, stages, admission and links run over the in-memory network under a
 virtual clock. The engine computes nothing: it waits as long as a device would
-(:mod:`bench.timed_engine`) and its tokens follow from seed and position, so every answer is compared
-token by token; that KV is right after a replay is shown by ``tests/sim/test_running_out.py``.
+(:mod:`bench.timed_engine`) and its tokens follow from seed and position, so every answer is
+compared token by token; that KV is right after a replay shows ``tests/sim/test_running_out.py``.
 
 Shapes of Qwen-7B with grouped-query attention on three stages whose KV is short. Many clients ask
 without pause, more than there is KV for: prompts and answers have the Azure trace's lengths, each
