@@ -395,7 +395,7 @@ def test_a_crowd_with_one_claim_leaves_headroom_to_the_other(claim: str) -> None
                 return isinstance((await codec.read_frame(stream)).message, SessionAccepted)
 
             capacity = target.stage.kv_tokens_free
-            while await ask(max_new_tokens=400):
+            while await ask(prompt_tokens=400, max_new_tokens=100):
                 pass
             while await ask():
                 pass
