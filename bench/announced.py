@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from coordinator.batching.scheduler import PREFILL_TOKENS_MOST
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.service import PeerSpeed, announced_service
 from coordinator.simulator.core.profiles import PeerProfile, interpolated
@@ -33,7 +34,6 @@ from dht.messages.types import (
     Problem,
 )
 from node.engine.engine import KV_TOKENS_MOST, kv_tokens_least
-from coordinator.batching.scheduler import PREFILL_TOKENS_MOST
 from node.peer.link_keeper import probe_order
 from node.profiling.layer_profile import BATCHES, CHUNKS, Profile, measure_layer, rates
 

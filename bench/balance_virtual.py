@@ -153,7 +153,7 @@ def now(peer: StandInPeer) -> NodeRecord:
     """What a peer would announce now."""
     return replace(
         peer.record,
-        kv_tokens_free=peer.engine.kv_tokens_free,
+        kv_tokens_free=peer.stage.kv_tokens_free,
         kv_tokens_wanted=peer.stage.wanted_tokens,
         sessions=peer.stage.sessions,
     )
@@ -200,7 +200,7 @@ async def serve(swarm: Growing, asked: list[Request], rng: random.Random) -> Tol
     await asyncio.gather(*(ask(request, rng.random() < URGENT) for request in asked))
     watching.cancel()
     await asyncio.sleep(5.0)
-    assert all(peer.engine.kv_tokens_free == KV_TOKENS for peer in swarm.peers), "KV is held"
+    assert all(peer.stage.kv_tokens_free == KV_TOKENS for peer in swarm.peers), "KV is held"
     counters = [peer.stage.counters for peer in swarm.peers]
     told.moves = sum(c["move_by_copy"] + c["move_by_replay"] for c in counters)
     return told

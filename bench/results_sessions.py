@@ -135,6 +135,34 @@ def moves_between_processes(result: dict[str, Any]) -> str:
     )
 
 
+def kv(result: dict[str, Any]) -> str:
+    """What it gains to let sessions grow."""
+    cells = []
+    for each in result["cells"]:
+        reserved = next(
+            cell
+            for cell in result["cells"]
+            if cell["way"] == "reserve" and cell["placement"] == each["placement"]
+        )
+        cells.append(each | {"times": each["tokens_per_s"] / reserved["tokens_per_s"]})
+    return (
+        "Simulated: the project's own clients, stages and admission under a virtual clock, with an"
+        " engine that waits as long as a slow device would and computes nothing; shapes of Qwen-7B"
+        f" with grouped-query attention, {result['kv_tokens']:,} tokens of KV per layer,"
+        f" {result['clients'] * result['streams']} requests at once with the Azure trace's lengths,"
+        f" each of which allows {result['max_new']} new tokens; {result['seconds']:.0f} s after a"
+        " ramp. `reserve`: the longest possible answer on all layers of a stage, as before;"
+        " `grow`: the expected answer on the layers that a session runs, and more as it comes"
+        f" {made('kv')}.\n\n"
+    ) + table(
+        "stages | KV | sessions at once, per GB of KV | tokens/s | gave way, waited | answers,"
+        " failed, changed",
+        "{placement} | {way} | {at_once:.1f}, {at_once_per_gb:.2f} | {tokens_per_s:.1f}"
+        " ({times:.2f} x) | {gave_way}, {waited_for_kv} | {answers}, {failed}, {changed}",
+        cells,
+    )
+
+
 def balance(result: dict[str, Any]) -> str:
     """What it gains to move sessions to freer peers."""
     ms = "{{{0}[p50]:ms}} / {{{0}[p99]:ms}} / {{{0}[max]:ms}}".format

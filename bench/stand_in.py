@@ -145,9 +145,10 @@ async def serving(
     config: StageConfig,
     *,
     kv_tokens: int = KV_TOKENS,
+    engine_class: type[TimedEngine] = TimedEngine,
 ) -> StandInPeer:
     """Serve layers ``span`` of ``spec`` on ``transport`` with an engine that only waits."""
-    engine = TimedEngine(spec, span, times, kv_tokens=kv_tokens, limits=limits)
+    engine = engine_class(spec, span, times, kv_tokens=kv_tokens, limits=limits)
     directory = Directory(transport, NETWORK, spec.key)
     stage = StageServer(transport, engine, config, addresses_of=directory.addresses_of)
     await StageStreams(transport, stage, StreamLimits()).start()

@@ -37,6 +37,7 @@ class TimedEngine:
     """Implements the stage's engine for layers ``[start, end)``."""
 
     wire_dtype = "float16"
+    page_tokens = 16
 
     def __init__(
         self,
@@ -53,8 +54,9 @@ class TimedEngine:
         self._spec = spec
         self._span = span
         self._times = times
+        self.kv_tokens = kv_tokens
         self._kv: dict[str, int] = {}
-        self._kv_free = kv_tokens
+        self._kv_spans: dict[str, range] = {}
         self._scheduler: Scheduler[WorkItem] = Scheduler(limits)
         self._running = False
         self.decoding: tuple[float, int] | None = None
@@ -74,19 +76,30 @@ class TimedEngine:
             serving=self.serving,
         )
 
-    @property
-    def kv_tokens_free(self) -> int:
-        return self._kv_free
+    def kv_taken(self, layer: int) -> int:
+        """KV tokens that sessions have taken on a layer."""
+        return sum(n for key, n in self._kv.items() if layer in self._kv_spans[key])
 
-    def reserve(self, key: str, tokens: int) -> str | None:
-        if tokens > self._kv_free:
-            return f"{tokens} tokens of KV asked, {self._kv_free} are free"
-        self._kv_free -= tokens
-        self._kv[key] = tokens
-        return None
+    def open_kv(self, key: str, tokens: int, layers: tuple[int, int], likely_tokens: int) -> None:
+        self._kv[key], self._kv_spans[key] = 0, range(*layers)
+
+    def extend_kv(self, key: str, tokens: int) -> bool:
+        pages = -(-tokens // self.page_tokens) * self.page_tokens
+        more = pages - self._kv[key]
+        if more > 0:
+            if any(self.kv_taken(at) + more > self.kv_tokens for at in self._ends(key)):
+                return False
+            self._kv[key] = pages
+        return True
+
+    def _ends(self, key: str) -> set[int]:
+        """Layers of a session's span at which another's begins: one of them is the fullest."""
+        span = self._kv_spans[key]
+        return {span.start} | {s.start for s in self._kv_spans.values() if s.start in span}
 
     def free(self, key: str) -> None:
-        self._kv_free += self._kv.pop(key, 0)
+        self._kv.pop(key, None)
+        self._kv_spans.pop(key, None)
         self._scheduler.drop(key)
 
     def drop(self, key: str) -> None:

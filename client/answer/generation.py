@@ -258,11 +258,6 @@ class AnswerRequest:
     priority: Priority = Priority.NORMAL
 
     @property
-    def kv_tokens(self) -> int:
-        """Tokens whose KV each stage reserves; the last token of an answer has none."""
-        return len(self.prompt_ids) + self.max_new_tokens - 1
-
-    @property
     def history_tokens_max(self) -> int:
         """Maximum token ids that an open of this answer carries, wherever it is replayed."""
         prompt = len(self.prompt_ids) if self.sampling.needs_prompt else 0

@@ -191,8 +191,22 @@ class Attempt:
         except _StageLost as lost:
             self._lose(lost.peer_id, lost.reason, lost.suspects)
 
-    def _lose(self, peer_id: str, reason: str, suspects: tuple[str, ...] = ()) -> None:
-        self._post(Lost(attempt=self.attempt, peer_id=peer_id, reason=reason, suspects=suspects))
+    def _lose(
+        self,
+        peer_id: str,
+        reason: str,
+        suspects: tuple[str, ...] = (),
+        retry_after_s: float = 0.0,
+    ) -> None:
+        self._post(
+            Lost(
+                attempt=self.attempt,
+                peer_id=peer_id,
+                reason=reason,
+                suspects=suspects,
+                retry_after_s=retry_after_s,
+            )
+        )
 
     def _peer(self, stage: int) -> str:
         return self._open_message.route[stage].peer_id
@@ -272,7 +286,8 @@ class Attempt:
                 self._refused(accused, refused.code, refused.reason, refused.retry_after_s)
             case SessionFailed(reason=reason) as failed:
                 accused = self._accused(first, failed)
-                raise _StageLost(accused[0], reason, accused[1:])
+                after_s = 0.0 if accused[1:] else failed.retry_after_s
+                self._lose(accused[0], reason, accused[1:], after_s)
             case other:
                 raise _StageLost(first, f"answered an open with {type(other).__name__}")
 
@@ -377,7 +392,9 @@ class Attempt:
                 self._refused(accused, refused.code, refused.reason, refused.retry_after_s)
             case SessionFailed(reason=reason) as failed:
                 accused = self._accused(self._peer(stage), failed)
-                self._lose(accused[0], reason, accused[1:])
+                # A stage can only say of itself that it gave its KV to others.
+                after_s = 0.0 if accused[1:] else failed.retry_after_s
+                self._lose(accused[0], reason, accused[1:], after_s)
             case other:
                 raise _StageLost(self._peer(stage), f"sent {type(other).__name__}")
 

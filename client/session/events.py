@@ -51,6 +51,8 @@ class Lost:
     reason: str
     suspects: tuple[str, ...] = ()
     """Others that may be at fault instead of ``peer_id``, likelier ones first."""
+    retry_after_s: float = 0.0
+    """Where ``peer_id`` gave its KV to other sessions: seconds until it expects to have some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,9 @@ ROOM_TRIES = 4
 
 UNSOUND = frozenset({RefusalCode.BAD_REQUEST, RefusalCode.TOO_LONG})
 """Refusals that say that no stage would take the request."""
+PAUSED_S = 120.0
+"""How long an answer that had to give way at a stage waits for room before its owner gives up, if
+that is longer than the owner waits otherwise: it was let in, and goes on."""
 RELIEF_EVERY_S = 30.0
 """Time between two wishes of one stage for relief that are heard: a move costs something, and
 stages may lie."""
@@ -104,6 +107,10 @@ class SessionController:
     """Stages that may hold KV although they are not on ``accepted``."""
     deadline_s: float = 0.0
     failovers: int = 0
+    pauses: int = 0
+    """How often the answer had to give way at a stage."""
+    is_paused: bool = False
+    """Whether no token has come since the answer had to give way."""
     moves: int = 0
     """Stages that were moved as planned."""
     move: Migration | None = None
@@ -142,7 +149,7 @@ class SessionController:
                 ControllerState.OPENING | ControllerState.RUNNING,
                 Lost(attempt=self.attempt) as lost,
             ):
-                return [*self._drop_move(), *self._lost(lost)]
+                return [*self._drop_move(), *self._lost(lost, now_s)]
             case (ControllerState.RUNNING, Arrived() as arrived):
                 return self._arrived(arrived, now_s)
             case (ControllerState.RUNNING, Leaving(attempt=self.attempt) as leaving):
@@ -257,10 +264,27 @@ class SessionController:
         self._next_attempt(refused.peer_id)
         return [self._draw()]
 
-    def _lost(self, lost: Lost) -> list[Effect]:
+    def _lost(self, lost: Lost, now_s: float) -> list[Effect]:
+        if lost.retry_after_s:
+            return self._gave_way(lost, now_s)
         self.failovers += self.state is ControllerState.RUNNING
         self._next_attempt(lost.peer_id)
         return [Avoid(peer_id=lost.peer_id, code=None, reason=lost.reason), self._draw()]
+
+    def _gave_way(self, lost: Lost, now_s: float) -> list[Effect]:
+        """A stage needed the KV for other sessions: go on over another, or there later."""
+        self.pauses += 1
+        if not self.is_paused:  # once between two tokens: a stage may say so for ever
+            self.is_paused = True
+            self.deadline_s = max(self.deadline_s, now_s + PAUSED_S)
+        self._next_attempt(lost.peer_id)
+        avoid = Avoid(
+            peer_id=lost.peer_id,
+            code=RefusalCode.NO_KV,
+            reason=lost.reason,
+            retry_after_s=lost.retry_after_s,
+        )
+        return [avoid, self._draw()]
 
     def _next_attempt(self, lost_peer: str) -> None:
         self.lost.add(lost_peer)
@@ -386,7 +410,7 @@ class SessionController:
         if arrived.attempt == self.attempt and arrived.token_ids and not self.log.prompt_is_scored:
             last = self.route[-1].peer_id
             reason = "left out scores of the prompt"
-            return self._lost(Lost(attempt=self.attempt, peer_id=last, reason=reason))
+            return self._lost(Lost(attempt=self.attempt, peer_id=last, reason=reason), now_s)
         fresh = self.log.accept(
             attempt=arrived.attempt,
             position=arrived.position,
@@ -396,6 +420,7 @@ class SessionController:
         if not fresh:
             return []
         self.deadline_s = now_s + self.wait_s
+        self.is_paused = False
         self.last_reason, self.retry_after_s = "", 0.0
         if self.log.finish_reason is not None:
             self.state = ControllerState.DONE

@@ -33,6 +33,7 @@ from client.session.events import (
 )
 from client.session.failover import ControllerState, SessionController
 from client.view.view import Route, SwarmView
+from coordinator.admission.lengths import ANSWER_TOKENS
 from coordinator.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError
 from dht.identity.peer_id import short_name
@@ -146,7 +147,9 @@ class SessionDriver:
 
     async def _find(self, wanted: FindRoute | FindMigrationRoute) -> Event:
         """The route that is wanted; records are read anew after a wait, and for a planned move."""
-        loop, view, kv_tokens = asyncio.get_running_loop(), self._view, self._request.kv_tokens
+        loop, view, log = asyncio.get_running_loop(), self._view, self.owner.log
+        # Stages admit by what they expect of answers; this is what they begin with.
+        kv_tokens = len(log.replay_ids) + min(log.remaining_tokens, ANSWER_TOKENS) - 1
         if isinstance(wanted, FindRoute):
             if wanted.after_s:
                 await asyncio.sleep(wanted.after_s)

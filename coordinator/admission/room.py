@@ -58,6 +58,8 @@ class _Holder:
     urgent: bool
     promised: int
     held: int = 0
+    tokens: int = 0
+    """Tokens for which the session took pages."""
 
     @property
     def charged(self) -> int:
@@ -241,11 +243,13 @@ class KvRoom:
             raise ValueError(f"{tokens} tokens asked, {holder.ask.most_tokens} at most")
         more = self._pages_of(tokens) - holder.held
         if more <= 0:
+            holder.tokens = max(holder.tokens, tokens)
             return True
         if self._most(self._held, holder.ask) + more > self.pages:
             return False
         before = holder.charged
         holder.held += more
+        holder.tokens = tokens
         self._add(self._held, holder.ask, more)
         self._add(self._charged, holder.ask, holder.charged - before)
         return True
@@ -257,7 +261,9 @@ class KvRoom:
         """
         asking, oldest = self._holders[session], self._oldest
         more = self._pages_of(tokens) - asking.held
-        full = [at for at in self._span(asking.ask) if self._held[at] + more > self.pages]
+        span = self._span(asking.ask)
+        # Where none is full, the same page must be free on all layers of the span.
+        full = [at for at in span if self._held[at] + more > self.pages] or list(span)
         rivals = [
             each
             for each in self._holders.values()
@@ -290,22 +296,28 @@ class KvRoom:
     def free(self, session: str, answered_tokens: int | None = None) -> None:
         """Free what a session holds; an unknown one is ignored.
 
-        ``answered_tokens``: how long its answer was here, if that says something of others'.
+        ``answered_tokens`` is the length of its answer here; None: as far as it took pages.
         """
-        holder = self._holders.pop(session, None)
+        holder = self._holders.get(session)
         if holder is None:
             return
+        self._drop(holder)
+        if answered_tokens is None:
+            answered_tokens = holder.tokens - holder.ask.tokens + 1  # the last one is never run
+        if holder.tokens >= holder.ask.tokens:
+            self.lengths.ended(holder.ask.client, answered_tokens)
+
+    def _drop(self, holder: _Holder) -> None:
+        del self._holders[holder.ask.session]
         self._add(self._held, holder.ask, -holder.held)
         self._add(self._charged, holder.ask, -holder.charged)
-        if answered_tokens is not None:
-            self.lengths.ended(holder.ask.client, answered_tokens)
 
     def give_way(self, session: str, now_s: float) -> None:
         """Free what a session holds, and leave it room for a while; an unknown one is ignored."""
         holder = self._holders.get(session)
         if holder is None:
             return
-        self.free(session)
+        self._drop(holder)
         known = holder.held * self.page_tokens
         wanted = min(holder.ask.most_tokens, known + self.lengths.estimate(holder.ask.client))
         self._returns[holder.ask.client, holder.ask.name] = _Return(

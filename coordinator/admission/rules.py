@@ -84,14 +84,10 @@ class StageLoad:
     """Number of all clients' sessions whose high priority was granted."""
     claimed: int = 0
     """Number of sessions that came with the client's claim to be urgent."""
-    claimed_tokens: int = 0
-    """KV tokens promised to them."""
     decoding: int = 0
     """Number of sessions past their prompts."""
     untried: int = 0
     """Number of recent sessions without a token yet, bounded per client (:func:`untried_of`)."""
-    kv_tokens: int = 0
-    """KV tokens promised to the sessions."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -235,6 +235,7 @@ class Moving(Arrivals):
                 route=frozenset(peers),
                 neighbours=frozenset((peers[at - 1], peers[(at + 1) % len(peers)])),
                 kv_tokens=self._clients.rooms[name].charged_of(str(session.number)),
+                left_tokens=session.left_tokens,
                 ran_tokens=session.tokens_in_kv,
                 moved_s=moved_s,
                 urgent=session.urgent,

@@ -99,7 +99,9 @@ class Movable:
     neighbours: frozenset[str]
     """Peers that its rows or tokens come from and go to; without the client."""
     kv_tokens: int
-    """KV promised to the session, in tokens."""
+    """KV promised to the session or held by it, in tokens."""
+    left_tokens: int
+    """Most tokens that it may still run."""
     ran_tokens: int
     moved_s: float
     """Seconds since the session moved here; inf if it began here."""
@@ -236,6 +238,19 @@ class Balance:
                 )
         return None
 
+    def taker_of(self, each: Movable, others: Mapping[str, PeerLoad]) -> str | None:
+        """The freest holder of a session's layers with room for it, if there is one: the session
+        has to go from here, or wait."""
+        loads = {
+            peer: load.with_more(1, each.kv_tokens)
+            for peer, load in others.items()
+            if load.start <= each.start < each.end <= load.end
+            and peer not in each.route
+            and peer not in self.barred_s
+        }
+        best = max(loads, key=lambda peer: (loads[peer].freeness, peer), default=None)
+        return best if best is not None and loads[best].freeness > 0 else None
+
     def _order(self, each: Movable) -> tuple[int, int]:
         """Sort key: shortest session first; about equal ones in an order that differs by peer.
 
@@ -245,8 +260,7 @@ class Balance:
 
     def _may_go(self, each: Movable) -> bool:
         config = self.config
-        left = each.kv_tokens - each.ran_tokens
-        lasts = left >= config.left_tokens_least
+        lasts = each.left_tokens >= config.left_tokens_least
         return lasts and not each.urgent and each.moved_s >= config.stays_s
 
 

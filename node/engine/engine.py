@@ -230,9 +230,28 @@ class Engine:
 
         return LayerPool(keys=empty(key_width), values=empty(value_width))
 
+    @property
+    def kv_tokens(self) -> int:
+        """KV tokens that each layer held has room for."""
+        return self._kv.tokens
+
     def reserve(self, session: str, tokens: int) -> str | None:
-        """Reserve KV for a whole session; if too little is free, return why and how much is."""
+        """Reserve KV for a whole session on all layers; if too little is free, return why and how
+        much is."""
         return self._kv.reserve(session, tokens)
+
+    def open_kv(
+        self, session: str, tokens: int, layers: tuple[int, int], likely_tokens: int = 0
+    ) -> None:
+        """Let a session take KV for up to ``tokens`` tokens on ``layers``; see :meth:`extend_kv`.
+
+        ``likely_tokens`` are kept together for it where that is possible.
+        """
+        self._kv.open(session, tokens, layers, likely_tokens)
+
+    def extend_kv(self, session: str, tokens: int) -> bool:
+        """Give an open session KV for its first ``tokens`` tokens; False if too little is free."""
+        return self._kv.extend(session, tokens)
 
     def free(self, session: str) -> None:
         """Free a session's KV at once. Its items that still come get an error."""
@@ -267,6 +286,7 @@ class Engine:
         bounds = WorkBounds(
             start=self.held[0],
             end=self.held[1],
+            page_tokens=self.config.page_tokens,
             width=self._width,
             vocab=self.spec.vocab,
             context_tokens=self.spec.context_tokens,

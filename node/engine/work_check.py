@@ -15,6 +15,7 @@ class WorkBounds:
 
     start: int
     end: int
+    page_tokens: int
     width: int
     """Width of hidden states."""
     vocab: int
@@ -33,13 +34,16 @@ def work_refusal(item: WorkItem, reservation: Reservation | None, bounds: WorkBo
     span = f"layers [{item.start}, {item.end})"
     if not bounds.start <= item.start < item.end <= bounds.end:
         return f"{span} asked, [{bounds.start}, {bounds.end}) held"
+    if item.start < reservation.span[0] or reservation.span[1] < item.end:
+        return f"{span} asked, the session has KV on layers {list(reservation.span)}"
     if reservation.layers is not None and reservation.layers != (item.start, item.end):
         return f"{span} asked, the session runs layers {list(reservation.layers)}"
     if item.tokens < 1:
         return "an item without rows"
-    if item.position < 0 or item.position + item.tokens > reservation.tokens:
+    given = min(reservation.tokens, bounds.page_tokens * reservation.page_count)
+    if item.position < 0 or item.position + item.tokens > given:
         at = f"[{item.position}, {item.position + item.tokens})"
-        return f"positions {at} asked, {reservation.tokens} reserved"
+        return f"positions {at} asked, {given} reserved"
     if item.position + item.tokens > bounds.context_tokens:
         return f"the model reads at most {bounds.context_tokens} tokens"
     if item.position > reservation.written:

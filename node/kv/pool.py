@@ -36,13 +36,20 @@ class KvPool:
         self._page_tokens = page_tokens
         self._root = root
         self._lock = threading.Lock()
-        self._accounts = BlockManager(pages, page_tokens)
+        layers = (min(pools), max(pools) + 1) if pools else (0, 1)
+        self._accounts = BlockManager(pages, page_tokens, layers)
         self._chains: dict[str, PrefixChain] = {}
 
     @property
     def free_tokens(self) -> int:
         """Tokens that a new session could reserve."""
-        return self._accounts.free_tokens
+        with self._lock:
+            return self._accounts.free_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that all pages of a layer hold together."""
+        return self._accounts.pages * self._page_tokens
 
     def get(self, session: str) -> Reservation | None:
         """A session's reservation; None if it has none, or no longer."""
@@ -50,9 +57,23 @@ class KvPool:
             return self._accounts.get(session)
 
     def reserve(self, session: str, tokens: int) -> str | None:
-        """Reserve room for ``tokens`` tokens; if it is lacking, return why and how much is free."""
+        """Give a session pages for ``tokens`` tokens on all layers; if they are lacking, return why
+        and how much is free."""
         with self._lock:
             return self._accounts.reserve(session, tokens)
+
+    def open(self, session: str, tokens: int, layers: tuple[int, int], likely_tokens: int) -> None:
+        """Let a session take pages on ``layers``; see :meth:`BlockManager.open`."""
+        with self._lock:
+            self._accounts.open(session, tokens, layers, likely_tokens)
+
+    def extend(self, session: str, tokens: int) -> bool:
+        """Give a session pages for its first ``tokens`` tokens; False if too few are free, or the
+        session has ended."""
+        with self._lock:
+            return self._accounts.get(session) is not None and self._accounts.extend(
+                session, tokens
+            )
 
     def free(self, session: str) -> None:
         """Free all that a session holds, at once."""
@@ -118,8 +139,13 @@ class KvPool:
             return f"KV from {rows.position} on came, {reservation.written} comes next"
         if last > reservation.tokens:
             return f"KV up to {last} came, {reservation.tokens} reserved"
-        if not self.grow(session, reservation, last):
-            return ENDED
+        if span[0] < reservation.span[0] or reservation.span[1] < span[1]:
+            return f"KV of layers {list(span)} came, {list(reservation.span)} reserved"
+        try:
+            if not self.grow(session, reservation, last):
+                return ENDED
+        except ValueError as error:
+            return str(error)
         export.put(self._pools, self.slots(reservation, last)[rows.position :], rows)
         reservation.layers, reservation.written = span, last
         return None

@@ -107,7 +107,7 @@ class Announcer:
     def _note_load(self) -> None:
         self._record = replace(
             self._refined(self._record),
-            kv_tokens_free=self._engine.kv_tokens_free,
+            kv_tokens_free=self._stage.kv_tokens_free,
             kv_tokens_wanted=self._stage.wanted_tokens,
             sessions=self._stage.sessions,
             answers=self._stage.counters["finished"],

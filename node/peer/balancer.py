@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from coordinator.routing.balance import Balance, PeerLoad, load_of, round_trips
+from coordinator.routing.balance import Balance, Movable, PeerLoad, load_of, round_trips
 from dht.errors import NetworkError
 from dht.messages.types import NodeRecord
 from dht.records.directory import Directory
@@ -38,6 +38,7 @@ class Balancer:
         self._stage = stage
         self._record = record
         self.balance = balance or Balance(me=record().peer_id)
+        stage.taker_of = self.taker_of
         self._read_s = -math.inf
         self._others: dict[str, PeerLoad] = {}
         self._rtt_s: dict[frozenset[str], float] = {}
@@ -66,6 +67,11 @@ class Balancer:
         for order in orders:
             logger.debug("session %s should move to %s", order.session[:8], order.to)
         stage.relieve({order.session: order.to for order in orders})
+
+    def taker_of(self, each: Movable) -> str | None:
+        """A freer holder of a session's layers by records read lately, or None."""
+        stale = asyncio.get_running_loop().time() - self._read_s > 2 * READ_S
+        return None if stale else self.balance.taker_of(each, self._others)
 
     async def _read(self) -> None:
         mine = self._record()

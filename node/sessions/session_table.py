@@ -102,11 +102,17 @@ class Live:
             self.attached.send(leaving)
 
     def tell_failed(
-        self, peer_id: str, reason: str, me: str, sign: Callable[[bytes], bytes]
+        self,
+        peer_id: str,
+        reason: str,
+        me: str,
+        sign: Callable[[bytes], bytes],
+        retry_after_s: float = 0.0,
     ) -> None:
         """Tell the owner over every remaining stream that ``peer_id`` was lost.
 
-        ``sign`` signs as ``me``, this peer.
+        ``sign`` signs as ``me``, this peer. ``retry_after_s``: this peer needed the KV for others,
+        and should have some again by then.
         """
         failed = own_word(
             SessionFailed(
@@ -115,6 +121,7 @@ class Live:
                 peer_id=peer_id,
                 by=me,
                 reason=reason[:512],
+                retry_after_s=retry_after_s,
             ),
             sign,
         )
@@ -161,15 +168,12 @@ class SessionTable:
 
     def load(self, client: str, now_s: float, claim: Claim | None = None) -> StageLoad:
         """The stage's load as seen by ``client``, whose session comes with ``claim``."""
-        own = own_urgent = urgent = claimed = claimed_tokens = decoding = kv_tokens = 0
+        own = own_urgent = urgent = claimed = decoding = 0
         untried: list[str] = []
         for live in self._holders.values():
             open_ = live.session.open
-            kv_tokens += live.session.kv_tokens
             urgent += live.session.urgent
-            if claim is not None and live.claim is claim:
-                claimed += 1
-                claimed_tokens += live.session.kv_tokens
+            claimed += claim is not None and live.claim is claim
             if open_.client == client:
                 own += 1
                 own_urgent += open_.priority is Priority.HIGH
@@ -183,24 +187,18 @@ class SessionTable:
             own_urgent=own_urgent,
             urgent=urgent,
             claimed=claimed,
-            claimed_tokens=claimed_tokens,
             decoding=decoding,
             untried=untried_of(untried),
-            kv_tokens=kv_tokens,
         )
-
-    @property
-    def kv_tokens(self) -> int:
-        """KV tokens promised to the sessions here."""
-        return sum(live.session.kv_tokens for live in self._holders.values())
 
     @property
     def serves_urgent(self) -> bool:
         """Whether a session whose high priority was granted holds KV here."""
         return any(live.session.urgent for live in self._holders.values())
 
-    def movable(self, now_s: float) -> list[Movable]:
-        """Sessions that decode here and none of whose stages is moving."""
+    def movable(self, now_s: float, charged: Callable[[str], int]) -> list[Movable]:
+        """Sessions that decode here and none of whose stages is moving; ``charged`` tells the KV
+        tokens that a session's name in the engine is charged with."""
         return [
             Movable(
                 session=live.session.key,
@@ -208,7 +206,8 @@ class SessionTable:
                 end=live.session.stage.end,
                 route=frozenset(stage.peer_id for stage in live.session.open.route),
                 neighbours=live.session.neighbours,
-                kv_tokens=live.session.kv_tokens,
+                kv_tokens=charged(live.session.kv_key),
+                left_tokens=live.session.kv_tokens - live.session.done_position,
                 ran_tokens=live.session.done_position,
                 moved_s=now_s - live.opened_s if live.moved_here else float("inf"),
                 urgent=live.session.urgent,
@@ -231,16 +230,25 @@ class SessionTable:
         live = self._live.get(session.key)
         return live is not None and live.session is session and session.holds_kv
 
-    def holdings(self, now_s: float) -> list[Holding]:
-        """What each session holds, and its progress."""
+    def of_key(self, kv_key: str) -> Live | None:
+        """The session that holds KV under this name in the engine."""
+        holders = self._holders.values()
+        return next((live for live in holders if live.session.kv_key == kv_key), None)
+
+    def holdings(
+        self, now_s: float, charged: Callable[[str], int], besides: str = ""
+    ) -> list[Holding]:
+        """What each session is charged with, and its progress; ``besides``: without this one.
+        ``charged`` is as in :meth:`movable`."""
         return [
             Holding(
-                kv_tokens=live.session.kv_tokens,
+                kv_tokens=charged(live.session.kv_key),
                 ran_tokens=live.session.done_position,
                 prompt_tokens=live.session.open.prompt_tokens,
                 age_s=now_s - live.opened_s,
             )
             for live in self._holders.values()
+            if live.session.kv_key != besides
         ]
 
     def knows(self, peer_id: str) -> bool:

@@ -63,14 +63,28 @@ class StageEngine(Protocol):
     def hidden(self) -> int: ...
 
     @property
-    def kv_tokens_free(self) -> int: ...
+    def kv_tokens(self) -> int:
+        """KV tokens that each layer held has room for."""
+        ...
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens for which KV is given out at once."""
+        ...
 
     @property
     def backlog_tokens(self) -> int:
         """Number of prefill rows that wait."""
         ...
 
-    def reserve(self, key: str, tokens: int) -> str | None: ...
+    def open_kv(self, key: str, tokens: int, layers: tuple[int, int], likely_tokens: int) -> None:
+        """Let a session take KV for up to ``tokens`` tokens on ``layers``; it will probably take
+        ``likely_tokens``."""
+        ...
+
+    def extend_kv(self, key: str, tokens: int) -> bool:
+        """Give a session KV for its first ``tokens`` tokens; False if too little is free."""
+        ...
 
     def free(self, key: str) -> None: ...
 

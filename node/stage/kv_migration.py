@@ -19,6 +19,7 @@ from node.sessions.session import StageSession, StageState
 from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_copy import KvCopyOut
+from node.stage.stage_kv import StageKv
 
 COPY_S_MAX = 120.0
 """Time limit of a copy that has not caught up with its session, even if it still advances."""
@@ -41,6 +42,7 @@ class KvMover:
         self,
         me: str,
         engine: StageEngine,
+        kv: StageKv,
         config: StageConfig,
         table: SessionTable,
         hops: HopTable,
@@ -52,6 +54,7 @@ class KvMover:
         """``drop`` forgets a session that was to move here; ``sign`` signs as ``me``."""
         self._me = me
         self._engine = engine
+        self._kv = kv
         self._config = config
         self._table = table
         self._hops = hops
@@ -202,6 +205,9 @@ class KvMover:
             self._refuse(
                 live, f"KV came {ahead_bytes} bytes ahead of what is written, over {most}", reply
             )
+            return
+        if not self._kv.take(session.kv_key, pages.position + pages.tokens):
+            self._refuse(live, "there is no room for more KV now", reply)
             return
         live.touch()
         task = asyncio.create_task(self._import(live, pages, bytes(body), reply))

@@ -134,8 +134,12 @@ class LocalEngine:
         return self._engine.kv_tokens_min
 
     @property
-    def kv_tokens_free(self) -> int:
-        return self._engine.kv_tokens_free
+    def kv_tokens(self) -> int:
+        return self._engine.kv_tokens
+
+    @property
+    def page_tokens(self) -> int:
+        return self._engine.config.page_tokens
 
     @property
     def times(self) -> WorkerTimes:
@@ -209,8 +213,11 @@ class LocalEngine:
         """Refuse new sessions."""
         self._serving = (0, 0)
 
-    def reserve(self, key: str, tokens: int) -> str | None:
-        return self._engine.reserve(key, tokens)
+    def open_kv(self, key: str, tokens: int, layers: tuple[int, int], likely_tokens: int) -> None:
+        self._engine.open_kv(key, tokens, layers, likely_tokens)
+
+    def extend_kv(self, key: str, tokens: int) -> bool:
+        return self._engine.extend_kv(key, tokens)
 
     def free(self, key: str) -> None:
         self._worker.drop(key)

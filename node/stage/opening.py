@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from coordinator.admission.room import KvAsk
 from coordinator.admission.rules import (
     CLAIM_SHARE,
     QUEUE_PLACES,
-    Claim,
     Demand,
     StageLoad,
     TurnedAway,
@@ -22,7 +22,6 @@ from coordinator.admission.rules import (
     headroom,
     queue_is_long,
     retry_after_s,
-    takes_headroom,
 )
 from dht.identity.grant import grant_refusal, is_own_word, own_word
 from dht.messages import codec
@@ -46,6 +45,7 @@ from node.stage.config import StageConfig, StageEngine
 from node.stage.migration_choice import Rebuild, Way
 from node.stage.open_checks import refusal_of
 from node.stage.pipeline import StagePipeline, row_bytes_of
+from node.stage.stage_kv import RETURN_LEAST_S, StageKv, claim_of
 
 TOKEN_BYTES = 4
 """Approximate size of a token id on the wire."""
@@ -58,6 +58,7 @@ class Opening:
         self,
         me: str,
         engine: StageEngine,
+        kv: StageKv,
         config: StageConfig,
         table: SessionTable,
         hops: HopTable,
@@ -72,6 +73,7 @@ class Opening:
         ``me``."""
         self._me = me
         self._engine = engine
+        self._kv = kv
         self._config = config
         self._table = table
         self._hops = hops
@@ -227,16 +229,18 @@ class Opening:
         if before is not None:  # its layers differ, or it has nothing left to take over
             self._table.forget(before)
         now_s = asyncio.get_running_loop().time()
-        load = self._table.load(open_.client, now_s, _claim_of(open_))
+        load = self._table.load(open_.client, now_s, claim_of(open_))
         session = StageSession(open=open_, urgent=self._runs_first(open_, load))
-        refusal = self._refuse_for_room(open_, load)
+        ask = self._kv.ask_of(open_, session.kv_key)
+        urgent = self._is_urgent(open_, ask, load)
+        refusal = self._refuse_for_load(load, urgent=urgent)
         if refusal is None:
-            no_kv = self._engine.reserve(session.kv_key, session.kv_tokens)
+            no_kv = self._kv.admit(ask, now_s, may_be_urgent=urgent)
             refusal = None if no_kv is None else (RefusalCode.NO_KV, no_kv)
         if refusal is not None:
             if refusal[0] is RefusalCode.NO_KV:
-                self.demand = Demand(tokens=_kv_tokens(open_), at_s=now_s)
-            wait_s = self._retry_after_s(open_, load, now_s)
+                self.demand = Demand(tokens=self._kv.room.expected_tokens(ask), at_s=now_s)
+            wait_s = self._retry_after_s(ask, load, now_s, urgent=urgent)
             return self._refused(open_, self._me, *refusal, wait_s)
         live = Live(
             session=session,
@@ -254,11 +258,9 @@ class Opening:
         self._counters["dials_refused"] += 1
         return RefusalCode.TOO_MANY, DIALS_REFUSED
 
-    def _refuse_for_room(
-        self, open_: SessionOpen, load: StageLoad
-    ) -> tuple[RefusalCode, str] | None:
+    def _refuse_for_load(self, load: StageLoad, *, urgent: bool) -> tuple[RefusalCode, str] | None:
+        """Why the stage has too many sessions for one more, or None."""
         config = self._config
-        urgent = self._is_urgent(open_, load)
         places = config.sessions_max - load.sessions
         if places <= 0 or (not urgent and places <= headroom(config.sessions_max)):
             return RefusalCode.TOO_MANY, f"{load.sessions} sessions are open, that is the limit"
@@ -268,21 +270,17 @@ class Opening:
         if not urgent and queue_is_long(load, waits_s):
             decoding = f"{load.sessions} sessions, {load.decoding} of which decode"
             return RefusalCode.TOO_MANY, f"{decoding}, a token in {waits_s or 0.0:.1f} s"
-        free = self._engine.kv_tokens_free
-        if not urgent and takes_headroom(_kv_tokens(open_), free, load.kv_tokens):
-            return RefusalCode.NO_KV, f"{free} tokens of KV are free, some kept for urgent requests"
         return None
 
-    def _is_urgent(self, open_: SessionOpen, load: StageLoad) -> bool:
+    def _is_urgent(self, open_: SessionOpen, ask: KvAsk, load: StageLoad) -> bool:
         """Whether the open counts as urgent: it claims so, there is headroom left for its claim,
         and a client that claims high priority is below its limit of urgent sessions."""
-        claim, most = _claim_of(open_), self._config.urgent_per_client_max
-        if claim is None or (claim is Claim.HIGH and load.own_urgent >= most):
+        sessions_max = self._config.sessions_max
+        if open_.answered == 0 and load.own_urgent >= self._config.urgent_per_client_max:
             return False
-        sessions_max, free = self._config.sessions_max, self._engine.kv_tokens_free
         return (
-            claim_fits(1, sessions_max - load.sessions, load.sessions, load.claimed)
-            and claim_fits(_kv_tokens(open_), free, load.kv_tokens, load.claimed_tokens)
+            self._kv.room.fits_urgent(ask)
+            and claim_fits(1, sessions_max - load.sessions, load.sessions, load.claimed)
             and load.claimed < max(1, CLAIM_SHARE * headroom(sessions_max))
         )
 
@@ -293,19 +291,26 @@ class Opening:
         high = open_.priority is Priority.HIGH
         return high and load.own_urgent < own_max and load.urgent < all_max
 
-    def _retry_after_s(self, open_: SessionOpen, load: StageLoad, now_s: float) -> float:
-        free, needed = self._engine.kv_tokens_free, _kv_tokens(open_)
-        kept = headroom(capacity := free + load.kv_tokens)
-        urgent = self._is_urgent(open_, load)
+    def _retry_after_s(self, ask: KvAsk, load: StageLoad, now_s: float, *, urgent: bool) -> float:
+        room = self._kv.room
+        free, needed = room.free_tokens, room.expected_tokens(ask)
+        kept = headroom(capacity := room.capacity_tokens)
         if not urgent and needed + kept <= capacity:
             free -= kept
             capacity -= kept
-        crowd = needed * self._turned_away.turn(open_.client, now_s)
+        crowd = needed * self._turned_away.turn(ask.client, now_s)
         wanted = max(needed, min(crowd, capacity))
         # However much KV is free, the queue only shortens when sessions end.
         if not urgent and queue_is_long(load, self._flow.decode_waits.p95_s):
-            wanted, free = min(QUEUE_PLACES * crowd, load.kv_tokens), 0
-        return retry_after_s(wanted, free, self._table.holdings(now_s))
+            wanted, free = min(QUEUE_PLACES * crowd, room.charged_tokens), 0
+        return retry_after_s(wanted, free, self._table.holdings(now_s, room.charged_of))
+
+    def room_after_s(self, session: StageSession, now_s: float) -> float:
+        """Seconds until a session that gives way should find room here again."""
+        room = self._kv.room
+        needed = room.charged_of(session.kv_key)
+        others = self._table.holdings(now_s, room.charged_of, besides=session.kv_key)
+        return max(RETURN_LEAST_S, retry_after_s(needed, 0, others))
 
     def replied(self, peer_id: str, message: HopReply) -> None:
         """Handle the next stage's answer: resume the session and pass the answer up.
@@ -403,19 +408,9 @@ class Opening:
         live.upstream.send(accepted)
 
 
-def _claim_of(open_: SessionOpen) -> Claim | None:
-    if open_.answered:
-        return Claim.BEGUN
-    return Claim.HIGH if open_.priority is Priority.HIGH else None
-
-
 def _next_peer(open_: SessionOpen) -> str:
     """The peer that this stage sends to; the first stage, where this is the last."""
     return open_.route[(open_.hop + 1) % len(open_.route)].peer_id
-
-
-def _kv_tokens(open_: SessionOpen) -> int:
-    return open_.prompt_tokens + open_.max_new_tokens - 1
 
 
 def close_of(session: StageSession) -> SessionClose:

@@ -5,7 +5,7 @@ Rows are logged before they are sent, so that the next stage can be rebuilt from
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -31,6 +31,7 @@ from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_copy import REST_ROWS
 from node.stage.outbox import Outbox, rows_bytes
+from node.stage.stage_kv import StageKv
 
 
 def row_bytes_of(engine: StageEngine) -> int:
@@ -44,6 +45,7 @@ class StagePipeline:
     def __init__(
         self,
         engine: StageEngine,
+        kv: StageKv,
         config: StageConfig,
         table: SessionTable,
         hops: HopTable,
@@ -56,6 +58,7 @@ class StagePipeline:
         """``fail`` ends a session at this stage with a reason; ``refuse`` pauses it, for the peer
         whose rows are unsound and a reason; ``finish`` completes its answer."""
         self._engine = engine
+        self._kv = kv
         self._config = config
         self._table = table
         self._hops = hops
@@ -64,6 +67,8 @@ class StagePipeline:
         self._refuse = refuse
         self._finish = finish
         self._stalled: dict[str, None] = {}
+        self._without_kv: dict[str, deque[WorkItem]] = {}
+        """Work of sessions that wait for KV, by their names in the engine."""
         self.pace = EnginePace()
         self.decode_waits = StepTimes()
         """Times from a decode's arrival to its step's end: this stage's part of a token's time."""
@@ -156,7 +161,31 @@ class StagePipeline:
             else:
                 self._submit(work)
 
+    def drop(self, key: str) -> None:
+        """Forget what a session still had to run."""
+        self.pace.dropped(key)
+        self._without_kv.pop(key, None)
+        self._kv.waits_no_more(key)
+
+    def resume_without_kv(self) -> None:
+        """Run what waits for KV, as far as there is some now; the oldest sessions first."""
+        for key in self._kv.oldest_first(self._without_kv):
+            items = self._without_kv.get(key)  # to take KV may have ended another that waits
+            while items and self._kv.take(key, items[0].position + items[0].tokens):
+                self._hand_over(items.popleft())
+            if not items:
+                self._without_kv.pop(key, None)
+
     def _submit(self, item: WorkItem) -> None:
+        """Hand work to the engine once there is KV for it."""
+        key = item.session
+        if key in self._without_kv or not self._kv.take(key, item.position + item.tokens):
+            self._counters["waited_for_kv"] += key not in self._without_kv
+            self._without_kv.setdefault(key, deque()).append(item)
+        else:
+            self._hand_over(item)
+
+    def _hand_over(self, item: WorkItem) -> None:
         now_s = asyncio.get_running_loop().time()
         self.pace.submitted(item.session, now_s)
         self._engine.submit(replace(item, queued_s=now_s))

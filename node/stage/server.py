@@ -27,6 +27,10 @@ from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_migration import KvMover
 from node.stage.opening import Opening, close_of
 from node.stage.pipeline import StagePipeline, row_bytes_of
+from node.stage.stage_kv import StageKv
+
+MOVE_S = 3.0
+"""A session that should give way has ``MOVE_S`` to move to a freer holder; then it is put out."""
 
 __all__ = ["StageConfig", "StageEngine", "StageServer"]
 
@@ -62,17 +66,23 @@ class StageServer:
         self._config = config
         self._keep: tuple[int, int] | None = None
         self._relief: dict[str, str] = {}
+        self._moving_s: dict[str, float] = {}
+        """Until when sessions that should give way may take to move, by name in the engine."""
+        self.taker_of: Callable[[Movable], str | None] = lambda session: None
+        """Finds a freer holder for a session that should give way."""
         self.counters: Counter[str] = Counter()
         self._hops = HopTable(
             transport, addresses_of, config.hops, self, self.traffic, parts, budget
         )
         log = ActivationLog(row_bytes_of(engine), config.log_bytes_max)
         self._engine = engine
+        self.kv = StageKv(engine, self._make_way)
         self._table = SessionTable(self._free_kv, log, self._drop_work, on_idle)
         if budget is not None:
             budget.held(FRAME_BYTES).knows = self._table.knows
         self.flow = StagePipeline(
             engine,
+            self.kv,
             config,
             self._table,
             self._hops,
@@ -84,6 +94,7 @@ class StageServer:
         self._opening = Opening(
             self._me,
             engine,
+            self.kv,
             config,
             self._table,
             self._hops,
@@ -96,6 +107,7 @@ class StageServer:
         self.copies = KvMover(
             self._me,
             engine,
+            self.kv,
             config,
             self._table,
             self._hops,
@@ -121,12 +133,45 @@ class StageServer:
         return self._table.log.bytes_held
 
     def _free_kv(self, key: str) -> None:
-        self.flow.pace.dropped(key)
-        self._engine.free(key)
+        self.flow.drop(key)
+        self._moving_s.pop(key, None)
+        self.kv.free(key)
+        if self.kv.waiting:  # not at once: who frees may be in the midst of taking
+            asyncio.get_running_loop().call_soon(self.flow.resume_without_kv)
 
     def _drop_work(self, key: str) -> None:
-        self.flow.pace.dropped(key)
+        self.flow.drop(key)
         self._engine.drop(key)
+
+    def _make_way(self, key: str) -> bool:
+        """Have a session move to a freer holder, or pause it; False while it may still move."""
+        live = self._table.of_key(key)
+        if live is None:
+            self.kv.free(key)
+            return True
+        now_s = asyncio.get_running_loop().time()
+        if key not in self._moving_s:
+            here = {each.session: each for each in self.movable()}
+            movable = here.get(live.session.key)
+            to = None if movable is None else self.taker_of(movable)
+            if to is not None:
+                self._moving_s[key] = now_s + MOVE_S
+                self.counters["asked_to_make_way"] += 1
+                live.tell_leaving(self._me, self._sign, to)
+        if now_s < self._moving_s.get(key, now_s):
+            return False
+        self._put_out(live, now_s)
+        return True
+
+    def _put_out(self, live: Live, now_s: float) -> None:
+        """Free a session here for others; its owner opens it again and replays it."""
+        session = live.session
+        self.counters["gave_way"] += 1
+        after_s = self._opening.room_after_s(session, now_s)
+        self.kv.give_way(session.kv_key, now_s)
+        reason = "its KV is needed for other sessions"
+        live.tell_failed(self._me, reason, self._me, self._sign, after_s)
+        self._table.forget(live)
 
     def pong(self, nonce: int) -> Pong:
         """The answer to a ping, with this stage's step times."""
@@ -148,10 +193,19 @@ class StageServer:
             now_s = loop.time()
             self.flow.resume_stalled()
             self._give_up_paused(now_s)
+            self._give_up_waiting(now_s)
             if now_s - beat_s >= self._config.keepalive_s:
                 beat_s = now_s
                 self._beat(now_s)
                 self._tell_leaving()
+
+    def _give_up_waiting(self, now_s: float) -> None:
+        """Put out sessions that have waited for KV for too long."""
+        if self.kv.waiting:
+            self.flow.resume_without_kv()
+        for key in self.kv.overdue(now_s):
+            if (live := self._table.of_key(key)) is not None:
+                self._put_out(live, now_s)
 
     def _give_up_paused(self, now_s: float) -> None:
         """End paused sessions whose next attempt has not come in time."""
@@ -214,11 +268,18 @@ class StageServer:
     # Load
 
     @property
+    def kv_tokens_free(self) -> int:
+        """KV tokens that are neither promised to a session nor held by one."""
+        return self.kv.room.free_tokens
+
+    @property
     def wanted_tokens(self) -> int:
-        """KV tokens that should be free: urgent sessions' headroom and the last refused demand."""
-        capacity = self._engine.kv_tokens_free + self._table.kv_tokens
+        """KV tokens that should be free: urgent sessions' headroom, the last refused demand, and
+        what sessions here wait for."""
+        capacity = self.kv.room.capacity_tokens
         demand = self._opening.demand.wanted(asyncio.get_running_loop().time())
         kept = headroom(capacity) if self._table.serves_urgent else 0
+        kept += self.kv.waiting * self._engine.page_tokens
         return kept + (demand if kept + demand <= capacity else 0)
 
     @property
@@ -229,14 +290,14 @@ class StageServer:
         return PeerLoad(
             start=view.start if serving else 0,
             end=view.end if serving else 0,
-            free_tokens=self._engine.kv_tokens_free,
+            free_tokens=self.kv_tokens_free,
             wanted_tokens=self.wanted_tokens,
             sessions=self._table.holding,
         )
 
     def movable(self) -> list[Movable]:
         """Sessions that could move elsewhere while they decode."""
-        return self._table.movable(asyncio.get_running_loop().time())
+        return self._table.movable(asyncio.get_running_loop().time(), self.kv.room.charged_of)
 
     def holding(self) -> dict[str, None]:
         """Keys of the sessions that hold KV here, in order."""

@@ -250,6 +250,7 @@ def _balance(seen: Seen, mine: NodeRecord) -> None:
         route=frozenset({me}),
         neighbours=frozenset(others),
         kv_tokens=100,
+        left_tokens=90,
         ran_tokens=10,
         moved_s=math.inf,
     )

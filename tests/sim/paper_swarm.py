@@ -70,13 +70,15 @@ class PaperEngine:
 
     wire_dtype = "float32"
     hidden = 1
+    page_tokens = 1
 
     def __init__(self, peer_id: str, start: int, end: int, *, kv_tokens: int, step_s: float):
         self.span = (start, end)
         self.serving = True
         self.step_s = step_s
-        self.kv_free = kv_tokens
-        self.kv: dict[str, int] = {}
+        self.kv_tokens = kv_tokens
+        self.kv: dict[str, tuple[range, int]] = {}
+        """Layers and tokens that each session has taken."""
         self.states: dict[str, list[int]] = {}
         self.rows_run = 0
         self.kv_imported = 0
@@ -85,8 +87,13 @@ class PaperEngine:
         self.backlog_tokens = 0
 
     @property
-    def kv_tokens_free(self) -> int:
-        return self.kv_free
+    def kv_free(self) -> int:
+        """KV tokens that are free on the fullest layer."""
+        taken = [
+            sum(tokens for layers, tokens in self.kv.values() if layer in layers)
+            for layer in range(*self.span)
+        ]
+        return self.kv_tokens - max(taken)
 
     @property
     def view(self) -> StageView:
@@ -99,16 +106,20 @@ class PaperEngine:
             serving=self.serving,
         )
 
-    def reserve(self, key: str, tokens: int) -> str | None:
-        assert key not in self.kv, "reserved twice"
-        if tokens > self.kv_free:
-            return f"{tokens} tokens asked, {self.kv_free} free"
-        self.kv_free -= tokens
-        self.kv[key] = tokens
-        return None
+    def open_kv(self, key: str, tokens: int, layers: tuple[int, int], likely_tokens: int) -> None:
+        assert key not in self.kv, "opened twice"
+        self.kv[key] = range(*layers), 0
+
+    def extend_kv(self, key: str, tokens: int) -> bool:
+        layers, had = self.kv[key]
+        self.kv[key] = layers, max(had, tokens)
+        if self.kv_free < 0:
+            self.kv[key] = layers, had
+            return False
+        return True
 
     def free(self, key: str) -> None:
-        self.kv_free += self.kv.pop(key, 0)
+        self.kv.pop(key, None)
         self.states.pop(key, None)
 
     def drop(self, key: str) -> None:
@@ -151,6 +162,7 @@ class PaperEngine:
         key = item.session
         if key not in self.kv:
             return WorkResult(item=item, error="no KV is reserved")
+        assert item.position + item.tokens <= self.kv[key][1], "KV was not taken"
         ids = item.token_ids
         if ids is None:
             assert item.hidden is not None
@@ -196,7 +208,7 @@ class PaperPeer:
             model=SPEC,
             memory_bytes=1,
             kv_tokens_min=1,
-            kv_tokens_free=self.engine.kv_free,
+            kv_tokens_free=self.stage.kv_tokens_free,
             kv_tokens_wanted=self.stage.wanted_tokens,
             sessions=self.stage.sessions,
             tokens_per_s=(100.0,) * LAYERS,
@@ -206,6 +218,11 @@ class PaperPeer:
             addresses=self.transport.addresses,
             joined_unix_s=self.joined_unix_s,
         )
+
+    def fill(self) -> None:
+        """Leave no room for more than the sessions that are here were let in for."""
+        room = self.stage.kv.room
+        room.pages = room.charged_tokens // room.page_tokens
 
     async def announce(self) -> None:
         await self.directory.publish(self.record())

@@ -78,7 +78,7 @@ class Weather:
                 await victim.announce()
                 victim.stage.move_outside(0, 0)
             case "full":
-                victim.engine.kv_free = 0
+                victim.fill()
             case "cut":
                 self._cut = victim
                 self._swarm.cut(victim)

@@ -392,16 +392,16 @@ def test_a_crowd_with_one_claim_leaves_headroom_to_the_other(claim: str) -> None
                 await codec.send_frame(stream, open_)
                 return isinstance((await codec.read_frame(stream)).message, SessionAccepted)
 
-            capacity = target.engine.kv_free
-            while await ask(max_new_tokens=400):
+            capacity = target.stage.kv_tokens_free
+            while await ask(prompt_tokens=400, max_new_tokens=100):
                 pass
             while await ask():
                 pass
-            free = target.engine.kv_free
+            free = target.stage.kv_tokens_free
             assert free >= 0.1 * capacity
             taken = [await ask(**CLAIMS[claim]) for _ in range(100)]
             assert 0 < sum(taken) < 12
-            assert free - target.engine.kv_free <= 0.075 * capacity + len(PROMPT) + 50
+            assert free - target.stage.kv_tokens_free <= 0.075 * capacity + len(PROMPT) + 50
             (other,) = set(CLAIMS) - {claim}
             assert await ask(**CLAIMS[other])
 

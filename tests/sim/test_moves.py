@@ -156,7 +156,7 @@ def test_whoever_is_lost_during_a_move_the_answer_is_right(
                 victim = {"new": taken[0], "leaving": route[1], "upstream": route[0]}[who]
                 victims.append(victim)
                 if way == "full":
-                    victim.engine.kv_free = 0
+                    victim.fill()
                 else:
                     getattr(swarm, way)(victim)
 

@@ -123,7 +123,7 @@ def test_one_client_may_call_only_a_few_sessions_urgent() -> None:
                     for _ in range(12)
                 ]
                 await asyncio.sleep(0.5)
-                assert all(peer.engine.kv_free >= 100 for peer in swarm.peers)
+                assert all(peer.stage.kv_tokens_free >= 100 for peer in swarm.peers)
                 done = await asyncio.gather(*tasks, return_exceptions=True)
                 assert sum(isinstance(each, UnavailableError) for each in done) == 2
             await until(lambda: held(swarm) == 0)

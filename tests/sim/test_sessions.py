@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -151,9 +152,8 @@ def test_a_peer_without_room_is_passed_over() -> None:
         async with paper_swarm((0, 4)) as swarm:
             full = await swarm.add(4, 8, kv_tokens=10)
             roomy = await swarm.add(4, 8)
-            full.engine.kv_free = 20_000
-            await full.announce()  # by the next announcement it will have filled up
-            full.engine.kv_free = 10
+            # By the next announcement it will have filled up.
+            await full.directory.publish(replace(full.record(), kv_tokens_free=20_000))
             async with swarm.client() as client:
                 for _ in range(4):
                     answer = await client.generate(PROMPT, max_new_tokens=5)

@@ -34,7 +34,12 @@ from client.session.events import (
     Refused,
     RouteFound,
 )
-from client.session.failover import RELIEF_EVERY_S, ControllerState, SessionController
+from client.session.failover import (
+    PAUSED_S,
+    RELIEF_EVERY_S,
+    ControllerState,
+    SessionController,
+)
 from client.view.view import Route
 from coordinator.routing.routes import NoRoute
 from dht.messages.session import RefusalCode, Sampling
@@ -43,6 +48,7 @@ from tests.choices import Choices, choices
 from tests.examples import examples
 from tests.unit.records import MODEL
 
+NOBODY = NoRoute(reason="nobody")
 NEW = 12
 TRUTH = tuple(range(500, 500 + NEW))
 PROMPT = (1, 2, 3)
@@ -240,6 +246,26 @@ def live(chosen: Choices, steps: int) -> None:
     if owner.move is not None:
         closed |= {stage.peer_id for stage in owner.move.route}
     assert set(world.holds) - world.dead <= closed
+
+
+def test_a_stage_that_always_gives_way_is_not_waited_for_for_ever() -> None:
+    route = (RouteStage(peer_id="a", start=0, end=8),)
+    request = AnswerRequest(model=MODEL, prompt_ids=PROMPT, max_new_tokens=9, sampling=Sampling())
+    owner = SessionController(log=AnswerLog(request=request), wait_s=0.0)
+    owner.start(0.0)
+    now_s = 0.0
+    while owner.state is not ControllerState.GAVE_UP:
+        assert now_s < PAUSED_S + 20.0
+        if owner.state is ControllerState.DRAWING:
+            owner.step(RouteFound(route=route if now_s < PAUSED_S else NOBODY), now_s)
+        owner.step(Accepted(attempt=owner.attempt, position=0), now_s)
+        if now_s == 0.0:
+            owner.step(Arrived(attempt=owner.attempt, position=3, token_ids=(7,)), now_s)
+        now_s += 10.0
+        gone = Lost(attempt=owner.attempt, peer_id="a", reason="needed", retry_after_s=8.0)
+        owner.step(gone, now_s)
+    assert now_s >= PAUSED_S, "an answer that began is waited for, though its client does not wait"
+    assert (owner.failovers, owner.pauses > 3) == (0, True)
 
 
 @pytest.mark.property

@@ -51,6 +51,7 @@ def session(
         route=frozenset(route),
         neighbours=frozenset({"before", "after"}),
         kv_tokens=kv_tokens,
+        left_tokens=kv_tokens - ran_tokens,
         ran_tokens=ran_tokens,
         moved_s=moved_s,
         urgent=urgent,

@@ -219,3 +219,50 @@ def test_kv_travels_as_bytes_and_only_what_fits_is_taken(directory: Path) -> Non
         assert there.import_kv("s", wrong) is not None
     assert there.import_kv("s", packed) is None
     assert answer(there, "s", 5, len(PROMPT), first) == expected
+
+
+def test_sessions_on_disjoint_layers_have_the_same_pages_and_answer_as_one_on_all(
+    directory: Path,
+) -> None:
+    """KV is taken as tokens come; page p of either session is page p of its own layers alone."""
+    engine, alone = engine_of(directory), engine_of(directory)
+    cut = 1
+    spans = {"low": (0, cut), "high": (cut, LAYERS)}
+    for name, span in spans.items():
+        engine.open_kv(name, 100, span, 40)
+
+    def through(position: int, ids: tuple[int, ...]) -> int:
+        """Run both sessions one behind the other, as two stages would."""
+        for name in spans:
+            assert engine.extend_kv(name, position + len(ids))
+        low = WorkItem(session="low", start=0, end=cut, position=position, token_ids=ids)
+        (ran,) = engine.step([low])
+        assert ran.error is None
+        high = WorkItem(
+            session="high",
+            start=cut,
+            end=LAYERS,
+            position=position,
+            hidden=ran.hidden,
+            sampling=Sampling(),
+        )
+        (ran,) = engine.step([high])
+        assert ran.error is None
+        assert ran.token_id is not None
+        return ran.token_id
+
+    alone.reserve("s", 100)
+    token, expected = through(0, PROMPT), run(alone, "s", 0, PROMPT)
+    for position in range(len(PROMPT), len(PROMPT) + 20):
+        assert token == expected
+        token, expected = through(position, (token,)), run(alone, "s", position, (expected,))
+    low, high = (engine._kv.get(name) for name in spans)
+    assert low is not None
+    assert high is not None
+    assert low.pages == high.pages
+    refused = WorkItem(session="low", start=0, end=LAYERS, position=74, token_ids=(1,))
+    (told,) = engine.step([refused])
+    assert told.error == "layers [0, 3) asked, the session has KV on layers [0, 1]"
+    beyond = WorkItem(session="low", start=0, end=cut, position=73, token_ids=(1,) * 9)
+    (told,) = engine.step([beyond])
+    assert told.error == "positions [73, 82) asked, 80 reserved"

@@ -46,8 +46,9 @@ class Accounts(RuleBasedStateMachine):
             with pytest.raises(KeyError):
                 self.accounts.grow(session, 1)
             return
-        tokens = int(share * got.tokens)
-        if tokens > got.tokens:
+        given = self.accounts.given_tokens(session)
+        tokens = int(share * given)
+        if tokens > given:
             with pytest.raises(ValueError, match="reserved"):
                 self.accounts.grow(session, tokens)
             return
@@ -74,10 +75,28 @@ class Accounts(RuleBasedStateMachine):
         if got is None or got.pages:
             return
         names = [bytes(words[: n + 1]) for n in range(len(words))]
-        room = -(-got.tokens // PAGE_TOKENS)
-        adopted = self.accounts.adopt(session, names[:room])
-        assert len(got.pages) == adopted <= len(names)
+        given = len(got.given)
+        adopted = self.accounts.adopt(session, names)
+        assert len(got.pages) == adopted <= min(given, len(names))
         self.names[session] = names[:adopted]
+
+    @rule(session=sessions, tokens=st.integers(1, 20), share=st.floats(0, 1))
+    def open(self, session: str, tokens: int, share: float) -> None:
+        """Open one that takes its pages one after another."""
+        if session not in self.held:
+            self.accounts.open(session, tokens, likely_tokens=int(share * tokens))
+            self.held[session] = tokens
+            self.names[session] = []
+
+    @rule(session=sessions, tokens=st.integers(1, 20))
+    def extend(self, session: str, tokens: int) -> None:
+        got = self.accounts.get(session)
+        if got is None or tokens > got.tokens:
+            return
+        free, had = self.accounts.free_tokens // PAGE_TOKENS, got.page_count
+        needed = max(had, -(-tokens // PAGE_TOKENS))
+        assert self.accounts.extend(session, tokens) is (needed - had <= free)
+        assert got.page_count == (needed if needed - had <= free else had)
 
     @rule(session=sessions)
     def free(self, session: str) -> None:
@@ -98,8 +117,8 @@ class Accounts(RuleBasedStateMachine):
                 owners.setdefault(page, set()).add((index, name))
         # Who holds the same page holds it for the same content.
         assert all(len(contents) == 1 for contents in owners.values())
-        promised = sum(-(-tokens // PAGE_TOKENS) for tokens in self.held.values())
-        assert self.accounts.free_tokens == (PAGES - promised) * PAGE_TOKENS
+        given = sum(len(self.accounts.get(s).given) for s in self.held)  # type: ignore[union-attr]
+        assert self.accounts.free_tokens == (PAGES - given - len(owners)) * PAGE_TOKENS
 
 
 TestAccounts = Accounts.TestCase
@@ -148,10 +167,50 @@ def test_kept_pages_go_when_the_room_is_needed_the_longest_unused_first() -> Non
     assert accounts.free_tokens == 3
     accounts.reserve("s", 2)
     accounts.grow("s", 2)
+    accounts.free("s")
     accounts.reserve("t", 1)
     assert accounts.adopt("t", [b"old"]) == 0
     assert accounts.adopt("t", [b"new"]) == 1
     accounts.check()
+
+
+def test_sessions_on_disjoint_layers_have_the_same_pages_and_others_have_not() -> None:
+    accounts = BlockManager(4, 4, (2, 6))
+    for name, span in (("low", (2, 4)), ("high", (4, 6)), ("across", (3, 5))):
+        accounts.open(name, 16, span)
+    assert accounts.extend("low", 12)
+    assert accounts.extend("high", 12)
+    assert accounts.free_tokens == 4
+    assert not accounts.extend("across", 8), "nothing is given where not all is there"
+    assert accounts.extend("across", 4)
+    accounts.check()
+    for name in ("low", "high", "across"):
+        accounts.grow(name, accounts.given_tokens(name))
+    pages = {name: set(accounts.get(name).pages) for name in ("low", "high", "across")}  # type: ignore[union-attr]
+    assert pages["low"] == pages["high"]
+    assert not pages["across"] & pages["low"]
+    accounts.free("low")
+    assert accounts.extend("high", 16) is False, "the last page is taken on one of its layers"
+    accounts.free("across")
+    assert accounts.extend("high", 16)
+    accounts.check()
+
+
+def test_a_session_grows_along_its_run_where_nobody_claims_it() -> None:
+    accounts = BlockManager(8, 1)
+    accounts.open("a", 8, likely_tokens=3)
+    accounts.open("b", 8, likely_tokens=3)
+    for tokens in range(1, 4):
+        for name in "ab":
+            assert accounts.extend(name, tokens)
+    assert accounts.extend("b", 5)
+    assert not accounts.extend("a", 4)
+    accounts.free("b")
+    assert accounts.extend("a", 8)
+    accounts.grow("a", 8)
+    assert accounts.get("a").run  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="9 tokens asked, 8 reserved"):
+        accounts.extend("a", 9)
 
 
 def test_no_pages_refuse_everything() -> None:

@@ -18,6 +18,7 @@ from node.sessions.session import StageSession, StageState
 from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_migration import COPY_S_MAX, KvMover
+from node.stage.stage_kv import StageKv
 from tests.unit.node.sessions.test_session import make_open
 
 ROW_BYTES = 1024
@@ -64,6 +65,15 @@ class Sent:
         self.messages.append(message)
 
 
+class Room:
+    """KV of a stage that has some left, or none."""
+
+    has_room = True
+
+    def take(self, session: str, tokens: int) -> bool:
+        return self.has_room
+
+
 class Side:
     """A mover with one session: ``importing`` at the new stage, else at the one that leaves."""
 
@@ -71,6 +81,7 @@ class Side:
         open_ = replace(make_open(prompt=100, new=100), copy_from="p9" if importing else None)
         self.session = StageSession(open=open_, state=StageState.ACTIVE, importing=importing)
         self.upstream, self.hop, self.engine = Sent(), Sent(), SlowEngine()
+        self.room = Room()
         self.counters: Counter[str] = Counter()
         self.table = SessionTable(lambda key: None, ActivationLog(4, 1000))
         self.table.add(
@@ -79,6 +90,7 @@ class Side:
         self.mover = KvMover(
             "p0",
             cast(StageEngine, self.engine),
+            cast(StageKv, self.room),
             CONFIG,
             self.table,
             cast(HopTable, self.hop),
@@ -143,6 +155,16 @@ def test_a_piece_larger_than_its_tokens_is_refused_before_it_is_kept(size: int) 
         side.assert_refused(f"{size} bytes came as KV of 1 tokens")
         await asyncio.sleep(5)
         assert not side.engine.imported
+
+    run(scenario())
+
+
+def test_a_piece_for_which_there_is_no_room_ends_the_copy() -> None:
+    async def scenario() -> None:
+        side = Side(importing=True)
+        side.room.has_room = False
+        side.take(0, 1, ROW_BYTES)
+        side.assert_refused("there is no room for more KV now")
 
     run(scenario())
 

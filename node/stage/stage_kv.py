@@ -1,0 +1,113 @@
+"""Performs what :mod:`coordinator.admission.room` decides on one engine's KV."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from coordinator.admission.room import KvAsk, KvRoom
+from coordinator.admission.rules import Claim
+from dht.messages.session import Priority, SessionOpen
+from node.stage.config import StageEngine
+
+WAIT_S = 6.0
+"""A session that waits for KV for ``WAIT_S`` gives way itself: it may hold at another stage what
+somebody else waits for who holds what it waits for here."""
+RETURN_LEAST_S = 1.0
+"""Least time for which a session that gave way is told to stay away."""
+
+
+def claim_of(open_: SessionOpen) -> Claim | None:
+    """Why an open says that it is urgent, if it does."""
+    if open_.answered:
+        return Claim.BEGUN
+    return Claim.HIGH if open_.priority is Priority.HIGH else None
+
+
+class StageKv:
+    """The KV of one stage. Sessions are named as in the engine."""
+
+    def __init__(self, engine: StageEngine, make_way: Callable[[str], bool]) -> None:
+        """``make_way`` frees the KV of the session that it is given, by :meth:`give_way`; it
+        returns False if that takes time."""
+        self._engine = engine
+        self._make_way = make_way
+        self._shape = (0, 0, 0)
+        self._room = KvRoom(start=0, end=0, pages=0)
+        self._waiting_s: dict[str, float] = {}
+        """Since when sessions wait for KV that they could not take."""
+
+    @property
+    def room(self) -> KvRoom:
+        """The accounts, made anew once the engine has loaded other layers: no session holds any KV
+        then."""
+        view, size = self._engine.view, self._engine.page_tokens
+        shape = view.start, view.end, self._engine.kv_tokens // size
+        if shape != self._shape and view.start < view.end and not any(self._room):
+            self._shape = shape
+            self._room = KvRoom(*shape, page_tokens=size, lengths=self._room.lengths)
+        return self._room
+
+    @property
+    def waiting(self) -> int:
+        """Number of sessions that wait for KV."""
+        return len(self._waiting_s)
+
+    def ask_of(self, open_: SessionOpen, key: str) -> KvAsk:
+        """What an open asks for."""
+        stage = open_.route[open_.hop]
+        return KvAsk(
+            session=key,
+            client=open_.client,
+            start=stage.start,
+            end=stage.end,
+            tokens=open_.prompt_tokens,
+            most_tokens=open_.prompt_tokens + open_.max_new_tokens - 1,
+            claim=claim_of(open_),
+            name=open_.session,
+        )
+
+    def admit(self, ask: KvAsk, now_s: float, *, may_be_urgent: bool) -> str | None:
+        """Let a session in, or return why there is no room for it."""
+        refused = self.room.admit(ask, now_s, may_be_urgent=may_be_urgent)
+        if refused is None:
+            likely = self.room.expected_tokens(ask)
+            self._engine.open_kv(ask.session, ask.most_tokens, (ask.start, ask.end), likely)
+        return refused
+
+    def take(self, session: str, tokens: int) -> bool:
+        """Take KV for a session's first ``tokens`` tokens, for which others may have to give way;
+        False if the session has to wait."""
+        room = self.room
+        if session not in room:
+            return True  # the engine refuses its work
+        while not (room.grow(session, tokens) and self._engine.extend_kv(session, tokens)):
+            victim = room.who_gives_way(session, tokens)
+            if victim is None or not self._make_way(victim):
+                self._waiting_s.setdefault(session, asyncio.get_running_loop().time())
+                return False
+        self._waiting_s.pop(session, None)
+        return True
+
+    def waits_no_more(self, session: str) -> None:
+        """Forget that a session waits: what it wanted to run is forgotten."""
+        self._waiting_s.pop(session, None)
+
+    def oldest_first(self, sessions: Iterable[str]) -> list[str]:
+        """``sessions`` in the order in which they were let in; without those that have ended."""
+        wanted = set(sessions)
+        return [session for session in self._room if session in wanted]
+
+    def overdue(self, now_s: float) -> list[str]:
+        """Sessions that have waited for too long."""
+        return [key for key, since_s in self._waiting_s.items() if now_s - since_s >= WAIT_S]
+
+    def free(self, session: str) -> None:
+        """Free all that a session holds; harmless if that is nothing."""
+        self._waiting_s.pop(session, None)
+        self._room.free(session)
+        self._engine.free(session)
+
+    def give_way(self, session: str, now_s: float) -> None:
+        """Free all that a session holds, and leave it room to come back."""
+        self._waiting_s.pop(session, None)
+        self._room.give_way(session, now_s)
+        self._engine.free(session)
