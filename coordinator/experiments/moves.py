@@ -16,7 +16,7 @@ from functools import partial
 from coordinator.admission.rules import headroom
 from coordinator.routing.balance import Balance, Movable, PeerLoad, swapped
 from coordinator.routing.routes import NoRoute, replacement
-from coordinator.simulator.clients import Clients
+from coordinator.simulator.clients import Clients, most_tokens
 from coordinator.simulator.core.parts import SimulatedSession, Stage
 from coordinator.simulator.core.swarm import LiveSwarm
 from coordinator.simulator.core.trace import Request
@@ -235,7 +235,7 @@ class Moving(Arrivals):
                 route=frozenset(peers),
                 neighbours=frozenset((peers[at - 1], peers[(at + 1) % len(peers)])),
                 kv_tokens=self._clients.rooms[name].charged_of(str(session.number)),
-                left_tokens=session.left_tokens,
+                left_tokens=most_tokens(session) - session.tokens_in_kv,
                 ran_tokens=session.tokens_in_kv,
                 moved_s=moved_s,
                 urgent=session.urgent,

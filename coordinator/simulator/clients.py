@@ -263,6 +263,11 @@ class Clients:
                 self._untried[name].pop(session.number, None)
 
 
+def most_tokens(session: SimulatedSession) -> int:
+    """Most tokens that its client let the session have: only the trace knows an answer's length."""
+    return session.input_tokens + max(MOST_NEW_TOKENS, session.output_tokens)
+
+
 def _ask_of(session: SimulatedSession, start: int, end: int) -> KvAsk:
     """The session's open at a stage; one that moves or was lost comes with its answer so far."""
     claim = Claim.HIGH if session.urgent else None
@@ -274,7 +279,7 @@ def _ask_of(session: SimulatedSession, start: int, end: int) -> KvAsk:
         start=start,
         end=end,
         tokens=session.input_tokens + session.output_tokens - session.left_tokens,
-        most_tokens=session.input_tokens + max(MOST_NEW_TOKENS, session.output_tokens),
+        most_tokens=most_tokens(session),
         claim=claim,
         name=str(session.number),
     )
