@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import cast
 
 from coordinator.batching.scheduler import PREFILL_TOKENS_MOST
+from coordinator.experiments.swarm_file import read_swarm
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.service import PeerSpeed, announced_service
 from coordinator.simulator.core.profiles import PeerProfile, interpolated
-from coordinator.simulator.swarm_file import read_swarm
 from dht.messages import codec, session
 from dht.messages.types import (
     LINKS_MAX,

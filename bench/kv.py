@@ -39,13 +39,13 @@ from bench.timed_engine import GpuTimes, TimedEngine
 from client import Swarm
 from coordinator.admission.lengths import AnswerLengths
 from coordinator.admission.room import KvAsk
+from coordinator.batching.scheduler import BatchLimits
 from coordinator.simulator.core.trace import Request, as_in_papers, read_trace, sampled
 from dht.errors import SwarmError
 from dht.identity.peer_id import Identity
 from dht.messages.session import SessionOpen
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork
-from node.engine.scheduler import BatchLimits
 from node.engine.work_item import WorkItem, WorkResult
 from node.peer.balancer import Balancer
 from node.stage.server import StageConfig

@@ -24,10 +24,10 @@ from typing import Any
 from bench import report
 from bench.local_swarm import ROOT
 from bench.papers.clusters import ours
+from coordinator.experiments.full_load import as_plan
 from coordinator.planning.placement import Placement
 from coordinator.routing.routes import NoRoute, Router
-from coordinator.simulator.routing.schedulers import record_of
-from coordinator.simulator.runs.full_load import as_plan
+from coordinator.simulator.clients import record_of
 from dht.messages.types import (
     SINK,
     SOURCE,

@@ -13,8 +13,8 @@ from bench.announced import (
     errors,
     measured,
 )
+from coordinator.experiments.swarm_file import read_swarm
 from coordinator.problem.service import announced_service
-from coordinator.simulator.swarm_file import read_swarm
 from dht.messages import codec
 from dht.messages.types import LAYER_TIMES_MAX, LINKS_MAX, fits
 
