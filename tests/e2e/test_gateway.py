@@ -347,25 +347,6 @@ def test_lm_eval_loglikelihoods_are_those_of_one_process(
     assert text == greedy(reference, "Once upon a time", 40).split(".")[0]
 
 
-def test_missing_layers_are_named_with_a_503(peers: LocalSwarm, chat_model: Path) -> None:
-    """Last in this file: it takes peers away."""
-    short = GatewayProcess(peers.addresses[:1], chat_model, "--wait", "3")
-    try:
-        asking = openai.OpenAI(base_url=short.url, api_key="none", max_retries=0)
-        assert asking.completions.create(model="brook", prompt="a", max_tokens=2).choices
-        for peer in peers.peers[1:]:
-            peer.kill()
-        with pytest.raises(openai.InternalServerError, match="layer") as caught:
-            asking.completions.create(model="brook", prompt="a", max_tokens=200)
-        assert caught.value.status_code == 503
-        assert int(caught.value.response.headers["Retry-After"]) > 0
-        status, text = get(short.url.removesuffix("/v1") + "/health")
-        assert status == 503
-        assert "layer" in text
-    finally:
-        assert short.stop() == 0
-
-
 def test_answers_follow_a_format(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "brook", "prompt": PROMPT, "max_tokens": 40}
     choice = {"guided_choice": ["a fox", "a bear"]}
@@ -397,3 +378,22 @@ def test_answers_follow_a_format(client: openai.OpenAI) -> None:
     assert read[1] == read[2], "the same seed gives the same answer"
     with pytest.raises(openai.APIStatusError, match="the grammar: "):
         client.completions.create(**asked, extra_body={"guided_regex": "((a{100}){100}){9999"})
+
+
+def test_missing_layers_are_named_with_a_503(peers: LocalSwarm, chat_model: Path) -> None:
+    """Last in this file: it takes peers away."""
+    short = GatewayProcess(peers.addresses[:1], chat_model, "--wait", "3")
+    try:
+        asking = openai.OpenAI(base_url=short.url, api_key="none", max_retries=0)
+        assert asking.completions.create(model="brook", prompt="a", max_tokens=2).choices
+        for peer in peers.peers[1:]:
+            peer.kill()
+        with pytest.raises(openai.InternalServerError, match="layer") as caught:
+            asking.completions.create(model="brook", prompt="a", max_tokens=200)
+        assert caught.value.status_code == 503
+        assert int(caught.value.response.headers["Retry-After"]) > 0
+        status, text = get(short.url.removesuffix("/v1") + "/health")
+        assert status == 503
+        assert "layer" in text
+    finally:
+        assert short.stop() == 0
