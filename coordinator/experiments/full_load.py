@@ -173,7 +173,7 @@ def offline(
         run = Standing(engine, scheduler, requests, start_s=start_s, end_s=end_s)
     elif isinstance(scheduler, HelixScheduler):
         first = config.first_requests
-        run = HelixFeed(engine, scheduler, requests, first=first, start_s=start_s, end_s=end_s)
+        run = HelixFeed(engine, scheduler, requests, sessions=first, start_s=start_s, end_s=end_s)
     else:
         sessions = config.sessions
         run = ClosedLoop(
