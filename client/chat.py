@@ -13,8 +13,8 @@ from pathlib import Path
 
 from client.answer.generation import NEW_TOKENS_DEFAULT, GenerationOptions
 from client.generate import add_generation, figures, generation_options, print_note, show
-from client.remembering import remember_swarm
-from client.swarm.swarm import Swarm, SwarmConfig
+from client.remembering import remember_swarm, settled_swarm
+from client.swarm.swarm import Swarm
 from client.text.chat_template import ChatTemplate
 from client.text.conversation import Conversation, Turn, fitted
 from client.text.tokenizer import Tokenizer
@@ -215,16 +215,7 @@ async def main(arguments: argparse.Namespace) -> int:
     options = generation_options(arguments)
     if sys.stdin.isatty() and not arguments.no_history:
         _keep_history(HISTORY)
-    async with Swarm.connect(
-        arguments.initial_peers,
-        model=arguments.model,
-        config=SwarmConfig(
-            network=arguments.network,
-            transport=arguments.transport,
-            fingerprint=arguments.fingerprint,
-        ),
-        on_status=lambda text: print_note(f"({text})"),
-    ) as swarm:
+    async with settled_swarm(arguments, lambda text: print_note(f"({text})")) as swarm:
         remember_swarm(arguments, swarm)
         chat = Chat(swarm, options, arguments.system)
         with on_interrupt(chat.interrupt, (signal.SIGINT,)):

@@ -13,8 +13,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from client.answer.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
-from client.remembering import remember_swarm
-from client.swarm.swarm import Swarm, SwarmConfig
+from client.remembering import remember_swarm, settled_swarm
 from dht.command_line import (
     EXIT_DONE,
     Parser,
@@ -177,17 +176,7 @@ async def main(arguments: argparse.Namespace) -> int:
     prompt = prompt_of(arguments)
     if not 0 <= arguments.wait <= 86_400:
         raise UserError(f"--wait is {arguments.wait}; it must be between 0 and 86400 seconds")
-    async with Swarm.connect(
-        arguments.initial_peers,
-        model=arguments.model,
-        config=SwarmConfig(
-            network=arguments.network,
-            wait_s=arguments.wait,
-            transport=arguments.transport,
-            fingerprint=arguments.fingerprint,
-        ),
-        on_status=print_note,
-    ) as swarm:
+    async with settled_swarm(arguments, print_note, wait_s=arguments.wait) as swarm:
         has_text = swarm.text.tokenizer is not None
         running = swarm.begin(prompt, options)
         async for piece in running:

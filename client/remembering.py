@@ -1,15 +1,38 @@
-"""What a consumer's commands remember of the swarm that answered them."""
+"""How a consumer's commands reach the swarm that they mean, and what they remember of it."""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
-from client.swarm.swarm import Swarm
+from client.swarm.swarm import Swarm, SwarmConfig
 from dht.command_line import printable
 from dht.identity.dialling import DialRule
 from dht.messages.types import RouteStage
 from dht.remembered import ADDRESSES_MAX, Remembered, remember
+
+
+def settled_swarm(
+    arguments: argparse.Namespace,
+    on_status: Callable[[str], None] | None = None,
+    **options: Any,
+) -> AbstractAsyncContextManager[Swarm]:
+    """The swarm that a command's settled arguments mean, for ``async with``.
+
+    ``options`` are further fields of :class:`client.swarm.swarm.SwarmConfig`. Entering raises as
+    :meth:`client.swarm.swarm.Swarm.connect` does.
+    """
+    config = SwarmConfig(
+        network=arguments.network,
+        transport=arguments.transport,
+        fingerprint=arguments.fingerprint,
+        **options,
+    )
+    return Swarm.connect(
+        arguments.initial_peers, model=arguments.model, config=config, on_status=on_status
+    )
 
 
 def remember_swarm(

@@ -11,8 +11,7 @@ import sys
 from client.health.history import History
 from client.health.prober import Prober, ProberConfig
 from client.health.state import Json
-from client.remembering import remember_swarm
-from client.swarm.swarm import Swarm, SwarmConfig
+from client.remembering import remember_swarm, settled_swarm
 from dht.command_line import (
     EXIT_DONE,
     EXIT_SWARM,
@@ -46,16 +45,7 @@ def parse() -> argparse.Namespace:
 
 async def main(arguments: argparse.Namespace) -> int:
     """Look once and print what is seen."""
-    async with Swarm.connect(
-        arguments.initial_peers,
-        model=arguments.model,
-        config=SwarmConfig(
-            network=arguments.network,
-            wait_s=0.0,
-            transport=arguments.transport,
-            fingerprint=arguments.fingerprint,
-        ),
-    ) as swarm:
+    async with settled_swarm(arguments, wait_s=0.0) as swarm:
         remember_swarm(arguments, swarm)
         history = History(None)
         try:

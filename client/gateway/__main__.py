@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from client.gateway.requests import Defaults
-from client.remembering import remember_swarm
-from client.swarm.swarm import Swarm, SwarmConfig
+from client.remembering import remember_swarm, settled_swarm
 from client.text.chat_template import ChatTemplate
 from client.view.pulse import PulseConfig
 from dht.command_line import (
@@ -130,18 +129,7 @@ async def main(arguments: argparse.Namespace) -> int:
     )
     if arguments.log_requests:
         requests.setLevel(logging.INFO)
-    async with Swarm.connect(
-        arguments.initial_peers,
-        model=arguments.model,
-        config=SwarmConfig(
-            network=arguments.network,
-            wait_s=arguments.wait,
-            transport=arguments.transport,
-            fingerprint=arguments.fingerprint,
-            pings=PulseConfig(),
-        ),
-        on_status=_say,
-    ) as swarm:
+    async with settled_swarm(arguments, _say, wait_s=arguments.wait, pings=PulseConfig()) as swarm:
         remember_swarm(arguments, swarm)
         template, defaults = _text_side(swarm.text.directory)
         parts = swarm.reader.parts

@@ -55,23 +55,13 @@ async def main(arguments: argparse.Namespace) -> int:
     from client.health.history import History
     from client.health.prober import Prober, ProberConfig
     from client.health.state import aged
-    from client.remembering import remember_swarm
-    from client.swarm.swarm import Swarm, SwarmConfig
+    from client.remembering import remember_swarm, settled_swarm
 
     if not 0 <= arguments.port <= 65_535:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     if not 1 <= arguments.every <= 86_400:
         raise UserError(f"--every is {arguments.every}; it must be between 1 and 86400")
-    async with Swarm.connect(
-        arguments.initial_peers,
-        model=arguments.model,
-        config=SwarmConfig(
-            network=arguments.network,
-            wait_s=0.0,
-            transport=arguments.transport,
-            fingerprint=arguments.fingerprint,
-        ),
-    ) as swarm:
+    async with settled_swarm(arguments, wait_s=0.0) as swarm:
         remember_swarm(arguments, swarm)
         history = History(arguments.data)
         prober = Prober(swarm, history, ProberConfig(every_s=arguments.every))
