@@ -75,6 +75,7 @@ class HivemindTransport:
             async with asyncio.timeout(limit_s):
                 await self._start()
                 await self._join(peers)
+            await self._help_others(peers)
         except TimeoutError:
             await self.close()
             waited = f"no answer within {limit_s:.0f} s"
@@ -84,15 +85,18 @@ class HivemindTransport:
         except BaseException:
             await self.close()
             raise
+        return self
+
+    async def _help_others(self, peers: dict[str, tuple[bytes, ...]]) -> None:
+        """Serve records to light peers and keep this peer's own, unless it is a client."""
         if isinstance(self._records, SharedRecords):
-            helper = RecordHelper(self._records, config.budget)
+            helper = RecordHelper(self._records, self._config.budget)
 
             async def tell(stream: Stream) -> None:
-                await helper.serve(config.metered(RECORDS_PROTOCOL, stream))
+                await helper.serve(self._config.metered(RECORDS_PROTOCOL, stream))
 
             await self.serve(RECORDS_PROTOCOL, tell)
             self._running = self._handlers.adopt(self._run(self._records, peers))
-        return self
 
     @property
     def peer_id(self) -> str:

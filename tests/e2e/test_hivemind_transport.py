@@ -515,6 +515,27 @@ def test_giving_up_on_a_start_leaves_nothing() -> None:
     asyncio.run(body())
 
 
+def test_giving_up_at_the_last_step_of_a_start_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        reached = asyncio.Event()
+
+        async def hang(*_: object) -> None:
+            reached.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(HivemindTransport, "serve", hang)
+        creating = asyncio.create_task(start())
+        await reached.wait()
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        assert not left_behind()
+
+    asyncio.run(body())
+
+
 def test_a_dead_daemon_is_a_network_error() -> None:
     async def body() -> None:
         async with swarm(2) as peers:
