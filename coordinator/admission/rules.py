@@ -32,6 +32,8 @@ UNTRIED_S = 5.0
 UNTRIED_PER_CLIENT = 16
 """Maximum number of one client's sessions that count as untried, so that no client keeps all others
 out by opening sessions that it does not use."""
+REST_S = 10.0
+"""A session without progress for ``REST_S`` *rests*, and gives way to any that finds no room."""
 QUEUE_PLACES = 4
 """Number of sessions that should have ended before a client refused for slow decodes comes back. A
 place that stays empty for a while costs no tokens there; every refusal does."""
@@ -65,10 +67,15 @@ class Holding:
 
     @property
     def left_s(self) -> float:
-        """Longest remaining time at the pace so far: that of its new tokens, once it has any."""
+        """Longest remaining time at the pace so far: that of its new tokens, once it has any.
+
+        A session that has run nothing begins, or gives way because it rests.
+        """
+        if self.ran_tokens == 0:
+            return max(0.0, REST_S - self.age_s)
         left = max(0, self.kv_tokens - self.ran_tokens)
         new = self.ran_tokens - self.prompt_tokens
-        return left * self.age_s / max(1, new if new > 0 else self.ran_tokens)
+        return left * self.age_s / (new if new > 0 else self.ran_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +173,20 @@ def queue_is_long(load: StageLoad, decode_p95_s: float | None) -> bool:
         return False
     is_slow = decode_p95_s is not None and decode_p95_s > QUEUE_WAIT_S
     return is_slow or load.untried >= max(UNTRIED_SESSIONS, load.decoding)
+
+
+def first_to_give_way(resting: Iterable[tuple[str, str]]) -> list[str]:
+    """Resting sessions in the order in which they give way.
+
+    ``resting`` has the session and its client, the longest rest first. Who rests with more sessions
+    gives way with each one that the others have not.
+    """
+    turns: Counter[str] = Counter()
+    queue: list[tuple[int, int, str]] = []
+    for place, (session, client) in enumerate(resting):
+        queue.append((-turns[client], place, session))
+        turns[client] += 1
+    return [session for _, _, session in sorted(queue)]
 
 
 def untried_of(clients: Iterable[str]) -> int:

@@ -91,6 +91,10 @@ class EnginePace:
                 self._outstanding[session] = left
         return took_s
 
+    def has_work(self, session: str) -> bool:
+        """Whether an item of the session is queued or runs."""
+        return session in self._outstanding
+
     def dropped(self, session: str) -> None:
         """Forget a session that ended; its queued items are not run."""
         self._outstanding.pop(session, None)

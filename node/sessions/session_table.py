@@ -7,7 +7,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from coordinator.admission.rules import UNTRIED_S, Claim, Holding, StageLoad, untried_of
+from coordinator.admission.rules import (
+    REST_S,
+    UNTRIED_S,
+    Claim,
+    Holding,
+    StageLoad,
+    first_to_give_way,
+    untried_of,
+)
 from coordinator.routing.balance import Movable
 from dht.identity.grant import own_word
 from dht.messages.session import Priority, SessionFailed, SessionLeaving, SessionOpen
@@ -250,6 +258,19 @@ class SessionTable:
             for live in self._holders.values()
             if live.session.kv_key != besides
         ]
+
+    def resting(self, now_s: float, busy: Callable[[str], bool]) -> list[Live]:
+        """Sessions that hold KV and make no progress, in the order in which they give way.
+
+        ``busy`` tells whether the engine has work of a session, by its name there.
+        """
+        rest = {
+            live.session.key: live
+            for live in sorted(self._holders.values(), key=lambda live: live.touched_s)
+            if now_s - live.touched_s >= REST_S and not busy(live.session.kv_key)
+        }
+        order = first_to_give_way((key, live.session.open.client) for key, live in rest.items())
+        return [rest[key] for key in order]
 
     def knows(self, peer_id: str) -> bool:
         """Whether ``peer_id`` has a part in a session that holds KV here, or had one lately."""

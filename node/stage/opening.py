@@ -67,10 +67,11 @@ class Opening:
         bandwidth_from: Callable[[str], float | None],
         now: Callable[[], float],
         sign: Callable[[bytes], bytes],
+        put_out: Callable[[Live], None],
     ) -> None:
         """``bandwidth_from`` returns the measured bandwidth of the link from a peer to this one, in
         bytes/s, or None if unknown; ``now`` the network's time, in Unix seconds; ``sign`` signs as
-        ``me``."""
+        ``me``; ``put_out`` frees a session here and tells its owner when to come back."""
         self._me = me
         self._engine = engine
         self._kv = kv
@@ -85,6 +86,7 @@ class Opening:
         self._bandwidth_from = bandwidth_from
         self._now = now
         self._sign = sign
+        self._put_out = put_out
         self._reading: set[asyncio.Task[None]] = set()
         """Opens whose grammar is being read."""
 
@@ -229,19 +231,15 @@ class Opening:
         if before is not None:  # its layers differ, or it has nothing left to take over
             self._table.forget(before)
         now_s = asyncio.get_running_loop().time()
-        load = self._table.load(open_.client, now_s, claim_of(open_))
-        session = StageSession(open=open_, urgent=self._runs_first(open_, load))
-        ask = self._kv.ask_of(open_, session.kv_key)
-        urgent = self._is_urgent(open_, ask, load)
-        refusal = self._refuse_for_load(load, urgent=urgent)
-        if refusal is None:
-            no_kv = self._kv.admit(ask, now_s, may_be_urgent=urgent)
-            refusal = None if no_kv is None else (RefusalCode.NO_KV, no_kv)
-        if refusal is not None:
-            if refusal[0] is RefusalCode.NO_KV:
-                self.demand = Demand(tokens=self._kv.room.expected_tokens(ask), at_s=now_s)
-            wait_s = self._retry_after_s(ask, load, now_s, urgent=urgent)
-            return self._refused(open_, self._me, *refusal, wait_s)
+        session = StageSession(open=open_)
+        refused = self._let_in(session, now_s)
+        for resting in self._make_room(session, now_s) if refused is not None else ():
+            self._put_out(resting)
+            refused = self._let_in(session, now_s)
+            if refused is None:
+                break
+        if refused is not None:
+            return refused
         live = Live(
             session=session,
             upstream=upstream,
@@ -251,6 +249,37 @@ class Opening:
         )
         self._table.add(live)
         return live
+
+    def _let_in(self, session: StageSession, now_s: float) -> SessionRefused | None:
+        """Reserve KV for a session, or return why not."""
+        open_ = session.open
+        load = self._table.load(open_.client, now_s, claim_of(open_))
+        session.urgent = self._runs_first(open_, load)
+        ask = self._kv.ask_of(open_, session.kv_key)
+        urgent = self._is_urgent(open_, ask, load)
+        refusal = self._refuse_for_load(load, urgent=urgent)
+        if refusal is None:
+            no_kv = self._kv.admit(ask, now_s, may_be_urgent=urgent)
+            if no_kv is None:
+                return None
+            self.demand = Demand(tokens=self._kv.room.expected_tokens(ask), at_s=now_s)
+            refusal = RefusalCode.NO_KV, no_kv
+        wait_s = self._retry_after_s(ask, load, now_s, urgent=urgent)
+        return self._refused(open_, self._me, *refusal, wait_s)
+
+    def _make_room(self, session: StageSession, now_s: float) -> list[Live]:
+        """Sessions that rest here and should give way to ``session``; none if all of them would
+        not be enough."""
+        resting = self._table.resting(now_s, self._flow.has_work)
+        if not resting:
+            return []
+        room, open_ = self._kv.room, session.open
+        free = room.free_tokens + sum(room.charged_of(live.session.kv_key) for live in resting)
+        needed = room.expected_tokens(self._kv.ask_of(open_, session.kv_key))
+        load = self._table.load(open_.client, now_s)
+        left = replace(load, sessions=load.sessions - len(resting))
+        enough = needed <= free and self._refuse_for_load(left, urgent=False) is None
+        return resting if enough else []
 
     def _refuse_dial(self, open_: SessionOpen) -> tuple[RefusalCode, str] | None:
         if len(open_.route) == 1 or self._hops.admits(_next_peer(open_), open_.client):

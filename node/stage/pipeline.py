@@ -167,6 +167,10 @@ class StagePipeline:
         self._without_kv.pop(key, None)
         self._kv.waits_no_more(key)
 
+    def has_work(self, key: str) -> bool:
+        """Whether the engine runs something for a session, or will once there is KV for it."""
+        return self.pace.has_work(key) or key in self._without_kv
+
     def resume_without_kv(self) -> None:
         """Run what waits for KV, as far as there is some now; the oldest sessions first."""
         for key in self._kv.oldest_first(self._without_kv):

@@ -27,7 +27,7 @@ from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_migration import KvMover
 from node.stage.opening import Opening, close_of
 from node.stage.pipeline import StagePipeline, row_bytes_of
-from node.stage.stage_kv import StageKv
+from node.stage.stage_kv import RETURN_LEAST_S, StageKv
 
 MOVE_S = 3.0
 """A session that should give way has ``MOVE_S`` to move to a freer holder; then it is put out."""
@@ -103,6 +103,7 @@ class StageServer:
             bandwidth_from,
             transport.now,
             transport.sign,
+            self._put_out_resting,
         )
         self.copies = KvMover(
             self._me,
@@ -165,11 +166,17 @@ class StageServer:
 
     def _put_out(self, live: Live, now_s: float) -> None:
         """Free a session here for others; its owner opens it again and replays it."""
-        session = live.session
         self.counters["gave_way"] += 1
-        after_s = self._opening.room_after_s(session, now_s)
-        self.kv.give_way(session.kv_key, now_s)
-        reason = "its KV is needed for other sessions"
+        after_s = self._opening.room_after_s(live.session, now_s)
+        self.kv.give_way(live.session.kv_key, now_s)
+        self._tell_put_out(live, "its KV is needed for other sessions", after_s)
+
+    def _put_out_resting(self, live: Live) -> None:
+        """Like :meth:`_put_out`, for a session that makes no progress: no room is left for it."""
+        self.counters["rested"] += 1
+        self._tell_put_out(live, "it made no progress, and others need its place", RETURN_LEAST_S)
+
+    def _tell_put_out(self, live: Live, reason: str, after_s: float) -> None:
         live.tell_failed(self._me, reason, self._me, self._sign, after_s)
         self._table.forget(live)
 

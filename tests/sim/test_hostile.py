@@ -6,7 +6,7 @@ import math
 import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 
 from client.errors import UnavailableError
 from client.text.tokenizer import ModelText
-from coordinator.admission.rules import CLAIM_SHARE, headroom
+from coordinator.admission.rules import CLAIM_SHARE, REST_S, headroom
 from dht.budget import DIALS, FRAME_BYTES, PINGS, Budget
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.identity.grant import grant, own_word
@@ -624,6 +624,38 @@ def test_a_client_has_few_peers_dialled_for_copies(monkeypatch: pytest.MonkeyPat
                 await asked.close()
             assert len(dials) == DIALS.burst
             assert said[DIALS_REFUSED] == 40 - len(dials)
+
+    run_virtual(scenario(), limit_s=300)
+
+
+def test_sessions_that_are_opened_and_rest_keep_nobody_out() -> None:
+    """Strangers with an identity each fill all KV, and send no prompt."""
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            swarm = await stack.enter_async_context(paper_swarm())
+            for span in ((0, 4), (4, LAYERS)):
+                await swarm.add(*span, kv_tokens=200)
+            client = await stack.enter_async_context(swarm.client(wait_s=0))
+            counters = swarm.peers[0].stage.counters
+            refused: list[str] = []
+            number = 0
+            while not refused:
+                number += 1
+                evil = swarm.network.transport()
+                stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+                await codec.send_frame(stream, open_for(swarm, evil, session=f"{number:032d}"))
+                reply = (await codec.read_frame(stream)).message
+                if isinstance(reply, SessionRefused):
+                    refused.append(reply.reason)
+                    assert 0 < reply.retry_after_s <= REST_S
+            assert counters["rested"] == 0
+            with pytest.raises(UnavailableError, match="full"):
+                await client.generate(PROMPT, max_new_tokens=50)
+            await asyncio.sleep(REST_S)
+            answer = await client.generate(PROMPT, max_new_tokens=50)
+            assert answer.token_ids == answer_of(PROMPT, 50)
+            assert 0 < counters["rested"] < number - 1, "no more than it takes"
 
     run_virtual(scenario(), limit_s=300)
 

@@ -1,5 +1,7 @@
 """When a full stage expects room."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from coordinator.admission.rules import (
     HEADROOM_SHARE,
     QUEUE_SESSIONS_LEAST,
     QUEUE_WAIT_S,
+    REST_S,
     RETRY_LEAST_S,
     RETRY_MOST_S,
     UNTRIED_PER_CLIENT,
@@ -17,6 +20,7 @@ from coordinator.admission.rules import (
     Holding,
     StageLoad,
     TurnedAway,
+    first_to_give_way,
     headroom,
     queue_is_long,
     retry_after_s,
@@ -49,6 +53,18 @@ def test_a_prompt_that_ran_fast_does_not_make_the_rest_look_fast() -> None:
     assert begun.left_s == pytest.approx(9.0)
     prefilling = Holding(kv_tokens=40, ran_tokens=10, prompt_tokens=20, age_s=1.0)
     assert prefilling.left_s == pytest.approx(3.0)
+
+
+def test_a_session_that_has_run_nothing_begins_or_gives_way() -> None:
+    fresh = Holding(kv_tokens=500, ran_tokens=0, age_s=2.0)
+    assert fresh.left_s == REST_S - 2.0
+    assert replace(fresh, age_s=2 * REST_S).left_s == 0.0
+
+
+def test_who_rests_with_most_sessions_gives_way_first() -> None:
+    resting = [("a1", "a"), ("c1", "c"), ("b1", "b"), ("b2", "b"), ("b3", "b"), ("c2", "c")]
+    assert first_to_give_way(resting) == ["b3", "b2", "c2", "a1", "c1", "b1"]
+    assert first_to_give_way([]) == []
 
 
 def test_what_will_never_fit_gets_no_promise() -> None:

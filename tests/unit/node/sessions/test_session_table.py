@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from coordinator.admission.rules import UNTRIED_S, StageLoad
+from coordinator.admission.rules import REST_S, UNTRIED_S, StageLoad
 from dht.messages.session import Priority
 from dht.simulated.clock import run_virtual
 from dht.transport.frame_sender import FrameSender
@@ -51,6 +51,26 @@ def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     assert side.freed == [other.session.kv_key, one.session.kv_key]
     assert list(side.table) == []
     assert side.table.holding == 0
+
+
+def test_sessions_without_progress_rest_unless_the_engine_has_work_of_them() -> None:
+    side = Table()
+    for name, client in (("a0", "a"), ("a1", "a"), ("b0", "b"), ("busy", "b"), ("fresh", "c")):
+        side.add(name, client)
+    fresh, busy = side.table.get("fresh"), side.table.get("busy")
+    assert fresh is not None
+    assert busy is not None
+    fresh.touched_s = 1.0
+    finished = side.add("finished", "a")
+    side.table.finish(finished)
+
+    def resting(now_s: float) -> list[str]:
+        found = side.table.resting(now_s, lambda key: key == busy.session.kv_key)
+        return [live.session.key for live in found]
+
+    assert resting(REST_S - 0.1) == []
+    assert resting(REST_S) == ["a1", "a0", "b0"]
+    assert resting(REST_S + 1.0) == ["a1", "a0", "b0", "fresh"]
 
 
 def test_of_one_client_only_the_newest_finished_answers_are_kept(
