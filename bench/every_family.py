@@ -59,22 +59,76 @@ SMALL: dict[str, Any] = {
     "sliding_window": 24,
     "attention_chunk_size": 32,
 }
-"""What a configuration is given where it has such a name."""
+"""What a text configuration is given where it has such a name."""
+SENSES: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "embed_dim", "d_model", "vision_output_dim"), 32),
+    **dict.fromkeys(("projector_input_dim", "projector_output_dim"), 32),
+    **dict.fromkeys(("depth", "num_hidden_layers", "encoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "num_heads", "encoder_attention_heads"), 2),
+    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim"), 48),
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "out_hidden_size": 64,
+    "image_size": 56,
+    "patch_size": 14,
+    "mlp_ratio": 2,
+    "deepstack_visual_indexes": [0, 1],
+    "fullatt_block_indexes": [1],
+}
+"""What the configuration of a part that sees or hears is given."""
 EQUALS = (("num_key_value_heads", "num_attention_heads"), ("head_dim", "qk_rope_head_dim"))
 SAME, REFUSED, WRONG, UNKNOWN, FAILED = "same", "refused", "wrong", "unknown", "failed"
 
 
 def small_config(name: str) -> Any:
-    """The configuration of ``name``, with few and narrow layers of each of its kinds."""
+    """The configuration of ``name``, with few and narrow layers of each of its kinds.
+
+    A model that also sees or hears keeps the parts that do.
+    """
     from transformers import CONFIG_MAPPING
 
-    text = CONFIG_MAPPING[name]().get_text_config()
-    known, aliases = text.to_dict(), getattr(text, "attribute_map", {})
+    whole = CONFIG_MAPPING[name]()
+    text = whole.get_text_config()
+    small = small_text(text)
+    if text is whole:
+        return small
+    rope = getattr(small, "rope_parameters", None) or {}
+    if "rope_type" in rope:  # pairs of dimensions for time, height and width
+        width = SMALL["head_dim"] * rope.get("partial_rotary_factor", 1.0)
+        rope["mrope_section"] = [int(width) // 2 - 2 * (int(width) // 6)] + 2 * [int(width) // 6]
+    parts: dict[str, Any] = {}
+    for key in whole.sub_configs:
+        part = getattr(whole, key)
+        if type(part) is type(text):
+            parts[key] = small
+        elif part is not None:
+            parts[key] = type(part)(**_narrowed(part, SENSES))
+    tokens = [key for key in whole.to_dict() if key.endswith(("_token_id", "_token_index"))]
+    marks = {key: SMALL["vocab_size"] - 1 - at for at, key in enumerate(tokens)}
+    return type(whole)(**marks, **parts)
+
+
+def _narrowed(config: Any, table: dict[str, Any]) -> dict[str, Any]:
+    """What ``table`` says of the numbers that a configuration has, each in its own type."""
+    known, aliases = config.to_dict(), getattr(config, "attribute_map", {})
     given = {
         key: value
-        for key, value in SMALL.items()
+        for key, value in table.items()
         if key not in aliases and (key in known or key in aliases.values())
     }
+    for key, value in given.items():
+        was = known.get(key)
+        if isinstance(was, float):
+            given[key] = float(value)
+        elif isinstance(was, list | tuple) and not isinstance(value, list):
+            given[key] = type(was)([value] * len(was))
+    return given
+
+
+def small_text(text: Any) -> Any:
+    """A text configuration of the same type, with few and narrow layers."""
+    known = text.to_dict()
+    given = _narrowed(text, SMALL)
     for one, other in EQUALS:  # what is the same in the full size stays the same
         if one in given and other in given and known.get(one) == known.get(other):
             given[one] = given[other]
@@ -87,16 +141,19 @@ def small_config(name: str) -> Any:
 def made(name: str, directory: Path) -> list[int]:
     """Write the model; returns what ``transformers`` answers, without a cache."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
     torch.manual_seed(SEED)
-    model: Any = AutoModelForCausalLM.from_config(small_config(name), dtype=torch.float32)
+    config = small_config(name)
+    causal = type(config) in AutoModelForCausalLM._model_mapping
+    family = AutoModelForCausalLM if causal else AutoModelForMultimodalLM
+    model: Any = family.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, SPREAD)
     model.save_pretrained(directory)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = family.from_pretrained(directory, dtype=torch.float32).eval()
     seen = torch.tensor([PROMPT])
     with torch.no_grad():
         for _ in range(NEW_TOKENS):
@@ -212,10 +269,14 @@ def main() -> int:
     if arguments.one:
         print(json.dumps(outcome(arguments.one)))
         return 0
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto import modeling_auto
 
+    known = (
+        *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        *modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    )
     families: dict[str, tuple[str, str]] = {}
-    for name in arguments.only or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+    for name in arguments.only or sorted(set(known)):
         families[name] = apart(name)
         print(f"{name:28} {': '.join(part for part in families[name] if part)}", flush=True)
     counts = Counter(found for found, _ in families.values())

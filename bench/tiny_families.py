@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
 
 LAYERS, VOCAB, CONTEXT, WINDOW = 4, 101, 256, 24
 
@@ -43,6 +43,14 @@ LLAMA3 = rope(
     original_max_position_embeddings=32,
 )
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+EYES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": 16,
@@ -141,6 +149,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_layers": [1, 3],
         },
     ),
+    "gemma3, sees": (
+        "gemma3",
+        {"text_config": {"head_dim": 8, "sliding_window": WINDOW}, "vision_config": EYES},
+    ),
+    "mistral3, sees": (
+        "mistral3",
+        {
+            "text_config": {"model_type": "mistral", "head_dim": 8},
+            "vision_config": {**EYES, "model_type": "pixtral"},
+        },
+    ),
+    "qwen2_vl, sees": (
+        "qwen2_vl",
+        {
+            "text_config": {
+                "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}
+            },
+            "vision_config": {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2},
+        },
+    ),
 }
 """By name: the family as ``transformers`` calls it, and what its configuration has beyond
 :data:`SHAPE`."""
@@ -163,8 +191,13 @@ def make(directory: Path, name: str, *, dtype: torch.dtype = torch.float32) -> A
     """Write the named model's files to ``directory``; returns it, in float32."""
     family, extra = {**FAMILIES, **REFUSED}[name]
     torch.manual_seed(1)
-    config = AutoConfig.for_model(family, **{**SHAPE, **extra})
-    model = AutoModelForCausalLM.from_config(config).eval()
+    given = {**SHAPE, **extra}
+    if "text_config" in extra:  # one that also sees
+        given = {**extra, "text_config": {**SHAPE, **extra["text_config"]}}
+    config = AutoConfig.for_model(family, **given)
+    causal = type(config) in AutoModelForCausalLM._model_mapping
+    classes = AutoModelForCausalLM if causal else AutoModelForMultimodalLM
+    model = classes.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1 or parameter.abs().max() == 0:

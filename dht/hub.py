@@ -22,8 +22,28 @@ from dht.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
-TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 """Files of a model that a client needs; a model may lack some."""
+VOCABULARIES = (
+    "tokenizer.model",
+    "tiktoken.model",
+    "tekken.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+"""What a tokenizer is made of in a model without a ``tokenizer.json``."""
 TEXT_BYTES_MAX = 256 << 20
 FILES_MAX = 100_000
 
@@ -176,7 +196,9 @@ def write_note(path: Path, content: bytes) -> None:
 
 
 def fetch_small_files(listing: HubListing, *more: str) -> Path:
-    """:data:`TEXT_FILES` and ``more``, as far as the model has them, from the cache or the hub.
+    """:data:`TEXT_FILES`, what a tokenizer is made of, and ``more``, as far as the model has them.
+
+    They come from the cache or the hub.
 
     Returns their directory. Raises UserError without ``config.json`` or for a file too large, else
     as :func:`list_model`.
@@ -187,7 +209,8 @@ def fetch_small_files(listing: HubListing, *more: str) -> Path:
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    for name in (*TEXT_FILES, *more):
+    vocabularies = () if "tokenizer.json" in listing.files else VOCABULARIES
+    for name in (*TEXT_FILES, *vocabularies, *more):
         if name not in listing.files:
             continue
         what, size_bytes = f"{name} of {listing.repo}", listing.files[name].size_bytes

@@ -131,7 +131,7 @@ def known_hashes(manifest: Manifest, shard: str, directory: Path) -> ShardHashes
 def read_config(directory: Path, name: str = "") -> dict[str, Any]:
     """The model's configuration; ``name`` stands for the model in messages.
 
-    Raises UserError, also for a model that wants code of its own.
+    Raises UserError, also for a model that only code of its own could run.
     """
     name = name or str(directory)
     path = directory / "config.json"
@@ -143,9 +143,49 @@ def read_config(directory: Path, name: str = "") -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: {error}") from error
     if "model_type" not in config:
         raise UserError(f"{path} does not describe a model: it has no model_type")
-    if "auto_map" in config:
+    if "auto_map" in config and library_type(config) is None:
         raise UserError(f"{name} needs code of its own to run; that is never executed here")
     return config
+
+
+def library_type(config: Mapping[str, Any]) -> str | None:
+    """The model type under which transformers has this model's class; None where it has none.
+
+    A type that it does not know may come with the name of a class that it has: Kimi K2 names
+    DeepSeek V3's. Imports transformers.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if (named := config.get("model_type")) in CONFIG_MAPPING_NAMES:
+        return str(named)
+    from transformers.models.auto import modeling_auto
+
+    wanted = config.get("architectures")
+    first = wanted[0] if isinstance(wanted, list) and wanted else None
+    classes = {
+        **modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        **modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    }
+    return next((kind for kind, known in classes.items() if known == first), None)
+
+
+def library_config(directory: Path) -> Any:
+    """The configuration of the model in ``directory`` as an object of transformers.
+
+    Code that comes with a model is never run. Raises UserError for a configuration that
+    transformers does not understand.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    config = read_config(directory)
+    kind = library_type(config)
+    try:
+        if kind is None or kind == config["model_type"]:
+            return AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        borrowed = {key: value for key, value in config.items() if key != "auto_map"}
+        return CONFIG_MAPPING[kind].from_dict({**borrowed, "model_type": kind})
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"{directory / 'config.json'} is not understood: {error}") from error
 
 
 def sizes_of(config: Any) -> tuple[int, int, int]:
@@ -161,12 +201,9 @@ def directory_fingerprint(root: str, directory: Path) -> str:
     Imports transformers, which takes a second or two. Raises UserError for a configuration that it
     does not know.
     """
-    from transformers import AutoConfig
-
     try:
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-        return fingerprint_of(root, *sizes_of(config))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        return fingerprint_of(root, *sizes_of(library_config(directory)))
+    except (ValueError, AttributeError, TypeError) as error:
         raise UserError(f"{directory / 'config.json'} is not understood: {error}") from error
 
 

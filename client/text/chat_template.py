@@ -70,6 +70,7 @@ class ChatTemplate:
         """The template in a model's directory; None where it has none."""
         config = _read_json(directory / "tokenizer_config.json")
         source = config.get("chat_template")
+        source = _read_json(directory / "chat_template.json").get("chat_template", source)
         path = directory / "chat_template.jinja"
         if path.is_file():
             try:

@@ -10,6 +10,7 @@ from typing import Any
 
 from client.text.vocabulary import BYTE_OF, COMPOSED_CHARACTERS_MAX, longest_token
 from dht.errors import UserError
+from dht.hub import VOCABULARIES
 from dht.json_file import read_object
 
 TOKENS_KEPT = 1 << 16
@@ -29,11 +30,13 @@ class Tokenizer:
     def load(cls, directory: Path) -> "Tokenizer | None":
         """The tokenizer in ``directory``; None where there is none (ids only).
 
-        Raises UserError for a file that cannot be read.
+        One without a ``tokenizer.json`` is converted by transformers from the files that it is made
+        of; the model's own code is never run. Raises UserError for a file that cannot be read.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
-            return None
+            made_of = [directory / name for name in VOCABULARIES if (directory / name).is_file()]
+            return cls(_converted(made_of[0])) if made_of else None
         from tokenizers import Tokenizer as Backend
 
         try:
@@ -110,6 +113,18 @@ class Tokenizer:
         once = str(self._backend.decode([token_id], skip_special_tokens=False))
         twice = str(self._backend.decode([token_id, token_id], skip_special_tokens=False))
         return twice[len(once) :] if twice.startswith(once) else once
+
+
+def _converted(path: Path) -> Any:
+    """The tokenizer that transformers makes of the files beside ``path``. Raises UserError."""
+    from transformers import AutoTokenizer
+
+    try:
+        made = AutoTokenizer.from_pretrained(path.parent, trust_remote_code=False)
+        return made.backend_tokenizer
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [repr(error)]
+        raise UserError(f"cannot make a tokenizer of {path}: {reason[0]}") from error
 
 
 def stop_token_ids(directory: Path) -> tuple[int, ...]:

@@ -17,7 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from node.attention.paged_attention import set_passing
 
-FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
+FAILURES = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    StopIteration,
+)
+"""Errors by which a model's code says that it cannot be run in this way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dht.model_files import library_config
 from node.model.structure import Unservable
 from node.weights.store import WeightStore
 
@@ -37,30 +38,38 @@ def build_meta_model(
     Raises whatever the model's code raises, and Unservable.
     """
     from accelerate.big_modeling import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
     from transformers.initialization import no_init_weights
 
     check_layers(store)
-    config = AutoConfig.from_pretrained(store.directory, trust_remote_code=False)
+    config = library_config(store.directory)
     if getattr(config.get_text_config(), "quantization_config", None) or getattr(
         config, "quantization_config", None
     ):
         raise Unservable("its checkpoint is quantised already; give the one in 16 or 32 bits")
     chosen = {} if attention is None else {"attn_implementation": attention}
+    causal = type(config) in AutoModelForCausalLM._model_mapping
+    family = AutoModelForCausalLM if causal else AutoModelForMultimodalLM
     with init_empty_weights(), no_init_weights():
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, trust_remote_code=False, **chosen
-        )
+        model = family.from_config(config, dtype=dtype, trust_remote_code=False, **chosen)
     return config, model.eval()
 
 
 def layers_name(model: nn.Module, config: Any) -> str:
-    """Name of the only module list with as many modules as layers; Unservable otherwise."""
+    """Name of the only module list with as many modules as layers; Unservable otherwise.
+
+    In a model that also sees or hears, only its decoder counts.
+    """
     count = config.get_text_config().num_hidden_layers
+    structure: Any = model
+    within = {id(module) for module in structure.get_decoder().modules()}
     stacks: list[str] = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count and name
+        if isinstance(module, nn.ModuleList)
+        and len(module) == count
+        and name
+        and id(module) in within
     ]
     stacks = [name for name in stacks if not any(name.startswith(f"{o}.") for o in stacks)]
     if len(stacks) != 1:

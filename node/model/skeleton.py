@@ -84,6 +84,9 @@ class StandIn(nn.Module):
         super().__init__()
         self.__dict__["part"] = copy.deepcopy(part).to("meta")
         self._device = device
+        dtype = next(part.parameters()).dtype
+        # A model asks its weights for its device.
+        self.placed = nn.Parameter(torch.empty(0, dtype=dtype, device=device), requires_grad=False)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -183,13 +186,17 @@ class Skeleton:
         found: nn.Module = self._model.get_submodule(name)
         return found
 
-    def loose(self) -> list[str]:
-        """Names of weights beside the layers that belong to no part."""
+    def loose(self, heard: Heard) -> list[str]:
+        """Names of weights beside the layers that belong to no part, though the module that has
+        them ran; what sees or hears does not run for token ids."""
         inside = tuple(f"{name}." for name in self.parts)
+        ran = {parent for call in heard.parts for parent in _parents(call.name)}
         return [
             name
             for name, parameter in self._model.named_parameters()
-            if parameter.device.type == "meta" and not name.startswith(inside)
+            if parameter.device.type == "meta"
+            and not name.startswith(inside)
+            and name.rpartition(".")[0] in ran
         ]
 
     def hear(
@@ -250,6 +257,12 @@ class Skeleton:
         for name, module in self._model.named_modules():
             if not isinstance(module, Slot) and not list(module.children()):
                 yield module.register_forward_hook(hook_for(name), with_kwargs=True)
+
+
+def _parents(name: str) -> list[str]:
+    """Names of the modules that a module is in, the model itself (an empty name) among them."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts))]
 
 
 def _leaves_with_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

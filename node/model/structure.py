@@ -132,7 +132,7 @@ class _Inspection:
                 raise Unservable("its layers mix tokens by convolution, which needs a state")
         self._skeleton, self._first = self._rightly_answered(model, layers_name)
         self._width = int(self._first.layers[0].hidden.shape[-1])
-        loose = self._skeleton.loose()
+        loose = self._skeleton.loose(self._first)
         if loose:
             raise Unservable(f"beside its layers it has {loose[0]}, which belongs to no module")
 

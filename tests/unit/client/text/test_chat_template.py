@@ -101,6 +101,8 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
         chat_template=[{"name": "tool_use", "template": "x"}, {"name": "default", "template": "2"}]
     )
     assert rendered() == "2"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "older"}))
+    assert rendered() == "older"
     (tmp_path / "chat_template.jinja").write_text("3{{ eos_token }}")
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
     assert rendered() == "3</s>"

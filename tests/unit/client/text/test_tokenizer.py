@@ -1,6 +1,7 @@
 """Pieces join to the whole text; stop strings cut it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
 from bench.local_swarm import ROOT
 from client.answer.generation import GenerationOptions
@@ -166,6 +168,20 @@ class _Spaces:
 
     def id_to_token(self, token_id: int) -> str:
         return {1: "▁a", 2: "b", 3: "<0xE2>"}[token_id]
+
+
+def test_a_tokenizer_is_made_of_what_an_older_model_has(tmp_path: Path) -> None:
+    letters = {letter: at for at, letter in enumerate("helo")}
+    made = BPE({**letters, "he": 4, "ll": 5}, [("h", "e"), ("l", "l")])
+    made.save(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer is not None
+    assert tokenizer.encode("hello") == (4, 5, 3)
+    (tmp_path / "merges.txt").write_text("no merge")
+    (tmp_path / "vocab.json").write_text("{")
+    with pytest.raises(UserError, match="cannot make a tokenizer of"):
+        Tokenizer.load(tmp_path)
 
 
 def test_a_leading_space_belongs_to_its_token() -> None:

@@ -1,0 +1,51 @@
+"""Which class of transformers a model's configuration stands for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dht.errors import UserError
+from dht.model_files import library_config, library_type, read_config, sizes_of
+
+TINY = {"num_hidden_layers": 3, "max_position_embeddings": 64, "vocab_size": 50}
+
+
+def write(directory: Path, **config: Any) -> Path:
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_code_of_its_own_is_left_aside_where_the_library_has_the_class(tmp_path: Path) -> None:
+    code = {"AutoConfig": "its_own.Config", "AutoModelForCausalLM": "its_own.Model"}
+    (tmp_path / "its_own.py").write_text("raise AssertionError('never executed')")
+    write(tmp_path, model_type="llama", auto_map=code, **TINY)
+    assert type(library_config(tmp_path)).__name__ == "LlamaConfig"
+    assert sizes_of(library_config(tmp_path)) == (3, 64, 50)
+
+
+def test_a_type_of_its_own_goes_by_the_class_that_it_names(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        model_type="kimi_k2",
+        architectures=["DeepseekV3ForCausalLM"],
+        auto_map={"AutoConfig": "its_own.Config"},
+        **TINY,
+    )
+    config = library_config(tmp_path)
+    assert type(config).__name__ == "DeepseekV3Config"
+    assert sizes_of(config) == (3, 64, 50)
+    assert not hasattr(config, "auto_map")
+
+
+@pytest.mark.parametrize("architectures", [None, [], "LlamaForCausalLM", {}, [["x"]], ["Its"]])
+def test_what_only_its_own_code_could_run_is_refused(architectures: Any, tmp_path: Path) -> None:
+    config = {"model_type": "its_own", "architectures": architectures}
+    assert library_type(config) is None
+    write(tmp_path, **config, auto_map={})
+    with pytest.raises(UserError, match="never executed"):
+        read_config(tmp_path)
+    write(tmp_path, **config)
+    with pytest.raises(UserError, match="is not understood"):
+        library_config(tmp_path)
