@@ -142,7 +142,7 @@ class TimedEngine:
                 loop.call_later(wait_s, self._look_again)
             return
         self._running = True
-        decodes = sum(item.tokens == 1 for item in batch)
+        decodes = sum(item.decodes for item in batch)
         took_s = self._times.of(decodes, sum(item.tokens for item in batch) - decodes)
         self.steps += 1
         self.busy_s += took_s
@@ -162,5 +162,5 @@ class TimedEngine:
 
     def _result(self, item: WorkItem) -> WorkResult:
         if item.end == self._spec.layers:
-            return WorkResult(item=item, token_id=0 if item.sampling is not None else None)
+            return WorkResult(item=item, token_ids=(0,) if item.sampling is not None else ())
         return WorkResult(item=item, hidden=self._zeros[: item.tokens])
