@@ -30,7 +30,7 @@ STOP_TOKENS_MAX = 64
 BIASED_TOKENS_MAX = 1024
 GRAMMAR_BYTES_MAX = 64 << 10
 DRAFT_TOKENS_MAX = 15
-"""Maximum drafted tokens of one chunk: with the newest token, the rows of a decode's largest chunk."""
+"""Maximum drafted tokens of one chunk: a decode has one row more at most."""
 LOGPROBS_MAX = 20
 """Maximum alternatives per token that a client may ask for, as with OpenAI."""
 

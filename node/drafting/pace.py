@@ -10,8 +10,6 @@ at no cost.
 
 from dataclasses import dataclass, field
 
-from node.drafting.drafter import GRADES
-
 ACCEPTED_AT_FIRST = (0.3, 0.5, 0.7, 0.8)
 """Assumed share of accepted drafts by grade, until it is measured."""
 OBSERVED_WEIGHT = 0.15
@@ -47,16 +45,16 @@ class DraftPace:
     """Most drafts of a round since they were last found too dear; the next take twice as many at
     most, so that what rows cost is known before many are sent."""
 
-    def choose(self, most: int, grade: int, row_s: float) -> int:
+    def choose(self, most: int, grade: int, others_s: float) -> int:
         """Number of drafts that pays best, up to ``most``.
 
-        ``row_s``: the time that a row more takes of everybody in the same steps, as far as known.
+        ``others_s``: the time that a drafted row takes of others (:class:`StepCost`).
         """
         plain_s = self.plain_s
         if plain_s is None or self._since_plain >= PLAIN_EVERY:
             return 0
         share = self.accepted[grade]
-        cost_s = max(row_s, self.row_s or 0.0, ROW_SHARE_LEAST * plain_s)
+        cost_s = others_s + max(self.row_s or 0.0, ROW_SHARE_LEAST * plain_s)
         best, best_gain = 0, GAIN_LEAST
         tokens, likely = 1.0, 1.0
         for count in range(1, min(most, 1 + 2 * self._paid) + 1):
@@ -97,3 +95,33 @@ def _moved(before_s: float | None, newest_s: float) -> float:
     if before_s is None:
         return newest_s
     return before_s + ROUND_WEIGHT * (min(newest_s, LATE_FACTOR * before_s) - before_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class StepCost:
+    """What drafted rows cost the other sessions of a stage's steps."""
+
+    row_s: float | None = None
+    """Time by which a drafted row lengthens a step; None: not measured yet."""
+    decoding: float = 1.0
+    """Sessions that decode in a step."""
+
+    def ran(self, decoding: int, drafted: int, took_s: float, plain_s: float | None) -> None:
+        """Learn from a step in which ``decoding`` sessions decoded, with ``drafted`` rows more.
+
+        ``plain_s``: the time of a step without those; None: not known.
+        """
+        if decoding:
+            self.decoding += ROUND_WEIGHT * (decoding - self.decoding)
+        if drafted and plain_s is not None:
+            newest_s = max(0.0, took_s - plain_s) / drafted
+            before_s = newest_s if self.row_s is None else self.row_s
+            self.row_s = before_s + ROUND_WEIGHT * (newest_s - before_s)
+
+    def others_s(self, stages: int, prefill_row_s: float | None) -> float:
+        """Time that a drafted row takes of all others around a ring of ``stages`` stages like this.
+
+        Until a drafted row was measured, it counts as one of a prompt.
+        """
+        row_s = self.row_s if self.row_s is not None else prefill_row_s or 0.0
+        return max(0.0, self.decoding - 1.0) * stages * row_s

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from node.drafting.drafter import Draft, Drafter
 from node.drafting.pace import DraftPace
-from node.drafting.suffix import SuffixDrafter
 
 FOLLOWED_TOKENS_MAX = 2048
 """Tokens that a drafter follows at once: about a millisecond. A long prompt takes several."""
@@ -15,7 +14,7 @@ FOLLOWED_TOKENS_MAX = 2048
 class SessionDrafts:
     """A drafter, its pace, and the round that is under way."""
 
-    drafter: Drafter = field(default_factory=SuffixDrafter)
+    drafter: Drafter
     pace: DraftPace = field(default_factory=DraftPace)
     _draft: Draft = field(default_factory=Draft)
     """What was proposed for the present round, sent or not."""
@@ -28,17 +27,17 @@ class SessionDrafts:
         if known < len(token_ids):
             self.drafter.extend(token_ids[known : known + FOLLOWED_TOKENS_MAX])
 
-    def propose(self, token_ids: Sequence[int], most: int, row_s: float) -> tuple[int, ...]:
+    def propose(self, token_ids: Sequence[int], most: int, others_s: float) -> tuple[int, ...]:
         """Drafts of the tokens behind ``token_ids``, as many as pay, up to ``most``.
 
-        ``row_s`` is as in :meth:`DraftPace.choose`.
+        ``others_s`` is as in :meth:`DraftPace.choose`.
         """
         self.follow(token_ids)
         self._draft, self._sent_s = Draft(), None
         if self.drafter.known < len(token_ids):
             return ()
         self._draft = self.drafter.propose(most)
-        count = self.pace.choose(len(self._draft.token_ids), self._draft.grade, row_s)
+        count = self.pace.choose(len(self._draft.token_ids), self._draft.grade, others_s)
         return self._draft.token_ids[:count]
 
     def sent(self, count: int, now_s: float) -> None:

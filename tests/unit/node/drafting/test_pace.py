@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.drafting.drafter import GRADES
-from node.drafting.pace import PLAIN_EVERY, DraftPace
+from node.drafting.pace import PLAIN_EVERY, DraftPace, StepCost
 from node.drafting.session_drafts import SessionDrafts
+from node.drafting.suffix import SuffixDrafter
 
 MOST = 15
 
@@ -76,9 +77,7 @@ def test_a_plain_round_is_timed_now_and_then() -> None:
 
 
 @given(
-    st.lists(
-        st.tuples(st.floats(0, 1e3), st.integers(0, MOST), st.integers(0, MOST)), max_size=40
-    ),
+    st.lists(st.tuples(st.floats(0, 1e3), st.integers(0, MOST), st.integers(0, MOST)), max_size=40),
     st.integers(0, MOST),
     st.floats(0, 1e3),
 )
@@ -94,7 +93,7 @@ def test_it_never_drafts_more_than_it_may(
 
 
 def test_a_session_that_repeats_itself_is_drafted() -> None:
-    drafts, tokens, now_s = SessionDrafts(), [1, 2, 3, 4, 5] * 4, 0.0
+    drafts, tokens, now_s = SessionDrafts(drafter=SuffixDrafter()), [1, 2, 3, 4, 5] * 4, 0.0
     rounds = 0
     while len(tokens) < 200:
         proposed = drafts.propose(tokens, MOST, 0.0)
@@ -108,10 +107,21 @@ def test_a_session_that_repeats_itself_is_drafted() -> None:
 
 
 def test_a_long_prompt_is_followed_bit_by_bit() -> None:
-    drafts, tokens = SessionDrafts(), [1, 2, 3] * 2000
+    drafts, tokens = SessionDrafts(drafter=SuffixDrafter()), [1, 2, 3] * 2000
     assert drafts.propose(tokens, MOST, 0.0) == ()
     while drafts.drafter.known < len(tokens):
         drafts.follow(tokens)
     drafts.sent(0, 0.0)
     drafts.came((1,), 0.1)
     assert drafts.propose([*tokens, 1], 3, 0.0) == (2, 3, 1)
+
+
+def test_a_drafted_row_costs_all_who_run_in_the_same_steps() -> None:
+    cost = StepCost()
+    assert cost.others_s(3, 0.01) == 0.0
+    for _ in range(100):
+        cost.ran(11, 0, 0.1, 0.1)
+    assert cost.others_s(3, None) == 0.0
+    assert cost.others_s(3, 0.01) == pytest.approx(10 * 3 * 0.01, rel=0.01)
+    cost.ran(11, 10, 0.12, 0.1)
+    assert cost.others_s(3, 0.01) == pytest.approx(10 * 3 * 0.002, rel=0.01)

@@ -1,0 +1,114 @@
+"""Drafts around the ring: the same tokens, several at a time, whatever happens on the way."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from client import GenerationOptions
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import LinkModel
+from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
+from tests.sim.test_sessions import owner
+
+pytestmark = pytest.mark.sim
+
+PROMPT = tuple(range(40))
+NEW = 120
+
+
+def counted(swarm: PaperSwarm) -> Counter[str]:
+    return sum((peer.stage.counters for peer in swarm.peers), Counter())
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_drafts_change_no_token_and_save_rounds(stages: int) -> None:
+    async def scenario() -> None:
+        spans = [(at, at + 8 // stages) for at in range(0, 8, 8 // stages)][:stages]
+        spans[-1] = (spans[-1][0], 8)
+        async with paper_swarm(*spans) as swarm, swarm.client() as client:
+            loop = asyncio.get_running_loop()
+            took_s = {}
+            for speculate in (False, True):
+                begun_s = loop.time()
+                options = GenerationOptions(max_new_tokens=NEW, speculate=speculate)
+                answer = await client.generate(PROMPT, options)
+                took_s[speculate] = loop.time() - begun_s
+                assert answer.token_ids == answer_of(PROMPT, NEW)
+                assert ("drafted" in +counted(swarm)) == speculate
+            assert took_s[True] < took_s[False] / 2
+            counts = counted(swarm)
+            assert NEW / 2 < counts["accepted_drafts"] < counts["drafted"]
+            assert counts["sampled"] == 2 * NEW
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("lost_at", [3, 20, 60])
+@pytest.mark.parametrize("way", ["kill", "freeze"])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_stage_lost_amid_drafts_costs_no_token(stage: int, way: str, lost_at: int) -> None:
+    async def scenario() -> None:
+        spans = ((0, 3), (3, 6), (6, 8)) * 2
+        async with paper_swarm(*spans, seed=lost_at) as swarm, swarm.client() as client:
+            for peer in swarm.peers:  # the first stage knows of tokens before the client does
+                far = LinkModel(delay_s=0.07)
+                swarm.network.set_link(peer.peer_id, client.transport.peer_id, far)
+            running = client.begin(PROMPT, GenerationOptions(max_new_tokens=NEW))
+            tokens: list[int] = []
+            lost = False
+            async for piece in running:
+                tokens += piece.token_ids
+                if not lost and len(tokens) >= lost_at:
+                    lost = True
+                    getattr(swarm, way)(owner(swarm, running.route[stage].peer_id))
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
+            assert running.answer().failovers >= 1
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("logged", [True, False])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_stage_that_leaves_amid_drafts_costs_no_token(stage: int, logged: bool) -> None:
+    async def scenario() -> None:
+        spans = ((0, 3), (3, 6), (6, 8)) * 2
+        log_bytes_max = 1 << 20 if logged else 16
+        async with (
+            paper_swarm(*spans, log_bytes_max=log_bytes_max) as swarm,
+            swarm.client() as client,
+        ):
+            running = client.begin(PROMPT, GenerationOptions(max_new_tokens=300))
+            tokens: list[int] = []
+            async for piece in running:
+                if len(tokens) < 10 <= len(tokens) + len(piece.token_ids):
+                    leaving = owner(swarm, running.route[stage].peer_id)
+                    leaving.stage.move_outside(0, 0)
+                tokens += piece.token_ids
+            assert tuple(tokens) == answer_of(PROMPT, 300)
+            assert running.answer().failovers == 0
+            assert leaving.peer_id not in {each.peer_id for each in running.route}
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_where_kv_is_full_nothing_is_drafted_and_nobody_gives_way() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, GenerationOptions(max_new_tokens=NEW))
+            rooms = [peer.stage.kv.room for peer in swarm.peers]
+            whole, full = [room.pages for room in rooms], 0
+            tokens: list[int] = []
+            async for piece in running:
+                tokens += piece.token_ids
+                for room, pages in zip(rooms, whole, strict=True):  # a token's room and no more
+                    held = room.capacity_tokens - room.untaken_tokens
+                    room.pages = pages if len(tokens) >= NEW / 2 else held + 1
+                if len(tokens) < NEW / 2:
+                    full = counted(swarm)["drafted"]
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
+            counts = counted(swarm)
+            assert counts["gave_way"] == counts["waited_for_kv"] == full == 0
+            assert counts["drafted"] > 0
+
+    run_virtual(scenario(), limit_s=600)
