@@ -25,6 +25,7 @@ from dht.records.directory import Directory
 from dht.simulated.network import MemoryNetwork, MemoryTransport
 from dht.transport.interface import Transport
 from node.drafting.drafter import Draft
+from node.drafting.suffix import SuffixDrafter
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopConfig
 from node.peer.balancer import Balancer
@@ -270,6 +271,8 @@ class PaperSwarm:
     """Peers over given spans of layers."""
 
     engine_class: type[PaperEngine] = PaperEngine
+    foretold = False
+    """Whether first stages draft what is mostly right; else they find little that repeats."""
 
     def foretell(self, tokens: Sequence[int], most: int) -> Sequence[int]:
         """What comes behind ``tokens``; a test may know better."""
@@ -310,7 +313,7 @@ class PaperSwarm:
             chunk_tokens=16,
             hops=HopConfig(idle_s=30.0),
             log_bytes_max=log_bytes_max,
-            drafter=lambda: RiggedDrafter(self.foretell),
+            drafter=(lambda: RiggedDrafter(self.foretell)) if self.foretold else SuffixDrafter,
         )
         directory = Directory(transport, NETWORK, SPEC.key)
         stage = StageServer(
@@ -389,9 +392,11 @@ async def paper_swarm(
     seed: int = 0,
     log_bytes_max: int = 1 << 20,
     budget: Budget | None = None,
+    foretold: bool = False,
 ) -> AsyncIterator[PaperSwarm]:
-    """A swarm with one peer per span."""
+    """A swarm with one peer per span; ``foretold``: see :class:`PaperSwarm`."""
     swarm = PaperSwarm(seed, budget)
+    swarm.foretold = foretold
     try:
         for start, end in spans:
             await swarm.add(start, end, log_bytes_max=log_bytes_max)

@@ -71,6 +71,7 @@ class BoundEngine(PaperEngine):
 
 class BoundSwarm(PaperSwarm):
     engine_class = BoundEngine
+    foretold = True
 
     def foretell(self, tokens: Sequence[int], most: int) -> Sequence[int]:
         return expected()[len(tokens) - len(PROMPT) :][:most]

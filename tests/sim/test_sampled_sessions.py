@@ -88,6 +88,7 @@ class SampledEngine(PaperEngine):
 
 class SampledSwarm(PaperSwarm):
     engine_class = SampledEngine
+    foretold = True
 
     def __init__(self, options: GenerationOptions) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ def test_drafts_change_no_token_and_save_rounds(stages: int) -> None:
     async def scenario() -> None:
         spans = [(at, at + 8 // stages) for at in range(0, 8, 8 // stages)][:stages]
         spans[-1] = (spans[-1][0], 8)
-        async with paper_swarm(*spans) as swarm, swarm.client() as client:
+        async with paper_swarm(*spans, foretold=True) as swarm, swarm.client() as client:
             loop = asyncio.get_running_loop()
             took_s = {}
             for speculate in (False, True):
@@ -50,7 +50,10 @@ def test_drafts_change_no_token_and_save_rounds(stages: int) -> None:
 def test_a_stage_lost_amid_drafts_costs_no_token(stage: int, way: str, lost_at: int) -> None:
     async def scenario() -> None:
         spans = ((0, 3), (3, 6), (6, 8)) * 2
-        async with paper_swarm(*spans, seed=lost_at) as swarm, swarm.client() as client:
+        async with (
+            paper_swarm(*spans, seed=lost_at, foretold=True) as swarm,
+            swarm.client() as client,
+        ):
             for peer in swarm.peers:  # the first stage knows of tokens before the client does
                 far = LinkModel(delay_s=0.07)
                 swarm.network.set_link(peer.peer_id, client.transport.peer_id, far)
@@ -75,7 +78,7 @@ def test_a_stage_that_leaves_amid_drafts_costs_no_token(stage: int, logged: bool
         spans = ((0, 3), (3, 6), (6, 8)) * 2
         log_bytes_max = 1 << 20 if logged else 16
         async with (
-            paper_swarm(*spans, log_bytes_max=log_bytes_max) as swarm,
+            paper_swarm(*spans, log_bytes_max=log_bytes_max, foretold=True) as swarm,
             swarm.client() as client,
         ):
             running = client.begin(PROMPT, GenerationOptions(max_new_tokens=300))
@@ -94,7 +97,7 @@ def test_a_stage_that_leaves_amid_drafts_costs_no_token(stage: int, logged: bool
 
 def test_where_kv_is_full_nothing_is_drafted_and_nobody_gives_way() -> None:
     async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+        async with paper_swarm((0, 4), (4, 8), foretold=True) as swarm, swarm.client() as client:
             running = client.begin(PROMPT, GenerationOptions(max_new_tokens=NEW))
             rooms = [peer.stage.kv.room for peer in swarm.peers]
             whole, full = [room.pages for room in rooms], 0
