@@ -91,7 +91,7 @@ def test_every_option_has_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     assert got == GenerationOptions(
         **given, logit_bias={5: -1.5, 6: 2.0}, stop=("a", "b"), stop_token_ids=(7,),
-        ignore_eos=True,
+        ignore_eos=True, speculate=False,
     )  # fmt: skip
     others = {"logit_bias", "stop", "stop_token_ids", "ignore_eos", "speculate"}
     every = set(GenerationOptions.__dataclass_fields__)
