@@ -166,6 +166,7 @@ async def load(
                 max_new_tokens=arguments.max_new,
                 stop_token_ids=(STOP_ID,),
                 seed=seed,
+                speculate=False,
             )
             try:
                 async for piece in running:

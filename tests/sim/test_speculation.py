@@ -2,12 +2,15 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
 from client import GenerationOptions
+from dht.messages.session import ActivationItem, Activations, RingToken
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import LinkModel
+from node.drafting.drafter import Draft
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import owner
 
@@ -113,5 +116,93 @@ def test_where_kv_is_full_nothing_is_drafted_and_nobody_gives_way() -> None:
             counts = counted(swarm)
             assert counts["gave_way"] == counts["waited_for_kv"] == full == 0
             assert counts["drafted"] > 0
+
+    run_virtual(scenario(), limit_s=600)
+
+
+class Stranger:
+    """Drafts tokens of another vocabulary."""
+
+    known = 1 << 20
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    def propose(self, most: int) -> Draft:
+        return Draft(token_ids=tuple(range(1 << 20, (1 << 20) + most)), grade=3)
+
+
+def test_drafts_of_another_vocabulary_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.sim.paper_swarm.RiggedDrafter", lambda foretell: Stranger())
+
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8), foretold=True) as swarm, swarm.client() as client:
+            answer = await client.generate(PROMPT, max_new_tokens=NEW)
+            assert answer.token_ids == answer_of(PROMPT, NEW)
+            counts = counted(swarm)
+            assert counts["accepted_drafts"] == 0 < counts["drafted"] < NEW
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("claimed", [(1, 2), (1,) * 16])
+def test_a_last_stage_that_claims_more_than_was_drafted_is_named(claimed: tuple[int, ...]) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8), (4, 8)) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, GenerationOptions(max_new_tokens=NEW))
+            tokens: list[int] = []
+            lies = 0
+            async for piece in running:
+                tokens += piece.token_ids
+                if len(tokens) == 20:
+                    last = running.route[-1].peer_id
+                    (live,) = swarm.peers[0].stage._table
+                    open_, position = live.session.open, len(live.session.inputs)
+                    token = RingToken(
+                        session=open_.session,
+                        attempt=open_.attempt,
+                        position=position,
+                        token_ids=claimed,
+                    )
+                    swarm.peers[0].stage.flow.take_ring(last, (token,))
+                    lies += 1
+            assert lies == 1
+            assert swarm.peers[0].stage.counters["unsound_drafts"] == 1
+            assert running.answer().failovers == 1
+            assert running.route[-1].peer_id != last
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize(("rows", "drafts"), [(3, ()), (1, (5,)), (2, (5, 6)), (17, (5,) * 15)])
+def test_a_stage_that_sends_other_rows_than_a_decode_has_is_named(
+    rows: int, drafts: tuple[int, ...]
+) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8), (0, 4)) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, GenerationOptions(max_new_tokens=NEW))
+            tokens: list[int] = []
+            lies = 0
+            async for piece in running:
+                tokens += piece.token_ids
+                if len(tokens) == 20:
+                    first = running.route[0].peer_id
+                    (live,) = swarm.peers[1].stage._table
+                    open_ = live.session.open
+                    item = ActivationItem(
+                        session=open_.session,
+                        attempt=open_.attempt,
+                        position=live.session.next_position,
+                        tokens=rows,
+                        drafts=drafts,
+                    )
+                    message = Activations(items=(item,), dtype="float32", hidden=1)
+                    swarm.peers[1].stage.flow.take_activations(first, message, bytes(4 * rows))
+                    lies += 1
+            assert lies == 1
+            assert swarm.peers[1].stage.counters["unsound_drafts"] == 1
+            assert running.answer().failovers == 1
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
 
     run_virtual(scenario(), limit_s=600)

@@ -418,6 +418,23 @@ def test_what_is_refused(envelope: Any, reason: str) -> None:
     assert isinstance(caught.value, PeerError)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        Activations(
+            items=(ActivationItem(session=S, attempt=0, position=5, tokens=17, drafts=(7,) * 16),),
+            dtype="bfloat16",
+            hidden=64,
+        ),
+        RingTokens(tokens=(RingToken(session=S, attempt=0, position=5, token_ids=(7,) * 17),)),
+        RingTokens(tokens=(RingToken(session=S, attempt=0, position=5, token_ids=()),)),
+    ],
+)
+def test_more_drafts_than_a_chunk_has_are_refused(message: Any) -> None:
+    with pytest.raises(codec.MalformedError, match="length"):
+        codec.decode(codec.encode(message))
+
+
 def test_size_and_type_are_checked() -> None:
     data = codec.encode(Ping(nonce=7))
     with pytest.raises(codec.MalformedError, match="the limit is 3"):
