@@ -1,8 +1,8 @@
 """An engine that computes nothing and takes as long as a GPU would: for links, not for numbers.
 
 Its hidden states have the true size and hold zeros; its tokens are zeros, so requests to it ask for
-no drafts (``speculate=False``). Batches are formed by the project's own scheduler. Time is the event
-loop's, so it runs under a virtual clock, too.
+no drafts (``speculate=False``). Batches are formed by the project's own scheduler. Time is the
+event loop's, so it runs under a virtual clock, too.
 """
 
 import asyncio
