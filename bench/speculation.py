@@ -259,7 +259,7 @@ def brook_peers(lab: WanLab) -> Iterator[list[str]]:
     with LocalSwarm(BROOK, extra=("--threads", "1")) as swarm:
         for number, span in enumerate(BROOK_SPANS):
             swarm.start_peer(
-                memory_gib=memory_for(BROOK, 8),
+                memory_gib=memory_for(BROOK) / 2**30,
                 host=lab.address(number),
                 run_on=lab.command(number, []),
                 extra=("--layers", span),

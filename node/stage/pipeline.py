@@ -177,6 +177,7 @@ class StagePipeline:
             if live.session.is_first or live.session.previous_peer != peer_id:
                 self._counters["foreign_frames"] += 1
                 continue
+            certain = live.session.done_position
             try:
                 work = live.session.take_rows(item.position, rows, item.drafts)
             except UnsoundTokensError as error:
@@ -187,6 +188,7 @@ class StagePipeline:
                 self._counters["stale_activations"] += 1
                 continue
             live.touch()
+            self._counters["accepted_drafts"] += live.session.done_position - certain
             self._copy_certain(live)
             if live.session.is_warming:
                 live.copied.add(work)
@@ -492,6 +494,8 @@ class StagePipeline:
                     token_ids=token_ids,
                 )
                 outbox.add_token(session.ring_peer, token)
+        if not session.is_first:
+            self._counters["accepted_drafts"] += len(token_ids) - 1
         self.send_tokens(live)
         if session.finish_reason is not None:
             self._finish(live)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from client import GenerationOptions
-from dht.messages.session import ActivationItem, Activations, RingToken
+from dht.messages.session import DRAFT_TOKENS_MAX, ActivationItem, Activations, RingToken
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import LinkModel
 from node.drafting.drafter import Draft
@@ -40,9 +40,12 @@ def test_drafts_change_no_token_and_save_rounds(stages: int) -> None:
                 assert answer.token_ids == answer_of(PROMPT, NEW)
                 assert ("drafted" in +counted(swarm)) == speculate
             assert took_s[True] < took_s[False] / 2
-            counts = counted(swarm)
-            assert NEW / 2 < counts["accepted_drafts"] < counts["drafted"]
-            assert counts["sampled"] == 2 * NEW
+            first, *_, last = (peer.stage.counters for peer in (swarm.peers[0], *swarm.peers))
+            assert NEW / 2 < first["accepted_drafts"] < first["drafted"]
+            assert last["sampled"] == 2 * NEW
+            for peer in swarm.peers:  # of the last round only the last stage knows
+                left = last["accepted_drafts"] - peer.stage.counters["accepted_drafts"]
+                assert 0 <= left <= DRAFT_TOKENS_MAX
 
     run_virtual(scenario(), limit_s=600)
 
