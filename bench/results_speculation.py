@@ -16,6 +16,8 @@ def speculation(result: dict[str, Any]) -> str:
     differ = sum(not row["identical"] for row in rows)
     by_place = result["accepted_by_place"]
     loaded = result.get("full_load", {})
+    of_kinds = [(text, row) for text, row in loaded.items() if isinstance(row, dict)]
+    gains = ", ".join(f"{row['gain']:.2f} × on {text}" for text, row in of_kinds)
     return (
         "Three stages in network namespaces with round trips between them as named and 100 Mbit/s,"
         " one answer at a time, with drafts and without. The stand-in waits as long as an 8 B model"
@@ -47,13 +49,7 @@ def speculation(result: dict[str, Any]) -> str:
         )
         + (
             f"\n\nUnder full load, {loaded['answers']} such answers at once (virtual clock, the same"
-            " stand-in), drafts gained "
-            + ", ".join(
-                f"{row['gain']:.2f} × on {text}"
-                for text, row in loaded.items()
-                if isinstance(row, dict)
-            )
-            + "."
+            f" stand-in), drafts gained {gains}."
             if loaded
             else ""
         )
