@@ -48,7 +48,7 @@ def speculation(result: dict[str, Any]) -> str:
             ],
         )
         + (
-            f"\n\nUnder full load, {loaded['answers']} such answers at once (virtual clock, the same"
+            f"\n\nUnder full load, {loaded['answers']} such answers at once (virtual clock, same"
             f" stand-in), drafts gained {gains}."
             if loaded
             else ""
