@@ -11,7 +11,8 @@ there and back, and a client near all of them.
   Drafts, rows and links are real; what the model would say is not.
 - ``brook``: the bundled model as real peers, on the processor. It was trained on little stories
   alone, so it copies nothing; it repeats itself in long answers.
-- ``full_load``: as many answers at once as fill the steps, under a virtual clock.
+- ``alone``: the stand-in under a virtual clock, where nothing else takes time; ``full_load``: so
+  many answers at once that steps are full.
 
 Every answer is compared with the one without drafts, token by token.
 """
@@ -283,45 +284,60 @@ def between_processes(model: str, round_trip_ms: float) -> dict[str, Any]:
     return found
 
 
-def full_load() -> dict[str, Any]:
-    """Tokens/s of many answers at once, by text, under a virtual clock. Rows are small, so that
-    processors alone are full."""
-    spec = replace(SPEC, activation_bytes=64)
+def on_paper(
+    kind: int, spec: ModelSpec, count: int, tokens: int, mbit: float, delay_s: float
+) -> dict[str, float]:
+    """Tokens/s of ``count`` answers at once with and without drafts, under a virtual clock."""
 
-    async def run(kind: int, *, speculate: bool) -> float:
+    async def run(*, speculate: bool) -> float:
         network = MemoryNetwork(random.Random(1))
         peers = [
             await stage_on(network.transport(Identity(network.rng.randbytes(32))), number, spec)
             for number in range(len(SPANS))
         ]
-        join_peers(network, peers, MBIT * 10, 0.01)
+        join_peers(network, peers, mbit, delay_s)
         transport = network.transport(Identity(network.rng.randbytes(32)))
         join_client(network, transport.peer_id, peers, 0.001)
         async with client_of(transport, spec) as client:
             loop = asyncio.get_running_loop()
-            _, prompt, _ = SCRIPTS[kind]
             options = GenerationOptions(
-                max_new_tokens=LOADED_TOKENS, seed=kind, ignore_eos=True, speculate=speculate
+                max_new_tokens=tokens, seed=kind, ignore_eos=True, speculate=speculate
             )
             began_s = loop.time()
-            await asyncio.gather(*(client.generate(prompt, options) for _ in range(LOADED)))
+            asked = (client.generate(SCRIPTS[kind][1], options) for _ in range(count))
+            answers = await asyncio.gather(*asked)
             took_s = loop.time() - began_s
         for peer in peers:
             await peer.close()
-        return LOADED * LOADED_TOKENS / took_s
+        return 1.0 / answers[0].tpot_s if count == 1 else count * tokens / took_s
 
-    rows = {}
-    for kind, (name, _, _) in enumerate(SCRIPTS):
-        if name not in LOADED_KINDS:
-            continue
-        plain, drafted = (
-            run_virtual(run(kind, speculate=each), limit_s=100_000) for each in (False, True)
-        )
-        rows[name] = {
-            "plain_tokens_per_s": round(plain, 1),
-            "drafted_tokens_per_s": round(drafted, 1),
-            "gain": round(drafted / plain, 3),
+    plain, drafted = (run_virtual(run(speculate=each), limit_s=100_000) for each in (False, True))
+    return {
+        "plain_tokens_per_s": round(plain, 1),
+        "drafted_tokens_per_s": round(drafted, 1),
+        "gain": round(drafted / plain, 3),
+    }
+
+
+def alone() -> dict[str, Any]:
+    """One answer at a time over the links of the real processes, by round trip and text."""
+    return {
+        f"{each:.0f} ms": {
+            name: on_paper(kind, SPEC, 1, min(ANSWER_TOKENS, len(answer)), MBIT, each / 2e3)
+            for kind, (name, _, answer) in enumerate(SCRIPTS)
         }
+        for each in ROUND_TRIPS_MS
+    }
+
+
+def full_load() -> dict[str, Any]:
+    """Many answers at once, by text. Rows are small, so that processors alone are full."""
+    spec = replace(SPEC, activation_bytes=64)
+    rows = {
+        name: on_paper(kind, spec, LOADED, LOADED_TOKENS, 10 * MBIT, 0.01)
+        for kind, (name, _, _) in enumerate(SCRIPTS)
+        if name in LOADED_KINDS
+    }
     return {"answers": LOADED, **rows}
 
 
@@ -346,14 +362,14 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     parser.add_argument(
-        "--only", choices=("stand_in", "brook", "full_load"), help="measure this part alone"
+        "--only", choices=("stand_in", "brook", "on_paper"), help="measure this part alone"
     )
     parser.add_argument("--job", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
         _run_job(arguments.job)
         return
-    if (reason := why_not()) is not None and arguments.only != "full_load":
+    if (reason := why_not()) is not None and arguments.only != "on_paper":
         raise SystemExit(f"error: {reason}")
     result: dict[str, Any] = provenance(seed=1)
     if arguments.out is not None and arguments.out.exists() and arguments.only:
@@ -365,9 +381,9 @@ def main() -> None:
                 f"{each:.0f} ms": between_processes(model, each) for each in ROUND_TRIPS_MS
             }
             print(json.dumps(result[model], indent=1), flush=True)
-    if arguments.only in {None, "full_load"}:
-        result["full_load"] = full_load()
-        print(json.dumps(result["full_load"], indent=1))
+    if arguments.only in {None, "on_paper"}:
+        result["alone"], result["full_load"] = alone(), full_load()
+        print(json.dumps([result["alone"], result["full_load"]], indent=1))
     if arguments.out is not None:
         write(arguments.out, result)
 
