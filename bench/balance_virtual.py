@@ -171,6 +171,7 @@ async def serve(swarm: Growing, asked: list[Request], rng: random.Random) -> Tol
             (1,) * request.prompt_tokens,
             max_new_tokens=request.new_tokens,
             ignore_eos=True,
+            speculate=False,
             priority="high" if urgent else "normal",
         )
         stream = Stream(running, clock=loop.time)

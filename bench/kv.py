@@ -75,7 +75,7 @@ class AnsweringEngine(TimedEngine):
         if item.sampling is None or result.token_id is None:
             return result
         token_id = token_of(item.sampling.seed, item.position + item.tokens)
-        return replace(result, token_id=token_id)
+        return replace(result, token_ids=(token_id,))
 
 
 def seed_of(request: Request) -> int:
@@ -166,6 +166,7 @@ async def load(
                 max_new_tokens=arguments.max_new,
                 stop_token_ids=(STOP_ID,),
                 seed=seed,
+                speculate=False,
             )
             try:
                 async for piece in running:

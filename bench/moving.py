@@ -101,7 +101,7 @@ async def move(client: Swarm, movers: Sequence[Mover], stage: int) -> dict[str, 
     loop, failovers = asyncio.get_running_loop(), client.view.counters["failovers"]
 
     def begin(tokens: int) -> Stream:
-        running = client.begin((1,) * tokens, max_new_tokens=600, ignore_eos=True)
+        running = client.begin((1,) * tokens, max_new_tokens=600, ignore_eos=True, speculate=False)
         return Stream(running, clock=loop.time)
 
     long = begin(SESSION_TOKENS - BEFORE)

@@ -37,6 +37,7 @@ from bench.results_sessions import (
     overload,
     storms,
 )
+from bench.results_speculation import speculation
 from bench.results_stale import warning
 
 RESULTS = ROOT / "bench" / "results"
@@ -69,6 +70,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "engine_processor": engine,
         "papers/molink": links,
         "wan_real": real_links,
+        "speculation": speculation,
         "wan_groups": groups,
         "balance_virtual": balance,
         "kv": kv,
@@ -90,6 +92,7 @@ TITLES = {
     "engine": "## The engine\n\n",
     "papers/molink": "## Links, on paper\n\n",
     "wan_real": "## Links, between real processes\n\n",
+    "speculation": "## Drafts around the ring\n\n",
     "wan_groups": "## Micro-batches\n\n",
     "balance_virtual": "## Moves for balance\n\n",
     "kv": "## KV that grows\n\n",

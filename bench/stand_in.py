@@ -288,7 +288,10 @@ async def ask(client: Swarm, request: Request) -> Served:
     await asyncio.sleep(request.at_s)
     started_s = loop.time()
     answer = await client.generate(
-        (1,) * request.prompt_tokens, max_new_tokens=request.new_tokens, ignore_eos=True
+        (1,) * request.prompt_tokens,
+        max_new_tokens=request.new_tokens,
+        ignore_eos=True,
+        speculate=False,
     )
     assert len(answer.token_ids) == request.new_tokens
     assert answer.failovers == 0, "a stage was lost in a benchmark of links"

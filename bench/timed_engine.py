@@ -1,7 +1,8 @@
 """An engine that computes nothing and takes as long as a GPU would: for links, not for numbers.
 
-Its hidden states have the true size and hold zeros; its tokens are zeros. Batches are formed by the
-project's own scheduler. Time is the event loop's, so it runs under a virtual clock, too.
+Its hidden states have the true size and hold zeros; its tokens are zeros, so requests to it ask for
+no drafts (``speculate=False``). Batches are formed by the project's own scheduler. Time is the
+event loop's, so it runs under a virtual clock, too.
 """
 
 import asyncio
@@ -142,7 +143,7 @@ class TimedEngine:
                 loop.call_later(wait_s, self._look_again)
             return
         self._running = True
-        decodes = sum(item.tokens == 1 for item in batch)
+        decodes = sum(item.decodes for item in batch)
         took_s = self._times.of(decodes, sum(item.tokens for item in batch) - decodes)
         self.steps += 1
         self.busy_s += took_s
@@ -162,5 +163,5 @@ class TimedEngine:
 
     def _result(self, item: WorkItem) -> WorkResult:
         if item.end == self._spec.layers:
-            return WorkResult(item=item, token_id=0 if item.sampling is not None else None)
+            return WorkResult(item=item, token_ids=(0,) if item.sampling is not None else ())
         return WorkResult(item=item, hidden=self._zeros[: item.tokens])

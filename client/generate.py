@@ -96,6 +96,13 @@ def add_generation(parser: Parser) -> None:
     )
     for name, metavar, text in repeated:
         add(name, action="append", default=[], metavar=metavar, help=text)
+    add(
+        "no-speculation",
+        dest="speculate",
+        action="store_false",
+        default=argparse.SUPPRESS,
+        help="let no stage draft tokens; the answer is the same",
+    )
     add("ignore-eos", action="store_true", help="go on after end-of-text")
 
 

@@ -11,6 +11,7 @@ from dht.errors import UserError
 from dht.messages.logprobs import SCORED_VALUES_MAX, TokenScore, scored_values
 from dht.messages.session import (
     BIASED_TOKENS_MAX,
+    DRAFT_TOKENS_MAX,
     GRAMMAR_BYTES_MAX,
     HISTORY_TOKENS_MAX,
     LOGPROBS_MAX,
@@ -76,6 +77,8 @@ class GenerationOptions:
     priority: Priority = Priority.NORMAL
     """``high`` may use the room that full peers keep free for urgent requests, and is run first;
     each peer grants that to a few sessions per client."""
+    speculate: bool = True
+    """Whether the first stage may draft tokens, which changes how soon tokens come, not which."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -119,6 +122,8 @@ class GenerationOptions:
             optional = name not in {"top_k", "min_new_tokens"}
             if not (_is_whole(value) or (optional and value is None)):
                 raise UserError(f"{name} is {value!r}; it must be a whole number")
+        if not isinstance(self.speculate, bool):
+            raise UserError(f"speculate is {self.speculate!r}; it must be True or False")
         if not isinstance(self.grammar, str):
             raise UserError("grammar is a text")
         for name in (
@@ -165,6 +170,7 @@ class GenerationOptions:
             max_new_tokens=self.new_tokens(len(prompt_ids), model.context_tokens),
             sampling=self.sampling(stop_token_ids),
             priority=self.priority,
+            draft_tokens=DRAFT_TOKENS_MAX if self.speculate else 0,
         )
         if request.history_tokens_max > HISTORY_TOKENS_MAX:
             raise UserError(
@@ -256,6 +262,8 @@ class AnswerRequest:
     max_new_tokens: int
     sampling: Sampling
     priority: Priority = Priority.NORMAL
+    draft_tokens: int = 0
+    """Maximum tokens that the first stage may draft at a time; 0: plain decoding."""
 
     @property
     def history_tokens_max(self) -> int:

@@ -281,6 +281,7 @@ class SessionDriver:
             history=log.history,
             scores_from=1 + len(log.prompt_scores),
             priority=request.priority,
+            draft_tokens=request.draft_tokens,
         )
 
     def _leave(self, attempt: int, peers: list[str]) -> None:

@@ -1,6 +1,6 @@
 """Chooses what the next engine step runs: decodes of all sessions, and a share of prefill. Pure.
 
-A step's time grows with its rows, so prefill rows per step are bounded. Decodes are one row each
+A step's time grows with its rows, so prefill rows per step are bounded. Decodes are few rows each
 and go first, but a waiting prefill always gets its share, so neither starves (Sarathi-Serve,
 OSDI'24, §4; Orca, OSDI'22, §3). Of its kind, urgent work goes first (Llumnix, OSDI'24, §4.4), but
 not in every step.
@@ -24,7 +24,12 @@ class Work(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Number of rows; one row is a decode."""
+        """Number of rows."""
+        ...
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the rows are one new token, with or without drafts behind it."""
         ...
 
     @property
@@ -46,6 +51,7 @@ class BatchLimits:
     """Bounds of one step."""
 
     decodes_max: int = 256
+    """Rows of decodes per step, with those that were drafted; a single larger one still runs."""
     prefill_tokens_max: int = 256
     """Prefill rows per step; a single larger chunk still runs, as the step's only prefill."""
 
@@ -109,7 +115,7 @@ class Scheduler(Generic[Item]):
     def backlog_tokens(self) -> int:
         """Number of prefill rows that wait."""
         queued = (work for queue in self._queues.values() for _, work in queue)
-        return sum(work.tokens for work in queued if work.tokens != 1)
+        return sum(work.tokens for work in queued if not work.decodes)
 
     def add(self, work: Item) -> None:
         """Queue ``work`` behind its session's earlier items."""
@@ -146,12 +152,18 @@ class Scheduler(Generic[Item]):
                 behind = behind or work
                 continue
             urgent = urgent or work.urgent
-            (decodes if work.tokens == 1 else prefills).append(work)
+            (decodes if work.decodes else prefills).append(work)
         urgent_first = urgent and self._urgent_steps < URGENT_STEPS
         if urgent_first:
             decodes.sort(key=_is_not_urgent)
             prefills.sort(key=_is_not_urgent)
-        chosen = decodes[: self._limits.decodes_max]
+        chosen: list[Item] = []
+        rows = self._limits.decodes_max
+        for work in decodes:
+            if chosen and work.tokens > rows:
+                break
+            chosen.append(work)
+            rows -= work.tokens
         budget = self._limits.prefill_tokens_max
         for at, work in enumerate(prefills):
             if at == 0 or work.tokens <= budget:

@@ -14,7 +14,7 @@ import msgspec
 
 from dht.errors import PeerError
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 FRAME_BYTES_MAX = 32 << 20
 ENVELOPE_BYTES_MAX = 8 << 20
 RECORD_BYTES_MAX = 4096

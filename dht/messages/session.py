@@ -29,6 +29,8 @@ ITEMS_MAX = 1024
 STOP_TOKENS_MAX = 64
 BIASED_TOKENS_MAX = 1024
 GRAMMAR_BYTES_MAX = 64 << 10
+DRAFT_TOKENS_MAX = 15
+"""Maximum drafted tokens of one chunk: a decode has one row more at most."""
 LOGPROBS_MAX = 20
 """Maximum alternatives per token that a client may ask for, as with OpenAI."""
 
@@ -157,6 +159,8 @@ class SessionOpen:
     """In a planned move of one stage: the peer that serves it now and can copy its KV."""
     rows_logged: bool = True
     """In a planned move: whether the stage before the new one has logged all rows so far."""
+    draft_tokens: Annotated[int, Meta(ge=0, le=DRAFT_TOKENS_MAX)] = 0
+    """Maximum tokens that the first stage may draft beyond the newest one; 0: plain decoding."""
     expires_unix_s: Seconds = 0.0
     """End of the grant, in Unix seconds."""
     grant: Annotated[bytes, Meta(max_length=64)] = b""
@@ -278,6 +282,9 @@ class ActivationItem:
     attempt: RouteAttempt
     position: Position
     tokens: Annotated[int, Meta(ge=1, le=1 << 16)]
+    drafts: Annotated[tuple[TokenId, ...], Meta(max_length=DRAFT_TOKENS_MAX)] = ()
+    """Token ids that the rows after the first were drafted with; the last stage accepts those that
+    it draws itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,12 +302,13 @@ class Activations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingToken:
-    """One sampled token on its way from the last stage to the first."""
+    """A session's newest tokens, from ``position`` on, on their way from the last stage to the
+    first: the drafts that were accepted, and one more."""
 
     session: SessionId
     attempt: RouteAttempt
     position: Position
-    token_id: TokenId
+    token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=1 + DRAFT_TOKENS_MAX)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

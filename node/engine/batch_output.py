@@ -1,5 +1,6 @@
 """Turns a step's hidden states into results: rows for the next stage, or sampled tokens."""
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +12,7 @@ from node.engine.work_item import WorkResult
 from node.model.layer_range import LoadedRange
 from node.sampling.logprobs import score_prompt, score_rows
 from node.sampling.penalties import SamplingRow
-from node.sampling.sampler import draw_rows
+from node.sampling.sampler import draw_runs
 
 
 def results_of(
@@ -25,7 +26,8 @@ def results_of(
     drawn = [row for row in rows if row.item.sampling is not None and loaded.head is not None]
     logits, greedy = hidden, torch.empty(0, dtype=torch.long, device=hidden.device)
     if drawn:
-        last = to_device([row.last - 1 for row in drawn], hidden.device)
+        spans = (range(row.last - 1 - len(row.item.drafts), row.last) for row in drawn)
+        last = to_device(list(itertools.chain.from_iterable(spans)), hidden.device)
         logits = loaded.leave(hidden[last])
         greedy = torch.argmax(logits, dim=-1)
     # One transfer brings the step's output from the device: rows for the next stage, or tokens
@@ -44,13 +46,13 @@ def results_of(
             passed_in = row.item.hidden is not None
             results.append(WorkResult(item=row.item, error=told, unsound_input=passed_in))
             continue
-        token_id, score = sampled.get(row.index, (None, b""))
+        token_ids, scores = sampled.get(row.index, ((), ()))
         results.append(
             WorkResult(
                 item=row.item,
                 hidden=passed_on[row.first : row.last] if row.item.end < spec.layers else None,
-                token_id=token_id,
-                score=score,
+                token_ids=token_ids,
+                scores=scores,
                 prompt_scores=_prompt_scores(row, hidden, loaded, spec.vocab),
             )
         )
@@ -59,31 +61,30 @@ def results_of(
 
 def _sampled(
     rows: Sequence[StepRows], logits: torch.Tensor, greedy: Sequence[int]
-) -> dict[int, tuple[int, bytes]]:
-    """By item index: the token after the item's last row, and its packed score if asked for.
+) -> dict[int, tuple[tuple[int, ...], tuple[bytes, ...]]]:
+    """By item index: the item's new tokens, and their packed scores if asked for.
 
     ``greedy``: the likeliest token of each row of ``logits``, ``[rows, vocab]``.
     """
     draws = [
         SamplingRow(
             sampling=row.item.sampling,
-            position=row.item.position + row.item.tokens,
+            position=row.item.position + row.item.tokens - len(row.item.drafts),
             history=row.item.history,
+            drafts=row.item.drafts,
         )
         for row in rows
         if row.item.sampling is not None
     ]
-    token_ids = draw_rows(logits, draws, greedy)
-    scores = [b""] * len(rows)
-    for top in {draw.sampling.logprobs for draw in draws} - {None}:
-        asked = [at for at, draw in enumerate(draws) if draw.sampling.logprobs == top]
-        chosen = logits[to_device(asked, logits.device)]
-        packed = score_rows(chosen, [token_ids[at] for at in asked], top or 0)
-        for at, score in zip(asked, packed, strict=True):
-            scores[at] = score
+    runs = draw_runs(logits, draws, greedy)
+    firsts = itertools.accumulate((1 + len(draw.drafts) for draw in draws), initial=0)
+    scored: dict[int, tuple[bytes, ...]] = {}
+    for row, draw, run, first in zip(rows, draws, runs, firsts, strict=False):
+        if (top := draw.sampling.logprobs) is not None:
+            scored[row.index] = tuple(score_rows(logits[first : first + len(run)], run, top))
     return {
-        row.index: (token_id, score)
-        for row, token_id, score in zip(rows, token_ids, scores, strict=True)
+        row.index: (run, scored.get(row.index, (b"",) * len(run)))
+        for row, run in zip(rows, runs, strict=True)
     }
 
 

@@ -316,9 +316,8 @@ class Engine:
                         row.reservation.written = item.position + item.tokens
                         row.reservation.layers = (item.start, item.end)
                         if self._shares(item) and item.token_ids is not None:
-                            self._kv.seal(
-                                item.session, row.reservation, item.position, item.token_ids
-                            )
+                            certain = item.token_ids[: item.tokens - len(item.drafts)]
+                            self._kv.seal(item.session, row.reservation, item.position, certain)
                     results[row.index] = replace(result, item=item)
         return [result for result in results if result is not None]
 

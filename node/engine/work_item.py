@@ -1,6 +1,6 @@
 """A request to the engine and its result, from a stage's session to the model runner and back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dht.messages.session import Sampling
@@ -15,7 +15,8 @@ class WorkItem:
     """Rows of one session from ``position`` on, to run through layers ``[start, end)``.
 
     The first stage sets ``token_ids``, later stages ``hidden`` of shape ``[tokens, hidden]``. The
-    last stage samples the token after the last row if ``sampling`` is set.
+    last stage samples the token after the last row if ``sampling`` is set; where rows were drafted,
+    the tokens after the row before them and after each of them that was drafted right.
     """
 
     session: str
@@ -25,6 +26,8 @@ class WorkItem:
     position: int
     token_ids: tuple[int, ...] | None = None
     hidden: "Tensor | None" = None
+    drafts: tuple[int, ...] = ()
+    """Token ids that the last rows were drafted with, one for each."""
     sampling: Sampling | None = None
     history: TokenHistory | None = None
     """Tokens that the sampling's penalties count."""
@@ -46,19 +49,42 @@ class WorkItem:
             return len(self.token_ids)
         return 0 if self.hidden is None else int(self.hidden.shape[0])
 
+    @property
+    def decodes(self) -> bool:
+        """Whether the item is one new token, with or without drafts behind it."""
+        return self.tokens == 1 + len(self.drafts)
+
+    def with_drafts(self, count: int) -> "WorkItem":
+        """The item with its first ``count`` drafts alone."""
+        dropped = len(self.drafts) - count
+        if dropped <= 0:
+            return self
+        return replace(
+            self,
+            drafts=self.drafts[:count],
+            token_ids=None if self.token_ids is None else self.token_ids[:-dropped],
+            hidden=None if self.hidden is None else self.hidden[:-dropped],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkResult:
-    """Result of an item: hidden states for the next stage, a token, or an error."""
+    """Result of an item: hidden states for the next stage, tokens, or an error."""
 
     item: WorkItem
     hidden: "Tensor | None" = None
-    token_id: int | None = None
-    score: bytes = b""
-    """Packed score of the token (:mod:`dht.messages.logprobs`), if ``sampling`` asks for it."""
+    token_ids: tuple[int, ...] = ()
+    """Sampled tokens: the accepted drafts and one more."""
+    scores: tuple[bytes, ...] = ()
+    """Packed score of each token (:mod:`dht.messages.logprobs`), if ``sampling`` asks for it."""
     prompt_scores: bytes = b""
     """Packed scores of the item's ``targets``."""
     error: str | None = None
     unsound_input: bool = False
     """Whether the rows that came in caused the error, or may have: they, or what was computed from
     them, are not finite."""
+
+    @property
+    def token_id(self) -> int | None:
+        """The first sampled token."""
+        return self.token_ids[0] if self.token_ids else None

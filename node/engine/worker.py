@@ -33,6 +33,7 @@ class WorkerTimes:
 
     steps: int = 0
     tokens: int = 0
+    """Rows that were run, without those that were drafted."""
     compute_s: float = 0.0
     waiting_s: float = 0.0
     """Sum over items of the time from submission to the start of the item's step."""
@@ -122,7 +123,7 @@ class Worker:
             if batch:
                 results = self._results(batch)
                 self.times.steps += 1
-                self.times.tokens += sum(work.tokens for work in batch)
+                self.times.tokens += sum(work.tokens - len(work.drafts) for work in batch)
                 self.times.compute_s += time.perf_counter() - started_s
                 self._on_loop(self._on_results, results)
 

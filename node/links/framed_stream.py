@@ -33,7 +33,7 @@ PARTIAL_FRAMES_MAX = 8
 def traffic_of(message: object) -> TrafficClass:
     """Traffic class of a message whose sender gives none: rows by their number, others urgent."""
     if isinstance(message, Activations):
-        decode = all(item.tokens == 1 for item in message.items)
+        decode = all(item.tokens == 1 + len(item.drafts) for item in message.items)
         return TrafficClass.DECODE if decode else TrafficClass.PREFILL
     return TrafficClass.CONTROL
 

@@ -200,7 +200,7 @@ class Peer:
             end=record.end,
             layers=record.model.layers,
             sessions=self._stage.sessions,
-            tokens=self._engine.times.tokens,
+            tokens=self._engine.times.tokens + self._stage.counters["accepted_drafts"],
             up_bytes=traffic.sent_bytes,
             down_bytes=traffic.received_bytes,
             peers=self._links.others,
@@ -307,7 +307,7 @@ def report_stats(
     reporter.event(
         "stats",
         steps=times.steps,
-        tokens=times.tokens,
+        tokens=times.tokens + stage.counters["accepted_drafts"],
         compute_s=round(times.compute_s, 6),
         waiting_s=round(times.waiting_s, 6),
         serialisation_s=round(stage.serialisation_s, 6),

@@ -32,6 +32,10 @@ class GrammarState:
         self._matcher = matcher
         self._stops = frozenset(stop_token_ids)
 
+    def copy(self) -> "GrammarState":
+        """The same state by itself."""
+        return GrammarState(self._matcher.deep_copy(), tuple(self._stops))
+
     def add(self, token_id: int) -> None:
         """Follow the answer's next token. After one that the grammar forbids, only stops come."""
         if token_id not in self._stops:

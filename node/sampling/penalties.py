@@ -26,6 +26,8 @@ class SamplingRow:
     position: int
     history: TokenHistory | None = None
     """None if no penalty, minimum length or grammar is asked for."""
+    drafts: tuple[int, ...] = ()
+    """Token ids that the rows behind this one were drafted with, for a run of draws."""
 
     @property
     def is_adjusted(self) -> bool:

@@ -8,6 +8,7 @@ that close; a draw from cumulative probabilities would be shifted by the sum of 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +119,47 @@ def draw_rows(
         else:
             token_ids[row] = pick(scores[at], draw.sampling, draw.position)
     return token_ids
+
+
+def draw_runs(
+    logits: torch.Tensor, draws: Sequence[SamplingRow], greedy: Sequence[int] | None = None
+) -> list[tuple[int, ...]]:
+    """Draw the tokens of each draw from its rows, a row for itself and one for each of its drafts.
+
+    ``logits`` has these rows in order; ``greedy`` is as in :func:`draw_rows`. A draw gets a token
+    after each row up to the first token that was not drafted so: those that it would get one row at
+    a time, by the same positions and with the same tokens before them.
+    """
+    if not any(draw.drafts for draw in draws):
+        return [(token_id,) for token_id in draw_rows(logits, draws, greedy)]
+    if any(draw.drafts and (draw.sampling.temperature or draw.is_adjusted) for draw in draws):
+        logits = logits.detach().to(torch.float32).to("cpu")  # once for all rounds
+    if greedy is None:
+        greedy = torch.argmax(logits, dim=-1).tolist()
+    at, going, found = 0, {}, [list[int]() for _ in draws]
+    for index, draw in enumerate(draws):
+        going[index] = (at, draw)
+        at += 1 + len(draw.drafts)
+    while going:
+        rows = [row for row, _ in going.values()]
+        round_ = [draw for _, draw in going.values()]
+        likeliest = [greedy[row] for row in rows]
+        drawn = draw_rows(logits[to_device(rows, logits.device)], round_, likeliest)
+        going, before = {}, going
+        for (index, (row, draw)), token_id in zip(before.items(), drawn, strict=True):
+            found[index].append(token_id)
+            if draw.drafts and draw.drafts[0] == token_id:
+                going[index] = (row + 1, _after(draw, first=not found[index][1:]))
+    return [tuple(each) for each in found]
+
+
+def _after(draw: SamplingRow, *, first: bool) -> SamplingRow:
+    """The draw behind one whose first draft is right; the history of the first is not touched."""
+    history = draw.history
+    if history is not None:
+        history = history.copy() if first else history
+        history.add(draw.drafts[0])
+    return replace(draw, position=draw.position + 1, history=history, drafts=draw.drafts[1:])
 
 
 def sample(logits: torch.Tensor, sampling: Sampling, *, position: int) -> int:

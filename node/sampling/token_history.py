@@ -50,6 +50,15 @@ class TokenHistory:
         self.grammar: GrammarState | None = None
         """Where the answer is in its grammar, if it follows one."""
 
+    def copy(self) -> "TokenHistory":
+        """The same history by itself, to follow tokens that may come to nothing."""
+        other = TokenHistory()
+        other._places = dict(self._places)
+        other._ids, other._counts = self._ids.copy(), self._counts.copy()
+        other.answer_tokens, other.largest_id = self.answer_tokens, self.largest_id
+        other.grammar = None if self.grammar is None else self.grammar.copy()
+        return other
+
     def add(self, token_id: int) -> None:
         """Append the answer's next token."""
         self.answer_tokens += 1

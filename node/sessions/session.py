@@ -74,6 +74,10 @@ TRANSITIONS: dict[StageState, dict[StageEvent, StageState]] = {
 """Transitions by state and event; :meth:`StageSession.on` ignores all others."""
 
 
+class UnsoundTokensError(Exception):
+    """A stage sent what cannot follow from the drafts; the message says what, in one line."""
+
+
 @dataclass(slots=True, kw_only=True)
 class StageSession:
     """State of ``(session, attempt)`` at hop ``open.hop`` of its route."""
@@ -98,8 +102,12 @@ class StageSession:
     """
     next_position: int = 0
     """Next position that this stage runs."""
+    drafts: tuple[int, ...] = ()
+    """Token ids that the last rows which this stage ran were drafted with, while it is not known
+    which of them are accepted. The next chunk begins behind the accepted ones."""
     done_position: int = 0
-    """Positions before it have left the engine: their KV is written, their rows are logged."""
+    """Positions before it have left the engine, and none was drafted in vain: their KV is written,
+    their rows are logged, their tokens are the answer's."""
     send_position: int = 0
     """Position before which the next stage has everything: earlier rows are logged, not sent."""
     in_flight: bool = False
@@ -213,8 +221,9 @@ class StageSession:
     def take_over(self, open_: SessionOpen) -> "StageSession":
         """This session under the attempt of ``open_``, with everything that was run so far.
 
-        Rows still in the engine are run again. So is the last prompt row at a last stage: the new
-        attempt's first token is sampled from its output.
+        Rows still in the engine are run again, and rows that were drafted and are not known here to
+        be accepted. So is the last prompt row at a last stage: the new attempt's first token is
+        sampled from its output.
         """
         known = open_.prompt_tokens
         following = StageSession(
@@ -263,10 +272,47 @@ class StageSession:
             self.early = None
         return True
 
-    def next_chunk(self, chunk_tokens: int) -> WorkItem | None:
+    def add_accepted(self, position: int, token_ids: tuple[int, ...]) -> bool:
+        """At the first stage: take the last stage's newest tokens; False if they are not the next.
+
+        All but the last of them were drafted. Rows behind them are taken back. Raises
+        UnsoundTokensError for tokens that do not follow from the drafts.
+        """
+        known, right = len(self.inputs), len(token_ids) - 1
+        if position != known and right == 0:
+            return self.add_inputs(position, token_ids)
+        if position != known:
+            return False
+        if right > len(self.drafts) or token_ids[:right] != self.drafts[:right]:
+            raise UnsoundTokensError(
+                f"{len(token_ids)} tokens came at once, of {len(self.drafts)} drafted"
+            )
+        if not self.add_inputs(position, token_ids):
+            return False
+        if self.drafts:
+            self.next_position = self.done_position = known + right
+            self.drafts = ()
+        return True
+
+    @property
+    def drafts_most(self) -> int:
+        """At the first stage: how many tokens may be drafted behind the newest one now."""
+        newest = len(self.inputs) - 1
+        if (
+            self.in_flight
+            or self.importing
+            or self.is_warming
+            or self.state is not StageState.ACTIVE
+            or not self.open.prompt_tokens <= newest == self.next_position
+        ):
+            return 0
+        return min(self.open.draft_tokens, self.kv_tokens - len(self.inputs))
+
+    def next_chunk(self, chunk_tokens: int, drafts: tuple[int, ...] = ()) -> WorkItem | None:
         """At the first stage: the next rows to run; None if there are none or a chunk is running.
 
-        A chunk never crosses the end of the prompt, so only a chunk's last row is ever sampled.
+        A chunk never crosses the end of the prompt, so a chunk of several rows is of the prompt, or
+        the newest token with ``drafts`` behind it, :attr:`drafts_most` at most.
         """
         if self.in_flight or self.importing or self.state is not StageState.ACTIVE:
             return None
@@ -277,21 +323,52 @@ class StageSession:
         if end <= position:  # with copied KV the engine may be ahead of the token ids
             return None
         self.in_flight = True
-        return self._work(position, end, token_ids=tuple(self.inputs[position:end]))
+        token_ids = (*self.inputs[position:end], *drafts)
+        return self._work(position, end + len(drafts), token_ids=token_ids, drafts=drafts)
 
-    def take_rows(self, position: int, hidden: "Tensor") -> WorkItem | None:
-        """At later stages: take rows ``[tokens, hidden]``; None if they are not the next ones."""
-        end = position + int(hidden.shape[0])
+    def take_rows(
+        self, position: int, hidden: "Tensor", drafts: tuple[int, ...] = ()
+    ) -> WorkItem | None:
+        """At later stages: take rows ``[tokens, hidden]``, the last of which were drafted as
+        ``drafts``; None if they are not the next ones.
+
+        The next ones after drafted rows begin behind those that were accepted. Raises
+        UnsoundTokensError for more rows behind the prompt than one and its drafts.
+        """
+        rows = int(hidden.shape[0])
+        end = position + rows
         crosses = position < self.open.prompt_tokens < end
+        earliest = self.next_position - len(self.drafts)
         if (
             self.state is not StageState.ACTIVE
             or self.importing
-            or position != self.next_position
+            or not earliest <= position <= self.next_position
+            or (self.drafts and self.done_position != earliest)
             or end > self.kv_tokens
             or crosses
         ):
             return None
-        return self._work(position, end, hidden=hidden)
+        decodes = position >= self.open.prompt_tokens and not self.is_warming
+        if decodes or drafts:
+            most = self.open.draft_tokens if decodes else 0
+            if rows != 1 + len(drafts) or len(drafts) > most:
+                raise UnsoundTokensError(f"{rows} rows came as {len(drafts)} drafts of {most}")
+        if self.drafts:
+            self.done_position = position
+        return self._work(position, end, hidden=hidden, drafts=drafts)
+
+    def shortened(self, work: WorkItem, drafts: int) -> WorkItem:
+        """The chunk taken last with its first ``drafts`` drafts alone."""
+        self.next_position -= max(0, len(work.drafts) - drafts)
+        self.drafts = self.drafts[:drafts]
+        return work.with_drafts(drafts)
+
+    def ran(self, work: WorkItem, sampled: int) -> None:
+        """Record that ``work`` has left the engine, with ``sampled`` tokens at a last stage."""
+        right = max(0, sampled - 1)
+        self.done_position = work.position + work.tokens - len(work.drafts) + right
+        if self.is_last and work.drafts:
+            self.next_position, self.drafts = self.done_position, ()
 
     def _work(
         self,
@@ -300,8 +377,9 @@ class StageSession:
         *,
         token_ids: tuple[int, ...] | None = None,
         hidden: "Tensor | None" = None,
+        drafts: tuple[int, ...] = (),
     ) -> WorkItem:
-        self.next_position = end
+        self.next_position, self.drafts = end, drafts
         samples = self.is_last and end >= self.open.prompt_tokens and not self.is_warming
         return WorkItem(
             session=self.kv_key,
@@ -310,6 +388,7 @@ class StageSession:
             position=position,
             token_ids=token_ids,
             hidden=hidden,
+            drafts=drafts,
             sampling=self.open.sampling if samples else None,
             history=self.history,
             targets=self._targets(position) if self.is_last else None,

@@ -20,6 +20,7 @@ from coordinator.routing.balance import Movable
 from dht.identity.grant import own_word
 from dht.messages.session import Priority, SessionFailed, SessionLeaving, SessionOpen
 from dht.transport.frame_sender import FrameSender
+from node.drafting.session_drafts import SessionDrafts
 from node.sessions.activation_log import ActivationLog
 from node.sessions.replay_queue import CopiedRows
 from node.sessions.session import StageEvent, StageSession
@@ -43,6 +44,8 @@ class MigrationTarget:
     """Whether the next stage is new and gets copies of this stage's rows."""
     ready: bool = False
     """Whether the next stage has accepted."""
+    copied_position: int = 0
+    """Position before which all rows were queued for the next stage."""
     backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
 
 
@@ -63,6 +66,8 @@ class Live:
     warming: MigrationTarget | None = None
     """A planned move of a later stage, if one is under way."""
     told_warm: bool = False
+    drafting: SessionDrafts | None = None
+    """At the first stage: what drafts the session's tokens, if any are to be drafted."""
     copied: CopiedRows = field(default_factory=CopiedRows)
     """At the new stage of a planned move: rows that wait for the engine."""
     attached: FrameSender | None = None
@@ -308,7 +313,7 @@ class SessionTable:
         self._part_from(live)
         self._hop_use.subtract(live.hop_peers)
         live.session, live.upstream, live.attached = session, upstream, None
-        live.warming, live.told_warm = None, False
+        live.warming, live.told_warm, live.drafting = None, False, None
         live.backlog.clear()
         live.copied = CopiedRows()
         self._drop_work(session.kv_key)

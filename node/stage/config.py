@@ -6,6 +6,8 @@ from typing import Literal, Protocol
 
 from coordinator.links.chunk_sizer import QUEUED_BYTES_MAX
 from dht.messages.session import Sampling
+from node.drafting.drafter import Drafter
+from node.drafting.suffix import SuffixDrafter
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopConfig
 from node.sampling.grammar import GrammarState
@@ -47,6 +49,11 @@ class StageConfig:
     int8: Literal["off", "prefill", "all"] = "off"
     """Which rows leave as int8 with a scale per row. Half the bytes of float16; answers may differ
     from those of one process (``bench/int8.py`` measures by how much)."""
+    drafter: Callable[[], Drafter] = SuffixDrafter
+    """Makes what drafts a session's tokens at its first stage."""
+    drafting_sessions_max: int = 64
+    """The first stage drafts for no new session while it holds more than these: each remembers up
+    to 4 MB of tokens, and with so many no row is free."""
     hops: HopConfig = field(default_factory=HopConfig)
 
 

@@ -36,12 +36,14 @@ def step_seen(
 ) -> StepSeen | None:
     """The step as it refines a layer's times; None where it says nothing of them.
 
-    It must be of decodes alone or of one chunk of a prompt, over the same layers, without an error.
+    It must be of decodes alone, without drafts, or of one chunk of a prompt, over the same layers,
+    without an error.
     The last layer's steps take the head's and the sampler's time, too, which is no layer's.
     """
     spans = {(item.start, item.end) for item in batch}
     decodes = all(item.tokens == 1 for item in batch)
-    if len(spans) != 1 or not (decodes or len(batch) == 1):
+    drafted = any(item.drafts for item in batch)
+    if len(spans) != 1 or drafted or not (decodes or len(batch) == 1):
         return None
     ((start, end),) = spans
     if end == layers or any(result.error is not None for result in results):

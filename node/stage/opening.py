@@ -200,15 +200,18 @@ class Opening:
         if waits and isinstance(message, SessionAccepted) and message.rows:
             session, log = live.session, self._table.log
             if not log.covers(session.key, message.position, session.done_position):
-                open_ = warming.open
-                reason = "the rows so far are not logged here"
-                code = RefusalCode.NOT_HELD
-                warming.upstream.send(self._refused(open_, self._me, code, reason))
-                self._table.warm(live, None)
+                self.not_logged(live, "the rows so far are not logged here")
                 return
             self._flow.copy_rows(live, message.position)
         warming.upstream.send(message)
         if isinstance(message, SessionRefused | SessionFailed):
+            self._table.warm(live, None)
+
+    def not_logged(self, live: Live, reason: str) -> None:
+        """Cancel a move for which this stage lacks rows; the session stays where it is."""
+        if (warming := live.warming) is not None:
+            code = RefusalCode.NOT_HELD
+            warming.upstream.send(self._refused(warming.open, self._me, code, reason))
             self._table.warm(live, None)
 
     def _begin(self, open_: SessionOpen, upstream: FrameSender) -> Live | SessionRefused:

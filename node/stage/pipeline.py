@@ -23,10 +23,12 @@ from dht.messages.session import (
     Tokens,
 )
 from node.device.tensors import DTYPES
+from node.drafting.pace import StepCost
+from node.drafting.session_drafts import SessionDrafts
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopTable
 from node.links.wire_rows import INT8, RowsError, quantized, split_int8_rows, split_rows
-from node.sessions.session import StageSession, StageState
+from node.sessions.session import StageSession, StageState, UnsoundTokensError
 from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_copy import REST_ROWS
@@ -54,9 +56,11 @@ class StagePipeline:
         fail: Callable[[Live, str], None],
         refuse: Callable[[Live, str, str], None],
         finish: Callable[[Live], None],
+        cancel_move: Callable[[Live, str], None],
     ) -> None:
         """``fail`` ends a session at this stage with a reason; ``refuse`` pauses it, for the peer
-        whose rows are unsound and a reason; ``finish`` completes its answer."""
+        whose rows are unsound and a reason; ``finish`` completes its answer; ``cancel_move`` ends
+        its part in a planned move with a reason."""
         self._engine = engine
         self._kv = kv
         self._config = config
@@ -66,6 +70,7 @@ class StagePipeline:
         self._fail = fail
         self._refuse = refuse
         self._finish = finish
+        self._cancel_move = cancel_move
         self._stalled: dict[str, None] = {}
         self._without_kv: dict[str, deque[WorkItem]] = {}
         """Work of sessions that wait for KV, by their names in the engine."""
@@ -73,6 +78,7 @@ class StagePipeline:
         self.decode_waits = StepTimes()
         """Times from a decode's arrival to its step's end: this stage's part of a token's time."""
         self.sizer = ChunkSizer()
+        self._draft_cost = StepCost()
         self.serialisation_s = 0.0
         """Seconds spent converting tensors to frames and frames to tensors, writing included."""
 
@@ -120,7 +126,28 @@ class StagePipeline:
             elif live.session.open.route[-1].peer_id != peer_id:
                 self._counters["foreign_frames"] += 1
             else:
-                self.take_inputs(token.session, token.attempt, token.position, (token.token_id,))
+                self._take_accepted(live, token)
+
+    def _take_accepted(self, live: Live, token: RingToken) -> None:
+        try:
+            taken = live.session.add_accepted(token.position, token.token_ids)
+        except UnsoundTokensError as error:
+            self._counters["unsound_drafts"] += 1
+            self._refuse(live, live.session.open.route[-1].peer_id, str(error))
+            return
+        if not taken:
+            self._counters["stale_inputs"] += 1
+            return
+        self._accepted(live, token.token_ids)
+        self._copy_certain(live)
+        live.touch()
+        self.push(live)
+
+    def _accepted(self, live: Live, token_ids: Sequence[int]) -> None:
+        """At the first stage: let the drafter know what came of a round."""
+        self._counters["accepted_drafts"] += len(token_ids) - 1
+        if live.drafting is not None:
+            live.drafting.came(token_ids, asyncio.get_running_loop().time())
 
     def take_activations(
         self, peer_id: str, activations: Activations, body: bytes | memoryview
@@ -150,11 +177,19 @@ class StagePipeline:
             if live.session.is_first or live.session.previous_peer != peer_id:
                 self._counters["foreign_frames"] += 1
                 continue
-            work = live.session.take_rows(item.position, rows)
+            certain = live.session.done_position
+            try:
+                work = live.session.take_rows(item.position, rows, item.drafts)
+            except UnsoundTokensError as error:
+                self._counters["unsound_drafts"] += 1
+                self._refuse(live, peer_id, str(error))
+                continue
             if work is None:
                 self._counters["stale_activations"] += 1
                 continue
             live.touch()
+            self._counters["accepted_drafts"] += live.session.done_position - certain
+            self._copy_certain(live)
             if live.session.is_warming:
                 live.copied.add(work)
                 self._run_copies(live)
@@ -181,13 +216,16 @@ class StagePipeline:
                 self._without_kv.pop(key, None)
 
     def _submit(self, item: WorkItem) -> None:
-        """Hand work to the engine once there is KV for it."""
-        key = item.session
-        if key in self._without_kv or not self._kv.take(key, item.position + item.tokens):
+        """Hand work to the engine once there is KV for it; drafts only where there is some now."""
+        key, session = item.session, item.owner
+        certain = item.position + item.tokens - len(item.drafts)
+        if key in self._without_kv or not self._kv.take(key, certain):
             self._counters["waited_for_kv"] += key not in self._without_kv
+            item = session.shortened(item, 0)
             self._without_kv.setdefault(key, deque()).append(item)
         else:
-            self._hand_over(item)
+            room = self._kv.spare(key, certain, len(item.drafts))
+            self._hand_over(session.shortened(item, room))
 
     def _hand_over(self, item: WorkItem) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -223,9 +261,29 @@ class StagePipeline:
                 self._stalled[session.key] = None
                 return
         if session.is_first:
-            work = session.next_chunk(self._chunk_tokens(live))
+            work = session.next_chunk(self._chunk_tokens(live), self._drafts(live))
             if work is not None:
                 self._submit(work)
+                if live.drafting is not None and session.decodes:
+                    now_s = asyncio.get_running_loop().time()
+                    live.drafting.sent(len(session.drafts), now_s)
+                    self._counters["drafted"] += len(session.drafts)
+
+    def _drafts(self, live: Live) -> tuple[int, ...]:
+        """Tokens to run behind the newest one, as many as pay."""
+        session = live.session
+        if not session.open.draft_tokens or session.is_warming:
+            return ()
+        if live.drafting is None:
+            if self._table.holding > self._config.drafting_sessions_max:
+                return ()
+            live.drafting = SessionDrafts(drafter=self._config.drafter())
+        most = session.drafts_most
+        if not most:
+            live.drafting.follow(session.inputs)
+            return ()
+        others_s = self._draft_cost.others_s(len(session.open.route), self.sizer.row_s)
+        return live.drafting.propose(session.inputs, most, others_s)
 
     def _chunk_tokens(self, live: Live) -> int:
         """Rows of the session's next chunk, from measured times of steps and the next link."""
@@ -264,13 +322,25 @@ class StagePipeline:
         if warming is None:
             return
         warming.ready = True
-        known, end, at = warming.open.prompt_tokens, session.done_position, start
+        warming.copied_position = start
+        self._counters["copied_rows"] += max(0, session.done_position - start)
+        self._copy_certain(live)
+
+    def _copy_certain(self, live: Live) -> None:
+        """Queue the rows that are certain by now for the new stage of a planned move."""
+        warming, session = live.warming, live.session
+        if warming is None or not warming.ready:
+            return
+        known, end, at = warming.open.prompt_tokens, session.done_position, warming.copied_position
+        if not self._table.log.covers(session.key, at, end):
+            self._cancel_move(live, "the rows so far are not logged here any more")
+            return
         while at < end:
             to = min(at + RESENT_TOKENS, end)
             to = known if at < known < to else to
             warming.backlog.append((at, self._table.log.rows(session.key, at, to)))
             at = to
-        self._counters["copied_rows"] += max(0, end - start)
+        warming.copied_position = max(at, end)
         self._push_copies(live)
 
     def _push_copies(self, live: Live) -> None:
@@ -306,18 +376,7 @@ class StagePipeline:
 
     def on_results(self, results: Sequence[WorkResult]) -> None:
         """Handle one engine step's results: log rows, and send rows and tokens on by next peer."""
-        items = [result.item for result in results]
-        now_s = asyncio.get_running_loop().time()
-        took_s = self.pace.finished([item.session for item in items], now_s)
-        for item in items:
-            if item.tokens == 1 and not item.background:
-                self.decode_waits.add(now_s - item.queued_s)
-        if not any(item.background for item in items):  # background rows wait on purpose
-            self.sizer.ran(
-                sum(item.tokens for item in items),
-                took_s,
-                decodes_only=all(item.tokens == 1 for item in items),
-            )
+        self._time_step([result.item for result in results])
         outbox, started_s = Outbox(), time.perf_counter()
         bodies = rows_bytes(results)
         self.serialisation_s += time.perf_counter() - started_s
@@ -337,14 +396,14 @@ class StagePipeline:
                 elif session.state is not StageState.PAUSED:  # rows after those that were refused
                     self._fail(live, result.error)
                 continue
-            session.done_position = item.position + item.tokens
+            session.ran(item, len(result.token_ids))
             if index in bodies and session.next_peer is not None:
                 self._send_rows(live, item, bodies[index], outbox)
             if result.prompt_scores:
                 session.add_prompt_scores(result)
                 self.send_tokens(live)
-            if result.token_id is not None:
-                self._take_sampled(live, result.token_id, result.score, outbox)
+            if result.token_ids:
+                self._take_sampled(live, result, outbox)
             live.copied.running = False
             self._run_copies(live)
             self._tell_warm(live)
@@ -356,13 +415,27 @@ class StagePipeline:
             self._send(peer_id, message, body, traffic)
         self.serialisation_s += time.perf_counter() - started_s
 
+    def _time_step(self, items: Sequence[WorkItem]) -> None:
+        """Learn from the time of a step that has just ended."""
+        now_s = asyncio.get_running_loop().time()
+        took_s = self.pace.finished([item.session for item in items], now_s)
+        for item in items:
+            if item.decodes and not item.background:
+                self.decode_waits.add(now_s - item.queued_s)
+        if not any(item.background for item in items):  # background rows wait on purpose
+            decodes_only = all(item.decodes for item in items)
+            drafted = sum(len(item.drafts) for item in items)
+            if decodes_only:
+                self._draft_cost.ran(len(items), drafted, took_s, self.sizer.fixed_s)
+            if not drafted:
+                rows = sum(item.tokens for item in items)
+                self.sizer.ran(rows, took_s, decodes_only=decodes_only)
+
     def _send_rows(self, live: Live, ran: WorkItem, body: memoryview, outbox: Outbox) -> None:
         session = live.session
         self._table.log.append(session.key, ran.position, body)
         skip = min(max(0, session.send_position - ran.position), ran.tokens)
-        if (warming := live.warming) is not None and warming.ready:
-            warming.backlog.append((ran.position, bytes(body)))
-            self._push_copies(live)
+        self._copy_certain(live)
         if not session.sends_rows or session.state is not StageState.ACTIVE:
             return
         if session.next_peer is None or skip == ran.tokens:
@@ -372,14 +445,20 @@ class StagePipeline:
         if live.backlog:
             live.backlog.append((position, bytes(rest)))
         else:
-            item = self._item(live, position, ran.tokens - skip)
-            prefill = item.tokens > 1 or position < session.open.prompt_tokens
+            item = self._item(live, position, ran.tokens - skip, ran.drafts)
+            prefill = not ran.decodes or position < session.open.prompt_tokens
             outbox.add_rows(session.next_peer, item, rest, prefill=prefill)
 
-    def _item(self, live: Live, position: int, tokens: int) -> ActivationItem:
+    def _item(
+        self, live: Live, position: int, tokens: int, drafts: tuple[int, ...] = ()
+    ) -> ActivationItem:
         open_ = live.session.open
         return ActivationItem(
-            session=open_.session, attempt=open_.attempt, position=position, tokens=tokens
+            session=open_.session,
+            attempt=open_.attempt,
+            position=position,
+            tokens=tokens,
+            drafts=drafts,
         )
 
     def _send(
@@ -396,22 +475,31 @@ class StagePipeline:
             message = replace(message, dtype=INT8)
         self._hops.get(peer_id).send(message, body, traffic=traffic)
 
-    def _take_sampled(self, live: Live, token_id: int, score: bytes, outbox: Outbox) -> None:
-        session = live.session
-        position = session.add_sampled(token_id, score)
-        self._counters["sampled"] += 1
+    def _take_sampled(self, live: Live, result: WorkResult, outbox: Outbox) -> None:
+        """At the last stage: log the new tokens up to the answer's end, and send them on."""
+        session, open_ = live.session, live.session.open
+        position = open_.prompt_tokens + len(session.sampled)
+        scores = result.scores or (b"",) * len(result.token_ids)
+        for token_id, score in zip(result.token_ids, scores, strict=True):
+            session.add_sampled(token_id, score)
+            if session.finish_reason is not None:
+                break
+        token_ids = session.sampled_from(position)
+        self._counters["sampled"] += len(token_ids)
         if session.finish_reason is None:
-            open_ = session.open
             if session.ring_peer is None:
-                self.take_inputs(open_.session, open_.attempt, position, (token_id,))
+                self._accepted(live, token_ids)
+                self.take_inputs(open_.session, open_.attempt, position, token_ids)
             else:
                 token = RingToken(
                     session=open_.session,
                     attempt=open_.attempt,
                     position=position,
-                    token_id=token_id,
+                    token_ids=token_ids,
                 )
                 outbox.add_token(session.ring_peer, token)
+        if not session.is_first:
+            self._counters["accepted_drafts"] += len(token_ids) - 1
         self.send_tokens(live)
         if session.finish_reason is not None:
             self._finish(live)

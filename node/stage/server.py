@@ -90,6 +90,7 @@ class StageServer:
             fail=self._fail,
             refuse=self._pause,
             finish=self._finish,
+            cancel_move=self._cancel_move,
         )
         self._opening = Opening(
             self._me,
@@ -179,6 +180,9 @@ class StageServer:
     def _tell_put_out(self, live: Live, reason: str, after_s: float) -> None:
         live.tell_failed(self._me, reason, self._me, self._sign, after_s)
         self._table.forget(live)
+
+    def _cancel_move(self, live: Live, reason: str) -> None:
+        self._opening.not_logged(live, reason)
 
     def pong(self, nonce: int) -> Pong:
         """The answer to a ping, with this stage's step times."""

@@ -87,6 +87,19 @@ class StageKv:
         self._waiting_s.pop(session, None)
         return True
 
+    def spare(self, session: str, tokens: int, more: int) -> int:
+        """Take KV for up to ``more`` tokens behind a session's first ``tokens``, for which it has
+        some, as far as nobody has to give way or wait; returns for how many."""
+        room = self.room
+        if session not in room or not more:
+            return more
+        held = min(more, max(0, room.held_of(session) - tokens))
+        wanted = held if self._waiting_s else more
+        for each in (wanted, held):
+            if room.grow(session, tokens + each) and self._engine.extend_kv(session, tokens + each):
+                return each
+        return 0
+
     def waits_no_more(self, session: str) -> None:
         """Forget that a session waits: what it wanted to run is forgotten."""
         self._waiting_s.pop(session, None)

@@ -24,6 +24,8 @@ from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory
 from dht.simulated.network import MemoryNetwork, MemoryTransport
 from dht.transport.interface import Transport
+from node.drafting.drafter import Draft
+from node.drafting.suffix import SuffixDrafter
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopConfig
 from node.peer.balancer import Balancer
@@ -177,8 +179,40 @@ class PaperEngine:
             states.append(fold(states[-1], token_id))
         if item.end < LAYERS:
             return WorkResult(item=item, hidden=torch.tensor(ids, dtype=torch.float32)[:, None])
-        token_id = states[-1] % VOCAB if item.sampling is not None else None
-        return WorkResult(item=item, token_id=token_id)
+        if item.sampling is None:
+            return WorkResult(item=item)
+        return self._sampled(item, states[len(states) - 1 - len(item.drafts) :])
+
+    def _sampled(self, item: WorkItem, states: Sequence[int]) -> WorkResult:
+        """The tokens behind the item's newest row and behind those that were drafted right."""
+        run = [states[0] % VOCAB]
+        for draft, state in zip(item.drafts, states[1:], strict=True):
+            if draft != run[-1]:
+                break
+            run.append(state % VOCAB)
+        return WorkResult(item=item, token_ids=tuple(run))
+
+
+class RiggedDrafter:
+    """Knows what comes, and is wrong about one token in five."""
+
+    def __init__(self, foretell: Callable[[Sequence[int], int], Sequence[int]]) -> None:
+        """``foretell`` gives a number of tokens behind those so far, as far as it knows them."""
+        self._foretell = foretell
+        self._tokens: list[int] = []
+        self._chance = random.Random(7)
+
+    @property
+    def known(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        self._tokens += token_ids
+
+    def propose(self, most: int) -> Draft:
+        right = self._foretell(self._tokens, most)
+        wrong = (self._chance.random() < 0.2 for _ in right)
+        return Draft(token_ids=tuple(n + bad for n, bad in zip(right, wrong, strict=True)), grade=3)
 
 
 @dataclass(slots=True)
@@ -237,6 +271,12 @@ class PaperSwarm:
     """Peers over given spans of layers."""
 
     engine_class: type[PaperEngine] = PaperEngine
+    foretold = False
+    """Whether first stages draft what is mostly right; else they find little that repeats."""
+
+    def foretell(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+        """What comes behind ``tokens``; a test may know better."""
+        return answer_of(tokens, most)
 
     def __init__(self, seed: int = 0, budget: Budget | None = None) -> None:
         """``budget`` is what strangers may take of all peers together; else each has its own."""
@@ -270,7 +310,10 @@ class PaperSwarm:
             transport.peer_id, start, end, kv_tokens=kv_tokens, step_s=step_s
         )
         config = StageConfig(
-            chunk_tokens=16, hops=HopConfig(idle_s=30.0), log_bytes_max=log_bytes_max
+            chunk_tokens=16,
+            hops=HopConfig(idle_s=30.0),
+            log_bytes_max=log_bytes_max,
+            drafter=(lambda: RiggedDrafter(self.foretell)) if self.foretold else SuffixDrafter,
         )
         directory = Directory(transport, NETWORK, SPEC.key)
         stage = StageServer(
@@ -349,9 +392,11 @@ async def paper_swarm(
     seed: int = 0,
     log_bytes_max: int = 1 << 20,
     budget: Budget | None = None,
+    foretold: bool = False,
 ) -> AsyncIterator[PaperSwarm]:
-    """A swarm with one peer per span."""
+    """A swarm with one peer per span; ``foretold``: see :class:`PaperSwarm`."""
     swarm = PaperSwarm(seed, budget)
+    swarm.foretold = foretold
     try:
         for start, end in spans:
             await swarm.add(start, end, log_bytes_max=log_bytes_max)

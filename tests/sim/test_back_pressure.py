@@ -33,7 +33,9 @@ def test_prefill_waits_at_the_routes_head_and_not_before_the_slow_stage() -> Non
             prompts, each = 12, 1500
             answers = await asyncio.gather(
                 *(
-                    swarm.client.generate((1,) * each, max_new_tokens=4, ignore_eos=True)
+                    swarm.client.generate(
+                        (1,) * each, max_new_tokens=4, ignore_eos=True, speculate=False
+                    )
                     for _ in range(prompts)
                 )
             )
@@ -51,7 +53,9 @@ def test_decodes_go_on_while_a_link_has_more_than_enough_to_send() -> None:
         setting = Setting(policy="anabranch", mbit=1000.0, delay_s=0.001)
         async with StandInSwarm(setting) as swarm:
             flow = swarm.peers[0].stage.flow
-            answer = swarm.client.begin((1,) * 64, max_new_tokens=20, ignore_eos=True)
+            answer = swarm.client.begin(
+                (1,) * 64, max_new_tokens=20, ignore_eos=True, speculate=False
+            )
             tokens = 0
             async for piece in answer:
                 tokens += len(piece.token_ids)

@@ -15,9 +15,9 @@ from node.engine.work_item import WorkItem, WorkResult
 from node.sampling.grammar import GrammarError, GrammarState
 from node.sampling.grammar_trial import _Bytes, limits
 from node.sampling.penalties import SamplingRow
-from node.sampling.sampler import draw_rows
+from node.sampling.sampler import draw_rows, draw_runs
 from node.sampling.token_history import TokenHistory
-from tests.sim.paper_swarm import LAYERS, VOCAB, PaperEngine, PaperSwarm, fold
+from tests.sim.paper_swarm import VOCAB, PaperEngine, PaperSwarm, fold
 from tests.sim.test_sessions import held, owner, until
 
 pytestmark = pytest.mark.sim
@@ -57,21 +57,24 @@ class BoundEngine(PaperEngine):
             raise GrammarError(RefusalCode.NOT_HELD, "no tokenizer for grammars")
         return followed(sampling, answer)
 
-    def _run(self, item: WorkItem) -> WorkResult:
-        result = super()._run(item)
-        if result.error is not None or item.end < LAYERS or item.sampling is None:
-            return result
+    def _sampled(self, item: WorkItem, states: Sequence[int]) -> WorkResult:
+        assert item.sampling is not None
         draw = SamplingRow(
             sampling=item.sampling,
-            position=item.position + item.tokens,
+            position=item.position + item.tokens - len(item.drafts),
             history=item.history,
+            drafts=item.drafts,
         )
-        logits = logits_of(self.states[item.session][-1])
-        return WorkResult(item=item, token_id=draw_rows(logits[None], [draw])[0])
+        logits = torch.stack([logits_of(state) for state in states])
+        return WorkResult(item=item, token_ids=draw_runs(logits, [draw])[0])
 
 
 class BoundSwarm(PaperSwarm):
     engine_class = BoundEngine
+    foretold = True
+
+    def foretell(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+        return expected()[len(tokens) - len(PROMPT) :][:most]
 
 
 def expected() -> tuple[int, ...]:

@@ -149,7 +149,7 @@ async def foreign_attach(swarm: PaperSwarm, evil: MemoryTransport, open_: Sessio
 
 async def foreign_ring_tokens(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
     stream = await evil.open_stream(swarm.peers[0].peer_id, HOP_PROTOCOL)
-    token = RingToken(session=open_.session, attempt=0, position=len(PROMPT) + 1, token_id=3)
+    token = RingToken(session=open_.session, attempt=0, position=len(PROMPT) + 1, token_ids=(3,))
     await codec.send_frame(stream, RingTokens(tokens=(token,)))
     await asyncio.sleep(1)
     assert swarm.peers[0].stage.counters["foreign_frames"] == 1

@@ -32,7 +32,11 @@ def first_tokens(priority: Kind) -> tuple[float, float]:
             async def first_s(priority: Kind) -> float:
                 began_s, came_s, tokens = loop.time(), 0.0, 0
                 asked = swarm.client.begin(
-                    (1,) * PROMPT_TOKENS, max_new_tokens=4, ignore_eos=True, priority=priority
+                    (1,) * PROMPT_TOKENS,
+                    max_new_tokens=4,
+                    ignore_eos=True,
+                    priority=priority,
+                    speculate=False,
                 )
                 async for piece in asked:
                     came_s = came_s or loop.time()

@@ -126,6 +126,11 @@ class SimulatedPiece:
         """When the latest link began to carry the piece."""
         self.arrives_s = 0.0
 
+    @property
+    def decodes(self) -> bool:
+        """Whether the piece is one token; nothing is drafted on paper."""
+        return self.tokens == 1
+
 
 class SimulatedWire(Protocol):
     """The sender of one directed link, or of all links of a peer that share its uplink."""

@@ -87,15 +87,15 @@ def test_every_option_has_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [w for name, v in given.items() for w in (f"--{name.replace('_', '-')}", str(v))]
     got = flags(
         monkeypatch, *words, "--logit-bias", "5:-1.5", "--logit-bias", "6:2", "--stop", "a",
-        "--stop", "b", "--stop-token-ids", "7", "--ignore-eos",
+        "--stop", "b", "--stop-token-ids", "7", "--ignore-eos", "--no-speculation",
     )  # fmt: skip
     assert got == GenerationOptions(
         **given, logit_bias={5: -1.5, 6: 2.0}, stop=("a", "b"), stop_token_ids=(7,),
-        ignore_eos=True,
+        ignore_eos=True, speculate=False,
     )  # fmt: skip
-    assert set(given) | {"logit_bias", "stop", "stop_token_ids", "ignore_eos"} == set(
-        GenerationOptions.__dataclass_fields__
-    ), "a new option needs a flag and a line here"
+    others = {"logit_bias", "stop", "stop_token_ids", "ignore_eos", "speculate"}
+    every = set(GenerationOptions.__dataclass_fields__)
+    assert set(given) | others == every, "a new option needs a flag and a line here"
     assert flags(monkeypatch) == GenerationOptions()
 
 

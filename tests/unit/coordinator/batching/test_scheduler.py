@@ -25,6 +25,11 @@ class Work:
     number: int
     background: bool = False
     urgent: bool = False
+    drafts: int = 0
+
+    @property
+    def decodes(self) -> bool:
+        return self.tokens == 1 + self.drafts
 
 
 arrivals = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 12)), max_size=40)
@@ -204,3 +209,16 @@ def test_background_work_rides_along_and_runs_alone_only_when_it_is_quiet() -> N
     assert [w.number for w in scheduler.next_batch(quiet_s)] == [6, 3]
     assert [w.session for w in scheduler.next_batch(quiet_s + 1.0)] == ["other"]
     assert scheduler.wait_s(quiet_s) is None
+
+
+@given(st.lists(st.integers(0, 15), min_size=1, max_size=20), st.integers(1, 40))
+def test_drafted_rows_count_as_decodes_and_are_bounded(drafts: list[int], most: int) -> None:
+    scheduler = Scheduler(BatchLimits(decodes_max=most, prefill_tokens_max=1))
+    for number, each in enumerate(drafts):
+        scheduler.add(Work(f"s{number}", 1 + each, number, drafts=each))
+    assert scheduler.backlog_tokens == 0
+    ran: list[Work] = []
+    while batch := scheduler.next_batch(0.0):
+        assert len(batch) == 1 or sum(work.tokens for work in batch) <= most
+        ran += batch
+    assert [work.number for work in ran] == list(range(len(drafts)))

@@ -67,37 +67,37 @@ from tests.examples import examples
 S = "session-1"
 # What this version looks like on the wire. A change here breaks every peer that runs today.
 GOLDEN: list[tuple[Any, str]] = [
-    (Ping(nonce=7), "9302a470696e6781a56e6f6e636507"),
+    (Ping(nonce=7), "9303a470696e6781a56e6f6e636507"),
     (
         RecordsRequest(keys=("n/m/nodes",), known=bytes(8)),
-        "9302af7265636f7264732d7265717565737482a46b65797391a96e2f6d2f6e6f646573a56b6e6f776ec40800"
+        "9303af7265636f7264732d7265717565737482a46b65797391a96e2f6d2f6e6f646573a56b6e6f776ec40800"
         "00000000000000",
     ),
     (
         RecordsFound(records=(b"ab",), more=True, unix_s=1.5),
-        "9302ad7265636f7264732d666f756e6483a77265636f72647391c4026162a46d6f7265c3a6756e69785f73cb"
+        "9303ad7265636f7264732d666f756e6483a77265636f72647391c4026162a46d6f7265c3a6756e69785f73cb"
         "3ff8000000000000",
     ),
-    (ReachRequest(port=31337), "9302ad72656163682d7265717565737481a4706f7274cd7a69"),
+    (ReachRequest(port=31337), "9303ad72656163682d7265717565737481a4706f7274cd7a69"),
     (
         ReachAnswer(reached=None, host="::1"),
-        "9302ac72656163682d616e7377657282a772656163686564c0a4686f7374a33a3a31",
+        "9303ac72656163682d616e7377657282a772656163686564c0a4686f7374a33a3a31",
     ),
     (
         RecordStore(record=b"ab"),
-        "9302ac7265636f72642d73746f726582a67265636f7264c4026162a97265706c6963617465c3",
+        "9303ac7265636f72642d73746f726582a67265636f7264c4026162a97265706c6963617465c3",
     ),
     (
         RecordStored(taken=False, reason="no"),
-        "9302ad7265636f72642d73746f72656482a574616b656ec2a6726561736f6ea26e6f",
+        "9303ad7265636f72642d73746f72656482a574616b656ec2a6726561736f6ea26e6f",
     ),
     (
         RecordsBusy(retry_after_s=1.0),
-        "9302ac7265636f7264732d6275737981ad72657472795f61667465725f73cb3ff0000000000000",
+        "9303ac7265636f7264732d6275737981ad72657472795f61667465725f73cb3ff0000000000000",
     ),
     (
         SessionClose(session=S, attempt=3),
-        "9302a5636c6f736582a773657373696f6ea973657373696f6e2d31a7617474656d707403",
+        "9303a5636c6f736582a773657373696f6ea973657373696f6e2d31a7617474656d707403",
     ),
     (
         SessionRefused(
@@ -108,7 +108,7 @@ GOLDEN: list[tuple[Any, str]] = [
             code=RefusalCode.NO_KV,
             reason="full",
         ),
-        "9302a77265667573656488a773657373696f6ea973657373696f6e2d31a7617474656d707401a7706565725f"
+        "9303a77265667573656488a773657373696f6ea973657373696f6e2d31a7617474656d707401a7706565725f"
         "6964a470656572a26279a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6cad7265747279"
         "5f61667465725f73cb0000000000000000a97369676e6174757265c400",
     ),
@@ -138,7 +138,7 @@ GOLDEN: list[tuple[Any, str]] = [
             up_bytes_per_s=12.5,
             state=NodeState.WAITING,
         ),
-        "9302a46e6f6465de001da7706565725f6964a470656572a46e616d65a16eb0736f6674776172655f76657273"
+        "9303a46e6f6465de001da7706565725f6964a470656572a46e616d65a16eb0736f6674776172655f76657273"
         "696f6ea131a664657669636583a46b696e64a463756461a46e616d65a25434ac6d656d6f72795f6279746573"
         "10a56d6f64656c8aa46e616d65a16da4726f6f74a172a66c617965727302ab6c617965725f627974657303ab"
         "656d6265645f627974657304aa686561645f627974657305b86b765f62797465735f7065725f746f6b656e5f"
@@ -156,26 +156,32 @@ GOLDEN: list[tuple[Any, str]] = [
     ),
     (
         Prompt(session=S, attempt=0, position=0, token_ids=(1, 2, 300)),
-        "9302a670726f6d707484a773657373696f6ea973657373696f6e2d31a7617474656d707400a8706f73697469"
+        "9303a670726f6d707484a773657373696f6ea973657373696f6e2d31a7617474656d707400a8706f73697469"
         "6f6e00a9746f6b656e5f696473930102cd012c",
     ),
     (
         Activations(
-            items=(ActivationItem(session=S, attempt=0, position=5, tokens=2),),
+            items=(ActivationItem(session=S, attempt=0, position=5, tokens=2, drafts=(7,)),),
             dtype="bfloat16",
             hidden=64,
         ),
-        "9302a46163747383a56974656d739184a773657373696f6ea973657373696f6e2d31a7617474656d707400a8"
-        "706f736974696f6e05a6746f6b656e7302a56474797065a862666c6f61743136a668696464656e40",
+        "9303a46163747383a56974656d739185a773657373696f6ea973657373696f6e2d31a7617474656d707400a8"
+        "706f736974696f6e05a6746f6b656e7302a66472616674739107a56474797065a862666c6f61743136a66869"
+        "6464656e40",
+    ),
+    (
+        RingTokens(tokens=(RingToken(session=S, attempt=0, position=5, token_ids=(7, 8)),)),
+        "9303a472696e6781a6746f6b656e739184a773657373696f6ea973657373696f6e2d31a7617474656d707400"
+        "a8706f736974696f6e05a9746f6b656e5f696473920708",
     ),
     (
         Tokens(session=S, attempt=0, position=9, token_ids=(4,), finish_reason=FinishReason.STOP),
-        "9302a6746f6b656e7385a773657373696f6ea973657373696f6e2d31a7617474656d707400a8706f73697469"
+        "9303a6746f6b656e7385a773657373696f6ea973657373696f6e2d31a7617474656d707400a8706f73697469"
         "6f6e09a9746f6b656e5f6964739104ad66696e6973685f726561736f6ea473746f70",
     ),
     (
         LeaseRecord(peer_id="peer", term=2, expires_unix_s=1.5),
-        "9302a56c6561736583a7706565725f6964a470656572a47465726d02ae657870697265735f756e69785f73cb"
+        "9303a56c6561736583a7706565725f6964a470656572a47465726d02ae657870697265735f756e69785f73cb"
         "3ff8000000000000",
     ),
     (
@@ -185,7 +191,7 @@ GOLDEN: list[tuple[Any, str]] = [
             sha256="0" * 64,
             size_bytes=10,
         ),
-        "9302a9706c616e2d6865616485a7706565725f6964a470656572a776657273696f6e83a47465726d01a7636f"
+        "9303a9706c616e2d6865616485a7706565725f6964a470656572a776657273696f6e83a47465726d01a7636f"
         "756e74657202a472616e6b03a6736861323536d940" + "30" * 64 + "aa73697a655f62797465730a"
         "ab66657463685f627974657300",
     ),
@@ -197,23 +203,23 @@ GOLDEN: list[tuple[Any, str]] = [
             payload=b"p",
             signature=b"s" * 64,
         ),
-        "9302a67369676e656485a36b6579a96e2f6d2f6e6f646573a7706565725f6964a470656572ae657870697265"
+        "9303a67369676e656485a36b6579a96e2f6d2f6e6f646573a7706565725f6964a470656572ae657870697265"
         "735f756e69785f73cb3ff8000000000000a77061796c6f6164c40170a97369676e6174757265c440"
         + "73"
         * 64,
     ),
     (
         FramePart(number=3, offset=4096, total_bytes=9000, slow=True),
-        "9302a47061727484a66e756d62657203a66f6666736574cd1000ab746f74616c5f6279746573cd2328a4736c"
+        "9303a47061727484a66e756d62657203a66f6666736574cd1000ab746f74616c5f6279746573cd2328a4736c"
         "6f77c3",
     ),
     (
         Delivered(total_bytes=9000, slow_bytes=4096),
-        "9302a964656c69766572656482ab746f74616c5f6279746573cd2328aa736c6f775f6279746573cd1000",
+        "9303a964656c69766572656482ab746f74616c5f6279746573cd2328aa736c6f775f6279746573cd1000",
     ),
     (
         PromptScores(session=S, attempt=2, position=1, tokens=3),
-        "9302ad70726f6d70742d73636f72657384a773657373696f6ea973657373696f6e2d31a7617474656d707402"
+        "9303ad70726f6d70742d73636f72657384a773657373696f6ea973657373696f6e2d31a7617474656d707402"
         "a8706f736974696f6e01a6746f6b656e7303",
     ),
     (
@@ -238,7 +244,7 @@ GOLDEN: list[tuple[Any, str]] = [
             answered=1,
             history=(7, 8, 9),
         ),
-        "9302a46f70656ede0012a773657373696f6ea973657373696f6e2d31a7617474656d707401a6636c69656e74"
+        "9303a46f70656ede0013a773657373696f6ea973657373696f6e2d31a7617474656d707401a6636c69656e74"
         "a26d65ab66696e6765727072696e74a166a5726f7574659183a7706565725f6964a470656572a57374617274"
         "00a3656e6402a3686f7000ad70726f6d70745f746f6b656e7303ae6d61785f6e65775f746f6b656e7304a873"
         "616d706c696e678eab74656d7065726174757265cb3fe0000000000000a5746f705f6b00a5746f705f70cb3f"
@@ -248,8 +254,8 @@ GOLDEN: list[tuple[Any, str]] = [
         "62696173919205cbbff0000000000000ae6d696e5f6e65775f746f6b656e7302a86c6f6770726f627300af70"
         "726f6d70745f6c6f6770726f627301a76772616d6d6172c40167a8616e73776572656401a7686973746f7279"
         "93070809ad6d6967726174655f756e74696cc0ab73636f7265735f66726f6d01a87072696f72697479a66e6f"
-        "726d616ca9636f70795f66726f6dc0ab726f77735f6c6f67676564c3ae657870697265735f756e69785f73cb"
-        "0000000000000000a56772616e74c400",
+        "726d616ca9636f70795f66726f6dc0ab726f77735f6c6f67676564c3ac64726166745f746f6b656e7300ae65"
+        "7870697265735f756e69785f73cb0000000000000000a56772616e74c400",
     ),
 ]
 
@@ -282,7 +288,11 @@ messages = st.one_of(
         RingTokens,
         tokens=st.lists(
             st.builds(
-                RingToken, session=ids, attempt=attempts, position=positions, token_id=tokens
+                RingToken,
+                session=ids,
+                attempt=attempts,
+                position=positions,
+                token_ids=st.lists(tokens, min_size=1, max_size=16).map(tuple),
             ),
             min_size=1,
             max_size=8,
@@ -357,7 +367,7 @@ def test_figures_beyond_their_bounds_are_no_record(wrong: dict[str, Any]) -> Non
 
 def test_a_frame_from_before_a_field_was_added_still_decodes() -> None:
     old = (
-        "9302a77265667573656486a773657373696f6ea973657373696f6e2d31a7617474656d707401a7706565725f6964"
+        "9303a77265667573656486a773657373696f6ea973657373696f6e2d31a7617474656d707401a7706565725f6964"
         "a470656572a26279a470656572a4636f6465a56e6f5f6b76a6726561736f6ea466756c6c"
     )
     refused = codec.decode(bytes.fromhex(old))
@@ -406,6 +416,23 @@ def test_what_is_refused(envelope: Any, reason: str) -> None:
     with pytest.raises(codec.MalformedError, match=reason) as caught:
         codec.decode(msgspec.msgpack.encode(envelope))
     assert isinstance(caught.value, PeerError)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Activations(
+            items=(ActivationItem(session=S, attempt=0, position=5, tokens=17, drafts=(7,) * 16),),
+            dtype="bfloat16",
+            hidden=64,
+        ),
+        RingTokens(tokens=(RingToken(session=S, attempt=0, position=5, token_ids=(7,) * 17),)),
+        RingTokens(tokens=(RingToken(session=S, attempt=0, position=5, token_ids=()),)),
+    ],
+)
+def test_more_drafts_than_a_chunk_has_are_refused(message: Any) -> None:
+    with pytest.raises(codec.MalformedError, match="length"):
+        codec.decode(codec.encode(message))
 
 
 def test_size_and_type_are_checked() -> None:

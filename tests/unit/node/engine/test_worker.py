@@ -33,7 +33,7 @@ class Bench:
         self.gate.wait()
         if any(work.position < 0 for work in batch):
             raise RuntimeError("no luck")
-        return [WorkResult(item=work, token_id=7) for work in batch]
+        return [WorkResult(item=work, token_ids=(7,)) for work in batch]
 
     def take(self, results: Sequence[WorkResult]) -> None:
         self.threads.add(threading.get_ident())
@@ -97,7 +97,7 @@ def test_a_step_that_raises_fails_its_items_and_no_others() -> None:
             (item("a", -1), "the engine's step failed: no luck"),
             (item("b", 2), "the engine's step failed: no luck"),
         ]
-        assert (await bench.next()) == WorkResult(item=item("b", 3), token_id=7)
+        assert (await bench.next()) == WorkResult(item=item("b", 3), token_ids=(7,))
         bench.worker.stop()
 
     asyncio.run(run())

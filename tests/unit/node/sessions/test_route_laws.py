@@ -3,8 +3,9 @@
 The machines are the real ones, the client's log included; what stands between them is a model: the
 hidden state of a token is its id, an engine runs a chunk at once, and the last stage samples from a
 hash of all ids that reached it in order. The owner opens the next attempt after a crash and where
-nothing moves any more. An answer is right only if every stage ran every row once, in order, on the
-KV that it really has.
+nothing moves any more. The first stage drafts, rightly or not, and each stage may run fewer of the
+drafts. An answer is right only if every stage ran every row once, in order, on the KV that it
+really has, and took back the rows that were drafted in vain.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from tests.unit.records import MODEL
 
 LAYERS = 6
 PROMPT = (11, 12, 13, 14, 15)
-NEW = 6
+NEW = 12
+DRAFTS = 4
 VOCAB = 97
 
 
@@ -44,9 +46,10 @@ def truth() -> tuple[int, ...]:
 
 
 TRUTH = truth()
+WHOLE = PROMPT + TRUTH
 HAPPENINGS = ("deliver",) * 6 + ("drop", "repeat", "crash", "forget", "open")
-DECISIONS = 200
-"""More than a life takes: 160 at most, of 1,500."""
+DECISIONS = 800
+"""More than a life takes."""
 
 
 @dataclass(slots=True)
@@ -68,6 +71,7 @@ class Frame:
     attempt: int
     position: int
     ids: tuple[int, ...]
+    drafts: tuple[int, ...] = ()
 
 
 class Route:
@@ -107,6 +111,7 @@ class Route:
                 max_new_tokens=log.remaining_tokens,
                 sampling=log.request.sampling,
                 answered=len(log.token_ids),
+                draft_tokens=DRAFTS,
             )
             before = self.stages[hop]
             if before is not None and before.session.can_take_over(open_):
@@ -140,13 +145,15 @@ class Route:
             assert first.session.add_inputs(position, known[position:])
         self.push()
 
-    def send(self, hop: int, position: int, ids: tuple[int, ...]) -> None:
+    def send(
+        self, hop: int, position: int, ids: tuple[int, ...], drafts: tuple[int, ...] = ()
+    ) -> None:
         """Rows to the next stage, cut where its prompt ends."""
         end = self.log_prompt(hop)
-        for at, to in ((position, min(position + len(ids), end)), (max(position, end), None)):
-            part = ids[at - position : None if to is None else to - position]
-            if part and at >= position:
-                self.frames.append(Frame(hop + 1, self.log.attempt, at, part))
+        last = position + len(ids)
+        for at, to in ((position, min(last, end)), (max(position, end), last)):
+            if part := ids[at - position : max(at, to) - position]:
+                self.frames.append(Frame(hop + 1, self.log.attempt, at, part, drafts))
 
     def log_prompt(self, hop: int) -> int:
         stage = self.stages[hop]
@@ -156,11 +163,26 @@ class Route:
     def push(self) -> None:
         """The first stage runs what it can."""
         while (stage := self.stages[0]) is not None:
-            chunk = stage.session.next_chunk(1 + self.chosen.below(4))
+            session = stage.session
+            size = 1 + self.chosen.below(4)
+            chunk = session.next_chunk(size, self.drafts(session))
             if chunk is None:
                 return
+            chunk = self.with_room(session, chunk)
             assert chunk.token_ids is not None
             self.run(0, chunk, chunk.token_ids)
+
+    def drafts(self, session: StageSession) -> tuple[int, ...]:
+        """As many as may be, each wrong now and then."""
+        most, at = session.drafts_most, len(session.inputs) - len(PROMPT)
+        right = TRUTH[at : at + (self.chosen.below(most + 1) if most else 0)]
+        return tuple(n + (self.chosen.below(4) == 0) for n in right)
+
+    def with_room(self, session: StageSession, chunk: WorkItem) -> WorkItem:
+        """The chunk with as many of its drafts as there is room for."""
+        if not chunk.drafts or self.chosen.below(3):
+            return chunk
+        return session.shortened(chunk, self.chosen.below(1 + len(chunk.drafts)))
 
     def run(self, hop: int, chunk: WorkItem, ids: tuple[int, ...]) -> None:
         """What the engine and the data flow do with a chunk."""
@@ -170,36 +192,50 @@ class Route:
         assert chunk.position <= len(stage.kv), "a row was skipped"
         stage.kv[chunk.position :] = ids
         session.in_flight = False
-        session.done_position = chunk.position + chunk.tokens
+        certain = chunk.position + chunk.tokens - len(chunk.drafts)
+        run = [] if chunk.sampling is None else [sample(stage.kv[:certain])]
+        for at, draft in enumerate(chunk.drafts, start=1):
+            if not run or draft != run[-1]:
+                break
+            run.append(sample(stage.kv[: certain + at]))
+        session.ran(chunk, len(run))
+        assert tuple(stage.kv[: session.done_position]) == WHOLE[: session.done_position]
         if not session.is_last:
             skip = max(0, session.send_position - chunk.position)
             if ids[skip:]:
-                self.send(hop, chunk.position + skip, ids[skip:])
-        elif chunk.sampling is not None and session.finish_reason is None:
-            token_id = sample(stage.kv)
-            position = session.add_sampled(token_id)
-            self.take_token(session.open.attempt, position, token_id)
-            if session.finish_reason is None:
-                if session.is_first:
-                    session.add_inputs(position, (token_id,))
-                else:
-                    self.frames.append(Frame(0, session.open.attempt, position, (token_id,)))
+                self.send(hop, chunk.position + skip, ids[skip:], chunk.drafts)
+        elif run and session.finish_reason is None:
+            self.take_sampled(session, run)
 
-    def take_token(self, attempt: int, position: int, token_id: int) -> None:
-        self.delivered += self.log.accept(attempt=attempt, position=position, token_ids=(token_id,))
+    def take_sampled(self, session: StageSession, run: list[int]) -> None:
+        """At the last stage: log the new tokens, and send them on."""
+        attempt, position = session.open.attempt, session.open.prompt_tokens + len(session.sampled)
+        for token_id in run:
+            session.add_sampled(token_id)
+            if session.finish_reason is not None:
+                break
+        ids = session.sampled_from(position)
+        self.delivered += self.log.accept(attempt=attempt, position=position, token_ids=ids)
         assert tuple(self.delivered) == TRUTH[: len(self.delivered)]
+        if session.finish_reason is None:
+            if session.is_first:
+                assert session.add_inputs(position, ids)
+            else:
+                self.frames.append(Frame(0, attempt, position, ids))
 
     def deliver(self, frame: Frame) -> None:
         stage = self.stages[frame.to]
         if stage is None or stage.session.open.attempt != frame.attempt:
             return
         if frame.to == 0:
-            stage.session.add_inputs(frame.position, frame.ids)
+            stage.session.add_accepted(frame.position, frame.ids)
             self.push()
             return
-        chunk = stage.session.take_rows(frame.position, torch.empty(len(frame.ids), 0))
+        rows = torch.empty(len(frame.ids), 0)
+        chunk = stage.session.take_rows(frame.position, rows, frame.drafts)
         if chunk is not None:
-            self.run(frame.to, chunk, frame.ids)
+            chunk = self.with_room(stage.session, chunk)
+            self.run(frame.to, chunk, frame.ids[: chunk.tokens])
 
     @property
     def done(self) -> bool:

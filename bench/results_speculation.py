@@ -1,0 +1,66 @@
+"""What docs/measurements.md says of drafts around the ring (``bench.results_table``)."""
+
+from typing import Any
+
+from bench.report import made, table
+
+
+def speculation(result: dict[str, Any]) -> str:
+    """Tokens/s with and without drafts, and how often drafts are right."""
+    rows = [
+        {"model": name, "trip": trip, "text": text, "identical": True, **row}
+        for part, name in MODELS.items()
+        for trip, texts in result.get(part, {}).items()
+        for text, row in texts.items()
+    ]
+    differ = sum(not row["identical"] for row in rows)
+    noise = max(abs(row["gain"] - 1) for row in rows if row["text"] == "random")
+    by_place = result["accepted_by_place"]
+    loaded = result.get("full_load", {})
+    of_kinds = [(text, row) for text, row in loaded.items() if isinstance(row, dict)]
+    gains = ", ".join(f"{row['gain']:.2f} × on {text}" for text, row in of_kinds)
+    return (
+        "Three stages in network namespaces with round trips between them as named and 100 Mbit/s,"
+        " one answer at a time, with drafts and without. The stand-in waits as long as an 8 B model"
+        " on RTX 3090s would and says given texts (simulated); brook is the bundled model, on this"
+        f" machine's {result['cores']} cores, which others shared: on random text nothing is"
+        f" drafted, and yet the two differ by up to {noise:.0%}. On paper is the same under a virtual clock."
+        f" {differ} of {len(rows)} answers differed from those"
+        f" without drafts {made('speculation')}:\n\n"
+        + table(
+            "model | round trip | text | tokens/s without: | with: | gain:",
+            "{model} | {trip} | {text} | {plain_tokens_per_s:.1f} | {drafted_tokens_per_s:.1f}"
+            " | {gain:.2f} ×",
+            rows,
+        )
+        + "\n\nShare of right drafts where all before them were right, by place in the draft (the"
+        " suffix drafter over these texts, whether or not it pays to send them):\n\n"
+        + table(
+            "text | 1st: | 2nd: | 4th: | 8th: | 15th:",
+            "{text} | {first:.2f} | {second:.2f} | {fourth:.2f} | {eighth:.2f} | {last:.2f}",
+            [
+                {
+                    "text": text,
+                    "first": shares[0],
+                    "second": shares[1],
+                    "fourth": shares[3],
+                    "eighth": shares[7],
+                    "last": shares[14],
+                }
+                for text, shares in by_place.items()
+            ],
+        )
+        + (
+            f"\n\nUnder full load, {loaded['answers']} such answers at once (virtual clock, same"
+            f" stand-in), drafts gained {gains}."
+            if loaded
+            else ""
+        )
+    )
+
+
+MODELS = {
+    "alone": "stand-in, 8 B, on paper",
+    "stand_in": "stand-in, 8 B",
+    "brook": "brook",
+}

@@ -1,0 +1,392 @@
+"""What drafts around the ring are worth: tokens/s with and without, between real processes.
+
+    sudo python -m bench.speculation [--out bench/results/speculation.json]
+
+Three stages in network namespaces of their own (:mod:`bench.wan_lab`), with links of 20 and 50 ms
+there and back, and a client near all of them.
+
+- ``stand_in``: a model of 8 B parameters on RTX 3090s in whose place an engine waits as long
+  (:mod:`bench.timed_engine`). Its answers are given texts, so that a model that copies, edits or
+  extracts is at hand; a token is a word with the space before it, a run of spaces, or a sign.
+  Drafts, rows and links are real; what the model would say is not.
+- ``brook``: the bundled model as real peers, on the processor. It was trained on little stories
+  alone, so it copies nothing; it repeats itself in long answers.
+- ``alone``: the stand-in under a virtual clock, where nothing else takes time; ``full_load``: so
+  many answers at once that steps are full.
+
+Every answer is compared with the one without drafts, token by token.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.local_swarm import ROOT, LocalSwarm
+from bench.reference import memory_for
+from bench.report import provenance, write
+from bench.stand_in import (
+    PATIENT,
+    QWEN_7B,
+    SPANS,
+    StandInPeer,
+    client_of,
+    join_client,
+    join_peers,
+    serving,
+)
+from bench.timed_engine import GpuTimes, TimedEngine
+from bench.wan_lab import Shape, WanLab, why_not
+from bench.wan_real import transport_on
+from client import GenerationOptions, Swarm
+from coordinator.batching.scheduler import BatchLimits
+from dht.command_line import loop_factory
+from dht.identity.peer_id import Identity
+from dht.messages.session import DRAFT_TOKENS_MAX
+from dht.messages.types import ModelSpec
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryNetwork
+from dht.transport.interface import Transport
+from node.drafting.suffix import SuffixDrafter
+from node.engine.work_item import WorkItem, WorkResult
+from node.links.hops import HopConfig
+from node.stage.config import StageConfig
+
+RTX_3090 = GpuTimes(step_s=5.7e-3, decode_s=2e-5, prefill_s=7.5e-5)
+"""A third of 16 GB of fp16 weights at 936 GB/s; a third of 16 GFLOP a token at 71 TFLOP/s."""
+SPEC = replace(QWEN_7B, name="8b-shapes", vocab=1 << 16)
+NEAR = Shape(mbit=1000, delay_ms=0.1)
+MBIT = 100.0
+ROUND_TRIPS_MS = (20.0, 50.0)
+CLIENT = len(SPANS)
+ANSWER_TOKENS = 250
+END_S = 420.0
+LOADED = 64
+LOADED_TOKENS = 100
+LOADED_KINDS = ("copying", "prose", "random")
+BROOK = ROOT / "models" / "brook"
+BROOK_SPANS = ("0:3", "3:6", "6:8")
+BROOK_PROMPT = "Once upon a time there was"
+BROOK_TOKENS = {"story": 120, "repeating": 400}
+
+
+def pieces(text: str) -> list[str]:
+    """A text as tokens: words with the space before them, runs of spaces, signs."""
+    return re.findall(r" ?\w+|\s+|[^\w\s]", text)
+
+
+def texts() -> dict[str, tuple[str, str]]:
+    """Prompt and answer by kind of work."""
+    source = (ROOT / "node" / "kv" / "export.py").read_text()[:4000]
+    edited = source.replace("KvRows", "LayerRows").replace("position", "begin")
+    prose = (ROOT / "docs" / "how-it-works.md").read_text()
+    rng = random.Random(3)
+    names = ("Ada", "Bo", "Cleo", "Dmitri", "Edda", "Farid", "Greta", "Hugo")
+    people = [
+        {"name": name, "age": rng.randrange(20, 70), "city": rng.choice(("Oslo", "Lyon", "Kyoto"))}
+        for name in names * 3
+    ]
+    told = "\n".join(f"{p['name']} is {p['age']} and lives in {p['city']}." for p in people)
+    return {
+        "copying": (f"Repeat this file:\n{source}\n", source),
+        "editing": (f"Rename KvRows and position in this file:\n{source}\n", edited),
+        "extraction": (f"Give as JSON:\n{told}\n", json.dumps(people, indent=1)),
+        "prose": (prose[:1500], prose[1500:4000]),
+        "random": ("", ""),
+    }
+
+
+def scripts() -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Kind, prompt and answer as token ids; a session's seed is its script's index."""
+    known: dict[str, int] = {}
+    found = []
+    for kind, (prompt, answer) in texts().items():
+        ids = [
+            tuple(known.setdefault(piece, len(known)) for piece in pieces(text))
+            for text in (prompt, answer)
+        ]
+        found.append((kind, ids[0], ids[1][:ANSWER_TOKENS]))
+    rng = random.Random(4)
+    noise = tuple(rng.randrange(SPEC.vocab) for _ in range(400 + ANSWER_TOKENS))
+    found[-1] = ("random", noise[:400], noise[400:])
+    return found
+
+
+SCRIPTS = scripts()
+
+
+class ScriptedEngine(TimedEngine):
+    """Says the script that the session's seed names."""
+
+    def _result(self, item: WorkItem) -> WorkResult:
+        result = super()._result(item)
+        if item.sampling is None or not result.token_ids:
+            return result
+        _, prompt, answer = SCRIPTS[item.sampling.seed % len(SCRIPTS)]
+        at = item.position + item.tokens - len(item.drafts) - len(prompt)
+        run = [answer[at % len(answer)]]
+        for number, draft in enumerate(item.drafts, start=1):
+            if draft != run[-1]:
+                break
+            run.append(answer[(at + number) % len(answer)])
+        return replace(result, token_ids=tuple(run))
+
+
+def accepted_by_place() -> dict[str, list[float]]:
+    """Share of drafts that are right where all before them are, by their place in the draft."""
+    found = {}
+    for kind, prompt, answer in SCRIPTS:
+        drafter = SuffixDrafter()
+        drafter.extend(prompt)
+        tried, right = [0] * DRAFT_TOKENS_MAX, [0] * DRAFT_TOKENS_MAX
+        for at, token_id in enumerate(answer):
+            draft = drafter.propose(DRAFT_TOKENS_MAX).token_ids
+            for place, (told, came) in enumerate(zip(draft, answer[at:], strict=False)):
+                tried[place] += 1
+                right[place] += told == came
+                if told != came:
+                    break
+            drafter.extend((token_id,))
+        shares = zip(right, tried, strict=True)
+        found[kind] = [round(ok / n, 3) if n else 0.0 for ok, n in shares]
+    return found
+
+
+async def stage_on(transport: Transport, number: int, spec: ModelSpec = SPEC) -> StandInPeer:
+    """Serve a stage of the stand-in model."""
+    config = StageConfig(idle_s=600.0, hops=HopConfig(watch=PATIENT))
+    limits = BatchLimits(prefill_tokens_max=256)
+    return await serving(
+        transport, SPANS[number], spec, RTX_3090, limits, config, engine_class=ScriptedEngine
+    )
+
+
+async def run_stage(number: int, host: str, peers: tuple[str, ...]) -> None:
+    """Print this stage's address and serve until stdin closes."""
+    transport = await transport_on(host, peers)
+    await stage_on(transport, number)
+    print(transport.addresses[0], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await transport.close()
+
+
+async def compared(
+    client: Swarm, prompt: str | tuple[int, ...], options: GenerationOptions
+) -> dict[str, Any]:
+    """Tokens/s behind the first token with and without drafts, and whether all tokens agree."""
+    plain, drafted = [
+        await client.generate(prompt, replace(options, speculate=each)) for each in (False, True)
+    ]
+    return {
+        "tokens": len(plain.token_ids),
+        "plain_tokens_per_s": round(1.0 / plain.tpot_s, 2),
+        "drafted_tokens_per_s": round(1.0 / drafted.tpot_s, 2),
+        "gain": round(plain.tpot_s / drafted.tpot_s, 3),
+        "identical": plain.token_ids == drafted.token_ids,
+    }
+
+
+async def run_client(host: str, peers: tuple[str, ...]) -> dict[str, Any]:
+    """Ask for all scripts, one after the other."""
+    rows = {}
+    async with client_of(await transport_on(host, peers), SPEC) as client:
+        # The first answer opens the links between the stages; it is not counted.
+        await client.generate((1, 2, 3), max_new_tokens=4, ignore_eos=True)
+        for seed, (kind, prompt, answer) in enumerate(SCRIPTS):
+            options = GenerationOptions(max_new_tokens=len(answer), seed=seed, ignore_eos=True)
+            rows[kind] = await compared(client, prompt, options)
+    return rows
+
+
+async def run_brook(peers: tuple[str, ...]) -> dict[str, Any]:
+    """Ask the real model, greedily and sampled."""
+    rows = {}
+    async with Swarm.connect(peers, model=str(BROOK)) as client:
+        await client.generate(BROOK_PROMPT, max_new_tokens=4)
+        for kind, tokens in BROOK_TOKENS.items():
+            for temperature in (0.0, 0.8):
+                options = GenerationOptions(
+                    max_new_tokens=tokens, temperature=temperature, seed=7, ignore_eos=True
+                )
+                name = f"{kind}, {'sampled' if temperature else 'greedy'}"
+                rows[name] = await compared(client, BROOK_PROMPT, options)
+    return rows
+
+
+def _command(host: str, peers: Sequence[str], stage: int | str) -> list[str]:
+    job = {"host": host, "peers": list(peers), "stage": stage}
+    return [sys.executable, "-m", "bench.speculation", "--job", json.dumps(job)]
+
+
+@contextmanager
+def stages(lab: WanLab) -> Iterator[list[str]]:
+    """The stand-in stages, each on its host; yields their addresses."""
+    running: list[subprocess.Popen[str]] = []
+    addresses: list[str] = []
+    try:
+        for number in range(len(SPANS)):
+            process = subprocess.Popen(
+                lab.command(number, _command(lab.address(number), addresses, number)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+            running.append(process)
+            assert process.stdout is not None
+            if not (address := process.stdout.readline().strip()):
+                raise SystemExit(f"error: stage {number} did not start")
+            addresses.append(address)
+        yield addresses
+    finally:
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in running:
+            process.wait(20)
+
+
+@contextmanager
+def brook_peers(lab: WanLab) -> Iterator[list[str]]:
+    """Real peers of the bundled model, each on its host; yields their addresses."""
+    with LocalSwarm(BROOK, extra=("--threads", "1")) as swarm:
+        for number, span in enumerate(BROOK_SPANS):
+            swarm.start_peer(
+                memory_gib=memory_for(BROOK) / 2**30,
+                host=lab.address(number),
+                run_on=lab.command(number, []),
+                extra=("--layers", span),
+            )
+            swarm.peers[-1].wait_for("listening")
+        swarm.wait_serving()
+        yield swarm.addresses
+
+
+def between_processes(model: str, round_trip_ms: float) -> dict[str, Any]:
+    """All texts over links of one round trip."""
+    with WanLab(len(SPANS) + 1, NEAR) as lab:
+        link = Shape(mbit=MBIT, delay_ms=round_trip_ms / 2)
+        for one in range(len(SPANS)):
+            for other in range(len(SPANS)):
+                if one != other:
+                    lab.shape(one, other, link)
+        with (stages if model == "stand_in" else brook_peers)(lab) as addresses:
+            command = _command(lab.address(CLIENT), addresses, model)
+            found: dict[str, Any] = json.loads(lab.output(CLIENT, command, END_S))
+    return found
+
+
+def on_paper(
+    kind: int, spec: ModelSpec, count: int, tokens: int, mbit: float, delay_s: float
+) -> dict[str, float]:
+    """Tokens/s of ``count`` answers at once with and without drafts, under a virtual clock."""
+
+    async def run(*, speculate: bool) -> float:
+        network = MemoryNetwork(random.Random(1))
+        peers = [
+            await stage_on(network.transport(Identity(network.rng.randbytes(32))), number, spec)
+            for number in range(len(SPANS))
+        ]
+        join_peers(network, peers, mbit, delay_s)
+        transport = network.transport(Identity(network.rng.randbytes(32)))
+        join_client(network, transport.peer_id, peers, 0.001)
+        async with client_of(transport, spec) as client:
+            loop = asyncio.get_running_loop()
+            options = GenerationOptions(
+                max_new_tokens=tokens, seed=kind, ignore_eos=True, speculate=speculate
+            )
+            began_s = loop.time()
+            asked = (client.generate(SCRIPTS[kind][1], options) for _ in range(count))
+            answers = await asyncio.gather(*asked)
+            took_s = loop.time() - began_s
+        for peer in peers:
+            await peer.close()
+        return 1.0 / answers[0].tpot_s if count == 1 else count * tokens / took_s
+
+    plain, drafted = (run_virtual(run(speculate=each), limit_s=100_000) for each in (False, True))
+    return {
+        "plain_tokens_per_s": round(plain, 1),
+        "drafted_tokens_per_s": round(drafted, 1),
+        "gain": round(drafted / plain, 3),
+    }
+
+
+def alone() -> dict[str, Any]:
+    """One answer at a time over the links of the real processes, by round trip and text."""
+    return {
+        f"{each:.0f} ms": {
+            name: on_paper(kind, SPEC, 1, min(ANSWER_TOKENS, len(answer)), MBIT, each / 2e3)
+            for kind, (name, _, answer) in enumerate(SCRIPTS)
+        }
+        for each in ROUND_TRIPS_MS
+    }
+
+
+def full_load() -> dict[str, Any]:
+    """Many answers at once, by text. Rows are small, so that processors alone are full."""
+    spec = replace(SPEC, activation_bytes=64)
+    rows = {
+        name: on_paper(kind, spec, LOADED, LOADED_TOKENS, 10 * MBIT, 0.01)
+        for kind, (name, _, _) in enumerate(SCRIPTS)
+        if name in LOADED_KINDS
+    }
+    return {"answers": LOADED, **rows}
+
+
+def _run_job(text: str) -> None:
+    job = json.loads(text)
+    peers = tuple(job["peers"])
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        match job["stage"]:
+            case "stand_in":
+                print(json.dumps(runner.run(run_client(job["host"], peers))))
+            case "brook":
+                print(json.dumps(runner.run(run_brook(peers))))
+            case number:
+                runner.run(run_stage(number, job["host"], peers))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.speculation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    parser.add_argument(
+        "--only", choices=("stand_in", "brook", "on_paper"), help="measure this part alone"
+    )
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.job:
+        _run_job(arguments.job)
+        return
+    if (reason := why_not()) is not None and arguments.only != "on_paper":
+        raise SystemExit(f"error: {reason}")
+    result: dict[str, Any] = provenance(seed=1)
+    if arguments.out is not None and arguments.out.exists() and arguments.only:
+        result = {**json.loads(arguments.out.read_text()), **result}
+    result["accepted_by_place"] = accepted_by_place()
+    for model in ("stand_in", "brook"):
+        if arguments.only in {None, model}:
+            result[model] = {
+                f"{each:.0f} ms": between_processes(model, each) for each in ROUND_TRIPS_MS
+            }
+            print(json.dumps(result[model], indent=1), flush=True)
+    if arguments.only in {None, "on_paper"}:
+        result["alone"], result["full_load"] = alone(), full_load()
+        print(json.dumps([result["alone"], result["full_load"]], indent=1))
+    if arguments.out is not None:
+        write(arguments.out, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Drafts of a session's next tokens at the first stage, and how many of them pay."""

@@ -1,0 +1,127 @@
+"""How many drafted tokens of a session pay. Pure: times and costs are arguments.
+
+A round is one way of a token around the ring. A drafted row lengthens it, for this session and for
+those that run in the same steps; an accepted one saves a whole round. So k drafts are worth
+(1 + a + … + a^k) / (round + k · row) tokens per second, where ``a`` is the share of drafts of this
+grade that were accepted lately. Drafts that are not sent are watched: whether the token that came
+was the proposed one. So a session in which nothing can be foretold stops to draft and begins again
+at no cost.
+"""
+
+from dataclasses import dataclass, field
+
+ACCEPTED_AT_FIRST = (0.3, 0.5, 0.7, 0.8)
+"""Assumed share of accepted drafts by grade, until it is measured."""
+OBSERVED_WEIGHT = 0.15
+"""Weight of the newest draft in the share of accepted ones."""
+ROUND_WEIGHT = 0.1
+"""Weight of the newest round in measured times."""
+DEARER_WEIGHT = 0.3
+"""The same for a row that cost more than before: to draft too much costs more than too little."""
+LATE_FACTOR = 3.0
+"""A round counts as at most ``LATE_FACTOR`` times what is usual: a stall is not a round's time."""
+ROW_SHARE_LEAST = 0.005
+"""Minimum cost of a drafted row, as a share of a round: no row is quite free."""
+GAIN_LEAST = 1.03
+"""Minimum gain over plain decoding for which anything is drafted."""
+PLAIN_EVERY = 64
+"""At least one round in ``PLAIN_EVERY`` is plain, so that a plain round's time stays known."""
+ROW_FORGOTTEN = 0.998
+"""Share of the measured cost of a row that a plain round leaves: a high one is tried again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftPace:
+    """Chooses the number of drafts of one session, and learns from what came of them."""
+
+    accepted: list[float] = field(default_factory=lambda: list(ACCEPTED_AT_FIRST))
+    """Share of drafts that were accepted, each after an accepted one, by grade."""
+    plain_s: float | None = None
+    """Time of a round without drafts; None: not measured yet."""
+    row_s: float | None = None
+    """Time by which a drafted row lengthened a round; None: not measured yet."""
+    _since_plain: int = 0
+    _paid: int = 1
+    """Most drafts of a round since they were last found too dear; the next take twice as many at
+    most, so that what rows cost is known before many are sent."""
+
+    def choose(self, most: int, grade: int, others_s: float) -> int:
+        """Number of drafts that pays best, up to ``most``.
+
+        ``others_s``: the time that a drafted row takes of others (:class:`StepCost`).
+        """
+        plain_s = self.plain_s
+        if plain_s is None or self._since_plain >= PLAIN_EVERY:
+            return 0
+        share = self.accepted[grade]
+        cost_s = others_s + max(self.row_s or 0.0, ROW_SHARE_LEAST * plain_s)
+        best, best_gain = 0, GAIN_LEAST
+        tokens, likely = 1.0, 1.0
+        for count in range(1, min(most, 1 + 2 * self._paid) + 1):
+            likely *= share
+            tokens += likely
+            gain = tokens / (1.0 + count * cost_s / plain_s)
+            if gain > best_gain:
+                best, best_gain = count, gain
+        if not best and 1.0 + share > GAIN_LEAST:
+            self._paid = 0
+        return best
+
+    def came(self, *, grade: int, tried: int, right: int) -> None:
+        """Learn from a draft whose first ``tried`` tokens were compared with what came, the first
+        ``right`` of which were right."""
+        for _ in range(right):
+            self.accepted[grade] += OBSERVED_WEIGHT * (1.0 - self.accepted[grade])
+        if right < tried:
+            self.accepted[grade] -= OBSERVED_WEIGHT * self.accepted[grade]
+
+    def took(self, round_s: float, drafted: int) -> None:
+        """Learn from the time of a round with ``drafted`` drafts."""
+        if drafted == 0:
+            self._since_plain = 0
+            self.row_s = None if self.row_s is None else ROW_FORGOTTEN * self.row_s
+            self.plain_s = _moved(self.plain_s, round_s)
+        elif self.plain_s is not None:
+            self._since_plain += 1
+            self._paid = max(self._paid, drafted)
+            usual_s = self.plain_s + drafted * (self.row_s or 0.0)
+            newest_s = (min(round_s, LATE_FACTOR * usual_s) - self.plain_s) / drafted
+            before_s = newest_s if self.row_s is None else self.row_s
+            weight = DEARER_WEIGHT if newest_s > before_s else ROUND_WEIGHT
+            self.row_s = max(0.0, before_s + weight * (newest_s - before_s))
+
+
+def _moved(before_s: float | None, newest_s: float) -> float:
+    if before_s is None:
+        return newest_s
+    return before_s + ROUND_WEIGHT * (min(newest_s, LATE_FACTOR * before_s) - before_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class StepCost:
+    """What drafted rows cost the other sessions of a stage's steps."""
+
+    row_s: float | None = None
+    """Time by which a drafted row lengthens a step; None: not measured yet."""
+    decoding: float = 1.0
+    """Sessions that decode in a step."""
+
+    def ran(self, decoding: int, drafted: int, took_s: float, plain_s: float | None) -> None:
+        """Learn from a step in which ``decoding`` sessions decoded, with ``drafted`` rows more.
+
+        ``plain_s``: the time of a step without those; None: not known.
+        """
+        if decoding:
+            self.decoding += ROUND_WEIGHT * (decoding - self.decoding)
+        if drafted and plain_s is not None:
+            newest_s = max(0.0, took_s - plain_s) / drafted
+            before_s = newest_s if self.row_s is None else self.row_s
+            self.row_s = before_s + ROUND_WEIGHT * (newest_s - before_s)
+
+    def others_s(self, stages: int, prefill_row_s: float | None) -> float:
+        """Time that a drafted row takes of all others around a ring of ``stages`` stages like this.
+
+        Until a drafted row was measured, it counts as one of a prompt.
+        """
+        row_s = self.row_s if self.row_s is not None else prefill_row_s or 0.0
+        return max(0.0, self.decoding - 1.0) * stages * row_s

@@ -1,0 +1,211 @@
+"""Drafts around the ring: the same tokens, several at a time, whatever happens on the way."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from client import GenerationOptions
+from dht.messages.session import DRAFT_TOKENS_MAX, ActivationItem, Activations, RingToken
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import LinkModel
+from node.drafting.drafter import Draft
+from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
+from tests.sim.test_sessions import owner
+
+pytestmark = pytest.mark.sim
+
+PROMPT = tuple(range(40))
+NEW = 120
+
+
+def counted(swarm: PaperSwarm) -> Counter[str]:
+    return sum((peer.stage.counters for peer in swarm.peers), Counter())
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_drafts_change_no_token_and_save_rounds(stages: int) -> None:
+    async def scenario() -> None:
+        spans = [(at, at + 8 // stages) for at in range(0, 8, 8 // stages)][:stages]
+        spans[-1] = (spans[-1][0], 8)
+        async with paper_swarm(*spans, foretold=True) as swarm, swarm.client() as client:
+            loop = asyncio.get_running_loop()
+            took_s = {}
+            for speculate in (False, True):
+                begun_s = loop.time()
+                options = GenerationOptions(max_new_tokens=NEW, speculate=speculate)
+                answer = await client.generate(PROMPT, options)
+                took_s[speculate] = loop.time() - begun_s
+                assert answer.token_ids == answer_of(PROMPT, NEW)
+                assert ("drafted" in +counted(swarm)) == speculate
+            assert took_s[True] < took_s[False] / 2
+            first, *_, last = (peer.stage.counters for peer in (swarm.peers[0], *swarm.peers))
+            assert NEW / 2 < first["accepted_drafts"] < first["drafted"]
+            assert last["sampled"] == 2 * NEW
+            for peer in swarm.peers:  # of the last round only the last stage knows
+                left = last["accepted_drafts"] - peer.stage.counters["accepted_drafts"]
+                assert 0 <= left <= DRAFT_TOKENS_MAX
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("lost_at", [3, 20, 60])
+@pytest.mark.parametrize("way", ["kill", "freeze"])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_stage_lost_amid_drafts_costs_no_token(stage: int, way: str, lost_at: int) -> None:
+    async def scenario() -> None:
+        spans = ((0, 3), (3, 6), (6, 8)) * 2
+        async with (
+            paper_swarm(*spans, seed=lost_at, foretold=True) as swarm,
+            swarm.client() as client,
+        ):
+            for peer in swarm.peers:  # the first stage knows of tokens before the client does
+                far = LinkModel(delay_s=0.07)
+                swarm.network.set_link(peer.peer_id, client.transport.peer_id, far)
+            running = client.begin(PROMPT, GenerationOptions(max_new_tokens=NEW))
+            tokens: list[int] = []
+            lost = False
+            async for piece in running:
+                tokens += piece.token_ids
+                if not lost and len(tokens) >= lost_at:
+                    lost = True
+                    getattr(swarm, way)(owner(swarm, running.route[stage].peer_id))
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
+            assert running.answer().failovers >= 1
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("logged", [True, False])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_stage_that_leaves_amid_drafts_costs_no_token(stage: int, logged: bool) -> None:
+    async def scenario() -> None:
+        spans = ((0, 3), (3, 6), (6, 8)) * 2
+        log_bytes_max = 1 << 20 if logged else 16
+        async with (
+            paper_swarm(*spans, log_bytes_max=log_bytes_max, foretold=True) as swarm,
+            swarm.client() as client,
+        ):
+            running = client.begin(PROMPT, GenerationOptions(max_new_tokens=300))
+            tokens: list[int] = []
+            async for piece in running:
+                if len(tokens) < 10 <= len(tokens) + len(piece.token_ids):
+                    leaving = owner(swarm, running.route[stage].peer_id)
+                    leaving.stage.move_outside(0, 0)
+                tokens += piece.token_ids
+            assert tuple(tokens) == answer_of(PROMPT, 300)
+            assert running.answer().failovers == 0
+            assert leaving.peer_id not in {each.peer_id for each in running.route}
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_where_kv_is_full_nothing_is_drafted_and_nobody_gives_way() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8), foretold=True) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, GenerationOptions(max_new_tokens=NEW))
+            rooms = [peer.stage.kv.room for peer in swarm.peers]
+            whole, full = [room.pages for room in rooms], 0
+            tokens: list[int] = []
+            async for piece in running:
+                tokens += piece.token_ids
+                for room, pages in zip(rooms, whole, strict=True):  # a token's room and no more
+                    held = room.capacity_tokens - room.untaken_tokens
+                    room.pages = pages if len(tokens) >= NEW / 2 else held + 1
+                if len(tokens) < NEW / 2:
+                    full = counted(swarm)["drafted"]
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
+            counts = counted(swarm)
+            assert counts["gave_way"] == counts["waited_for_kv"] == full == 0
+            assert counts["drafted"] > 0
+
+    run_virtual(scenario(), limit_s=600)
+
+
+class Stranger:
+    """Drafts tokens of another vocabulary."""
+
+    known = 1 << 20
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    def propose(self, most: int) -> Draft:
+        return Draft(token_ids=tuple(range(1 << 20, (1 << 20) + most)), grade=3)
+
+
+def test_drafts_of_another_vocabulary_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.sim.paper_swarm.RiggedDrafter", lambda foretell: Stranger())
+
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8), foretold=True) as swarm, swarm.client() as client:
+            answer = await client.generate(PROMPT, max_new_tokens=NEW)
+            assert answer.token_ids == answer_of(PROMPT, NEW)
+            counts = counted(swarm)
+            assert counts["accepted_drafts"] == 0 < counts["drafted"] < NEW
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("claimed", [(1, 2), (1,) * 16])
+def test_a_last_stage_that_claims_more_than_was_drafted_is_named(claimed: tuple[int, ...]) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8), (4, 8)) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, GenerationOptions(max_new_tokens=NEW))
+            tokens: list[int] = []
+            lies = 0
+            async for piece in running:
+                tokens += piece.token_ids
+                if len(tokens) == 20:
+                    last = running.route[-1].peer_id
+                    (live,) = swarm.peers[0].stage._table
+                    open_, position = live.session.open, len(live.session.inputs)
+                    token = RingToken(
+                        session=open_.session,
+                        attempt=open_.attempt,
+                        position=position,
+                        token_ids=claimed,
+                    )
+                    swarm.peers[0].stage.flow.take_ring(last, (token,))
+                    lies += 1
+            assert lies == 1
+            assert swarm.peers[0].stage.counters["unsound_drafts"] == 1
+            assert running.answer().failovers == 1
+            assert running.route[-1].peer_id != last
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize(("rows", "drafts"), [(3, ()), (1, (5,)), (2, (5, 6)), (17, (5,) * 15)])
+def test_a_stage_that_sends_other_rows_than_a_decode_has_is_named(
+    rows: int, drafts: tuple[int, ...]
+) -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8), (0, 4)) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, GenerationOptions(max_new_tokens=NEW))
+            tokens: list[int] = []
+            lies = 0
+            async for piece in running:
+                tokens += piece.token_ids
+                if len(tokens) == 20:
+                    first = running.route[0].peer_id
+                    (live,) = swarm.peers[1].stage._table
+                    open_ = live.session.open
+                    item = ActivationItem(
+                        session=open_.session,
+                        attempt=open_.attempt,
+                        position=live.session.next_position,
+                        tokens=rows,
+                        drafts=drafts,
+                    )
+                    message = Activations(items=(item,), dtype="float32", hidden=1)
+                    swarm.peers[1].stage.flow.take_activations(first, message, bytes(4 * rows))
+                    lies += 1
+            assert lies == 1
+            assert swarm.peers[1].stage.counters["unsound_drafts"] == 1
+            assert running.answer().failovers == 1
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
+
+    run_virtual(scenario(), limit_s=600)
