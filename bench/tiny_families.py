@@ -149,6 +149,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_layers": [1, 3],
         },
     ),
+    "mamba": ("mamba", {"state_size": 8}),
+    "falcon_h1": (
+        "falcon_h1",
+        {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
+    ),
+    "qwen3_next": (
+        "qwen3_next",
+        {
+            **MIXTURE,
+            "head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+        },
+    ),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv", "conv"]}),
     "gemma3, sees": (
         "gemma3",
         {"text_config": {"head_dim": 8, "sliding_window": WINDOW}, "vision_config": EYES},
@@ -174,10 +192,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 :data:`SHAPE`."""
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "mamba": ("mamba", {"state_size": 8}),
-    "falcon_h1": ("falcon_h1", {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}),
     "recurrent_gemma": ("recurrent_gemma", {"lru_width": 32}),
-    "qwen3_next": ("qwen3_next", {**MIXTURE, "head_dim": 16}),
     "gemma3n_text": (
         "gemma3n_text",
         {"head_dim": 16, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0},

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from node.attention.paged_attention import KvShapeFound, Segment
+from node.attention.paged_attention import Segment
 from node.kv.layer_pool import LayerPool
+from node.kv.session_state import SessionState
 
 
 class PoolCache:
-    """The cache interface that models need; a model that keeps other state fails here."""
+    """The cache interface that models need; a model that keeps something else fails here."""
 
     is_compileable = False
 
@@ -21,14 +22,69 @@ class PoolCache:
         self._pools = pools
         self._segment = segment
         self._written: set[int] = set()
+        self._touched: set[int] = set()
+        """Layers that wrote or asked for states."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"its cache holds more than keys and values ({name})")
 
     @property
     def calls(self) -> int:
-        """Number of layers that wrote."""
-        return len(self._written)
+        """Number of layers that wrote or asked for states."""
+        return len(self._touched)
+
+    @property
+    def _state(self) -> SessionState:
+        if self._segment.state is None:
+            raise AttributeError("its cache holds more than keys and values")
+        return self._segment.state
+
+    # States beside keys and values, as transformers.cache_utils.Cache has them
+
+    def _states_of(self, layer_idx: int) -> Any:
+        self._touched.add(layer_idx)
+        return self._state.layer(layer_idx)
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        """Whether the session has run tokens before this step."""
+        if layer_idx is None:
+            return self._segment.position > 0
+        known = self._state.layer(layer_idx).has_previous_state
+        return all(known.values()) if state_idx is None else bool(known[state_idx])
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """False: states are copied whole (:mod:`node.kv.session_state`)."""
+        return False
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """State of a layer's convolution; None before its first token."""
+        kept = self._states_of(layer_idx)
+        return kept.conv_states[state_idx] if kept.has_previous_state[state_idx] else None
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **named: Any
+    ) -> torch.Tensor:
+        """Append columns to a convolution's state; returns it with all of them."""
+        kept = self._states_of(layer_idx)
+        state: torch.Tensor = kept.update_conv_state(conv_states, state_idx, **named)
+        return state
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """State of a layer's recurrence; None before its first token."""
+        kept = self._states_of(layer_idx)
+        return kept.recurrent_states[state_idx] if kept.has_previous_state[state_idx] else None
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **named: Any
+    ) -> torch.Tensor:
+        """Replace the state of a layer's recurrence."""
+        kept = self._states_of(layer_idx)
+        state: torch.Tensor = kept.update_recurrent_state(recurrent_states, state_idx, **named)
+        return state
+
+    # Keys and values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens that the layer holds."""
@@ -61,6 +117,7 @@ class PoolCache:
             fresh = slots[segment.position :]
         pool.write(fresh, key[0].transpose(0, 1), value[0].transpose(0, 1))
         self._written.add(layer_idx)
+        self._touched.add(layer_idx)
         return (
             pool.keys[slots].transpose(0, 1)[None],
             pool.values[slots].transpose(0, 1)[None],
@@ -68,15 +125,37 @@ class PoolCache:
 
 
 class LookingCache(PoolCache):
-    """Ends a trial run of a layer: where it would write, :class:`KvShapeFound` is raised."""
+    """The cache of a trial run on the meta device: notes what each layer would keep."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, states_per_layer: int = 1) -> None:
         super().__init__(
-            {}, Segment(first=0, last=tokens, context_tokens=tokens, slots=slice(0, tokens))
+            {},
+            Segment(
+                first=0,
+                last=tokens,
+                context_tokens=tokens,
+                slots=slice(0, tokens),
+                state=SessionState(states_per_layer),
+            ),
         )
+        self.kv_shapes: dict[int, tuple[int, int, int]] = {}
+        """``(kv_heads, key width, value width)`` by layer."""
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raises KvShapeFound."""
-        raise KvShapeFound(layer_idx, key.shape[1], key.shape[-1], value.shape[-1])
+        """Note the layer's shape; nothing is written."""
+        self.kv_shapes[layer_idx] = (key.shape[1], key.shape[-1], value.shape[-1])
+        self._touched.add(layer_idx)
+        return key, value
+
+    @property
+    def layers(self) -> set[int]:
+        """Layers that would keep something."""
+        return self._touched
+
+    def state_bytes(self, layer_idx: int) -> int:
+        """Bytes of the states that a layer keeps for a session."""
+        kept = self._state.layer(layer_idx)
+        tensors = [*kept.conv_states.values(), *kept.recurrent_states.values()]
+        return sum(each.numel() * each.itemsize for each in tensors if each is not None)

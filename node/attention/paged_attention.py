@@ -17,6 +17,7 @@ from node.attention.block_table import AttendPages, BlockTable
 from node.attention.decode_table import DecodeRows, attend_rows, scripted
 from node.attention.mask_rules import CAUSAL, MaskRule, describe
 from node.kv.layer_pool import LayerPool
+from node.kv.session_state import SessionState
 
 ATTENTION_NAME = "anabranch_paged"
 
@@ -52,6 +53,8 @@ class Segment:
     tokens_max: int = 0
     """Maximum number of tokens of the session. Rotary embeddings that depend on the context's
     length use it: it is the same for every row of the session, however often it is replayed."""
+    state: SessionState | None = None
+    """What the session's layers keep beside keys and values, if anything."""
     masks: dict[MaskRule, torch.Tensor | None] = field(default_factory=dict)
     """Masks of the session's rows by rule, made once per step."""
 

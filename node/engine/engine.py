@@ -216,7 +216,8 @@ class Engine:
 
     def _kv_pool(self, pages: int) -> KvPool:
         root = self.spec.fingerprint.encode()
-        return KvPool(self._pools, pages, self.config.page_tokens, root)
+        new_state = self.layout.anatomy.new_state
+        return KvPool(self._pools, pages, self.config.page_tokens, root, new_state)
 
     def _pool(self, pages: int, layer: int) -> LayerPool:
         rows = pages * self.config.page_tokens + 1
@@ -252,6 +253,16 @@ class Engine:
     def extend_kv(self, session: str, tokens: int) -> bool:
         """Give an open session KV for its first ``tokens`` tokens; False if too little is free."""
         return self._kv.extend(session, tokens)
+
+    @property
+    def state_tokens(self) -> int:
+        """KV tokens that a session is charged with for the states of its layers."""
+        return self.layout.state_tokens
+
+    def resumable(self, session: str, position: int) -> int:
+        """The last position up to ``position`` from which a session's rows can go on here: the
+        position itself, unless its layers keep a state, which is known at few positions."""
+        return self._kv.resumable(session, position)
 
     def free(self, session: str) -> None:
         """Free a session's KV at once. Its items that still come get an error."""
@@ -314,6 +325,8 @@ class Engine:
                     item = items[row.index]
                     if result.error is None:
                         row.reservation.written = item.position + item.tokens
+                        if row.reservation.state is not None:
+                            row.reservation.state.ran(row.reservation.written)
                         row.reservation.layers = (item.start, item.end)
                         if self._shares(item) and item.token_ids is not None:
                             certain = item.token_ids[: item.tokens - len(item.drafts)]
@@ -344,7 +357,8 @@ class Engine:
 
     def _shares(self, item: WorkItem) -> bool:
         whole = (item.start, item.end) == (0, self.spec.layers)
-        if self.layout.anatomy.by_length:  # equal tokens need not have equal keys
+        anatomy = self.layout.anatomy
+        if anatomy.by_length or anatomy.keeps_state:  # equal tokens need not have equal keys
             return False
         return self.config.share_prefixes and whole and item.token_ids is not None
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import nn
 
 from dht.errors import MachineError, UserError
 from dht.messages.types import ModelSpec
@@ -20,6 +21,7 @@ from node.kernels import moe
 from node.kernels.moe import GroupedKernel
 from node.kv.layer_pool import LayerPool
 from node.kv.pool import pool_rows
+from node.kv.session_state import SessionState
 from node.model.cuda_graphs import looks_at_sessions
 from node.model.layer_range import LoadedRange, ModelLayout
 
@@ -28,8 +30,10 @@ logger = logging.getLogger(__name__)
 ALONE = slice(0, 1)
 ROWS_TRIED = 4
 AHEAD_LEAST = 0.03
-"""Minimum difference that counts as looking ahead, relative to the norm of a layer's output: more
+"""Minimum difference that counts, relative to the norm of a layer's output: more
 than rounding to bfloat16 causes."""
+EXACT_LEAST = 1e-4
+"""Likewise in float32, where chunks are compared with the rows at once."""
 ELSEWHERE = slice(0, 0)
 """Placeholder for a context's pool rows when a kernel finds them by page."""
 
@@ -49,6 +53,16 @@ def lost(device: torch.device) -> RuntimeError | None:
     except AcceleratorError as error:
         return error
     return None
+
+
+def _tensors_kept(layer: nn.Module) -> dict[tuple[str, str], int]:
+    """Tensors that a layer's modules keep as plain attributes, by module and attribute."""
+    return {
+        (name, key): id(value)
+        for name, module in layer.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 class ModelRunner:
@@ -91,8 +105,8 @@ class ModelRunner:
         row = torch.zeros(1, self._layout.anatomy.width, dtype=self._layout.dtype)
         row, position = row.to(self.device), torch.zeros(1, dtype=torch.long, device=self.device)
         for index in self._pools:
-            segment = Segment(first=0, last=1, context_tokens=1, slots=ALONE)
-            step = Step(pools=self._pools, write_slots=ALONE, segments=[segment])
+            step = Step(pools=self._pools, write_slots=ALONE, segments=[self._trial(0, 1)])
+            kept = _tensors_kept(self._loaded.layers[index])
             try:
                 with torch.inference_mode():
                     out = self._loaded.run(index, index + 1, step, row, position)
@@ -100,31 +114,64 @@ class ModelRunner:
                 raise  # tells nothing about the model
             except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
                 raise UserError(f"{where} cannot be served yet: {error}") from error
-            if step.calls != 1 or out.shape != row.shape:
+            if (self._layout.anatomy.packed and step.calls != 1) or out.shape != row.shape:
                 raise UserError(
                     f"{where} cannot be served yet: its layers do not call attention through"
                     " transformers' interface"
                 )
-            if not self._layout.anatomy.packed and self._looks_ahead(index):
-                raise UserError(f"{where} cannot be served yet: its layers look at later tokens")
+            if _tensors_kept(self._loaded.layers[index]) != kept:
+                raise UserError(f"{where} cannot be served yet: its layers keep a state themselves")
+            if not self._layout.anatomy.packed and not self._is_causal(index):
+                raise UserError(
+                    f"{where} cannot be served yet: its layers answer otherwise where rows come one"
+                    " by one, beside another session's"
+                )
 
-    def _looks_ahead(self, layer: int) -> bool:
-        """Whether a row's output depends on later rows; for masks not ours, only a trial tells."""
+    def _trial(self, first: int, last: int, state: SessionState | None = None) -> Segment:
+        """Rows ``[first, last)`` of a session that has the first pool rows."""
+        return Segment(
+            first=0,
+            last=last - first,
+            context_tokens=last,
+            slots=slice(0, last),
+            state=state or self._layout.anatomy.new_state(),
+        )
+
+    def _is_causal(self, layer: int) -> bool:
+        """Whether rows one by one, beside another session's, give what they give together.
+
+        For masks and states that are not ours, only a trial tells.
+        """
+        new_state = self._layout.anatomy.new_state
         generator = torch.Generator().manual_seed(0)
         rows = torch.randn(ROWS_TRIED, self._layout.anatomy.width, generator=generator)
         rows = rows.to(self.device, self._layout.dtype)
 
-        def made(first: int, last: int) -> torch.Tensor:
-            segment = Segment(first=0, last=last - first, context_tokens=last, slots=slice(0, last))
-            step = Step(pools=self._pools, write_slots=slice(first, last), segments=[segment])
+        def made(first: int, last: int, state: SessionState | None) -> torch.Tensor:
+            segments = [self._trial(first, last, state)]
+            step = Step(pools=self._pools, write_slots=slice(first, last), segments=segments)
             positions = torch.arange(first, last, device=self.device)
             return self._loaded.run(layer, layer + 1, step, rows[first:last], positions).float()
 
+        def one(at: int, state: SessionState | None) -> torch.Tensor:
+            made(at, at + 1, new_state())  # a state of the modules' own would be mixed up
+            return made(at, at + 1, state)
+
         with torch.inference_mode():
-            whole = made(0, ROWS_TRIED)
-            apart = torch.cat([made(at, at + 1) for at in range(ROWS_TRIED)])
-            difference = torch.linalg.vector_norm(whole - apart)
-            return bool(difference > AHEAD_LEAST * torch.linalg.vector_norm(whole))
+            whole = made(0, ROWS_TRIED, new_state())
+
+            def is_same(parts: list[torch.Tensor], least: float) -> bool:
+                difference = torch.linalg.vector_norm(whole - torch.cat(parts))
+                return bool(difference <= least * torch.linalg.vector_norm(whole))
+
+            if (state := new_state()) is not None:
+                half = ROWS_TRIED // 2
+                parts = [made(0, half, state), made(half, ROWS_TRIED, state)]
+                exact = self._layout.dtype is torch.float32
+                if not is_same(parts, EXACT_LEAST if exact else AHEAD_LEAST):
+                    self._loaded.run_row_by_row()
+            state = new_state()
+            return is_same([one(at, state) for at in range(ROWS_TRIED)], AHEAD_LEAST)
 
     def use_experts(self, kernel: GroupedKernel) -> None:
         """Let ``kernel`` run mixtures of experts if its results are right on this device.
@@ -201,6 +248,8 @@ class ModelRunner:
             row.first, row.last = at, at + row.item.tokens
             at = row.last
             row.segment = self._segment(row)
+            if row.reservation.state is not None:
+                row.reservation.state.begin(row.item.position)
         hidden = self._embed(ordered)
         positions = self._positions(ordered)
         slots = self._slots(ordered)
@@ -266,6 +315,7 @@ class ModelRunner:
             tokens_max=row.reservation.tokens,
             pages=pages,
             run=row.reservation.run,
+            state=row.reservation.state,
         )
 
     def _rows_of(self, slots: torch.Tensor | slice) -> torch.Tensor:

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from node.kv.session_state import SessionState
+
 _TAKEN, _CLAIMED = 1, 2
 """States of a page on a layer. Taken: given to a session, or kept for its digest. Claimed: a
 session will probably grow into it."""
@@ -44,6 +46,8 @@ class Reservation:
     Only the engine's thread changes ``written``, and it ends with the session."""
     layers: tuple[int, int] | None = None
     """Layers that the session runs here, set with its first rows."""
+    state: SessionState | None = None
+    """What its layers keep beside keys and values; None if that is nothing."""
 
     @property
     def page_count(self) -> int:

@@ -6,7 +6,7 @@ another session at once; that other session's rows are written by a later step.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -15,6 +15,7 @@ from node.kv.block_manager import BlockManager, Reservation
 from node.kv.export import KvBytes, KvRows
 from node.kv.layer_pool import LayerPool
 from node.kv.prefix_hash import PrefixChain
+from node.kv.session_state import SessionState
 
 ENDED = "this session holds no KV here"
 
@@ -29,12 +30,19 @@ class KvPool:
     """KV pools by layer, each with ``pages`` pages of ``page_tokens`` tokens."""
 
     def __init__(
-        self, pools: Mapping[int, LayerPool], pages: int, page_tokens: int, root: bytes
+        self,
+        pools: Mapping[int, LayerPool],
+        pages: int,
+        page_tokens: int,
+        root: bytes,
+        new_state: Callable[[], SessionState | None] = lambda: None,
     ) -> None:
-        """``root``: start of page digests, which stands for the model."""
+        """``root``: start of page digests, which stands for the model. ``new_state`` makes what a
+        session keeps beside its pages."""
         self._pools = pools
         self._page_tokens = page_tokens
         self._root = root
+        self._new_state = new_state
         self._lock = threading.Lock()
         layers = (min(pools), max(pools) + 1) if pools else (0, 1)
         self._accounts = BlockManager(pages, page_tokens, layers)
@@ -60,12 +68,27 @@ class KvPool:
         """Give a session pages for ``tokens`` tokens on all layers; if they are lacking, return why
         and how much is free."""
         with self._lock:
-            return self._accounts.reserve(session, tokens)
+            refused = self._accounts.reserve(session, tokens)
+            self._give_state(session)
+            return refused
 
     def open(self, session: str, tokens: int, layers: tuple[int, int], likely_tokens: int) -> None:
         """Let a session take pages on ``layers``; see :meth:`BlockManager.open`."""
         with self._lock:
             self._accounts.open(session, tokens, layers, likely_tokens)
+            self._give_state(session)
+
+    def _give_state(self, session: str) -> None:
+        if (reservation := self._accounts.get(session)) is not None:
+            reservation.state = self._new_state()
+
+    def resumable(self, session: str, position: int) -> int:
+        """The last position up to ``position`` from which the session's rows can go on."""
+        with self._lock:
+            reservation = self._accounts.get(session)
+            if reservation is None or reservation.state is None:
+                return position
+            return reservation.state.resumable(position)
 
     def extend(self, session: str, tokens: int) -> bool:
         """Give a session pages for its first ``tokens`` tokens; False if too few are free, or the
@@ -97,6 +120,8 @@ class KvPool:
         with self._lock:
             if self._accounts.get(session) is not reservation:
                 return "this session has ended"
+            if reservation.state is not None and reservation.state.resumable(position) != position:
+                return f"position {position} was run already, {reservation.written} comes next"
             refused = self._accounts.rewind(session, position)
             if refused is None:
                 self._chains.pop(session, None)
@@ -116,6 +141,8 @@ class KvPool:
         reservation = self.get(session)
         if reservation is None:
             raise KeyError(session)
+        if reservation.state is not None:
+            raise ValueError("this model's layers keep a state, which is not copied")
         last = min(position + tokens, reservation.written)
         if not 0 <= position < last or reservation.layers is None:
             raise ValueError(f"KV from {position} on asked, {reservation.written} are written")
@@ -127,6 +154,8 @@ class KvPool:
         reservation = self.get(session)
         if reservation is None:
             return ENDED
+        if reservation.state is not None:
+            return "this model's layers keep a state, which is not copied"
         rows = export.unpack_kv(self._pools, came) if isinstance(came, KvBytes) else came
         if isinstance(rows, str):
             return rows

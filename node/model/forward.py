@@ -38,6 +38,9 @@ class LayerForward:
         self.traced = TorchScriptLayers(anatomy, self._sources)
         """Layers recorded for decode steps; empty if none are."""
         self._layers: dict[int, nn.Module] = {}
+        self.row_by_row = False
+        """Whether rows that follow others of their session run alone, as some layers with a state
+        need."""
         self.graphs = None if capture is None else CudaGraphs(self._as_they_are, capture)
 
     def hold(self, parts: dict[str, nn.Module]) -> None:
@@ -52,9 +55,9 @@ class LayerForward:
         self, index: int, layer: nn.Module, dtype: torch.dtype, device: torch.device
     ) -> nn.Module:
         """Optimise a layer: fewer products and launches, a better layout, recorded on a CPU."""
-        if self._anatomy.packed:
+        if self._anatomy.packed:  # other layers may read weights without calling their modules
             share_products(layer, self._anatomy.traits[index].siblings)
-        layer = favour_few_rows(layer)
+            layer = favour_few_rows(layer)
         if device.type == "cuda":
             fuse_norms(layer, dtype)
         if device.type == "cpu":
@@ -206,6 +209,12 @@ class LayerForward:
         ]
         return joined[0] if whole else tuple(joined)
 
+    def _runs(self, segment: Segment) -> list[Segment]:
+        """Parts of a session's rows that its layers run rightly at once."""
+        if segment.position == 0 or not self.row_by_row:
+            return [segment]
+        return [_one_row(segment, at) for at in range(segment.rows)]
+
     def _session_by_session(
         self,
         layers: dict[int, nn.Module],
@@ -216,8 +225,9 @@ class LayerForward:
         positions: torch.Tensor,
     ) -> torch.Tensor:
         """Run each session alone, with the arguments that the model's own forward computes."""
+        step.calls = 0
         out = []
-        for segment in step.segments:
+        for segment in itertools.chain.from_iterable(map(self._runs, step.segments)):
             rows = hidden[None, segment.first : segment.last]
             cache = PoolCache(step.pools, segment)
             heard = self._skeleton.run(
@@ -228,9 +238,27 @@ class LayerForward:
             for index in range(start, end):
                 call = heard.layers[index]
                 rows = _hidden(layers[index](rows, *call.positional, **call.named))
-            step.calls += cache.calls
+            step.calls = max(step.calls, cache.calls)
             out.append(rows[0])
         return _joined(out)
+
+
+def _one_row(segment: Segment, at: int) -> Segment:
+    """Row ``at`` of a session's rows, alone."""
+    context = segment.position + at + 1
+    slots = segment.slots
+    if isinstance(slots, slice):
+        slots = slice(slots.start, slots.start + context)
+    else:
+        slots = slots[:context]
+    return Segment(
+        first=segment.first + at,
+        last=segment.first + at + 1,
+        context_tokens=context,
+        slots=slots,
+        tokens_max=segment.tokens_max,
+        state=segment.state,
+    )
 
 
 def _hidden(output: Any) -> torch.Tensor:

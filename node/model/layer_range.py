@@ -30,6 +30,9 @@ from node.weights.checkpoint_names import CheckpointNames
 from node.weights.hashes import Progress
 from node.weights.store import WeightStore
 
+STATE_TOKENS = 1024
+"""Tokens that a session is charged with where a model keeps states alone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayout:
@@ -117,10 +120,34 @@ class ModelLayout:
             layer_bytes=max(held_bytes(each, self.quantize, self.dtype) for each in self.layers),
             embed_bytes=before * item,
             head_bytes=behind * item,
-            kv_bytes_per_token_layer=max(map(_kv_numbers, self.anatomy.kv_shapes)) * item,
+            kv_bytes_per_token_layer=self.kv_bytes_per_token_layer,
             activation_bytes=self.anatomy.width * item,
             context_tokens=longest,
             vocab=vocab,
+        )
+
+    @property
+    def kv_bytes_per_token_layer(self) -> int:
+        """Bytes of KV per token and layer, by which memory is shared out.
+
+        States of a layer take what its own keys and values leave of it: a layer that keeps both is
+        given twice as much, and a model without keys and values its states for ``STATE_TOKENS``.
+        """
+        item, anatomy = self.dtype.itemsize, self.anatomy
+        kv = [_kv_numbers(shape) * item for shape in anatomy.kv_shapes]
+        states = anatomy.state_bytes or (0,) * len(kv)
+        both = [2 * size if state else size for size, state in zip(kv, states, strict=True)]
+        return max(both) or -(-2 * max(states) // STATE_TOKENS)
+
+    @property
+    def state_tokens(self) -> int:
+        """Tokens of KV on each layer whose memory a session's states, and their copies from before
+        the newest step, may take."""
+        per_token, item = self.kv_bytes_per_token_layer, self.dtype.itemsize
+        kept = zip(self.anatomy.kv_shapes, self.anatomy.state_bytes, strict=False)
+        return max(
+            (-(-2 * size // (per_token - _kv_numbers(kv) * item)) for kv, size in kept if size),
+            default=0,
         )
 
     def part_parameters(self, path: str) -> list[str]:
@@ -193,6 +220,10 @@ class LoadedRange:
     def device(self) -> torch.device:
         """Device on which parts are filled."""
         return self._device
+
+    def run_row_by_row(self) -> None:
+        """From now on run rows that follow others of their session alone."""
+        self._flow.row_by_row = True
 
     @property
     def has_graphs(self) -> bool:

@@ -224,7 +224,8 @@ class Skeleton:
         """
         self._heard = heard = Heard()
         self._answer = answer or (lambda _, hidden: hidden)
-        given: dict[str, Any] = {"use_cache": cache is not None, "past_key_values": cache}
+        called = "cache_params" if "cache_params" in self._takes else "past_key_values"
+        given: dict[str, Any] = {"use_cache": cache is not None, called: cache}
         if "position_ids" in self._takes or "kwargs" in self._takes:
             given["position_ids"] = positions
         if token_ids is not None:

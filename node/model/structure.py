@@ -17,10 +17,11 @@ from torch import nn
 
 from node.attention.cache_view import LookingCache
 from node.attention.paged_attention import KvShapeFound, set_looking
+from node.kv.session_state import SessionState
 from node.model.argument_tracing import Arguments, Hidden, Positions, Tracer, Untraceable, same
 from node.model.layer_traits import FAILURES, LayerTraits, on_meta, ran_without_numbers, traits_of
 from node.model.lean_transformers import without_compiler
-from node.model.skeleton import Answer, Heard, PartCall, Skeleton
+from node.model.skeleton import Answer, Heard, LayerCall, PartCall, Skeleton
 
 TOKENS = 3
 
@@ -63,9 +64,22 @@ class ModelStructure:
     calls: tuple[Arguments, ...] = ()
     """Arguments of each layer, if ``packed``."""
     kv_shapes: tuple[tuple[int, int, int], ...] = ()
-    """``(kv_heads, key width, value width)`` of each layer."""
+    """``(kv_heads, key width, value width)`` of each layer; zeros where it keeps none."""
+    state_bytes: tuple[int, ...] = ()
+    """Bytes of the states beside keys and values that each layer keeps for a session."""
+    states_per_layer: int = 1
+    """Maximum number of such states of a layer."""
     traits: tuple[LayerTraits, ...] = ()
     """Traits of each layer, if ``packed``."""
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether sessions keep a state beside keys and values."""
+        return any(self.state_bytes)
+
+    def new_state(self) -> SessionState | None:
+        """What a new session keeps beside keys and values; None if that is nothing."""
+        return SessionState(self.states_per_layer) if self.keeps_state else None
 
     @property
     def by_length(self) -> bool:
@@ -125,11 +139,9 @@ class _Inspection:
         self._packed = packed
         self._context_tokens = context_tokens
         self._dtype = dtype
-        if getattr(model, "_is_stateful", False):
-            raise Unservable("it keeps a state other than keys and values")
-        for layer in self._layers:
-            if any(isinstance(module, nn.Conv1d) for module in layer.modules()):
-                raise Unservable("its layers mix tokens by convolution, which needs a state")
+        if packed and _may_keep_state(model, self._layers):
+            raise Unservable("its layers keep a state beside keys and values")
+        self._states_per_layer = states_per_layer(model)
         self._skeleton, self._first = self._rightly_answered(model, layers_name)
         self._width = int(self._first.layers[0].hidden.shape[-1])
         loose = self._skeleton.loose(self._first)
@@ -152,7 +164,7 @@ class _Inspection:
         raise failure
 
     def _cache(self, tokens: int) -> Any:
-        return None if self._packed else LookingCache(tokens)
+        return None if self._packed else LookingCache(tokens, self._states_per_layer)
 
     def _heard(self, skeleton: Skeleton, seed: int = 0, start: int = 0) -> Heard:
         with torch.inference_mode():
@@ -183,6 +195,7 @@ class _Inspection:
         if self._packed:
             self._check_entry_is_by_row()
         self._check_tail()
+        kept = [self._kept(index) for index in range(len(self._layers))]
         return ModelStructure(
             tuples=self._skeleton.tuples,
             packed=self._packed,
@@ -193,7 +206,9 @@ class _Inspection:
             plain_tail=self._plain_tail(behind),
             sources=sources,
             calls=calls,
-            kv_shapes=tuple(self._kv_shape(index) for index in range(len(self._layers))),
+            kv_shapes=tuple(shape for shape, _ in kept),
+            state_bytes=tuple(size for _, size in kept),
+            states_per_layer=self._states_per_layer,
             traits=self._traits() if self._packed else (),
         )
 
@@ -370,10 +385,13 @@ class _Inspection:
             for layer, call in zip(self._layers, self._first.layers, strict=True)
         )
 
-    def _kv_shape(self, index: int) -> tuple[int, int, int]:
-        """KV shape that a layer writes per token; found on the meta device, at no cost."""
+    def _kept(self, index: int) -> tuple[tuple[int, int, int], int]:
+        """The KV shape that a layer writes per token, and the bytes of its states per session;
+        found on the meta device, at no cost."""
         layer = copy.deepcopy(self._layers[index]).to("meta")
         call = self._first.layers[index]
+        if not self._packed:
+            return self._kept_in_view(index, layer, call)
         set_looking(True)
         try:
             with torch.inference_mode():
@@ -385,10 +403,42 @@ class _Inspection:
         except KvShapeFound as found:
             if found.layer != index:
                 raise Unservable(f"layer {index} uses the keys of layer {found.layer}") from None
-            return found.shape
+            return found.shape, 0
         finally:
             set_looking(False)
         raise Unservable(f"layer {index} does not call attention")
+
+    def _kept_in_view(
+        self, index: int, layer: nn.Module, call: LayerCall
+    ) -> tuple[tuple[int, int, int], int]:
+        """Like :meth:`_kept`, for a layer that has a view of the pool as its cache."""
+        view = LookingCache(TOKENS, self._states_per_layer)
+
+        def viewed(value: Any) -> Any:
+            return view if isinstance(value, LookingCache) else on_meta(value)
+
+        try:
+            with torch.inference_mode():
+                layer(
+                    call.hidden.to("meta"),
+                    *(viewed(value) for value in call.positional),
+                    **{name: viewed(value) for name, value in call.named.items()},
+                )
+        except FAILURES:
+            pass  # experts may need numbers; what was not noted then fails in the trial of a load
+        if others := view.layers - {index}:
+            raise Unservable(f"layer {index} uses what layer {min(others)} keeps")
+        return view.kv_shapes.get(index, (0, 0, 0)), view.state_bytes(index)
+
+
+def _may_keep_state(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
+    convolves = any(isinstance(module, nn.Conv1d) for each in layers for module in each.modules())
+    return convolves or bool(getattr(model, "_is_stateful", False))
+
+
+def states_per_layer(model: Any) -> int:
+    """Maximum number of convolutions or recurrences of one layer."""
+    return int(getattr(model.config.get_text_config(), "number_of_conv_states", None) or 1)
 
 
 def _origins(arguments: Arguments) -> list[Any]:

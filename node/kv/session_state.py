@@ -1,0 +1,54 @@
+"""The state that a session's layers keep beside keys and values.
+
+Convolutions over tokens and recurrences carry a state of fixed size from one token to the next. It
+belongs to one position, so nothing can be cut from its end as from pages. A copy from before the
+newest step is kept beside it: rows go on from either of the two positions, or from the first token.
+Storage and updates are ``transformers``' own, so that each family's layers find what they expect.
+"""
+
+import copy
+from typing import Any
+
+
+class SessionState:
+    """States of one session by layer; only the engine's thread changes them."""
+
+    def __init__(self, states_per_layer: int) -> None:
+        self._states_per_layer = states_per_layer
+        self._layers: dict[int, Any] = {}
+        self._position: int | None = 0
+        """Position that comes next; None while a step runs."""
+        self._before: tuple[int, dict[int, Any]] = (0, {})
+        """The position before the newest step, and the states there."""
+
+    def layer(self, index: int) -> Any:
+        """The states of a layer, as ``transformers.cache_utils.LinearAttentionLayer``."""
+        if index not in self._layers:
+            from transformers.cache_utils import LinearAttentionLayer
+
+            self._layers[index] = LinearAttentionLayer(number_of_states=self._states_per_layer)
+        return self._layers[index]
+
+    def resumable(self, position: int) -> int:
+        """The last position up to ``position`` from which rows can go on."""
+        known = (self._position, self._before[0])
+        return max((each for each in known if each is not None and each <= position), default=0)
+
+    def begin(self, position: int) -> None:
+        """Stand at ``position`` and keep a copy; ValueError if no state is known there.
+
+        A step that failed midway is begun again from the copy.
+        """
+        if position == self._position:
+            self._before = position, copy.deepcopy(self._layers)
+        elif position == self._before[0]:
+            self._layers = copy.deepcopy(self._before[1])
+        elif position == 0:
+            self._layers, self._before = {}, (0, {})
+        else:
+            raise ValueError(f"position {position} asked, the states stand at {self._position}")
+        self._position = None
+
+    def ran(self, position: int) -> None:
+        """The step is over; ``position`` comes next."""
+        self._position = position
