@@ -24,7 +24,8 @@ def speculation(result: dict[str, Any]) -> str:
         " one answer at a time, with drafts and without. The stand-in waits as long as an 8 B model"
         " on RTX 3090s would and says given texts (simulated); brook is the bundled model, on this"
         f" machine's {result['cores']} cores, which others shared: on random text nothing is"
-        f" drafted, and yet the two differ by up to {noise:.0%}. On paper is the same under a virtual clock."
+        f" drafted, and yet the two differ by up to {noise:.0%}. On paper is the same under a"
+        " virtual clock."
         f" {differ} of {len(rows)} answers differed from those"
         f" without drafts {made('speculation')}:\n\n"
         + table(

@@ -106,6 +106,13 @@ class TimedEngine:
     def drop(self, key: str) -> None:
         self._scheduler.drop(key)
 
+    @property
+    def state_tokens(self) -> int:
+        return 0
+
+    def resumable(self, key: str, position: int) -> int:
+        return position
+
     def kv_row_bytes(self, start: int, end: int) -> int:
         return self._spec.kv_bytes_per_token_layer * (end - start)
 

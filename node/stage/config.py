@@ -112,6 +112,16 @@ class StageEngine(Protocol):
         """
         ...
 
+    @property
+    def state_tokens(self) -> int:
+        """KV tokens that a session is charged with for what its layers keep beside keys and values;
+        0 if that is nothing. Such sessions are not copied, and nothing is drafted in them."""
+        ...
+
+    def resumable(self, key: str, position: int) -> int:
+        """The last position up to ``position`` from which a session's rows can go on."""
+        ...
+
     def kv_row_bytes(self, start: int, end: int) -> int:
         """Bytes of one token's KV in layers ``[start, end)``."""
         ...

@@ -231,6 +231,13 @@ class LocalEngine:
     async def grammar(self, client: str, sampling: Sampling, answer: Sequence[int]) -> GrammarState:
         return await self._grammars.state(client, sampling, answer)
 
+    @property
+    def state_tokens(self) -> int:
+        return self._engine.state_tokens
+
+    def resumable(self, key: str, position: int) -> int:
+        return self._engine.resumable(key, position)
+
     def kv_row_bytes(self, start: int, end: int) -> int:
         return self._engine.spec.kv_bytes_per_token_layer * (end - start)
 

@@ -179,12 +179,12 @@ class Opening:
         """The cheapest way for this new stage of a move to get the session's KV."""
         stage, first = open_.route[open_.hop], open_.hop == 0
         upstream = open_.client if first else open_.route[open_.hop - 1].peer_id
-        source = open_.copy_from
+        source, stateful = open_.copy_from, self._engine.state_tokens > 0
         way = Rebuild(
             tokens=open_.prompt_tokens,
             kv_row_bytes=self._engine.kv_row_bytes(stage.start, stage.end),
             row_bytes=TOKEN_BYTES if first else row_bytes_of(self._engine),
-            kv_bytes_per_s=0.0 if source is None else self._bandwidth_from(source),
+            kv_bytes_per_s=0.0 if source is None or stateful else self._bandwidth_from(source),
             rows_bytes_per_s=self._bandwidth_from(upstream),
             row_s=self._flow.sizer.row_s,
             beside_rows=self._flow.sizer.beside() if self._table.holding > 1 else None,
@@ -229,7 +229,9 @@ class Opening:
             return self._refused(open_, self._me, *refusal)
         if before is not None and kept:
             self._counters["taken_over"] += 1
-            self._table.take_over(before, before.session.take_over(open_), upstream)
+            following = before.session.take_over(open_)
+            self._rewind(following, following.next_position)
+            self._table.take_over(before, following, upstream)
             return before
         if before is not None:  # its layers differ, or it has nothing left to take over
             self._table.forget(before)
@@ -407,12 +409,17 @@ class Opening:
         session.send_position = asked
         if resume.own_position < own:
             self._counters["rerun_rows"] += own - resume.own_position
-            session.rewind(resume.own_position)
-            log.truncate(session.key, resume.own_position)
+            self._rewind(session, resume.own_position)
+            log.truncate(session.key, session.next_position)
         else:
             self._flow.resend(live, resume.resend_from, own)
         self._accept(live)
         self._flow.push(live)
+
+    def _rewind(self, session: StageSession, position: int) -> None:
+        """Run rows from ``position`` on again, or from the last one before it that the engine can
+        go on from."""
+        session.rewind(self._engine.resumable(session.kv_key, position))
 
     def _refused(
         self, open_: SessionOpen, peer_id: str, code: RefusalCode, reason: str, wait_s: float = 0.0

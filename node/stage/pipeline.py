@@ -272,7 +272,7 @@ class StagePipeline:
     def _drafts(self, live: Live) -> tuple[int, ...]:
         """Tokens to run behind the newest one, as many as pay."""
         session = live.session
-        if not session.open.draft_tokens or session.is_warming:
+        if not session.open.draft_tokens or session.is_warming or self._engine.state_tokens:
             return ()
         if live.drafting is None:
             if self._table.holding > self._config.drafting_sessions_max:

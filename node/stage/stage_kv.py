@@ -59,8 +59,8 @@ class StageKv:
             client=open_.client,
             start=stage.start,
             end=stage.end,
-            tokens=open_.prompt_tokens,
-            most_tokens=open_.prompt_tokens + open_.max_new_tokens - 1,
+            tokens=open_.prompt_tokens + self._engine.state_tokens,
+            most_tokens=open_.prompt_tokens + open_.max_new_tokens - 1 + self._engine.state_tokens,
             claim=claim_of(open_),
             name=open_.session,
         )
@@ -69,8 +69,9 @@ class StageKv:
         """Let a session in, or return why there is no room for it."""
         refused = self.room.admit(ask, now_s, may_be_urgent=may_be_urgent)
         if refused is None:
-            likely = self.room.expected_tokens(ask)
-            self._engine.open_kv(ask.session, ask.most_tokens, (ask.start, ask.end), likely)
+            state = self._engine.state_tokens
+            likely, most = self.room.expected_tokens(ask) - state, ask.most_tokens - state
+            self._engine.open_kv(ask.session, most, (ask.start, ask.end), likely)
         return refused
 
     def take(self, session: str, tokens: int) -> bool:
@@ -79,8 +80,9 @@ class StageKv:
         room = self.room
         if session not in room:
             return True  # the engine refuses its work
-        while not (room.grow(session, tokens) and self._engine.extend_kv(session, tokens)):
-            victim = room.who_gives_way(session, tokens)
+        charged = tokens + self._engine.state_tokens
+        while not (room.grow(session, charged) and self._engine.extend_kv(session, tokens)):
+            victim = room.who_gives_way(session, charged)
             if victim is None or not self._make_way(victim):
                 self._waiting_s.setdefault(session, asyncio.get_running_loop().time())
                 return False

@@ -9,6 +9,7 @@ of the session reached the last stage exactly once and in order, on whatever rou
 import asyncio
 import random
 import struct
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -87,6 +88,11 @@ class PaperEngine:
         self.refuses_kv = False
         self.free_at_s = 0.0
         self.backlog_tokens = 0
+        self.state_tokens = 0
+        """What sessions are charged with for a state that cannot be cut; 0: they have none."""
+        self.queued: dict[str, deque[tuple[float, asyncio.TimerHandle]]] = {}
+        self.known: dict[str, tuple[int, int]] = {}
+        """Positions at which each session's state is known."""
 
     @property
     def kv_free(self) -> int:
@@ -123,14 +129,27 @@ class PaperEngine:
     def free(self, key: str) -> None:
         self.kv.pop(key, None)
         self.states.pop(key, None)
+        self.known.pop(key, None)
+        self.queued.pop(key, None)
 
     def drop(self, key: str) -> None:
-        """What is under way ends, and its result counts for nothing."""
+        """What runs ends, and its result counts for nothing; what waits is forgotten."""
+        now_s = asyncio.get_running_loop().time()
+        for begins_s, handle in self.queued.pop(key, ()):
+            if begins_s > now_s:
+                handle.cancel()
+
+    def resumable(self, key: str, position: int) -> int:
+        """With states, those of the newest step's beginning and end alone."""
+        if not self.state_tokens:
+            return position
+        return max((at for at in self.known.get(key, (0,)) if at <= position), default=0)
 
     def kv_row_bytes(self, start: int, end: int) -> int:
         return 8
 
     async def export_kv(self, key: str, position: int, tokens: int) -> bytes:
+        assert not self.state_tokens, "states are not copied"
         states = self.states[key][1 + position : 1 + position + tokens]
         if not states:
             raise ValueError("nothing is written there")
@@ -157,8 +176,10 @@ class PaperEngine:
 
     def submit(self, item: WorkItem) -> None:
         loop = asyncio.get_running_loop()
-        self.free_at_s = max(self.free_at_s, loop.time()) + self.step_s
-        loop.call_at(self.free_at_s, lambda: self.on_results([self._run(item)]))
+        begins_s = max(self.free_at_s, loop.time())
+        self.free_at_s = begins_s + self.step_s
+        handle = loop.call_at(self.free_at_s, lambda: self.on_results([self._run(item)]))
+        self.queued.setdefault(item.session, deque(maxlen=64)).append((begins_s, handle))
 
     def _run(self, item: WorkItem) -> WorkResult:
         key = item.session
@@ -174,6 +195,10 @@ class PaperEngine:
         self.rows_run += len(ids)
         states = self.states.setdefault(key, [7])
         assert item.position < len(states), "a position was skipped"
+        if self.state_tokens:
+            assert item.position in (0, *self.known.get(key, ())), "no state is known there"
+            assert not item.drafts, "drafted rows cannot be taken back"
+            self.known[key] = item.position, item.position + len(ids)
         del states[item.position + 1 :]
         for token_id in ids:
             states.append(fold(states[-1], token_id))
@@ -271,6 +296,8 @@ class PaperSwarm:
     """Peers over given spans of layers."""
 
     engine_class: type[PaperEngine] = PaperEngine
+    state_tokens = 0
+    """What each session is charged with for a state that cannot be cut; 0: there is none."""
     foretold = False
     """Whether first stages draft what is mostly right; else they find little that repeats."""
 
@@ -309,6 +336,7 @@ class PaperSwarm:
         engine = self.engine_class(
             transport.peer_id, start, end, kv_tokens=kv_tokens, step_s=step_s
         )
+        engine.state_tokens = self.state_tokens
         config = StageConfig(
             chunk_tokens=16,
             hops=HopConfig(idle_s=30.0),
@@ -393,10 +421,11 @@ async def paper_swarm(
     log_bytes_max: int = 1 << 20,
     budget: Budget | None = None,
     foretold: bool = False,
+    state_tokens: int = 0,
 ) -> AsyncIterator[PaperSwarm]:
-    """A swarm with one peer per span; ``foretold``: see :class:`PaperSwarm`."""
+    """A swarm with one peer per span; ``foretold``, ``state_tokens``: see :class:`PaperSwarm`."""
     swarm = PaperSwarm(seed, budget)
-    swarm.foretold = foretold
+    swarm.foretold, swarm.state_tokens = foretold, state_tokens
     try:
         for start, end in spans:
             await swarm.add(start, end, log_bytes_max=log_bytes_max)

@@ -34,6 +34,8 @@ class SlowEngine:
         self.imported: list[int] = []
         self._step = asyncio.Lock()
 
+    state_tokens = 0
+
     def kv_row_bytes(self, start: int, end: int) -> int:
         return ROW_BYTES
 
