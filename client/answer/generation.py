@@ -6,6 +6,7 @@ Pure: no clock, no sockets.
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 
 from dht.errors import UserError
 from dht.messages.logprobs import SCORED_VALUES_MAX, TokenScore, scored_values
@@ -34,6 +35,14 @@ PASSED_ON = tuple(
     if name.name not in {"seed", "stop_token_ids", "logit_bias", "grammar"}
 )
 """Options that peers get as the caller gave them."""
+
+
+class PrefixCache(StrEnum):
+    """Who may use the KV that peers keep of a prompt."""
+
+    OWN = "own"
+    SHARED = "shared"
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +85,11 @@ class GenerationOptions:
     priority: Priority = Priority.NORMAL
     """``high`` may use the room that full peers keep free for urgent requests, and is run first;
     each peer grants that to a few sessions per client."""
+    prefix_cache: PrefixCache = PrefixCache.OWN
+    """Who may go on from the KV that peers keep of this prompt: ``own`` requests of this client,
+    ``shared`` with all clients, whose timing then tells that somebody sent it, or ``off``."""
+    cache_salt: str = ""
+    """Own requests with different salts share no KV."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -136,6 +150,13 @@ class GenerationOptions:
         except ValueError:
             known = " or ".join(Priority)
             raise UserError(f"priority is {self.priority!r}; it must be {known}") from None
+        try:
+            object.__setattr__(self, "prefix_cache", PrefixCache(self.prefix_cache))
+        except ValueError:
+            known = " or ".join(PrefixCache)
+            raise UserError(f"prefix_cache is {self.prefix_cache!r}; it must be {known}") from None
+        if not isinstance(self.cache_salt, str):
+            raise UserError("cache_salt is a text")
         if not isinstance(self.logit_bias, Mapping) or not all(
             _is_whole(token_id) and token_id >= 0 and _is_number(bias)
             for token_id, bias in self.logit_bias.items()
@@ -165,6 +186,8 @@ class GenerationOptions:
             max_new_tokens=self.new_tokens(len(prompt_ids), model.context_tokens),
             sampling=self.sampling(stop_token_ids),
             priority=self.priority,
+            prefix_cache=self.prefix_cache,
+            cache_salt=self.cache_salt,
         )
         if request.history_tokens_max > HISTORY_TOKENS_MAX:
             raise UserError(
@@ -256,6 +279,8 @@ class AnswerRequest:
     max_new_tokens: int
     sampling: Sampling
     priority: Priority = Priority.NORMAL
+    prefix_cache: PrefixCache = PrefixCache.OWN
+    cache_salt: str = ""
 
     @property
     def history_tokens_max(self) -> int:
@@ -385,6 +410,8 @@ class Answer:
     """Fingerprint of the model that answered, as its peers announce it."""
     failovers: int
     """Routes that were lost after they had accepted the session."""
+    cached_tokens: int = 0
+    """Number of leading tokens of the prompt whose KV the peers had kept."""
     logprobs: tuple[TokenScore, ...] | None = None
     """Scores of ``token_ids``, one each, where they were asked for."""
     prompt_logprobs: tuple[TokenScore | None, ...] | None = None

@@ -29,7 +29,7 @@ class Pools(RuleBasedStateMachine):
             }
             for _ in range(2)
         ]
-        self.pools = [KvPool(each, PAGES, PAGE_TOKENS, b"root") for each in self.tensors]
+        self.pools = [KvPool(each, PAGES, PAGE_TOKENS) for each in self.tensors]
         self.told: list[dict[str, tuple[int, list[float]]]] = [{}, {}]
         """By pool and session: tokens reserved, and the numbers written."""
         self.number = 0.0
