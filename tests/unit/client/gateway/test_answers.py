@@ -54,6 +54,7 @@ def test_a_completion_is_the_swarms_text() -> None:
                 "prompt_tokens": len(prompt),
                 "completion_tokens": 9,
                 "total_tokens": len(prompt) + 9,
+                "prompt_tokens_details": {"cached_tokens": 0},
             }
 
     asyncio.run(scenario())
@@ -133,7 +134,8 @@ def test_several_prompts_and_choices_keep_their_places() -> None:
                 assert choice["text"] == streamed[at] == tokenizer().decode(ids)
                 assert len(choice["logprobs"]["tokens"]) == 4
             assert body["usage"] == {
-                "prompt_tokens": 6, "completion_tokens": 24, "total_tokens": 30
+                "prompt_tokens": 6, "completion_tokens": 24, "total_tokens": 30,
+                "prompt_tokens_details": {"cached_tokens": 0},
             }  # fmt: skip
 
     asyncio.run(scenario())
