@@ -4,7 +4,7 @@
 
 Six real peers, two for each of three stages, each in a network namespace of its own (50 ms round
 trips, 100 Mbit/s; :mod:`bench.wan_lab`), serve a random Llama in float32. One client holds a chat
-of 10 turns, and an agent's 20 turns over a history of 8,000 tokens; then the agent's again, with a
+of 10 turns over 2,000 tokens, and an agent's 20 turns over 8,000; then the agent's again, with a
 stage of its route killed in the middle. Some turns of each are asked again with
 ``prefix_cache=off``: the answers must be the same. Time to the first token is that of the client.
 """
@@ -57,7 +57,7 @@ class Talk:
 
 
 TALKS = {
-    "chat": Talk(history=200, turns=10, said=100, answered=48),
+    "chat": Talk(history=2000, turns=10, said=100, answered=48),
     "agent": Talk(history=8000, turns=20, said=200, answered=32, off_every=6),
     "agent, a stage killed": Talk(
         history=8000, turns=20, said=200, answered=32, off_every=6, kills=True
