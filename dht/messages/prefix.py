@@ -8,6 +8,7 @@ purpose has its names under a key that everybody knows. Blocks that reach into t
 after their session, by its client and its stages alike.
 """
 
+import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -25,10 +26,9 @@ def block_names(key: bytes, token_ids: Sequence[int], parent: bytes = ROOT) -> l
 
     ``key`` has at most 64 bytes; a token id at most 32 bits.
     """
-    names = []
-    for at in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        block = b"".join(t.to_bytes(4, "little") for t in token_ids[at : at + BLOCK_TOKENS])
-        parent = blake2b(parent + block, key=key, digest_size=NAME_BYTES).digest()
+    names, packed, size = [], struct.pack(f"<{len(token_ids)}I", *token_ids), 4 * BLOCK_TOKENS
+    for at in range(0, len(packed) - size + 1, size):
+        parent = blake2b(parent + packed[at : at + size], key=key, digest_size=NAME_BYTES).digest()
         names.append(parent)
     return names
 

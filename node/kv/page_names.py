@@ -32,12 +32,12 @@ class PageNames:
         """What the stage at ``open_.hop`` keeps and finds for a session.
 
         Private pages belong to the client, whose key signed the open. Shared ones belong to all who
-        came over the very same stages before this one: whoever made the rows, made the KV. A new
-        stage of a planned move gets KV from a peer that the client names, so it finds nothing, and
-        keeps nothing that others would share.
+        came over the very same stages before this one: whoever made the rows, made the KV. Rows of
+        a later attempt may have been made under an earlier one, by others, so it shares nothing. A
+        new stage of a planned move gets KV from a peer that the client names; it finds nothing.
         """
         moves = open_.migrate_until is not None
-        if not open_.blocks or (open_.shares_prefix and moves):
+        if not open_.blocks or (open_.shares_prefix and (moves or open_.attempt)):
             return cls()
         whose = f"client {open_.client}"
         if open_.shares_prefix:

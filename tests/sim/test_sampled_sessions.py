@@ -132,6 +132,10 @@ def test_answers_are_those_of_one_place(name: str) -> None:
             async with swarm.client() as client:
                 prompts = [PROMPT[:length] for length in (1, 2, 16, 17, 70)]
                 answers = await asyncio.gather(*(client.generate(p, options) for p in prompts))
+                await until(lambda: held(swarm) == 0)
+                again = await client.generate(PROMPT, options)  # over what is kept of the first
+                check(again, PROMPT, options)
+                assert again.cached_tokens == (0 if options.prompt_logprobs is not None else 64)
             for prompt, answer in zip(prompts, answers, strict=True):
                 check(answer, prompt, options)
         finally:

@@ -93,6 +93,12 @@ def test_answers_are_kept_under_their_session_and_never_shared() -> None:
     assert PageNames.of(SHARED).page(5, 16) is not None
 
 
+def test_a_later_attempt_shares_nothing() -> None:
+    """Its rows may be from the log of a stage whose own upstream was another then."""
+    assert PageNames.of(replace(SHARED, attempt=1)) == NO_NAMES
+    assert PageNames.of(replace(OPEN, attempt=1)) == PageNames.of(OPEN)
+
+
 def test_a_new_stage_of_a_move_finds_nothing_and_shares_nothing() -> None:
     """Its KV is a copy from a peer that the client names."""
     moved = replace(OPEN, migrate_until=1)
