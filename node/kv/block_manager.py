@@ -17,6 +17,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -152,7 +153,8 @@ class BlockManager:
             if last_try or not self._unheld:
                 break
             lacking = max(0, needed - states.count(0))
-            for cell in [cell for cell in self._unheld if _meet(cell[0], span)][:lacking]:
+            kept = (cell for cell in self._unheld if _meet(cell[0], span))
+            for cell in list(islice(kept, lacking)):
                 self._unseal(cell)
         return range(0)
 
