@@ -60,6 +60,31 @@ def test_a_completion_is_the_swarms_text() -> None:
     asyncio.run(scenario())
 
 
+def test_usage_tells_what_peers_had_kept_and_salts_share_nothing() -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            asked: dict[str, Any] = {"prompt": [*range(1, 41)], "max_tokens": 2}
+
+            async def cached(**more: object) -> object:
+                status, body = await gateway.post("/v1/completions", **asked, **more)
+                assert status == 200, body
+                return body["usage"]["prompt_tokens_details"]["cached_tokens"]  # type: ignore[index, call-overload]
+
+            assert await cached() == 0
+            assert await cached() == 32, "a prompt's pages are kept as soon as they are run"
+            assert await cached(cache_salt="another") == 0
+            assert await cached(prefix_cache="off") == 0
+            assert await cached(prefix_cache="shared") == 0
+            chunks = await stream(
+                gateway, "/v1/completions", **asked, stream_options={"include_usage": True}
+            )
+            assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 32}
+            status, body = await gateway.post("/v1/completions", **asked, cache_salt="x" * 257)
+            assert status == 400, body
+
+    asyncio.run(scenario())
+
+
 def test_a_stream_has_the_same_text_and_usage() -> None:
     async def scenario() -> None:
         async with paper_gateway() as gateway:
