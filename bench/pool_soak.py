@@ -17,8 +17,10 @@ import torch
 
 from bench.random_model import make_llama
 from bench.report import provenance, write
+from dht.messages.prefix import BLOCK_TOKENS, block_names
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.kv.page_names import PageNames
 from node.weights.store import WeightStore
 
 SESSIONS = 10_000
@@ -52,7 +54,7 @@ def device_bytes(device: torch.device) -> int:
 
 
 def soak(
-    directory: Path, sessions: int, *, share_prefixes: bool = False, device: str = "cpu"
+    directory: Path, sessions: int, *, keep_prefixes: bool = False, device: str = "cpu"
 ) -> Soaked:
     """Run ``sessions`` sessions; raises AssertionError where pages do not add up."""
     chance = random.Random(SEED)
@@ -63,7 +65,7 @@ def soak(
             name="soak",
             device=device,
             memory_bytes=1_500_000,
-            share_prefixes=share_prefixes,
+            keep_prefixes=keep_prefixes,
         )
     )
     engine.load(0, LAYERS)
@@ -82,10 +84,17 @@ def soak(
                 warm_device_bytes = device_bytes(engine.device)
             name, prompt = str(opened), chance.randint(1, 30)
             length = prompt + chance.randint(1, 8)
-            if engine.reserve(name, before + 1 if chance.random() < 0.02 else length) is not None:
+            ids = [chance.randrange(4)] * BLOCK_TOKENS  # few beginnings
+            ids = [*ids[:prompt], *(chance.randrange(VOCAB) for _ in range(prompt - len(ids)))]
+            blocks = b"".join(block_names(b"", ids))
+            names = PageNames(space=b"soak", blocks=blocks, answers=name, found_most=prompt - 1)
+            asked = before + 1 if chance.random() < 0.02 else length
+            found = engine.open_kv(name, asked, (0, LAYERS), asked, names)
+            if not engine.extend_kv(name, asked):
+                engine.free(name)
                 refused += 1
                 continue
-            live[name] = 0, tuple(chance.randrange(VOCAB) for _ in range(prompt))
+            live[name] = found, tuple(ids[found:])
             lengths[name] = length
         items = [
             WorkItem(
@@ -127,9 +136,9 @@ def main() -> int:
         directory = make_llama(Path(made), hidden=64, layers=LAYERS, vocab=VOCAB)
         found = {
             name: asdict(
-                soak(directory, arguments.sessions, share_prefixes=shares, device=arguments.device)
+                soak(directory, arguments.sessions, keep_prefixes=keeps, device=arguments.device)
             )
-            for name, shares in (("own_pages", False), ("shared_prefixes", True))
+            for name, keeps in (("own_pages", False), ("kept_prefixes", True))
         }
     for name, figures in found.items():
         print(f"{name}: {figures}")

@@ -229,3 +229,31 @@ def losses(result: dict[str, Any]) -> str:
         f" {stage['longest_gap_s']:.2f} s, new plan included where nobody else held its layers"
         f" {made('losses')}."
     )
+
+
+def prefix(result: dict[str, Any]) -> str:
+    """What it saves to keep KV behind a session."""
+    talks = result["talks"]
+    rows = [
+        {
+            "name": f"{name}: {talk['turns']} turns over {talk['history']:,} tokens",
+            "since": f"{talk['ttft_mean_of_off_since']:.2f}" if talk["kills"] else "–",
+            "struck": f"{talk['ttft_of_off_when_struck']:.2f}" if talk["kills"] else "–",
+            **talk,
+        }
+        for name, talk in talks.items()
+    ]
+    differ = sum(talk["answers_that_differ"] for talk in talks.values())
+    strangers = sum(talk["another_salt"]["cached_tokens"] for talk in talks.values())
+    return (
+        "Turns after the first with and without the prefix cache: six real peers, two for each of"
+        f" three stages, {result['rtt_ms']:.0f} ms round trips, a random Llama in float32 on one"
+        f" machine of {result['cores']} cores; {differ} answers differ, another salt found"
+        f" {strangers} tokens {made('prefix')}:\n\n"
+    ) + table(
+        "conversation | first token with, without (median) | with : without, mean | of these since"
+        " the stage was killed | the turn that met it | rows run per new row",
+        "{name} | {ttft_on_median_s:.2f}, {ttft_off_median_s:.2f} s | {ttft_mean_of_off:.2f}"
+        " | {since} | {struck} | {rows_of_new:.2f}",
+        rows,
+    )

@@ -35,6 +35,7 @@ from bench.results_sessions import (
     moves_apart,
     moves_between_processes,
     overload,
+    prefix,
     storms,
 )
 from bench.results_speculation import speculation
@@ -74,6 +75,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "wan_groups": groups,
         "balance_virtual": balance,
         "kv": kv,
+        "prefix": prefix,
         "int8": int8,
         "links": measured_links,
         "transport": hop,
@@ -96,6 +98,7 @@ TITLES = {
     "wan_groups": "## Micro-batches\n\n",
     "balance_virtual": "## Moves for balance\n\n",
     "kv": "## KV that grows\n\n",
+    "prefix": "## What stages keep\n\n",
     "int8": "## Rows of 8 bits\n\n",
     "links": "## What a swarm knows of its links\n\n",
     "transport": "## A hop\n\n",

@@ -14,6 +14,7 @@ import torch
 from coordinator.batching.scheduler import BatchLimits, Scheduler
 from dht.messages.types import ModelSpec
 from node.engine.work_item import WorkItem, WorkResult
+from node.kv.page_names import NO_NAMES, PageNames
 from node.stage.open_checks import StageView
 
 
@@ -81,8 +82,19 @@ class TimedEngine:
         """KV tokens that sessions have taken on a layer."""
         return sum(n for key, n in self._kv.items() if layer in self._kv_spans[key])
 
-    def open_kv(self, key: str, tokens: int, layers: tuple[int, int], likely_tokens: int) -> None:
+    def open_kv(
+        self,
+        key: str,
+        tokens: int,
+        layers: tuple[int, int],
+        likely_tokens: int,
+        names: PageNames = NO_NAMES,
+    ) -> int:
+        """It keeps nothing for later sessions."""
         self._kv[key], self._kv_spans[key] = 0, range(*layers)
+        return 0
+
+    def keep_no_more(self, key: str) -> None: ...
 
     def extend_kv(self, key: str, tokens: int) -> bool:
         pages = -(-tokens // self.page_tokens) * self.page_tokens

@@ -2,8 +2,8 @@
 
 ``--json`` prints one object instead: ``text``, ``token_ids``, ``prompt_tokens``,
 ``finish_reason``, ``ttft_s``, ``tpot_s``, ``route``, ``plan_version``, ``failovers``,
-``fingerprint``; where they were asked also ``logprobs`` and ``prompt_logprobs`` as lists of
-``{token_id, logprob, top}``.
+``fingerprint``, ``cached_tokens``; where they were asked also ``logprobs`` and
+``prompt_logprobs`` as lists of ``{token_id, logprob, top}``.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict, fields
 from typing import Any
 
-from client.answer.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions
+from client.answer.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions, PrefixCache
 from client.remembering import remember_swarm, settled_swarm
 from dht.command_line import (
     EXIT_DONE,
@@ -79,6 +79,7 @@ def add_generation(parser: Parser) -> None:
         ("seed", int, "N", "same seed, same answer (default: drawn)"),
         ("logprobs", int, "N", "log probabilities, with N alternatives each"),
         ("prompt-logprobs", int, "N", "the same for the prompt's tokens"),
+        ("cache-salt", str, "TEXT", "go on from the KV of own requests with the same salt alone"),
         ("grammar", str, "LARK", "the answer follows this grammar, such as 'start: %%json {}'"),
     )
     add(
@@ -102,6 +103,12 @@ def add_generation(parser: Parser) -> None:
         action="store_false",
         default=argparse.SUPPRESS,
         help="let no stage draft tokens; the answer is the same",
+    )
+    add(
+        "prefix-cache",
+        choices=tuple(PrefixCache),
+        default=argparse.SUPPRESS,
+        help="whose requests go on from the KV that peers keep of this prompt (own)",
     )
     add("ignore-eos", action="store_true", help="go on after end-of-text")
 

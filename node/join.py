@@ -235,6 +235,7 @@ async def _open_engine(
             memory_bytes=machine.lend_bytes,
             threads=arguments.threads,
             kernels=not arguments.no_kernels,
+            keep_prefixes=not arguments.no_prefix_cache,
             refresh_profile=arguments.refresh_profile,
         )
     fastest = max(engine.tokens_per_s)

@@ -6,6 +6,7 @@ Pure: no clock, no sockets.
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 
 from dht.errors import UserError
 from dht.messages.logprobs import SCORED_VALUES_MAX, TokenScore, scored_values
@@ -35,6 +36,14 @@ PASSED_ON = tuple(
     if name.name not in {"seed", "stop_token_ids", "logit_bias", "grammar"}
 )
 """Options that peers get as the caller gave them."""
+
+
+class PrefixCache(StrEnum):
+    """Who may use the KV that peers keep of a prompt."""
+
+    OWN = "own"
+    SHARED = "shared"
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +88,11 @@ class GenerationOptions:
     each peer grants that to a few sessions per client."""
     speculate: bool = True
     """Whether the first stage may draft tokens, which changes how soon tokens come, not which."""
+    prefix_cache: PrefixCache = PrefixCache.OWN
+    """Who may go on from the KV that peers keep of this prompt: ``own`` requests of this client,
+    ``shared`` with all clients, whose timing then tells that somebody sent it, or ``off``."""
+    cache_salt: str = ""
+    """Own requests with different salts share no KV."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -141,6 +155,13 @@ class GenerationOptions:
         except ValueError:
             known = " or ".join(Priority)
             raise UserError(f"priority is {self.priority!r}; it must be {known}") from None
+        try:
+            object.__setattr__(self, "prefix_cache", PrefixCache(self.prefix_cache))
+        except ValueError:
+            known = " or ".join(PrefixCache)
+            raise UserError(f"prefix_cache is {self.prefix_cache!r}; it must be {known}") from None
+        if not isinstance(self.cache_salt, str):
+            raise UserError("cache_salt is a text")
         if not isinstance(self.logit_bias, Mapping) or not all(
             _is_whole(token_id) and token_id >= 0 and _is_number(bias)
             for token_id, bias in self.logit_bias.items()
@@ -171,6 +192,8 @@ class GenerationOptions:
             sampling=self.sampling(stop_token_ids),
             priority=self.priority,
             draft_tokens=DRAFT_TOKENS_MAX if self.speculate else 0,
+            prefix_cache=self.prefix_cache,
+            cache_salt=self.cache_salt,
         )
         if request.history_tokens_max > HISTORY_TOKENS_MAX:
             raise UserError(
@@ -264,6 +287,8 @@ class AnswerRequest:
     priority: Priority = Priority.NORMAL
     draft_tokens: int = 0
     """Maximum tokens that the first stage may draft at a time; 0: plain decoding."""
+    prefix_cache: PrefixCache = PrefixCache.OWN
+    cache_salt: str = ""
 
     @property
     def history_tokens_max(self) -> int:
@@ -393,6 +418,8 @@ class Answer:
     """Fingerprint of the model that answered, as its peers announce it."""
     failovers: int
     """Routes that were lost after they had accepted the session."""
+    cached_tokens: int = 0
+    """Number of leading tokens of the prompt whose KV the peers had kept."""
     logprobs: tuple[TokenScore, ...] | None = None
     """Scores of ``token_ids``, one each, where they were asked for."""
     prompt_logprobs: tuple[TokenScore | None, ...] | None = None

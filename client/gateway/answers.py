@@ -134,6 +134,7 @@ class Answers:
     def _record(self, answer: Answer, latency_s: float) -> None:
         metrics = self._metrics
         metrics.prompt_tokens.inc(answer.prompt_tokens)
+        metrics.cached_tokens.inc(answer.cached_tokens)
         metrics.generation_tokens.inc(len(answer.token_ids))
         metrics.prompt_size.observe(answer.prompt_tokens)
         metrics.answer_size.observe(len(answer.token_ids))

@@ -190,6 +190,7 @@ class Gateway:
             if scheme.lower() != "bearer":
                 key = request.headers.get("x-api-key", "")  # Anthropic's clients
             given = _digest(key.strip()) if key else b""
+            request["caller"] = given.hex()
             # Every key is compared, and by digest: the time says nothing about them.
             if not sum(hmac.compare_digest(given, known) for known in self._key_digests):
                 raise ApiError(
@@ -227,7 +228,9 @@ class Gateway:
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         """Anthropic's interface, translated; its streams name each event and have no end mark."""
         async with self._admitted(request) as body:
-            job = await self._service.understand(chat_of(parse_request(body, MessagesRequest)))
+            job = await self._service.understand(
+                chat_of(parse_request(body, MessagesRequest)), request.get("caller", "")
+            )
             if not job.streams:
                 return _json(message_of(await self._service.whole(job)))
             events = MessageEvents(job.prompt_tokens)
@@ -255,7 +258,7 @@ class Gateway:
     ) -> web.StreamResponse:
         async with self._admitted(request) as body:
             parsed: ChatRequest | CompletionRequest = parse_request(body, kind)
-            job = await self._service.understand(parsed)
+            job = await self._service.understand(parsed, request.get("caller", ""))
             if not job.streams:
                 return _json(await self._service.whole(job))
             async with aclosing(self._service.chunks(job)) as chunks:

@@ -209,7 +209,12 @@ def _object(text: str) -> Json:
 
 
 def _usage(usage: Json) -> Json:
-    return {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"] - cached,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage["completion_tokens"],
+    }
 
 
 def _envelope(answer: Json) -> Json:

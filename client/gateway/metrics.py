@@ -15,6 +15,9 @@ class Metrics:
         self.running = self._gauge("num_requests_running", "Answers that are being made.")
         self.waiting = self._gauge("num_requests_waiting", "Answers that wait for their turn.")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens that were answered.")
+        self.cached_tokens = self._counter(
+            "prefix_cache_hits", "Prompt tokens whose KV the peers had kept."
+        )
         self.generation_tokens = self._counter("generation_tokens", "Tokens that were generated.")
         self.failovers = self._counter("failovers", "Stages lost while an answer was made.")
         self.first_token_s = self._histogram(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from client.answer.generation import GenerationOptions
+from client.answer.generation import GenerationOptions, PrefixCache
 from client.gateway.errors import bad_request
 from client.gateway.grammar import of_choice, of_regex, of_schema, schema_in
 from client.gateway.tools import ToolFormat, calls_grammar
@@ -31,6 +31,7 @@ PROMPTS_MAX = 256
 CHOICES_MAX = 16
 STOPS_MAX = 16
 STOP_CHARS_MAX = 1024
+SALT_CHARS_MAX = 256
 PROMPT_TOKENS_MAX = 1 << 20
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's default for completions."""
@@ -128,10 +129,13 @@ class Sampled(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
     add_special_tokens: bool | None = None
+    cache_salt: Annotated[str, Meta(max_length=SALT_CHARS_MAX)] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_grammar: str | None = None
     guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    # our own
+    prefix_cache: Literal["own", "shared", "off"] | None = None
 
 
 class CompletionRequest(Sampled, kw_only=True):
@@ -385,6 +389,8 @@ def request_options(
             grammar=grammar,
             # vLLM's: the smaller, the earlier; 0 is everybody's.
             priority=Priority.HIGH if (request.priority or 0) < 0 else Priority.NORMAL,
+            prefix_cache=PrefixCache(request.prefix_cache or PrefixCache.OWN),
+            cache_salt=request.cache_salt or "",
         )
     except UserError as error:
         raise bad_request(str(error)) from None

@@ -67,6 +67,8 @@ class Job:
     tasks: list[ChoiceTask]
     prompt_tokens: int
     """Tokens of all prompts together, each counted once."""
+    choices: int
+    """Choices of each prompt, one behind the other."""
     streams: bool
     include_usage: bool
     is_chat: bool
@@ -116,8 +118,11 @@ class CompletionService:
 
     # Understanding
 
-    async def understand(self, request: CompletionRequest | ChatRequest) -> Job:
-        """What to run for ``request``; raises ApiError."""
+    async def understand(self, request: CompletionRequest | ChatRequest, caller: str) -> Job:
+        """What to run for ``request``; raises ApiError.
+
+        Requests of different ``caller`` share no KV, unless they ask for it.
+        """
         self._check_model(request.model)
         check_supported(request)
         check_stops((request.stop,) if isinstance(request.stop, str) else request.stop or ())
@@ -139,6 +144,7 @@ class CompletionService:
         tasks = []
         for at, prompt_ids in enumerate(prompts):
             options = self._options(request, prompt_ids, wanted, context, grammar)
+            options = replace(options, cache_salt=f"{caller}\n{options.cache_salt}")
             for choice in range(n):
                 index = at * n + choice
                 tasks.append(
@@ -148,6 +154,7 @@ class CompletionService:
             head=self._head(is_chat, bool(request.stream)),
             tasks=tasks,
             prompt_tokens=sum(len(prompt_ids) for prompt_ids in prompts),
+            choices=n,
             streams=bool(request.stream),
             include_usage=request.stream_options is not None
             and bool(request.stream_options.include_usage),
@@ -317,7 +324,7 @@ class CompletionService:
         async with aclosing(self._answers.parts(job.tasks)) as parts:
             async for part in parts:
                 writers[part.index].add(part)
-                usage.completion_tokens += len(part.piece.token_ids) if job.keeps_answer else 0
+                _count(usage, job, part)
         choices = await self._threads.run(
             sum(writer.size for writer in writers), lambda: [writer.whole() for writer in writers]
         )
@@ -330,7 +337,7 @@ class CompletionService:
         no_usage: Json = {"usage": None} if job.include_usage else {}
         async with aclosing(self._answers.parts(job.tasks)) as parts:
             async for part in parts:
-                usage.completion_tokens += len(part.piece.token_ids) if job.keeps_answer else 0
+                _count(usage, job, part)
                 writer = writers[part.index]
                 choices = await self._threads.run(
                     len(part.prompt_logprobs or ()) * writer.values_per_token,
@@ -360,6 +367,12 @@ class CompletionService:
 
 def _offers(request: CompletionRequest | ChatRequest) -> bool:
     return isinstance(request, ChatRequest) and bool(request.offered)
+
+
+def _count(usage: Usage, job: Job, part: ChoicePart) -> None:
+    usage.completion_tokens += len(part.piece.token_ids) if job.keeps_answer else 0
+    if part.answer is not None and part.index % job.choices == 0:
+        usage.cached_tokens += part.answer.cached_tokens
 
 
 class _Choice:

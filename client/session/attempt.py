@@ -125,9 +125,10 @@ class Attempt:
             self._last = asyncio.create_task(self._connect(-1, TOKENS_PROTOCOL))
             self._last.add_done_callback(_retrieved)
 
-    def feed(self, position: int, token_ids: tuple[int, ...], *, from_position: int) -> None:
-        """Prompt the first stage at ``position``, and ask the last for tokens."""
-        self._start(self._feed(position, token_ids, from_position))
+    def feed(self, position: int, token_ids: tuple[int, ...], *, behind: bool) -> None:
+        """Prompt the first stage at ``position`` with those of ``token_ids``, all that is known,
+        and ask the last for tokens. ``behind``: then prompt it with those before ``position``."""
+        self._start(self._feed(position, token_ids, behind=behind))
 
     def feed_copy(self, token_ids: tuple[int, ...]) -> None:
         """Prompt the new first stage of a planned move; no tokens come back."""
@@ -278,6 +279,8 @@ class Attempt:
         except (NetworkError, PeerError) as error:
             raise _StageLost(first, str(error)) from error
         match reply:
+            case SessionAccepted(position=position) if position > self.prompt_tokens:
+                raise _StageLost(first, "accepted more than there is of the prompt")
             case SessionAccepted(position=position, rows=rows):
                 self._post(Accepted(attempt=self.attempt, position=position, rows=rows))
                 self._start(self._watched(0, stream))
@@ -305,16 +308,17 @@ class Attempt:
             )
         )
 
-    async def _feed(self, position: int, token_ids: tuple[int, ...], from_position: int) -> None:
-        session = self._open_message.session
-        if token_ids:
-            if self._first is None:
-                raise RuntimeError("fed before the route was opened")
-            await self._prompt(self._first, position, token_ids)
+    async def _feed(self, position: int, token_ids: tuple[int, ...], *, behind: bool) -> None:
+        session, first = self._open_message.session, self._first
+        if first is None:
+            raise RuntimeError("fed before the route was opened")
+        await self._prompt(first, position, token_ids[position:])
         last = await (self._last or self._connect(-1, TOKENS_PROTOCOL))
-        attach = TokensAttach(session=session, attempt=self.attempt, position=from_position)
+        attach = TokensAttach(session=session, attempt=self.attempt, position=len(token_ids))
         await self._send(-1, last, attach)
         self._start(self._watched(-1, last))
+        if behind:
+            await self._prompt(first, 0, token_ids[:position])
 
     async def _watched(self, stage: int, stream: Stream) -> None:
         """Read one stream, and watch its peer; any end of it becomes an event."""

@@ -144,6 +144,9 @@ class Feed:
 
     attempt: int
     position: int
+    behind: bool = False
+    """Whether the tokens before ``position`` follow: the first stage has their KV, but drafts from
+    their ids, and runs them again if a later stage has to be rebuilt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,8 @@ class SessionController:
     touched: list[RouteStage] = field(default_factory=list)
     """Stages that may hold KV although they are not on ``accepted``."""
     deadline_s: float = 0.0
+    cached_tokens: int = 0
+    """Number of leading tokens of the prompt whose KV the first route had kept."""
     failovers: int = 0
     pauses: int = 0
     """How often the answer had to give way at a stage."""
@@ -205,6 +207,9 @@ class SessionController:
 
     def _accepted(self, position: int) -> list[Effect]:
         self.state = ControllerState.RUNNING
+        if not self.accepted:
+            self.cached_tokens = position
+        behind = position > 0 and self.route[0] not in self.accepted
         if self.move is not None:
             self.moves += self.move.leaving not in {stage.peer_id for stage in self.route}
             self.move = None
@@ -212,7 +217,7 @@ class SessionController:
         left = [s for s in (*self.accepted, *self.touched) if s not in on_route]
         self.accepted, self.touched = self.route, []
         self.lost.clear()
-        effects: list[Effect] = [Feed(attempt=self.attempt, position=position)]
+        effects: list[Effect] = [Feed(attempt=self.attempt, position=position, behind=behind)]
         if len(self.doubted) == 1:  # it spoke for itself, and others take the request
             reason = "refused a request that others take"
             effects.append(Avoid(peer_id=self.doubted[0], code=None, reason=reason))

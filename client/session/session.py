@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from client.answer.generation import AnswerLog, AnswerRequest
+from client.answer.generation import AnswerLog, AnswerRequest, PrefixCache
 from client.errors import StatusCallback, UnavailableError, no_route_text
 from client.session.attempt import Attempt, AttemptConfig
 from client.session.events import (
@@ -32,8 +32,10 @@ from client.session.events import (
     TellWait,
 )
 from client.session.failover import ControllerState, SessionController
+from client.view.prefixes import NamedPrompt
 from client.view.view import Route, SwarmView
 from coordinator.admission.lengths import ANSWER_TOKENS
+from coordinator.routing.affinity import KnownPrefix
 from coordinator.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError
 from dht.identity.peer_id import short_name
@@ -74,6 +76,13 @@ class SessionDriver:
         self._waits_for = ""
         """What the caller was told last that the answer waits for."""
         self._session = secrets.token_hex(16)
+        use = request.prefix_cache
+        self._named: NamedPrompt | None = None
+        """The prompt's blocks, unless their KV is not to be kept."""
+        if use is not PrefixCache.OFF:
+            shared = use is PrefixCache.SHARED
+            salt = request.cache_salt
+            self._named = view.prefixes.named(request.prompt_ids, salt, shared=shared)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._attempts: list[Attempt] = []
         self._addresses: dict[str, tuple[str, ...]] = {}
@@ -162,6 +171,7 @@ class SessionDriver:
                 loop.time(),
                 urgent=self._urgent,
                 without=wanted.without,
+                known=self._known(kv_tokens),
             )
             return RouteFound(route=route)
         await self._look()
@@ -172,6 +182,17 @@ class SessionDriver:
             lost = frozenset({leaving})
             route = view.draw(mend, lost, kv_tokens, now_s, urgent=self._urgent)
         return MigrationRouteFound(route=route)
+
+    def _known(self, kv_tokens: int) -> KnownPrefix | None:
+        named, prompt = self._named, len(self.owner.log.replay_ids)
+        if named is None or not named.route:
+            return None
+        return KnownPrefix(
+            route=named.route,
+            cached_tokens=named.known_tokens,
+            prompt_tokens=prompt,
+            answer_tokens=kv_tokens + 1 - prompt,
+        )
 
     @property
     def _urgent(self) -> bool:
@@ -190,14 +211,13 @@ class SessionDriver:
                 attempt.open()
             case OpenMigration() | FeedMigration() | CopyKv() | DropMigration():
                 await self._perform_move(effect)
-            case Feed(position=position):
+            case Feed(position=position, behind=behind):
                 await self._drop_warm()
                 # Earlier attempts' streams kept the first stage's share alive until now.
                 for old in self._attempts[:-1]:
                     await old.close(ends_session=False)
                 del self._attempts[:-1]
-                known = log.replay_ids
-                self._attempts[-1].feed(position, known[position:], from_position=len(known))
+                self._attempts[-1].feed(position, log.replay_ids, behind=behind)
             case Leave(attempt=attempt, stages=stages):
                 self._leave(attempt, [stage.peer_id for stage in stages])
             case Avoid(peer_id=peer_id, code=code, retry_after_s=after_s):
@@ -282,6 +302,8 @@ class SessionDriver:
             scores_from=1 + len(log.prompt_scores),
             priority=request.priority,
             draft_tokens=request.draft_tokens,
+            blocks=b"" if self._named is None else b"".join(self._named.names),
+            shares_prefix=self._named is not None and self._named.is_shared,
         )
 
     def _leave(self, attempt: int, peers: list[str]) -> None:
@@ -304,8 +326,11 @@ class SessionDriver:
                     await stream.close()
 
     async def _end(self) -> None:
-        """Free the route, and what is left of earlier ones."""
+        """Free the route, and what is left of earlier ones; remember what it keeps."""
         owner = self.owner
+        if self._named is not None and owner.accepted:
+            ran = owner.log.replay_ids[:-1]
+            self._view.prefixes.remember(self._named, ran, self._session, owner.accepted)
         await self._drop_warm()
         if owner.move is not None and owner.move.attempt:
             new = [s.peer_id for s in owner.move.route if s not in owner.accepted]

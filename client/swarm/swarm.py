@@ -232,6 +232,12 @@ class Generation:
         return () if self._owner is None else self._owner.route
 
     @property
+    def cached_tokens(self) -> int:
+        """Number of leading tokens of the prompt whose KV the peers had kept; 0 before the first
+        piece."""
+        return 0 if self._owner is None else self._owner.cached_tokens
+
+    @property
     def prompt_logprobs(self) -> tuple[TokenScore | None, ...] | None:
         """Scores of the prompt's tokens, complete with the first piece; None: not asked for."""
         if self._options.prompt_logprobs is None or self._owner is None:
@@ -255,6 +261,7 @@ class Generation:
             route=owner.route,
             plan_version=str(plan.version) if plan is not None else "none",
             failovers=owner.failovers,
+            cached_tokens=self.cached_tokens,
             fingerprint=owner.log.request.model.fingerprint,
             logprobs=tuple(owner.log.scores) if self._options.logprobs is not None else None,
             prompt_logprobs=self.prompt_logprobs,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -78,6 +79,7 @@ class SwarmReader:
             identity=transport.peer_id,
             pin=pin,
             is_silent=lambda peer_id: pulse.beat(peer_id).silent,
+            secret=secrets.token_bytes(32),
         )
 
     @asynccontextmanager

@@ -10,7 +10,9 @@ from dataclasses import replace
 
 from client.view.avoidance import Avoidance
 from client.view.blame import Blame
+from client.view.prefixes import PrefixMemory
 from coordinator.problem.model_pin import ModelPin, allowed_models
+from coordinator.routing.affinity import KnownPrefix, again
 from coordinator.routing.balance import load_of, swapped
 from coordinator.routing.routes import (
     FollowedRouter,
@@ -51,13 +53,14 @@ class SwarmView:
         identity: str = "",
         pin: ModelPin = NO_PIN,
         is_silent: Callable[[str], bool] = lambda peer_id: False,
+        secret: bytes = b"",
     ) -> None:
         """A peer that failed is avoided for ``avoid_s``, one without room for ``busy_s`` where it
         does not say how long, one whose record was wrong for ``stale_s``.
 
         ``identity``, the client's peer id, decides where among the routes it begins. ``pin`` says
         which of the models under its name is meant; ``is_silent`` tells whether a peer leaves pings
-        unanswered.
+        unanswered; ``secret`` is known to this client alone.
         """
         self._avoid_s = avoid_s
         self._busy_s = busy_s
@@ -74,6 +77,8 @@ class SwarmView:
         """The models that may be meant; more than one where that is not known."""
         self.avoidance = Avoidance()
         self._blame = Blame()
+        self.prefixes = PrefixMemory(secret)
+        """Where the KV of earlier prompts and answers is kept."""
         self.misled: deque[str] = deque(maxlen=MISLED_MAX)
         """Peers that refused layers that their records announce, the newest last."""
         self.counters: Counter[str] = Counter()
@@ -110,10 +115,12 @@ class SwarmView:
         *,
         urgent: bool = False,
         without: frozenset[str] = frozenset(),
+        known: KnownPrefix | None = None,
     ) -> Route | NoRoute:
         """A route for ``kv_tokens`` tokens; with ``mend``, that route with ``lost`` replaced.
 
-        A new route uses no peer of ``without``.
+        A new route uses no peer of ``without``, and goes over the route that is ``known`` to have
+        the prompt's beginning unless another is sooner.
 
         An ``urgent`` route may go over peers that only had no room for ordinary sessions.
         """
@@ -125,6 +132,8 @@ class SwarmView:
             if mend:
                 return replacement(mend, lost, usable, spec.layers)
             usable = {p: r for p, r in usable.items() if p not in without} if without else usable
+            if known is not None and isinstance(found := again(known, usable, spec.layers), tuple):
+                return found
             return self._router.next_route(usable, spec)
 
         usable = self._usable(spec, now_s, urgent=urgent)

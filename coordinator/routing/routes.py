@@ -348,7 +348,7 @@ def _quickest(
             if end <= layer or not record.holds(layer, end):
                 continue
             stage = RouteStage(peer_id=record.peer_id, start=layer, end=end)
-            total_s = time_s + HOP_S + _stage_s(record, end - layer)
+            total_s = time_s + HOP_S + stage_s(record, end - layer)
             if end not in best or total_s < best[end][0]:
                 best[end] = (total_s, (*stages, stage))
     return best[last][1] if last in best else None
@@ -411,7 +411,8 @@ def _mend(
     return tuple(mended)
 
 
-def _stage_s(record: NodeRecord, count: int) -> float:
+def stage_s(record: NodeRecord, count: int) -> float:
+    """Seconds per token of ``count`` layers at a peer, by what it announces."""
     rates = record.tokens_per_s
     if not rates:
         return float(count)

@@ -11,6 +11,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from dht.messages import codec
+from dht.messages.prefix import BLOCKS_MAX, NAME_BYTES
 from dht.messages.types import (
     CONTEXT_TOKENS_MAX,
     Count,
@@ -161,6 +162,11 @@ class SessionOpen:
     """In a planned move: whether the stage before the new one has logged all rows so far."""
     draft_tokens: Annotated[int, Meta(ge=0, le=DRAFT_TOKENS_MAX)] = 0
     """Maximum tokens that the first stage may draft beyond the newest one; 0: plain decoding."""
+    blocks: Annotated[bytes, Meta(max_length=BLOCKS_MAX * NAME_BYTES)] = b""
+    """Names of the prompt's leading blocks (:mod:`dht.messages.prefix`), packed: a stage keeps
+    their KV under these names, and finds what it kept. Empty: it does neither."""
+    shares_prefix: bool = False
+    """Whether the blocks' KV may be used by other clients' sessions, whose names are the same."""
     expires_unix_s: Seconds = 0.0
     """End of the grant, in Unix seconds."""
     grant: Annotated[bytes, Meta(max_length=64)] = b""

@@ -9,7 +9,7 @@ import gc
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -24,9 +24,9 @@ from node.engine.work_check import WorkBounds, work_refusal
 from node.engine.work_item import WorkItem, WorkResult
 from node.kernels.choice import experts_kernel, pages_kernel
 from node.kernels.moe import GroupedKernel
-from node.kv.block_manager import Reservation
 from node.kv.export import KvBytes, KvRows
 from node.kv.layer_pool import LayerPool
+from node.kv.page_names import NO_NAMES, PageNames
 from node.kv.pool import KvPool
 from node.model.layer_range import LoadedRange, ModelLayout, kv_shape
 from node.weights.hashes import Progress
@@ -66,9 +66,8 @@ class EngineConfig:
     kernels: bool = True
     """Whether to use our own kernels where the device can run them; see
     :mod:`node.kernels.choice`."""
-    share_prefixes: bool = False
-    """Whether sessions with the same leading tokens share KV pages, if this engine has all layers.
-    Off by default: how soon an answer begins then tells what others have asked."""
+    keep_prefixes: bool = True
+    """Whether pages with a name outlive their session while there is room."""
 
 
 class Engine:
@@ -215,9 +214,7 @@ class Engine:
         )
 
     def _kv_pool(self, pages: int) -> KvPool:
-        root = self.spec.fingerprint.encode()
-        new_state = self.layout.anatomy.new_state
-        return KvPool(self._pools, pages, self.config.page_tokens, root, new_state)
+        return KvPool(self._pools, pages, self.config.page_tokens, self.layout.anatomy.new_state)
 
     def _pool(self, pages: int, layer: int) -> LayerPool:
         rows = pages * self.config.page_tokens + 1
@@ -242,13 +239,27 @@ class Engine:
         return self._kv.reserve(session, tokens)
 
     def open_kv(
-        self, session: str, tokens: int, layers: tuple[int, int], likely_tokens: int = 0
-    ) -> None:
+        self,
+        session: str,
+        tokens: int,
+        layers: tuple[int, int],
+        likely_tokens: int = 0,
+        names: PageNames = NO_NAMES,
+    ) -> int:
         """Let a session take KV for up to ``tokens`` tokens on ``layers``; see :meth:`extend_kv`.
 
-        ``likely_tokens`` are kept together for it where that is possible.
+        ``likely_tokens`` are kept together for it where that is possible. Returns the number of
+        leading tokens whose KV was kept here under ``names``: they need not run.
         """
-        self._kv.open(session, tokens, layers, likely_tokens)
+        # Where keys depend on the context's length, equal tokens need not have equal ones; a state
+        # belongs to one position.
+        anatomy = self.layout.anatomy
+        keeps = self.config.keep_prefixes and not (anatomy.by_length or anatomy.keeps_state)
+        return self._kv.open(session, tokens, layers, likely_tokens, names if keeps else NO_NAMES)
+
+    def keep_no_more(self, session: str) -> None:
+        """Keep no further pages of a session for others."""
+        self._kv.keep_no_more(session)
 
     def extend_kv(self, session: str, tokens: int) -> bool:
         """Give an open session KV for its first ``tokens`` tokens; False if too little is free."""
@@ -310,11 +321,9 @@ class Engine:
             if item.session in sessions:
                 error = "two items of one session in a step"
             if error is None and reservation is not None:
-                last = item.position + item.tokens
-                left = self._shared(item, reservation)
-                if self._kv.grow(item.session, reservation, last):
+                if self._kv.grow(item.session, reservation, item.position + item.tokens):
                     sessions.add(item.session)
-                    rows.append(StepRows(index=index, item=left, reservation=reservation))
+                    rows.append(StepRows(index=index, item=item, reservation=reservation))
                     continue
                 error = "this session has ended"
             unsound = item.hidden is not None and not is_finite(item.hidden)
@@ -322,16 +331,12 @@ class Engine:
         if rows:
             with torch.inference_mode():
                 for row, result in zip(rows, self._run_apart(rows), strict=True):
-                    item = items[row.index]
+                    item = row.item
                     if result.error is None:
-                        row.reservation.written = item.position + item.tokens
-                        if row.reservation.state is not None:
-                            row.reservation.state.ran(row.reservation.written)
                         row.reservation.layers = (item.start, item.end)
-                        if self._shares(item) and item.token_ids is not None:
-                            certain = item.token_ids[: item.tokens - len(item.drafts)]
-                            self._kv.seal(item.session, row.reservation, item.position, certain)
-                    results[row.index] = replace(result, item=item)
+                        end = item.position + item.tokens
+                        self._kv.ran(item.session, row.reservation, item.position, end)
+                    results[row.index] = result
         return [result for result in results if result is not None]
 
     def _raise_if_lost(self, error: Exception) -> None:
@@ -344,23 +349,6 @@ class Engine:
             return
         if failed:
             raise DeviceLostError(_line(error)) from error
-
-    def _shared(self, item: WorkItem, reservation: Reservation) -> WorkItem:
-        """``item`` without the leading tokens whose KV another session has left here.
-
-        The item's last token always runs, because the step must yield its output.
-        """
-        if not self._shares(item) or item.token_ids is None or item.targets is not None:
-            return item
-        skipped = self._kv.adopt(item.session, reservation, item.position, item.token_ids[:-1])
-        return replace(item, position=item.position + skipped, token_ids=item.token_ids[skipped:])
-
-    def _shares(self, item: WorkItem) -> bool:
-        whole = (item.start, item.end) == (0, self.spec.layers)
-        anatomy = self.layout.anatomy
-        if anatomy.by_length or anatomy.keeps_state:  # equal tokens need not have equal keys
-            return False
-        return self.config.share_prefixes and whole and item.token_ids is not None
 
     def _run_apart(self, rows: list[StepRows]) -> list[WorkResult]:
         """Run rows together; if that raises, in halves, until the error falls on its own item.

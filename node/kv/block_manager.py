@@ -6,24 +6,31 @@ session may take, and who gives way when pages run out, is decided before
 (:mod:`coordinator.admission.room`). Where possible a session's pages are consecutive (a run),
 because a run is read without a copy.
 
-A full page can be sealed with the digest of all tokens up to its end (:mod:`node.kv.prefix_hash`).
-Another session with the same leading tokens then holds that page, too (vLLM's automatic prefix
-caching). Sealed pages that nobody holds stay until the room is needed; the longest unused go first.
+A full page can be sealed with a name that stands for all tokens up to its end
+(:mod:`node.kv.page_names`). Another session over the same layers that begins with the same names
+then holds that page, too (vLLM's automatic prefix caching). Sealed pages that nobody holds stay
+until the room is needed; the longest unused go first. A sealed page is never written: a session
+that goes back into one gets another page, unless nobody else holds it, which ends the seal.
 """
 
 from array import array
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from node.kv.session_state import SessionState
 
-_TAKEN, _CLAIMED = 1, 2
-"""States of a page on a layer. Taken: given to a session, or kept for its digest. Claimed: a
-session will probably grow into it."""
+_TAKEN, _CLAIMED, _KEPT = 1, 2, 4
+"""States of a page on a layer. Taken: given to a session. Claimed: a session will probably grow
+into it. Kept: sealed, and no session holds it."""
+
+Layers = tuple[int, int]
+Cell = tuple[Layers, int]
+"""A sealed page: the layers of the session that wrote it, and its number."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +39,7 @@ class Reservation:
 
     tokens: int
     """Maximum number of tokens of the session."""
-    span: tuple[int, int]
+    span: Layers
     """Layers on which the session has pages."""
     home: range
     """Consecutive pages that the session prefers; empty if no such run was free."""
@@ -44,7 +51,11 @@ class Reservation:
     written: int = 0
     """Number of leading tokens whose KV is written; pages beyond hold an earlier session's data.
     Only the engine's thread changes ``written``, and it ends with the session."""
-    layers: tuple[int, int] | None = None
+    settled: int = 0
+    """Number of leading tokens that nothing takes back: those before the newest rows."""
+    sealed: int = 0
+    """Number of leading pages that were sealed as far as they can be."""
+    layers: Layers | None = None
     """Layers that the session runs here, set with its first rows."""
     state: SessionState | None = None
     """What its layers keep beside keys and values; None if that is nothing."""
@@ -58,15 +69,16 @@ class Reservation:
 class BlockManager:
     """Gives pages of ``page_tokens`` tokens each on layers ``[start, end)`` to sessions."""
 
-    def __init__(self, pages: int, page_tokens: int, layers: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, pages: int, page_tokens: int, layers: Layers = (0, 1)) -> None:
         self._layers = layers
         self._state = np.zeros((layers[1] - layers[0], pages), dtype=np.uint8)
         self._reservations: dict[str, Reservation] = {}
-        self._digests: dict[int, bytes] = {}
-        self._sealed: dict[bytes, int] = {}
-        self._holders: dict[int, int] = {}
+        self._names: dict[Cell, bytes] = {}
+        self._sealed: dict[tuple[Layers, bytes], int] = {}
+        """Sealed pages by the layers that they have and their name."""
+        self._holders: dict[Cell, int] = {}
         """Number of sessions that hold a sealed page."""
-        self._unheld: dict[int, None] = {}  # sealed pages that nobody holds, longest unused first
+        self._unheld: dict[Cell, None] = {}  # sealed pages that nobody holds, longest unused first
         self.page_tokens = page_tokens
 
     @property
@@ -78,15 +90,18 @@ class BlockManager:
     def free_tokens(self) -> int:
         """Tokens that a session on all layers could take."""
         taken = int(np.count_nonzero(self._over(self._layers) & _TAKEN))
-        return (self.pages - taken + len(self._unheld)) * self.page_tokens
+        return (self.pages - taken) * self.page_tokens
 
     def _pages_of(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
 
-    def _cells(self, span: tuple[int, int]) -> Any:
-        return self._state[span[0] - self._layers[0] : span[1] - self._layers[0]]
+    def _rows(self, span: Layers) -> slice:
+        return slice(span[0] - self._layers[0], span[1] - self._layers[0])
 
-    def _over(self, span: tuple[int, int]) -> Any:
+    def _cells(self, span: Layers) -> Any:
+        return self._state[self._rows(span)]
+
+    def _over(self, span: Layers) -> Any:
         """States of the pages on any layer of ``span``, ``[pages]``."""
         return np.bitwise_or.reduce(self._cells(span), axis=0)
 
@@ -94,24 +109,58 @@ class BlockManager:
         self,
         session: str,
         tokens: int,
-        span: tuple[int, int] | None = None,
+        span: Layers | None = None,
         likely_tokens: int = 0,
-    ) -> None:
+        names: Iterable[bytes] = (),
+    ) -> int:
         """Let ``session`` take pages for up to ``tokens`` tokens on the layers of ``span``, of all
         layers if it is None. It will prefer a run for ``likely_tokens``.
 
-        Raises ValueError if the session is open already, or for layers that are not held.
+        ``names`` are those of its first pages. It holds the sealed ones up to the first that is not
+        here; returns their number. Raises ValueError if the session is open already, or for layers
+        that are not held.
         """
         if session in self._reservations:
             raise ValueError(f"session {session} holds pages already")
         span = self._layers if span is None else span
         if not self._layers[0] <= span[0] < span[1] <= self._layers[1]:
             raise ValueError(f"layers {list(span)} asked, {list(self._layers)} have pages")
-        needed = self._pages_of(likely_tokens)
-        at = self._over(span).tobytes().find(bytes(needed)) if needed else -1
-        home = range(at, at + needed) if at >= 0 else range(0)
-        self._cells(span)[:, home.start : home.stop] |= _CLAIMED
-        self._reservations[session] = Reservation(tokens=tokens, span=span, home=home)
+        reservation = Reservation(tokens=tokens, span=span, home=range(0))
+        for name in names:
+            page = self._sealed.get((span, name))
+            if page is None or len(reservation.pages) == self._pages_of(tokens):
+                break
+            self._unheld.pop((span, page), None)
+            self._holders[span, page] += 1
+            self._cells(span)[:, page] ^= _TAKEN | _KEPT if self._holders[span, page] == 1 else 0
+            self._hold(reservation, page)
+        found = len(reservation.pages)
+        reservation.written = reservation.settled = found * self.page_tokens
+        reservation.sealed = found
+        needed = self._pages_of(likely_tokens) - found
+        if needed > 0:
+            reservation.home = self._home(reservation, needed)
+            self._cells(span)[:, reservation.home.start : reservation.home.stop] |= _CLAIMED
+        self._reservations[session] = reservation
+        return found
+
+    def _home(self, reservation: Reservation, needed: int) -> range:
+        """A run of ``needed`` free pages, if possible after those that are held; empty if there is
+        none. Kept pages go for it only as far as the session will need them anyway."""
+        span, run = reservation.span, bytes(needed)
+        for last_try in (False, True):
+            states: bytes = self._over(span).tobytes()
+            after = reservation.pages[-1] + 1 if reservation.pages else 0
+            at = after if states.startswith(run, after) else states.find(run)
+            if at >= 0:
+                return range(at, at + needed)
+            if last_try or not self._unheld:
+                break
+            lacking = max(0, needed - states.count(0))
+            kept = (cell for cell in self._unheld if _meet(cell[0], span))
+            for cell in list(islice(kept, lacking)):
+                self._unseal(cell)
+        return range(0)
 
     def extend(self, session: str, tokens: int) -> bool:
         """Give pages for the first ``tokens`` tokens; False, and none given, if too few are free.
@@ -169,28 +218,32 @@ class BlockManager:
         """A page that is free on the session's layers, if possible the next of its run."""
         home, cells = reservation.home, self._cells(reservation.span)
         last = reservation.given or reservation.pages
-        wanted = last[-1] + 1 if last else (home.start if home else -1)
-        if 0 <= wanted < self.pages:
-            state = int(np.bitwise_or.reduce(cells[:, wanted]))
-            if state == 0 or (state == _CLAIMED and wanted in home):
-                return wanted
+        for wanted in (last[-1] + 1 if last else -1, home.start if home else -1):
+            if 0 <= wanted < self.pages:
+                state = int(np.bitwise_or.reduce(cells[:, wanted]))
+                if state == 0 or (state == _CLAIMED and wanted in home):
+                    return wanted
         while True:
             states: bytes = self._over(reservation.span).tobytes()
             for state in (0, _CLAIMED):
                 if (page := states.find(state)) >= 0:
                     return page
-            if not self._unheld:
+            oldest = next((c for c in self._unheld if _meet(c[0], reservation.span)), None)
+            if oldest is None:
                 return None
-            self._forget(next(iter(self._unheld)))
+            self._unseal(oldest)
 
     def _release(self, reservation: Reservation, page: int) -> None:
         self._cells(reservation.span)[:, page] &= ~_TAKEN & 0xFF
 
-    def _forget(self, page: int) -> None:
-        """Drop the digest of a sealed page that nobody holds, which frees the page."""
-        del self._unheld[page], self._holders[page]
-        del self._sealed[self._digests.pop(page)]
-        self._state[:, page] &= ~_TAKEN & 0xFF
+    def _unseal(self, cell: Cell) -> None:
+        """Drop the name of a sealed page; one that nobody holds is free then."""
+        span, page = cell
+        del self._holders[cell]
+        del self._sealed[span, self._names.pop(cell)]
+        if cell in self._unheld:
+            del self._unheld[cell]
+            self._cells(span)[:, page] &= ~_KEPT & 0xFF
 
     def free(self, session: str) -> None:
         """Free a session's pages; an unknown session is ignored."""
@@ -201,61 +254,60 @@ class BlockManager:
         self._cells(reservation.span)[:, home.start : home.stop] &= ~_CLAIMED & 0xFF
         # Last page first: if room is needed, the end of a prefix goes before its beginning.
         for page in reversed(reservation.pages):
-            if page not in self._digests:
+            cell = (reservation.span, page)
+            if cell not in self._names:
                 self._release(reservation, page)
-                continue
-            self._holders[page] -= 1
-            if not self._holders[page]:
-                self._unheld[page] = None
+            else:
+                self._let_go(cell)
         for page in reservation.given:
             self._release(reservation, page)
 
-    def rewind(self, session: str, position: int) -> str | None:
-        """Let ``session`` write from ``position`` on again; returns why if it shares a page."""
+    def _let_go(self, cell: Cell) -> None:
+        """A session less holds a sealed page."""
+        self._holders[cell] -= 1
+        if not self._holders[cell]:
+            self._unheld[cell] = None
+            self._cells(cell[0])[:, cell[1]] ^= _TAKEN | _KEPT
+
+    def rewind(self, session: str, position: int) -> tuple[int, int] | None:
+        """Let ``session`` write from ``position`` on again.
+
+        Returns the page that it wrote ``position`` to and the one that it has instead, where others
+        hold the first: what stands before ``position`` is to be copied. Raises ValueError if too
+        few pages are free for that.
+        """
         reservation = self._reservations[session]
-        again = reservation.pages[position // self.page_tokens :]
-        if any(page in self._digests for page in again):
-            return (
-                f"position {position} was run already and is shared, {reservation.written} comes"
-                " next"
-            )
         reservation.written = position
-        return None
+        reservation.settled = min(reservation.settled, position)
+        first, inside = divmod(position, self.page_tokens)
+        reservation.sealed = min(reservation.sealed, first)
+        moved = None
+        for index, page in enumerate(reservation.pages[first:], start=first):
+            cell = (reservation.span, page)
+            if cell not in self._names:
+                continue
+            if self._holders[cell] == 1:
+                self._unseal(cell)
+                continue
+            fresh = self._next_page(reservation)
+            if fresh is None:
+                raise ValueError(f"position {position} is shared, and no page is free for it")
+            self._cells(reservation.span)[:, fresh] |= _TAKEN
+            reservation.pages[index] = fresh
+            self._let_go(cell)
+            if index == first and inside:
+                moved = page, fresh
+            reservation.run = False  # at worst its pages are read one by one
+        return moved
 
-    def seal(self, session: str, index: int, digest: bytes) -> None:
-        """Seal a session's full page ``index`` with ``digest``, unless either is sealed already.
-
-        Only a session on all layers can leave its pages to others.
-        """
+    def seal(self, session: str, index: int, name: bytes) -> None:
+        """Seal a session's full page ``index`` with ``name``, unless either is sealed already."""
         reservation = self._reservations[session]
-        page = reservation.pages[index]
-        whole = reservation.span == self._layers
-        if whole and digest not in self._sealed and page not in self._digests:
-            self._sealed[digest] = page
-            self._digests[page] = digest
-            self._holders[page] = 1
-
-    def adopt(self, session: str, digests: Iterable[bytes]) -> int:
-        """Let ``session`` hold the sealed pages of its next tokens instead of pages that it was
-        given; returns how many it got.
-
-        Stops at the first digest that no page has, and where the session was given no more. Raises
-        KeyError for an unknown session.
-        """
-        reservation = self._reservations[session]
-        if reservation.span != self._layers:
-            return 0
-        adopted = 0
-        for digest in digests:
-            page = self._sealed.get(digest)
-            if page is None or not reservation.given:
-                break
-            self._release(reservation, reservation.given.popleft())
-            self._unheld.pop(page, None)
-            self._holders[page] += 1
-            self._hold(reservation, page)
-            adopted += 1
-        return adopted
+        span, page = reservation.span, reservation.pages[index]
+        if (span, name) not in self._sealed and (span, page) not in self._names:
+            self._sealed[span, name] = page
+            self._names[span, page] = name
+            self._holders[span, page] = 1
 
     def get(self, session: str) -> Reservation | None:
         """A session's reservation; None if it has none, or no longer."""
@@ -265,30 +317,36 @@ class BlockManager:
         """Raise AssertionError if a page is lost or held too often."""
         taken = np.zeros_like(self._state)
         claimed = np.zeros_like(self._state)
-        holders = dict.fromkeys(self._digests, 0)
-        first = self._layers[0]
+        kept = np.zeros_like(self._state)
+        holders = dict.fromkeys(self._names, 0)
         for reservation in self._reservations.values():
-            rows = slice(reservation.span[0] - first, reservation.span[1] - first)
             if reservation.page_count > self._pages_of(reservation.tokens):
                 raise AssertionError("a session was given more than it may hold")
             for page in (*reservation.pages, *reservation.given):
-                if page in self._digests:
-                    holders[page] += 1
+                cell = (reservation.span, page)
+                if cell in holders:
+                    holders[cell] += 1
                 else:
-                    taken[rows, page] += 1
-            claimed[rows, reservation.home.start : reservation.home.stop] += 1
-        if taken.max(initial=0) > 1:
+                    taken[self._rows(reservation.span), page] += 1
+            home = reservation.home
+            claimed[self._rows(reservation.span), home.start : home.stop] += 1
+        for (span, page), count in holders.items():
+            (taken if count else kept)[self._rows(span), page] += 1
+        if (taken + kept).max(initial=0) > 1:
             raise AssertionError("a page is held twice")
         if claimed.max(initial=0) > 1:
             raise AssertionError("a page is claimed twice")
-        taken[:, list(self._digests)] += 1
         if holders != self._holders or set(self._unheld) != {
-            p for p, n in holders.items() if not n
+            cell for cell, count in holders.items() if not count
         }:
             raise AssertionError("holders of sealed pages do not add up")
-        if not np.array_equal(taken > 0, self._state & _TAKEN > 0) or taken.max(initial=0) > 1:
-            raise AssertionError("a page is lost")
-        if not np.array_equal(claimed > 0, self._state & _CLAIMED > 0):
-            raise AssertionError("claims do not add up")
-        if {page: digest for digest, page in self._sealed.items()} != self._digests:
-            raise AssertionError("digests do not add up")
+        for cells, state in ((taken, _TAKEN), (kept, _KEPT), (claimed, _CLAIMED)):
+            if not np.array_equal(cells > 0, self._state & state > 0):
+                raise AssertionError("a page is lost")
+        named = {(span, page): name for (span, name), page in self._sealed.items()}
+        if named != self._names:
+            raise AssertionError("names do not add up")
+
+
+def _meet(one: Layers, other: Layers) -> bool:
+    return one[0] < other[1] and other[0] < one[1]

@@ -14,7 +14,7 @@ from node.kv import export
 from node.kv.block_manager import BlockManager, Reservation
 from node.kv.export import KvBytes, KvRows
 from node.kv.layer_pool import LayerPool
-from node.kv.prefix_hash import PrefixChain
+from node.kv.page_names import NO_NAMES, PageNames
 from node.kv.session_state import SessionState
 
 ENDED = "this session holds no KV here"
@@ -34,19 +34,17 @@ class KvPool:
         pools: Mapping[int, LayerPool],
         pages: int,
         page_tokens: int,
-        root: bytes,
         new_state: Callable[[], SessionState | None] = lambda: None,
     ) -> None:
-        """``root``: start of page digests, which stands for the model. ``new_state`` makes what a
-        session keeps beside its pages."""
+        """``new_state`` makes what a session keeps beside its pages."""
         self._pools = pools
         self._page_tokens = page_tokens
-        self._root = root
         self._new_state = new_state
         self._lock = threading.Lock()
         layers = (min(pools), max(pools) + 1) if pools else (0, 1)
         self._accounts = BlockManager(pages, page_tokens, layers)
-        self._chains: dict[str, PrefixChain] = {}
+        self._names: dict[str, PageNames] = {}
+        """Names of the sessions' pages, for those whose pages are kept."""
 
     @property
     def free_tokens(self) -> int:
@@ -72,11 +70,25 @@ class KvPool:
             self._give_state(session)
             return refused
 
-    def open(self, session: str, tokens: int, layers: tuple[int, int], likely_tokens: int) -> None:
-        """Let a session take pages on ``layers``; see :meth:`BlockManager.open`."""
+    def open(
+        self,
+        session: str,
+        tokens: int,
+        layers: tuple[int, int],
+        likely_tokens: int,
+        names: PageNames = NO_NAMES,
+    ) -> int:
+        """Let a session take pages on ``layers``; see :meth:`BlockManager.open`.
+
+        Returns the number of leading tokens whose KV earlier sessions have left here.
+        """
         with self._lock:
-            self._accounts.open(session, tokens, layers, likely_tokens)
+            found = names.found(self._page_tokens)
+            pages = self._accounts.open(session, tokens, layers, likely_tokens, found)
             self._give_state(session)
+            if names.space:
+                self._names[session] = names
+            return pages * self._page_tokens
 
     def _give_state(self, session: str) -> None:
         if (reservation := self._accounts.get(session)) is not None:
@@ -90,6 +102,11 @@ class KvPool:
                 return position
             return reservation.state.resumable(position)
 
+    def keep_no_more(self, session: str) -> None:
+        """Keep no further pages of a session for others."""
+        with self._lock:
+            self._names.pop(session, None)
+
     def extend(self, session: str, tokens: int) -> bool:
         """Give a session pages for its first ``tokens`` tokens; False if too few are free, or the
         session has ended."""
@@ -99,10 +116,12 @@ class KvPool:
             )
 
     def free(self, session: str) -> None:
-        """Free all that a session holds, at once."""
+        """Free all that a session holds, at once. Pages with a name stay while there is room."""
         with self._lock:
+            reservation, names = self._accounts.get(session), self._names.pop(session, None)
+            if reservation is not None and names is not None:
+                self._seal(session, reservation, names, reservation.settled)
             self._accounts.free(session)
-            self._chains.pop(session, None)
 
     def grow(self, session: str, reservation: Reservation, tokens: int) -> bool:
         """Assign pages for a session's first ``tokens`` tokens; False if it ended meanwhile."""
@@ -113,19 +132,22 @@ class KvPool:
         return True
 
     def rewind(self, session: str, reservation: Reservation, position: int) -> str | None:
-        """Let a session write from an earlier position on again; returns why if it may not.
-
-        Pages that it writes from then on are not shared.
-        """
+        """Let a session write from an earlier position on again; returns why if it may not."""
         with self._lock:
             if self._accounts.get(session) is not reservation:
                 return "this session has ended"
             if reservation.state is not None and reservation.state.resumable(position) != position:
                 return f"position {position} was run already, {reservation.written} comes next"
-            refused = self._accounts.rewind(session, position)
-            if refused is None:
-                self._chains.pop(session, None)
-            return refused
+            try:
+                moved = self._accounts.rewind(session, position)
+            except ValueError as error:
+                return str(error)
+            if moved is not None:  # under the lock: the page left may be given to another
+                source, target = (page * self._page_tokens for page in moved)
+                inside = position % self._page_tokens
+                for layer in range(*reservation.span):
+                    self._pools[layer].copy(source, target, inside)
+        return None
 
     def check(self) -> None:
         """Raise AssertionError if the accounts are inconsistent."""
@@ -177,35 +199,21 @@ class KvPool:
             return str(error)
         export.put(self._pools, self.slots(reservation, last)[rows.position :], rows)
         reservation.layers, reservation.written = span, last
+        reservation.settled = rows.position
         return None
 
-    def adopt(
-        self, session: str, reservation: Reservation, position: int, token_ids: Sequence[int]
-    ) -> int:
-        """Let a session at ``position`` hold the sealed pages of the tokens that come.
-
-        Returns the number of tokens that need not be run; the session then stands after them.
-        """
+    def ran(self, session: str, reservation: Reservation, position: int, end: int) -> None:
+        """Record that the rows ``[position, end)`` are written, and seal the prompt's pages."""
+        reservation.written, reservation.settled = end, position
         with self._lock:
-            if self._accounts.get(session) is not reservation:
-                return 0
-            fresh = PrefixChain.of(self._root, self._page_tokens)
-            chain = self._chains.setdefault(session, fresh)
-            if chain.tokens != position or position != len(reservation.pages) * self._page_tokens:
-                return 0
-            adopted = self._accounts.adopt(session, chain.ahead(token_ids))
-        skipped = adopted * self._page_tokens
-        reservation.written += skipped
-        return skipped
+            names = self._names.get(session)
+            if names is not None and self._accounts.get(session) is reservation:
+                self._seal(session, reservation, names, min(end, names.prompt_tokens))
 
-    def seal(
-        self, session: str, reservation: Reservation, position: int, token_ids: Sequence[int]
-    ) -> None:
-        """Seal the pages that the tokens from ``position`` on have filled."""
-        with self._lock:
-            chain = self._chains.get(session)
-            if self._accounts.get(session) is not reservation or chain is None:
+    def _seal(self, session: str, reservation: Reservation, names: PageNames, tokens: int) -> None:
+        """Seal the pages that the first ``tokens`` tokens fill."""
+        for index in range(reservation.sealed, tokens // self._page_tokens):
+            if (name := names.page(index, self._page_tokens)) is None:
                 return
-            if chain.tokens == position:
-                for index, digest in chain.extend(token_ids):
-                    self._accounts.seal(session, index, digest)
+            self._accounts.seal(session, index, name)
+            reservation.sealed = index + 1

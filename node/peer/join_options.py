@@ -113,6 +113,11 @@ def join_parser() -> Parser:
         help="send rows of prompts (prefill) or all in int8 (off)",
     )
     rare("--threads", type=int, metavar="N", help="CPU threads (all cores)")
+    rare(
+        "--no-prefix-cache",
+        action="store_true",
+        help="keep nothing of a session for its client's next one",
+    )
     rare("--no-kernels", action="store_true", help="on a GPU, use torch's own kernels alone")
     rare("--refresh-profile", action="store_true", help="measure this machine again")
     rare("--json-log", action="store_true", help="one JSON object per event, to stderr")

@@ -12,6 +12,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from dht.messages.prefix import (
+    BLOCK_TOKENS,
+    NAME_BYTES,
+    ROOT,
+    SHARED_KEY,
+    block_names,
+    name_of,
+)
 from dht.messages.session import FinishReason, SessionOpen
 from dht.messages.types import RouteStage
 from node.engine.work_item import WorkItem, WorkResult
@@ -94,6 +102,16 @@ class StageSession:
     """At the new stage of a planned move: whether it gets copies of the KV instead of rows."""
     inputs: list[int] = field(default_factory=list)
     """At the first stage: all token ids so far, of prompt and ring."""
+    unknown: int = 0
+    """At the first stage: number of leading ``inputs`` that are placeholders. Their KV was kept
+    from an earlier session; their ids come last of all, in order."""
+    told: int = 0
+    """At the first stage: number of the unknown ids that have come."""
+    checked: int = 0
+    """At the first stage of a prefix that others share: number of leading tokens whose ids are
+    those that the open names. No others run as long as names are left."""
+    misnamed: bool = False
+    """At the first stage: whether ids came that are not those that the open names."""
     early: tuple[int, int] | None = None
     """At the first stage: a ring token ``(position, id)`` that came before the prompt.
 
@@ -218,6 +236,32 @@ class StageSession:
             and open_.prompt_tokens + open_.max_new_tokens - 1 == self.kv_tokens
         )
 
+    def start_at(self, position: int) -> None:
+        """Begin at ``position``: the KV of the tokens before it is here."""
+        if self._checks_names:  # whole blocks alone can be checked
+            self.checked = position = position - position % BLOCK_TOKENS
+        self.next_position = self.done_position = position
+        if self.is_first:
+            self.inputs, self.unknown = [0] * position, position
+
+    @property
+    def _checks_names(self) -> bool:
+        return self.open.shares_prefix and self.is_first and not self.taken_over
+
+    def _check_names(self) -> None:
+        """Check the ids that have come against the names of shared blocks."""
+        if not self._checks_names:
+            return
+        blocks, first = self.open.blocks, self.checked // BLOCK_TOKENS
+        end = min(len(self.inputs) // BLOCK_TOKENS, len(blocks) // NAME_BYTES)
+        parent = name_of(blocks, first - 1) if first else ROOT
+        ids = self.inputs[self.checked : end * BLOCK_TOKENS]
+        for at, name in enumerate(block_names(SHARED_KEY, ids, parent), start=first):
+            if name != name_of(blocks, at):
+                self.misnamed = True
+                return
+            self.checked += BLOCK_TOKENS
+
     def take_over(self, open_: SessionOpen) -> "StageSession":
         """This session under the attempt of ``open_``, with everything that was run so far.
 
@@ -232,6 +276,8 @@ class StageSession:
             taken_over=True,
             urgent=self.urgent,
             inputs=self.inputs[:known],
+            unknown=self.unknown,
+            told=self.told,
             prompt_scores=self.prompt_scores,
         )
         position = min(self.done_position, known - 1 if following.is_last else known)
@@ -249,7 +295,14 @@ class StageSession:
 
     def rewind(self, position: int) -> None:
         """Run rows from ``position`` on again: the next stage needs them and no log has them."""
+        if self._checks_names:
+            position -= position % BLOCK_TOKENS
         self.next_position = self.done_position = min(self.next_position, position)
+        if position < self.unknown:
+            del self.inputs[position:]
+            self.unknown, self.told = position, min(position, self.told)
+        self.checked = min(self.checked, position)
+        self._check_names()
 
     @property
     def needs_from(self) -> int:
@@ -264,12 +317,18 @@ class StageSession:
         if len(token_ids) == 1 and position == self.open.prompt_tokens > known:
             self.early = (position, token_ids[0])
             return True
+        if position == self.told < self.unknown:
+            self.told = min(position + len(token_ids), self.unknown)
+            self.inputs[position : self.told] = token_ids[: self.told - position]
+            self.unknown = 0 if self.told == self.unknown else self.unknown
+            return True
         if position != known:
             return False
         self.inputs.extend(token_ids)
         if self.early is not None and self.early[0] == len(self.inputs):
             self.inputs.append(self.early[1])
             self.early = None
+        self._check_names()
         return True
 
     def add_accepted(self, position: int, token_ids: tuple[int, ...]) -> bool:
@@ -320,6 +379,8 @@ class StageSession:
         end = min(len(self.inputs), position + chunk_tokens)
         if position < self.open.prompt_tokens:
             end = min(end, self.open.prompt_tokens)
+        if self._checks_names and self.checked < len(self.open.blocks) // NAME_BYTES * BLOCK_TOKENS:
+            end = min(end, self.checked)
         if end <= position:  # with copied KV the engine may be ahead of the token ids
             return None
         self.in_flight = True

@@ -9,6 +9,7 @@ from dht.messages.session import Sampling
 from node.drafting.drafter import Drafter
 from node.drafting.suffix import SuffixDrafter
 from node.engine.work_item import WorkItem, WorkResult
+from node.kv.page_names import NO_NAMES, PageNames
 from node.links.hops import HopConfig
 from node.sampling.grammar import GrammarState
 from node.sessions.activation_log import LOG_BYTES_MAX
@@ -84,9 +85,20 @@ class StageEngine(Protocol):
         """Number of prefill rows that wait."""
         ...
 
-    def open_kv(self, key: str, tokens: int, layers: tuple[int, int], likely_tokens: int) -> None:
+    def open_kv(
+        self,
+        key: str,
+        tokens: int,
+        layers: tuple[int, int],
+        likely_tokens: int,
+        names: PageNames = NO_NAMES,
+    ) -> int:
         """Let a session take KV for up to ``tokens`` tokens on ``layers``; it will probably take
-        ``likely_tokens``."""
+        ``likely_tokens``. Returns the number of leading tokens whose KV is here by ``names``."""
+        ...
+
+    def keep_no_more(self, key: str) -> None:
+        """Keep no further KV of a session for others."""
         ...
 
     def extend_kv(self, key: str, tokens: int) -> bool:

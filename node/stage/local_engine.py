@@ -15,6 +15,7 @@ from node.engine.engine import DeviceLostError, Engine, EngineConfig
 from node.engine.work_item import WorkItem, WorkResult
 from node.engine.worker import Worker, WorkerTimes
 from node.kv.export import KvBytes, pack_kv
+from node.kv.page_names import NO_NAMES, PageNames
 from node.profiling.layer_profile import Profile, tokens_per_s
 from node.profiling.profile_cache import default_folder, profiled
 from node.profiling.refined import RefinedTimes, StepSeen
@@ -100,6 +101,7 @@ class LocalEngine:
         memory_bytes: int,
         threads: int | None,
         kernels: bool = True,
+        keep_prefixes: bool = True,
         profiles: Path | None = None,
         refresh_profile: bool = False,
     ) -> "LocalEngine":
@@ -119,6 +121,7 @@ class LocalEngine:
                     memory_bytes=memory_bytes,
                     threads=threads,
                     kernels=kernels,
+                    keep_prefixes=keep_prefixes,
                 )
             )
             folder = profiles or default_folder()
@@ -215,8 +218,18 @@ class LocalEngine:
         """Refuse new sessions."""
         self._serving = (0, 0)
 
-    def open_kv(self, key: str, tokens: int, layers: tuple[int, int], likely_tokens: int) -> None:
-        self._engine.open_kv(key, tokens, layers, likely_tokens)
+    def open_kv(
+        self,
+        key: str,
+        tokens: int,
+        layers: tuple[int, int],
+        likely_tokens: int,
+        names: PageNames = NO_NAMES,
+    ) -> int:
+        return self._engine.open_kv(key, tokens, layers, likely_tokens, names)
+
+    def keep_no_more(self, key: str) -> None:
+        self._engine.keep_no_more(key)
 
     def extend_kv(self, key: str, tokens: int) -> bool:
         return self._engine.extend_kv(key, tokens)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dht.messages.logprobs import SCORED_VALUES_MAX, scored_values
+from dht.messages.prefix import BLOCK_TOKENS, NAME_BYTES
 from dht.messages.session import RefusalCode, SessionOpen
 
 
@@ -43,7 +44,7 @@ def refusal_of(
         return RefusalCode.BAD_REQUEST, "this stage belongs to another peer"
     if open_.fingerprint != view.fingerprint:
         return RefusalCode.NOT_HELD, "this peer serves other weights under that name"
-    if (unsound := _refuse_sampling(open_)) is not None:
+    if (unsound := _refuse_blocks(open_) or _refuse_sampling(open_)) is not None:
         return RefusalCode.BAD_REQUEST, unsound
     if taken_over:
         return None
@@ -58,6 +59,15 @@ def refusal_of(
             RefusalCode.TOO_LONG,
             f"{tokens} tokens asked, the model's context is {view.context_tokens}",
         )
+    return None
+
+
+def _refuse_blocks(open_: SessionOpen) -> str | None:
+    """Why the names of the prompt's blocks are none, or None."""
+    if len(open_.blocks) % NAME_BYTES:
+        return f"blocks of {len(open_.blocks)} bytes, {NAME_BYTES} each expected"
+    if len(open_.blocks) > open_.prompt_tokens // BLOCK_TOKENS * NAME_BYTES:
+        return f"{len(open_.blocks) // NAME_BYTES} blocks in {open_.prompt_tokens} tokens of prompt"
     return None
 
 

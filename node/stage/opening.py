@@ -37,6 +37,7 @@ from dht.messages.session import (
     SessionRefused,
 )
 from dht.transport.frame_sender import FrameSender
+from node.kv.page_names import PageNames
 from node.links.hops import DIALS_REFUSED, HopReply, HopTable
 from node.sampling.grammar import GrammarError, GrammarState
 from node.sessions.session import StageEvent, StageSession, StageState, resume_at
@@ -229,6 +230,8 @@ class Opening:
             return self._refused(open_, self._me, *refusal)
         if before is not None and kept:
             self._counters["taken_over"] += 1
+            if open_.shares_prefix:  # from here on its rows may come from other peers
+                self._kv.keep_no_more(before.session.kv_key)
             following = before.session.take_over(open_)
             self._rewind(following, following.next_position)
             self._table.take_over(before, following, upstream)
@@ -264,11 +267,13 @@ class Opening:
         urgent = self._is_urgent(open_, ask, load)
         refusal = self._refuse_for_load(load, urgent=urgent)
         if refusal is None:
-            no_kv = self._kv.admit(ask, now_s, may_be_urgent=urgent)
-            if no_kv is None:
+            names = PageNames.of(open_)
+            found = self._kv.admit(ask, now_s, may_be_urgent=urgent, names=names)
+            if not isinstance(found, str):
+                session.start_at(found)
                 return None
             self.demand = Demand(tokens=self._kv.room.expected_tokens(ask), at_s=now_s)
-            refusal = RefusalCode.NO_KV, no_kv
+            refusal = RefusalCode.NO_KV, found
         wait_s = self._retry_after_s(ask, load, now_s, urgent=urgent)
         return self._refused(open_, self._me, *refusal, wait_s)
 
@@ -408,7 +413,7 @@ class Opening:
         resume = resume_at(asked, own, logged=log.covers(session.key, asked, own))
         session.send_position = asked
         if resume.own_position < own:
-            self._counters["rerun_rows"] += own - resume.own_position
+            self._counters["rerun_rows"] += (own - resume.own_position) * session.taken_over
             self._rewind(session, resume.own_position)
             log.truncate(session.key, session.next_position)
         else:
@@ -437,12 +442,15 @@ class Opening:
         return own_word(refused, self._sign)
 
     def _accept(self, live: Live) -> None:
-        open_ = live.session.open
+        session, open_ = live.session, live.session.open
+        if not (session.taken_over or session.is_warming):
+            self._counters["prompt_tokens"] += open_.prompt_tokens
+            self._counters["cached_tokens"] += session.next_position
         accepted = SessionAccepted(
             session=open_.session,
             attempt=open_.attempt,
-            position=live.session.needs_from,
-            rows=not live.session.importing,
+            position=session.needs_from,
+            rows=not session.importing,
         )
         live.upstream.send(accepted)
 

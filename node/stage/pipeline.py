@@ -114,6 +114,10 @@ class StagePipeline:
         if live is None or not live.session.is_first or not live.session.add_inputs(position, ids):
             self._counters["stale_inputs"] += 1
             return
+        if live.session.misnamed:
+            self._counters["misnamed"] += 1
+            self._fail(live, "the prompt is not the one that its shared blocks are named after")
+            return
         live.touch()
         self.push(live)
 

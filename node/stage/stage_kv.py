@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from coordinator.admission.room import KvAsk, KvRoom
 from coordinator.admission.rules import Claim
 from dht.messages.session import Priority, SessionOpen
+from node.kv.page_names import NO_NAMES, PageNames
 from node.stage.config import StageEngine
 
 WAIT_S = 6.0
@@ -65,14 +66,29 @@ class StageKv:
             name=open_.session,
         )
 
-    def admit(self, ask: KvAsk, now_s: float, *, may_be_urgent: bool) -> str | None:
-        """Let a session in, or return why there is no room for it."""
+    def admit(
+        self, ask: KvAsk, now_s: float, *, may_be_urgent: bool, names: PageNames = NO_NAMES
+    ) -> int | str:
+        """Let a session in, or return why there is no room for it.
+
+        Returns the number of its leading tokens whose KV is kept here under ``names``. It is
+        charged as if nothing was: pages that nobody holds are free for all, and a session that
+        shares pages with others may come to need its own.
+        """
         refused = self.room.admit(ask, now_s, may_be_urgent=may_be_urgent)
-        if refused is None:
-            state = self._engine.state_tokens
-            likely, most = self.room.expected_tokens(ask) - state, ask.most_tokens - state
-            self._engine.open_kv(ask.session, most, (ask.start, ask.end), likely)
-        return refused
+        if refused is not None:
+            return refused
+        key, layers, state = ask.session, (ask.start, ask.end), self._engine.state_tokens
+        likely, most = self.room.expected_tokens(ask) - state, ask.most_tokens - state
+        found = self._engine.open_kv(key, most, layers, likely, names)
+        if found and not self.room.grow(key, found):  # others borrow what is promised
+            self._engine.free(key)
+            return self._engine.open_kv(key, most, layers, likely)
+        return found
+
+    def keep_no_more(self, session: str) -> None:
+        """Keep no further KV of a session for others."""
+        self._engine.keep_no_more(session)
 
     def take(self, session: str, tokens: int) -> bool:
         """Take KV for a session's first ``tokens`` tokens, for which others may have to give way;

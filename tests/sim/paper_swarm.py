@@ -28,6 +28,7 @@ from dht.transport.interface import Transport
 from node.drafting.drafter import Draft
 from node.drafting.suffix import SuffixDrafter
 from node.engine.work_item import WorkItem, WorkResult
+from node.kv.page_names import NO_NAMES, PageNames
 from node.links.hops import HopConfig
 from node.peer.balancer import Balancer
 from node.stage.open_checks import StageView
@@ -83,6 +84,10 @@ class PaperEngine:
         self.kv: dict[str, tuple[range, int]] = {}
         """Layers and tokens that each session has taken."""
         self.states: dict[str, list[int]] = {}
+        self.keeps = True
+        self.names: dict[str, PageNames] = {}
+        self.kept: dict[tuple[tuple[int, int], bytes], int] = {}
+        """What sessions left here, by layers and the name of the page of one token."""
         self.rows_run = 0
         self.kv_imported = 0
         self.refuses_kv = False
@@ -93,6 +98,10 @@ class PaperEngine:
         self.queued: dict[str, deque[tuple[float, asyncio.TimerHandle]]] = {}
         self.known: dict[str, tuple[int, int]] = {}
         """Positions at which each session's state is known."""
+
+    @property
+    def _keeps(self) -> bool:
+        return self.keeps and not self.state_tokens
 
     @property
     def kv_free(self) -> int:
@@ -114,9 +123,26 @@ class PaperEngine:
             serving=self.serving,
         )
 
-    def open_kv(self, key: str, tokens: int, layers: tuple[int, int], likely_tokens: int) -> None:
+    def open_kv(
+        self,
+        key: str,
+        tokens: int,
+        layers: tuple[int, int],
+        likely_tokens: int,
+        names: PageNames = NO_NAMES,
+    ) -> int:
         assert key not in self.kv, "opened twice"
-        self.kv[key] = range(*layers), 0
+        self.kv[key], self.names[key] = (range(*layers), 0), names
+        states = [7]
+        for name in names.found(self.page_tokens):
+            if (layers, name) not in self.kept:
+                break
+            states.append(self.kept[layers, name])
+        self.states[key] = states
+        return len(states) - 1
+
+    def keep_no_more(self, key: str) -> None:
+        self.names[key] = NO_NAMES
 
     def extend_kv(self, key: str, tokens: int) -> bool:
         layers, had = self.kv[key]
@@ -127,10 +153,13 @@ class PaperEngine:
         return True
 
     def free(self, key: str) -> None:
-        self.kv.pop(key, None)
-        self.states.pop(key, None)
         self.known.pop(key, None)
         self.queued.pop(key, None)
+        layers, _ = self.kv.pop(key, (range(0), 0))
+        names = self.names.pop(key, NO_NAMES)
+        for index, state in enumerate(self.states.pop(key, [7])[1:-1]):  # not the newest row
+            if (name := names.page(index, self.page_tokens)) is not None and self._keeps:
+                self.kept.setdefault(((layers.start, layers.stop), name), state)
 
     def drop(self, key: str) -> None:
         """What runs ends, and its result counts for nothing; what waits is forgotten."""

@@ -130,9 +130,10 @@ def test_a_last_stage_that_reads_no_grammar_is_passed_over() -> None:
             assert isinstance(first, BoundEngine)
             first.reads = False
             async with swarm.client() as client:
-                for _ in range(3):
-                    assert (await client.generate(PROMPT, OPTIONS)).token_ids == expected()
-                await until(lambda: held(swarm) == 0)
+                for cached in (0, 32, 32):
+                    answer = await client.generate(PROMPT, OPTIONS)
+                    assert (answer.token_ids, answer.cached_tokens) == (expected(), cached)
+                    await until(lambda: held(swarm) == 0)
         finally:
             await swarm.close()
 

@@ -1076,7 +1076,7 @@ def test_who_fails_between_two_stages_is_found_by_those_it_fails_with(
             failovers, avoided = [], Counter[str]()
             for _ in range(6):
                 for _ in range(4):
-                    answer = await client.generate(PROMPT, max_new_tokens=8)
+                    answer = await client.generate(PROMPT, max_new_tokens=8, prefix_cache="off")
                     assert answer.token_ids == answer_of(PROMPT, 8)
                     assert liar.peer_id not in {stage.peer_id for stage in answer.route}
                     failovers.append(client.view.counters.total())

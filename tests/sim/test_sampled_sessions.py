@@ -146,6 +146,10 @@ def test_answers_are_those_of_one_place(name: str) -> None:
                 await swarm.add(start, end)
             async with swarm.client() as client:
                 answers = await asyncio.gather(*(client.generate(p, options) for p in PROMPTS))
+                await until(lambda: held(swarm) == 0)
+                again = await client.generate(PROMPT, options)  # over what is kept of the first
+                check(again, PROMPT, options)
+                assert again.cached_tokens == (0 if options.prompt_logprobs is not None else 64)
             for prompt, answer in zip(PROMPTS, answers, strict=True):
                 check(answer, prompt, options)
         finally:

@@ -11,12 +11,12 @@ GROWN_BYTES_MAX = 10 << 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share_prefixes", [False, True])
+@pytest.mark.parametrize("keep_prefixes", [False, True])
 def test_short_sessions_leave_no_page_and_no_memory_behind(
-    tmp_path: Path, share_prefixes: bool
+    tmp_path: Path, keep_prefixes: bool
 ) -> None:
     directory = make_llama(tmp_path, hidden=64, layers=LAYERS, vocab=VOCAB)
-    soaked = soak(directory, 1000, share_prefixes=share_prefixes)
+    soaked = soak(directory, 1000, keep_prefixes=keep_prefixes)
     assert soaked.sessions == 1000
     assert soaked.refused > 0
     assert soaked.cancelled > 0

@@ -82,7 +82,7 @@ def test_every_option_has_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
         "max_new_tokens": 9, "min_new_tokens": 2, "temperature": 0.5, "top_k": 3, "top_p": 0.5,
         "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.2, "seed": 4,
         "frequency_penalty": 0.3, "logprobs": 1, "prompt_logprobs": 0,
-        "priority": "high", "grammar": "start: 'a'",
+        "priority": "high", "grammar": "start: 'a'", "prefix_cache": "shared", "cache_salt": "s",
     }  # fmt: skip
     words = [w for name, v in given.items() for w in (f"--{name.replace('_', '-')}", str(v))]
     got = flags(

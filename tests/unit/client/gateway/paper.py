@@ -24,7 +24,7 @@ from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import ModelText, Tokenizer
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import Sampling
-from dht.messages.types import ModelSpec
+from dht.messages.types import ModelSpec, RouteStage
 from dht.simulated.network import MemoryNetwork
 from dht.supervision import Supervisor
 from tests.unit.records import record_of
@@ -106,6 +106,8 @@ class PaperSession(SessionDriver):
         sampling = log.request.sampling
         swarm.live += 1
         swarm.served += 1
+        named = self._named
+        self.owner.cached_tokens = 0 if named is None else named.known_tokens
         try:
             if sampling.prompt_logprobs is not None:
                 top = sampling.prompt_logprobs
@@ -126,6 +128,9 @@ class PaperSession(SessionDriver):
                 )
         finally:
             swarm.live -= 1
+            if named is not None:
+                route = (RouteStage(peer_id="peer 0", start=0, end=8),)
+                swarm.view.prefixes.remember(named, log.replay_ids[:-1], "session", route)
 
 
 @dataclass

@@ -54,7 +54,33 @@ def test_a_completion_is_the_swarms_text() -> None:
                 "prompt_tokens": len(prompt),
                 "completion_tokens": 9,
                 "total_tokens": len(prompt) + 9,
+                "prompt_tokens_details": {"cached_tokens": 0},
             }
+
+    asyncio.run(scenario())
+
+
+def test_usage_tells_what_peers_had_kept_and_salts_share_nothing() -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            asked: dict[str, Any] = {"prompt": [*range(1, 41)], "max_tokens": 2}
+
+            async def cached(**more: object) -> object:
+                status, body = await gateway.post("/v1/completions", **asked, **more)
+                assert status == 200, body
+                return body["usage"]["prompt_tokens_details"]["cached_tokens"]  # type: ignore[index, call-overload]
+
+            assert await cached() == 0
+            assert await cached() == 32
+            assert await cached(cache_salt="another") == 0
+            assert await cached(prefix_cache="off") == 0
+            assert await cached(prefix_cache="shared") == 0
+            chunks = await stream(
+                gateway, "/v1/completions", **asked, stream_options={"include_usage": True}
+            )
+            assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 32}
+            status, body = await gateway.post("/v1/completions", **asked, cache_salt="x" * 257)
+            assert status == 400, body
 
     asyncio.run(scenario())
 
@@ -133,7 +159,8 @@ def test_several_prompts_and_choices_keep_their_places() -> None:
                 assert choice["text"] == streamed[at] == tokenizer().decode(ids)
                 assert len(choice["logprobs"]["tokens"]) == 4
             assert body["usage"] == {
-                "prompt_tokens": 6, "completion_tokens": 24, "total_tokens": 30
+                "prompt_tokens": 6, "completion_tokens": 24, "total_tokens": 30,
+                "prompt_tokens_details": {"cached_tokens": 0},
             }  # fmt: skip
 
     asyncio.run(scenario())

@@ -142,20 +142,3 @@ def test_layers_that_make_no_number_are_named(directory: Path) -> None:
     )
     assert bad.error == "layers [1, 2) made hidden states that are not finite"
     assert good.error is None
-
-
-def test_what_others_share_is_not_written_again(directory: Path) -> None:
-    config = EngineConfig(
-        store=WeightStore.open(str(directory)),
-        name="tiny",
-        memory_bytes=64 << 20,
-        page_tokens=4,
-        share_prefixes=True,
-    )
-    engine = Engine(config)
-    engine.load(0, LAYERS)
-    engine.reserve("s", 64)
-    assert engine.step([whole("s", 0, IDS)])[0].error is None
-    full = len(IDS) // 4 * 4
-    refused = engine.step([whole("s", full - 1, IDS[full - 1 :])])[0].error
-    assert refused == f"position {full - 1} was run already and is shared, {len(IDS)} comes next"

@@ -1,6 +1,5 @@
 """KV that moves between engines, and KV that sessions share."""
 
-import itertools
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ import torch
 
 from bench.random_model import make_llama
 from dht.messages.session import Sampling
-from node.engine.batch_rows import StepRows
 from node.engine.engine import Engine, EngineConfig, KvRows, WorkItem
 from node.kv.export import KvBytes, pack_kv
 from node.weights.store import WeightStore
@@ -131,53 +129,6 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_changes(directory: Path) -
     here.reserve("again", 20)
     assert run(here, "again", 0, PROMPT[:18]) == first
     there._kv.check()
-
-
-def test_sessions_that_begin_the_same_share_pages_and_answer_the_same(directory: Path) -> None:
-    engine, alone = engine_of(directory, share_prefixes=True), engine_of(directory)
-    counted: list[int] = []
-    embed = engine._steps._embed
-
-    def counting(rows: list[StepRows]) -> torch.Tensor:
-        counted.append(sum(row.item.tokens for row in rows))
-        return embed(rows)
-
-    engine._steps._embed = counting  # type: ignore[method-assign]
-    prompts = {
-        "a": PROMPT,
-        "b": PROMPT,
-        "c": (*PROMPT[:32], 1, 2, 3),
-        "d": PROMPT[:16],
-        "e": (5, *PROMPT),
-    }
-    for name, ids in prompts.items():
-        assert engine.reserve(name, 100) is None
-        assert alone.reserve(name, 100) is None
-        expected = answer(alone, name, 5, len(ids), run(alone, name, 0, ids))
-        assert answer(engine, name, 5, len(ids), run(engine, name, 0, ids)) == expected
-        engine._kv.check()
-    prefills = [rows for rows in counted if rows > 1]
-    # a: all; b: all but three pages; c: but two; d: its last token must run; e: all.
-    assert prefills == [53, 53 - 48, 35 - 32, 16, 54]
-    for name in "ab":
-        engine.free(name)
-    assert engine.reserve("later", 100) is None
-    assert run(engine, "later", 0, PROMPT) == run_alone(alone, PROMPT)
-    assert counted[-1] == 53 - 48  # kept though nobody held it
-
-
-def run_alone(engine: Engine, ids: tuple[int, ...]) -> int:
-    engine.reserve("alone", 100)
-    return run(engine, "alone", 0, ids)
-
-
-def test_chunks_of_a_prompt_share_as_well(directory: Path) -> None:
-    engine, alone = engine_of(directory, share_prefixes=True), engine_of(directory)
-    for name in ("a", "b"):
-        engine.reserve(name, 100)
-        for start, end in itertools.pairwise((0, 32, 48, 53)):
-            token = run(engine, name, start, PROMPT[start:end])
-    assert token == run_alone(alone, PROMPT)
 
 
 def test_an_engine_that_gave_its_memory_back_answers_as_before_when_it_loads_again(

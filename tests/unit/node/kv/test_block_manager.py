@@ -4,125 +4,127 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from node.kv.block_manager import BlockManager
+from node.kv.block_manager import BlockManager, Layers
 from tests.examples import examples
 
-PAGES, PAGE_TOKENS = 12, 4
+PAGES, PAGE_TOKENS, LAYERS = 12, 4, (0, 2)
 sessions = st.sampled_from("abcdef")
 
 
+spans = st.sampled_from([(0, 2), (0, 1), (1, 2)])
+words = st.lists(st.integers(0, 1), max_size=6).map(bytes)
+"""A session's text, one word for each page: few texts, which begin alike."""
+
+
 class Accounts(RuleBasedStateMachine):
-    """Sessions open, grow, seal, adopt and end; export only reads, import grows like decoding."""
+    """Sessions open over some layers, find pages, grow, write, seal, go back and end.
+
+    ``cells`` is the memory itself: what each page of each layer was last written with. A session
+    must always read its own text there, whoever wrote it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.accounts = BlockManager(PAGES, PAGE_TOKENS)
-        self.held: dict[str, int] = {}
-        self.names: dict[str, list[bytes]] = {}
+        self.accounts = BlockManager(PAGES, PAGE_TOKENS, LAYERS)
+        self.texts: dict[str, bytes] = {}
+        self.cells: dict[tuple[int, int], bytes] = {}
 
-    @rule(session=sessions, tokens=st.integers(1, PAGES * PAGE_TOKENS + 5))
-    def reserve(self, session: str, tokens: int) -> None:
-        if session in self.held:
+    def name_of(self, session: str, index: int) -> bytes:
+        """All words up to a page's end; beyond the text, words that no other session has."""
+        text = self.texts[session] + session.encode() * PAGES
+        return text[: index + 1]
+
+    @rule(
+        session=sessions, text=words, tokens=st.integers(1, 40), span=spans, share=st.floats(0, 1)
+    )
+    def open(self, session: str, text: bytes, tokens: int, span: Layers, share: float) -> None:
+        if session in self.texts:
             with pytest.raises(ValueError, match=session):
-                self.accounts.reserve(session, tokens)
+                self.accounts.open(session, tokens, span)
             return
-        free = self.accounts.free_tokens
-        refusal = self.accounts.reserve(session, tokens)
-        if tokens > free:
-            assert refusal == f"{tokens} tokens of KV asked, {free} are free"
-            assert self.accounts.get(session) is None
-            return
-        assert refusal is None
-        self.held[session] = tokens
-        self.names[session] = []
+        names = [text[: at + 1] for at in range(len(text))]
+        found = self.accounts.open(session, tokens, span, int(share * tokens), names)
+        self.texts[session] = text
         got = self.accounts.get(session)
         assert got is not None
-        assert (got.tokens, list(got.pages)) == (tokens, [])
+        assert found == len(got.pages) <= min(len(text), -(-tokens // PAGE_TOKENS))
+        assert got.written == found * PAGE_TOKENS
 
-    @rule(session=sessions, share=st.floats(0, 1.2))
-    def grow(self, session: str, share: float) -> None:
-        got = self.accounts.get(session)
-        if got is None:
-            with pytest.raises(KeyError):
-                self.accounts.grow(session, 1)
-            return
-        given = self.accounts.given_tokens(session)
-        tokens = int(share * given)
-        if tokens > given:
-            with pytest.raises(ValueError, match="reserved"):
-                self.accounts.grow(session, tokens)
-            return
-        before = list(got.pages)
-        self.accounts.grow(session, tokens)  # what was promised is never refused
-        assert list(got.pages[: len(before)]) == before
-        assert len(got.pages) == max(len(before), -(-tokens // PAGE_TOKENS))
-        assert all(0 <= page < PAGES for page in got.pages)
-        first = got.pages[0] if got.pages else 0
-        assert got.run == (list(got.pages) == list(range(first, first + len(got.pages))))
-
-    @rule(session=sessions, word=st.binary(min_size=1, max_size=1))
-    def seal(self, session: str, word: bytes) -> None:
-        """The next page that has no name gets that of its predecessor and one of few words."""
-        got = self.accounts.get(session)
-        if got is not None and len(self.names[session]) < len(got.pages):
-            names = self.names[session]
-            names.append((names[-1] if names else b"") + bytes([word[0] % 2]))
-            self.accounts.seal(session, len(names) - 1, names[-1])
-
-    @rule(session=sessions, words=st.lists(st.integers(0, 1), max_size=4))
-    def adopt(self, session: str, words: list[int]) -> None:
-        got = self.accounts.get(session)
-        if got is None or got.pages:
-            return
-        names = [bytes(words[: n + 1]) for n in range(len(words))]
-        given = len(got.given)
-        adopted = self.accounts.adopt(session, names)
-        assert len(got.pages) == adopted <= min(given, len(names))
-        self.names[session] = names[:adopted]
-
-    @rule(session=sessions, tokens=st.integers(1, 20), share=st.floats(0, 1))
-    def open(self, session: str, tokens: int, share: float) -> None:
-        """Open one that takes its pages one after another."""
-        if session not in self.held:
-            self.accounts.open(session, tokens, likely_tokens=int(share * tokens))
-            self.held[session] = tokens
-            self.names[session] = []
-
-    @rule(session=sessions, tokens=st.integers(1, 20))
+    @rule(session=sessions, tokens=st.integers(1, 40))
     def extend(self, session: str, tokens: int) -> None:
         got = self.accounts.get(session)
         if got is None or tokens > got.tokens:
             return
-        free, had = self.accounts.free_tokens // PAGE_TOKENS, got.page_count
-        needed = max(had, -(-tokens // PAGE_TOKENS))
+        had, needed = got.page_count, max(got.page_count, -(-tokens // PAGE_TOKENS))
+        free = self.free_pages(got.span)
         assert self.accounts.extend(session, tokens) is (needed - had <= free)
         assert got.page_count == (needed if needed - had <= free else had)
+
+    def free_pages(self, span: Layers) -> int:
+        """Pages that no session holds on any layer of ``span``."""
+        held = {
+            page
+            for each in map(self.accounts.get, self.texts)
+            if each is not None and each.span[0] < span[1] and span[0] < each.span[1]
+            for page in (*each.pages, *each.given)
+        }
+        return PAGES - len(held)
+
+    @rule(session=sessions, pages=st.integers(1, 5), seals=st.booleans())
+    def write(self, session: str, pages: int, seals: bool) -> None:
+        """Run whole pages, as far as the session was given some."""
+        got = self.accounts.get(session)
+        if got is None:
+            return
+        first = got.written // PAGE_TOKENS
+        end = min(first + pages, self.accounts.given_tokens(session) // PAGE_TOKENS)
+        if end <= first:
+            return
+        self.accounts.grow(session, end * PAGE_TOKENS)
+        for index in range(first, end):
+            for layer in range(*got.span):
+                self.cells[layer, got.pages[index]] = self.name_of(session, index)
+        got.written = end * PAGE_TOKENS
+        for index in range(end if seals else 0):
+            self.accounts.seal(session, index, self.name_of(session, index))
+
+    @rule(session=sessions, share=st.floats(0, 1), text=words)
+    def go_back(self, session: str, share: float, text: bytes) -> None:
+        """Write again from some page on, and something else."""
+        got = self.accounts.get(session)
+        if got is None:
+            return
+        page = int(share * (got.written // PAGE_TOKENS))
+        try:
+            assert self.accounts.rewind(session, page * PAGE_TOKENS) is None
+        except ValueError:
+            self.free(session)  # no page was free for its own
+            return
+        self.texts[session] = self.texts[session][:page].ljust(page, session.encode()) + text
 
     @rule(session=sessions)
     def free(self, session: str) -> None:
         self.accounts.free(session)
-        self.held.pop(session, None)
+        self.texts.pop(session, None)
         assert self.accounts.get(session) is None
 
     @invariant()
-    def no_page_is_held_by_two_and_none_is_lost(self) -> None:
+    def each_reads_its_own_text(self) -> None:
         self.accounts.check()
-        owners: dict[int, set[tuple[int, bytes]]] = {}
-        for session in self.held:
+        assert self.accounts.free_tokens == self.free_pages(LAYERS) * PAGE_TOKENS
+        for session in self.texts:
             got = self.accounts.get(session)
             assert got is not None
-            for index, page in enumerate(got.pages):
-                names = self.names[session]
-                name = names[index] if index < len(names) else session.encode() + b"?"
-                owners.setdefault(page, set()).add((index, name))
-        # Who holds the same page holds it for the same content.
-        assert all(len(contents) == 1 for contents in owners.values())
-        given = sum(len(self.accounts.get(s).given) for s in self.held)  # type: ignore[union-attr]
-        assert self.accounts.free_tokens == (PAGES - given - len(owners)) * PAGE_TOKENS
+            assert not got.run or list(got.pages) == list(
+                range(got.pages[0], got.pages[0] + len(got.pages)) if got.pages else []
+            )
+            for index in range(got.written // PAGE_TOKENS):
+                for layer in range(*got.span):
+                    assert self.cells[layer, got.pages[index]] == self.name_of(session, index)
 
 
 TestAccounts = Accounts.TestCase
-TestAccounts.settings = examples(80, stateful_step_count=40)
+TestAccounts.settings = examples(500, stateful_step_count=20)
 
 
 def test_a_run_is_preferred_and_scattered_pages_are_used_where_there_is_none() -> None:
@@ -168,10 +170,44 @@ def test_kept_pages_go_when_the_room_is_needed_the_longest_unused_first() -> Non
     accounts.reserve("s", 2)
     accounts.grow("s", 2)
     accounts.free("s")
-    accounts.reserve("t", 1)
-    assert accounts.adopt("t", [b"old"]) == 0
-    assert accounts.adopt("t", [b"new"]) == 1
+    assert accounts.open("t", 1, names=[b"old"]) == 0
+    assert accounts.open("u", 1, names=[b"new"]) == 1
     accounts.check()
+
+
+def test_a_shared_page_is_never_written_and_its_rows_come_along() -> None:
+    accounts = BlockManager(4, 4)
+    for name, names in (("a", []), ("b", [b"0", b"01"])):
+        found = accounts.open(name, 12, names=names)
+        assert accounts.extend(name, 8 if found else 12)
+        accounts.grow(name, 8)
+        if name == "a":
+            for index, word in enumerate((b"0", b"01")):
+                accounts.seal("a", index, word)
+    assert found == 2
+    assert accounts.rewind("a", 12) is None
+    got = accounts.get("a")
+    assert got is not None
+    old = got.pages[1]
+    assert accounts.rewind("a", 6) == (old, got.pages[1])
+    assert old in accounts.get("b").pages  # type: ignore[union-attr]
+    accounts.check()
+    with pytest.raises(ValueError, match="no page is free"):
+        accounts.rewind("b", 1)
+    accounts.free("a")
+    assert accounts.rewind("b", 1) is None, "held by b alone it is written again"
+    accounts.check()
+
+
+def test_pages_are_found_by_sessions_over_the_very_same_layers() -> None:
+    accounts = BlockManager(4, 1, (0, 4))
+    accounts.open("a", 2, (0, 4))
+    accounts.extend("a", 1)
+    accounts.grow("a", 1)
+    accounts.seal("a", 0, b"0")
+    for at, span in enumerate([(0, 2), (2, 4), (1, 4)]):
+        assert accounts.open(f"other {at}", 1, span, names=[b"0"]) == 0
+    assert accounts.open("same", 1, (0, 4), names=[b"0"]) == 1
 
 
 def test_sessions_on_disjoint_layers_have_the_same_pages_and_others_have_not() -> None:

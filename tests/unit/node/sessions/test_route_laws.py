@@ -118,7 +118,7 @@ class Route:
                 before.session = before.session.take_over(open_)
             else:
                 self.reserved[hop] += 1 if before is None else 0
-                self.stages[hop] = Stage(StageSession(open=open_))
+                self.stages[hop] = self.begun(open_)
         asked = 0
         for hop in reversed(range(len(self.route))):
             stage = self.stages[hop]
@@ -138,12 +138,23 @@ class Route:
             asked = session.needs_from
         self.feed(asked)
 
+    def begun(self, open_: SessionOpen) -> Stage:
+        """A stage that has nothing of the session, but perhaps what another left there."""
+        kept = self.chosen.below(open_.prompt_tokens) if self.chosen.below(2) else 0
+        session = StageSession(open=open_)
+        session.start_at(kept)
+        return Stage(session, kv=list(self.log.replay_ids[:kept]), logged_from=kept)
+
     def feed(self, position: int) -> None:
         first, known = self.stages[0], self.log.replay_ids
         assert first is not None
         if position < len(known):
             assert first.session.add_inputs(position, known[position:])
         self.push()
+        unknown = 0 if first.session.told else first.session.unknown
+        told = self.chosen.below(1 + unknown)  # the ids before come last, if at all
+        if told:
+            assert first.session.add_inputs(0, known[:told])
 
     def send(
         self, hop: int, position: int, ids: tuple[int, ...], drafts: tuple[int, ...] = ()
