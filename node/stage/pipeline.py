@@ -278,6 +278,8 @@ class StagePipeline:
         session = live.session
         if not session.open.draft_tokens or session.is_warming or self._engine.state_tokens:
             return ()
+        if session.unknown:  # a drafter follows no placeholders
+            return ()
         if live.drafting is None:
             if self._table.holding > self._config.drafting_sessions_max:
                 return ()

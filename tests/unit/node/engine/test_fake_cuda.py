@@ -93,7 +93,7 @@ def attend_nowhere(
 @pytest.fixture(autouse=True)
 def _no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contexts are copied, as where there is no Triton; and no number here tells of another."""
-    monkeypatch.setattr(model_runner.ModelRunner, "_looks_ahead", lambda *_: False)
+    monkeypatch.setattr(model_runner.ModelRunner, "_is_causal", lambda *_: True)
     monkeypatch.setattr(engine_module, "pages_kernel", lambda *_: None)
     monkeypatch.setattr(engine_module, "experts_kernel", lambda *_: None)
 
