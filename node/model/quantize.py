@@ -12,13 +12,15 @@ fused, and the embedding and the head, which are not part of any layer.
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from dht.errors import UserError
+from node.packed.tensor import PackedTensor
 
 KINDS = ("int8", "int4")
 BLOCK = 64
@@ -40,13 +42,24 @@ def quantize_linears(module: nn.Module, kind: str) -> nn.Module:
     return module
 
 
-def held_bytes(module: nn.Module, kind: str | None, dtype: torch.dtype) -> int:
-    """Bytes that ``module`` (perhaps on the meta device) takes when loaded in this precision."""
-    numbers = sum(tensor.numel() for tensor in module.state_dict().values())
-    total: int = numbers * dtype.itemsize
+def held_bytes(
+    module: nn.Module,
+    kind: str | None,
+    dtype: torch.dtype,
+    packed: Mapping[str, int] = MappingProxyType({}),
+) -> int:
+    """Bytes that ``module`` (perhaps on the meta device) takes when loaded in this precision.
+
+    ``packed``: the bytes of those of its weights that a checkpoint brings packed.
+    """
+    plain = {n: t.numel() for n, t in module.state_dict().items() if n not in packed}
+    total: int = sum(plain.values()) * dtype.itemsize + sum(packed.values())
     if kind is None:
         return total
+    names = {id(each): name for name, each in module.named_modules()}
     for _, _, linear in _linears(module, kind):
+        if f"{names[id(linear)]}.weight" in packed:
+            continue
         weights, outputs = linear.weight.numel(), linear.out_features
         packed = weights + 4 * outputs if kind == "int8" else weights // 2 + 4 * weights // BLOCK
         total += packed - weights * dtype.itemsize
@@ -58,6 +71,8 @@ def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.
     for parent in module.modules():
         for name, child in parent.named_children():
             if type(child) is not nn.Linear or child.weight.numel() < NUMBERS_MIN:
+                continue
+            if isinstance(child.weight, PackedTensor):
                 continue
             if kind == "int8" or child.in_features % BLOCK == 0:
                 yield parent, name, child

@@ -7,7 +7,7 @@ a range, from only their tensors.
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,26 +15,28 @@ import torch
 from torch import nn
 
 from dht.errors import UserError
+from node.packed.stored import Described, Stored
+from node.packed.tensor import PackedTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """A group of checkpoint tensors that become parameters together."""
+    """A group of a checkpoint's weights that become parameters together."""
 
     target: str
     """The parameter that names the conversion."""
     sources: tuple[tuple[str, str], ...]
-    """``(tensor, pattern that it matched)``, in the order in which they are joined."""
+    """``(weight, pattern that it matched)``, in the order in which they are joined."""
     converter: Any = None
     """``transformers``' operations; None if one tensor is the parameter."""
 
-    def convert(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> "Converted":
-        """Parameters by name, made from the tensors of all sources."""
+    def convert(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> "Converted":
+        """Parameters by name, made from the weights of all sources, which are taken out."""
         if self.converter is None:
-            return {self.target: tensors[self.sources[0][0]]}
+            return {self.target: weights.pop(self.sources[0][0])}
         running = copy.deepcopy(self.converter)
         for source, pattern in self.sources:
-            running.add_tensor(self.target, source, pattern, tensors[source])
+            running.add_tensor(self.target, source, pattern, weights.pop(source))
         made = running.convert(self.target, model=model, config=model.config)
         return {name: part[0] if isinstance(part, list) else part for name, part in made.items()}
 
@@ -45,12 +47,16 @@ Converted = dict[str, torch.Tensor]
 class CheckpointNames:
     """Which tensors of a checkpoint each parameter needs."""
 
-    def __init__(self, where: str, model: nn.Module, tensors: Iterable[str]) -> None:
-        """``model`` is on the meta device. Raises UserError if its names cannot be planned."""
+    def __init__(self, where: str, model: nn.Module, stored: Mapping[str, Stored]) -> None:
+        """``model`` is on the meta device; ``stored`` are the checkpoint's weights by name.
+
+        Raises UserError if its names cannot be planned.
+        """
         self._where = where
         self._model = model
+        self._stored = stored
         self._by_parameter: dict[str, Conversion] = {}
-        for conversion in self._plan(sorted(tensors)):
+        for conversion in self._plan(sorted(stored)):
             for name in self._made_by(conversion):
                 self._by_parameter.setdefault(name, conversion)
 
@@ -72,13 +78,60 @@ class CheckpointNames:
 
     def sources(self, parameters: Iterable[str]) -> list[str]:
         """Names of the tensors that these parameters need."""
-        found = [name for c in self.conversions(parameters) for name, _ in c.sources]
+        found = [name for c in self.conversions(parameters) for name in self.tensors(c)]
         return list(dict.fromkeys(found))
 
-    def convert(self, conversion: Conversion, tensors: dict[str, torch.Tensor]) -> Converted:
-        """Parameters by name; UserError if the tensors do not fit each other."""
+    def tensors(self, conversion: Conversion) -> list[str]:
+        """Names of the tensors that a conversion needs."""
+        weights = [self._stored[source] for source, _ in conversion.sources]
+        return [name for weight in weights for name in weight.names.values()]
+
+    def packed(
+        self, parameters: Iterable[str], described: Mapping[str, Described]
+    ) -> dict[str, PackedTensor]:
+        """Those parameters that stay packed, on the meta device; ``described`` are the files'
+        tensors."""
+        if all(weight.make is None for weight in self._stored.values()):
+            return {}
+        made: dict[str, torch.Tensor] = {}
+        for conversion in self.conversions(p for p in parameters if p in self):
+            weights = [self._stored[source] for source, _ in conversion.sources]
+            if any(weight.make is not None for weight in weights):
+                made |= self._run(
+                    conversion,
+                    lambda w=weights, c=conversion: {
+                        source: weight.on_meta(described)
+                        for weight, (source, _) in zip(w, c.sources, strict=True)
+                    },
+                )
+        return {name: part for name, part in made.items() if isinstance(part, PackedTensor)}
+
+    def convert(
+        self,
+        conversion: Conversion,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        made_up: bool = False,
+    ) -> Converted:
+        """Parameters by name; UserError if the tensors do not fit each other.
+
+        ``made_up``: with numbers to time with where they are packed.
+        """
+
+        def weights() -> dict[str, torch.Tensor]:
+            stored = {source: self._stored[source] for source, _ in conversion.sources}
+            return {
+                source: each.made_up(tensors) if made_up else each.weight(tensors)
+                for source, each in stored.items()
+            }
+
+        return self._run(conversion, weights)
+
+    def _run(
+        self, conversion: Conversion, weights: Callable[[], dict[str, torch.Tensor]]
+    ) -> Converted:
         try:
-            return conversion.convert(self._model, tensors)
+            return conversion.convert(self._model, weights())
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise UserError(
                 f"{self._where} cannot be served yet: {conversion.target} cannot be made of its"
