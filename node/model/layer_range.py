@@ -23,7 +23,7 @@ from node.model.forward import LayerForward
 from node.model.layer_traits import FAILURES
 from node.model.meta_model import build_meta_model, kept_float32, layers_name, ties
 from node.model.packed_linear import favour_few_rows
-from node.model.quantize import held_bytes, quantize_linears
+from node.model.quantize import experts_of, held_bytes, quantised, quantize_linears
 from node.model.skeleton import Skeleton
 from node.model.structure import ModelStructure, Unservable, inspect_model
 from node.packed.experts import run_packed_experts
@@ -368,6 +368,11 @@ class LoadedRange:
         own = [n for n in part.parameters if n in layout.names]
         lent = [] if len(own) == len(part.parameters) else [borrowed]
         waiting = layout.names.conversions([*own, *lent])
+        experts: dict[str, bool] = {}
+        if layout.quantize is not None and part.layer is not None:
+            module = layout.model.get_submodule(part.path)
+            found = experts_of(module, layout.quantize).items()
+            experts = {f"{part.path}.{name}": turned for name, turned in found}
         sources = {c.target: set(layout.names.tensors(c)) for c in waiting}
         read: dict[str, torch.Tensor] = {}
         tensors = layout.store.make_up if self._made_up else layout.store.read
@@ -381,8 +386,15 @@ class LoadedRange:
                 done = layout.names.convert(conversion, taken, made_up=self._made_up)
                 for target, parameter in done.items():
                     known = weight if lent and target == borrowed else target
+                    if known in experts and not isinstance(parameter, PackedTensor):
+                        parameter = self._quantised(parameter, turned=experts[known])
                     made[known] = self._moved(known, parameter)
         return made
+
+    def _quantised(self, weight: torch.Tensor, *, turned: bool) -> torch.Tensor:
+        rows = weight.transpose(1, 2) if turned else weight
+        packed = quantised(rows, self._layout.quantize or "", self._device)
+        return packed.transpose(1, 2) if turned else packed
 
     def _moved(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self._layout.dtype_of(name)

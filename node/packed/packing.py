@@ -14,7 +14,8 @@ Parts, of which all may have the same leading dimensions (one matrix per expert)
     ``[1, ins]`` int32: the place that a column of the matrix has in ``codes`` (GPTQ's act-order).
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -37,7 +38,7 @@ CODES: dict[str, tuple[float, ...]] = {
     "e2m1": (*E2M1, *(-value for value in E2M1)),
     "nf4": NF4,
 }
-"""What each 4-bit code stands for; other kinds are dtypes of one byte."""
+"""What each 4-bit code stands for, rounded to float16; other kinds are dtypes of one byte."""
 BYTES: dict[str, torch.dtype] = {
     "int8": torch.int8,
     "uint8": torch.uint8,
@@ -51,8 +52,8 @@ LARGEST = {
 """Of the numbers that a kind of code stands for."""
 EXPONENT_BIAS = 127
 """Exponent 0 as a byte (E8M0)."""
-E4M3_BITS = 0x87F00000 - (1 << 32)
-"""Sign, exponent and fraction of an E4M3 number within a float32."""
+E4M3_BITS = 0xBF80 - (1 << 16)
+"""Sign, exponent and fraction of an E4M3 number within a float16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,43 +106,77 @@ class Packing:
             for name, part in parts.items()
         }
 
-    def dequantise(self, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
-        """The matrix's numbers; computed in float32 and rounded to ``dtype`` once."""
-        values = self._values(parts["codes"])
+    def dequantise(
+        self, parts: Parts, dtype: torch.dtype, room: "Room | None" = None
+    ) -> torch.Tensor:
+        """The matrix's numbers; computed in float32 and rounded to ``dtype`` once.
+
+        They are in ``room`` where it is given, and stay until it is used again.
+        """
+        room = room or Room()
+        values, larger = self._values(parts["codes"], room)
         *leading, outs, ins = values.shape
-        scales, zeros = plain_scales(parts["scales"]), parts.get("zeros")
+        scales, zeros = plain_scales(parts["scales"]) * larger, parts.get("zeros")
         if "factors" in parts and self.rows == 1:
             scales = scales * parts["factors"]
         if outs % self.rows or ins % self.columns:  # the last block is not whole
             at = torch.arange(ins, device=values.device) // self.columns
-            spread = scales[..., at].repeat_interleave(self.rows, dim=-2)[..., :outs, :]
+
+            def spread(grid: torch.Tensor) -> torch.Tensor:
+                return grid[..., at].repeat_interleave(self.rows, dim=-2)[..., :outs, :]
+
             if zeros is not None:
-                moved = zeros[..., at].repeat_interleave(self.rows, dim=-2)[..., :outs, :]
-                values = values - moved.to(values.dtype)
-            made = values.mul_(spread)
+                values.sub_(spread(zeros))
+            values.mul_(spread(scales))
         else:
             split = (*leading, outs // self.rows, self.rows, ins // self.columns, self.columns)
             blocks = values.view(split)
             if zeros is not None:
                 blocks.sub_(zeros[..., :, None, :, None].to(values.dtype))
-            made = blocks.mul_(scales[..., :, None, :, None]).view(values.shape)
+            blocks.mul_(scales[..., :, None, :, None])
         if "factors" in parts and self.rows != 1:
-            made.mul_(parts["factors"])
+            values.mul_(parts["factors"])
         if "order" in parts:
-            order = parts["order"].long().expand(made.shape)
-            made = torch.gather(made, -1, order)
-        return made.to(dtype)
+            values = torch.gather(values, -1, parts["order"].long().expand(values.shape))
+        return values if dtype is torch.float32 else room.copy(values, dtype)
 
-    def _values(self, codes: torch.Tensor) -> torch.Tensor:
-        """What the codes stand for, in float32, ``[..., outs, ins]``."""
+    def _values(self, codes: torch.Tensor, room: "Room") -> tuple[torch.Tensor, float]:
+        """What the codes stand for over a number, ``[..., outs, ins]`` in float32, and that."""
         if self.bits == 4:
-            pairs = torch.index_select(
-                _pairs(self.code, codes.device), 0, codes.reshape(-1).int()
-            )
-            return pairs.view(torch.float32).view(*codes.shape[:-1], 2 * codes.shape[-1])
-        if codes.device.type == "cpu" and codes.dtype is torch.float8_e4m3fn:
-            return _wide(codes)
-        return codes.to(torch.float32)
+            table = _pairs(self.code, codes.device)
+            pairs = room.empty(codes.shape, torch.int32, codes.device).view(-1)
+            places = room.copy(codes, torch.int32, "places").view(-1)
+            torch.index_select(table, 0, places, out=pairs)
+            halves = pairs.view(torch.float16).view(*codes.shape[:-1], 2 * codes.shape[-1])
+            return room.copy(halves, torch.float32), 1.0
+        if codes.dtype is torch.float8_e4m3fn and codes.device.type == "cpu":
+            # Bits are moved, many times as fast as torch's conversion on a CPU. The exponent's bias
+            # is 7 here and 15 in float16. NaN is refused where files are read.
+            wide = room.copy(codes.view(torch.int8), torch.int16)  # the sign fills the upper bits
+            halves = wide.bitwise_left_shift_(7).bitwise_and_(E4M3_BITS).view(torch.float16)
+            return room.copy(halves, torch.float32), 2.0**8
+        return room.copy(codes, torch.float32), 1.0
+
+
+class Room:
+    """Memory that is used again and again: fresh pages cost more than what is computed in them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[object, torch.Tensor] = {}
+
+    def empty(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, use: str = ""
+    ) -> torch.Tensor:
+        """Memory of this shape; it is the one given last for this dtype and use."""
+        numbers = math.prod(shape)
+        kept = self._kept.get((dtype, use))
+        if kept is None or kept.numel() < numbers:
+            kept = self._kept[dtype, use] = torch.empty(numbers, dtype=dtype, device=device)
+        return kept[:numbers].view(*shape)
+
+    def copy(self, tensor: torch.Tensor, dtype: torch.dtype, use: str = "") -> torch.Tensor:
+        """``tensor`` in another dtype."""
+        return self.empty(tensor.shape, dtype, tensor.device, use).copy_(tensor)
 
 
 def plain_scales(scales: torch.Tensor) -> torch.Tensor:
@@ -151,19 +186,9 @@ def plain_scales(scales: torch.Tensor) -> torch.Tensor:
     return scales.to(torch.float32)
 
 
-def _wide(codes: torch.Tensor) -> torch.Tensor:
-    """E4M3 to float32 by moving bits: ten times as fast as torch's conversion on a CPU.
-
-    The exponent's bias is 7 there and 127 here. Codes that stand for NaN are refused at reading.
-    """
-    wide = codes.view(torch.int8).to(torch.int32)  # the sign fills the upper bits
-    bits = wide.bitwise_left_shift_(20).bitwise_and_(E4M3_BITS)
-    return bits.view(torch.float32).mul_(2.0**120)
-
-
 @cache
 def _pairs(code: str, device: torch.device) -> torch.Tensor:
-    """Both numbers in a byte as the bits of one int64, ``[256]``."""
-    values = torch.tensor(CODES[code], dtype=torch.float32)
+    """Both numbers in a byte, as the bits of two float16 in an int32, ``[256]``."""
+    values = torch.tensor(CODES[code], dtype=torch.float16)
     both = torch.stack([values.repeat(16), values.repeat_interleave(16)], dim=-1)
-    return both.view(torch.int64)[:, 0].contiguous().to(device)
+    return both.view(torch.int32)[:, 0].contiguous().to(device)

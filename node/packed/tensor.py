@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from node.packed.packing import EXPONENT_BIAS, LARGEST, Packing, Parts, plain_scales
+from node.packed.packing import EXPONENT_BIAS, LARGEST, Packing, Parts, Room, plain_scales
 
-TILE_NUMBERS = 1 << 18
+TILE_NUMBERS = 1 << 17
 """Numbers that a product on a CPU dequantises at a time: what stays in its cache."""
 ANYWHERE_NUMBERS = 1 << 26
 """The same on other devices, where launches cost and memory is what limits."""
@@ -112,13 +112,15 @@ class PackedTensor(torch.Tensor):
         return self._with(parts)
 
     def tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """A few rows of a matrix at a time: the first one's index, and ``[rows, ins]``."""
+        """A few rows of a matrix at a time: the first one's index, and ``[rows, ins]``, which stay
+        until the next ones come."""
+        room = Room()
         outs, ins = self.packing.shape(self.parts)
         numbers = TILE_NUMBERS if self.device.type == "cpu" else ANYWHERE_NUMBERS
         rows = max(1, numbers // (ins * self.packing.rows)) * self.packing.rows
         for start in range(0, outs, rows):
             some = self.packing.some_rows(self.parts, start, min(start + rows, outs))
-            yield start, self.packing.dequantise(some, self.dtype)
+            yield start, self.packing.dequantise(some, self.dtype, room)
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows``, ``[count, ins]``, times the matrix: ``[count, outs]``."""
