@@ -50,7 +50,7 @@ def fp8_blocks(weight: torch.Tensor, rows: int, columns: int) -> Packed:
 
 def fp8_rows(weight: torch.Tensor) -> Packed:
     """E4M3 with a bfloat16 scale per row."""
-    scales = (weight.abs().amax(1, keepdim=True) / FP8_MAX)
+    scales = weight.abs().amax(1, keepdim=True) / FP8_MAX
     codes = (weight / scales.float()).to(torch.float8_e4m3fn)
     return {".weight": codes, ".weight_scale": scales}, codes.float() * scales.float()
 

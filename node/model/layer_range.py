@@ -137,13 +137,13 @@ class ModelLayout:
         for index in range(len(self.layers)):
             path = f"{self.layers_name}.{index}"
             kind = self._tensors_of(path)
-            if kind not in known or not kind:
+            if kind not in known:
                 known.add(kind)
                 yield self._part_bytes(path, self.quantize)
 
     def _tensors_of(self, path: str) -> tuple[object, ...]:
-        stored = [name for name in self.part_parameters(path) if name in self.names]
-        entries = [self.store.tensors[name] for name in self.names.sources(stored)]
+        names = self.names.sources(self.part_parameters(path))
+        entries = [self.store.tensors[name] for name in names]
         return tuple((entry.dtype, entry.shape) for entry in entries)
 
     def _part_bytes(self, path: str, quantize: str | None = None) -> int:

@@ -312,9 +312,7 @@ def _block(said: Any) -> tuple[int, int] | None:
         return None
     if not isinstance(said, list | tuple) or len(said) != 2:
         raise ValueError(f"block {str(said)[:40]}")
-    rows, columns = (
-        _number({"block": value}, "block", 1, GROUP_MAX) for value in said
-    )
+    rows, columns = (_number({"block": value}, "block", 1, GROUP_MAX) for value in said)
     return rows, columns
 
 

@@ -11,7 +11,8 @@ Parts, of which all may have the same leading dimensions (one matrix per expert)
 ``factors``
     ``[outs, 1]`` float32: what a row is multiplied by beside its scales.
 ``order``
-    ``[1, ins]`` int32: the place that a column of the matrix has in ``codes`` (GPTQ's act-order).
+    ``[bands, ins]`` int32: the place that a column has in ``codes`` (GPTQ's act-order), for each of
+    the equal bands of rows that the matrix was joined of.
 """
 
 import math
@@ -77,7 +78,10 @@ class Packing:
         *leading, outs, width = parts["codes"].shape
         ins = width * 8 // self.bits
         grid = (-(-outs // self.rows), -(-ins // self.columns))
-        wanted = {"scales": grid, "zeros": grid, "factors": (outs, 1), "order": (1, ins)}
+        bands = parts["order"].shape[-2] if "order" in parts else 1
+        wanted = {"scales": grid, "zeros": grid, "factors": (outs, 1), "order": (bands, ins)}
+        if outs % max(bands, 1):
+            raise ValueError(f"{bands} orders for {outs} rows")
         for name, part in parts.items():
             if name != "codes" and tuple(part.shape) != (*leading, *wanted[name]):
                 raise ValueError(
@@ -100,11 +104,18 @@ class Packing:
     def some_rows(self, parts: Parts, start: int, end: int) -> dict[str, torch.Tensor]:
         """Parts of rows ``[start, end)``; ``start`` is a multiple of ``rows``."""
         first, last = start // self.rows, -(-end // self.rows)
-        ranges = {"scales": (first, last), "zeros": (first, last), "order": (0, 1)}
-        return {
-            name: part[..., slice(*ranges.get(name, (start, end))), :]
+        ranges = {"scales": slice(first, last), "zeros": slice(first, last)}
+        some = {
+            name: part[..., ranges.get(name, slice(start, end)), :]
             for name, part in parts.items()
+            if name != "order"
         }
+        if "order" in parts:
+            band = parts["codes"].shape[-2] // parts["order"].shape[-2]
+            rows = torch.arange(start, end, device=parts["order"].device) // band
+            bands = parts["order"].shape[-2]
+            some["order"] = parts["order"] if bands == 1 else parts["order"][..., rows, :]
+        return some
 
     def dequantise(
         self, parts: Parts, dtype: torch.dtype, room: "Room | None" = None
@@ -116,7 +127,8 @@ class Packing:
         room = room or Room()
         values, larger = self._values(parts["codes"], room)
         *leading, outs, ins = values.shape
-        scales, zeros = plain_scales(parts["scales"]) * larger, parts.get("zeros")
+        scales = plain_scales(parts["scales"]) * larger
+        zeros = parts["zeros"].to(values.dtype) / larger if "zeros" in parts else None
         if "factors" in parts and self.rows == 1:
             scales = scales * parts["factors"]
         if outs % self.rows or ins % self.columns:  # the last block is not whole
@@ -132,12 +144,14 @@ class Packing:
             split = (*leading, outs // self.rows, self.rows, ins // self.columns, self.columns)
             blocks = values.view(split)
             if zeros is not None:
-                blocks.sub_(zeros[..., :, None, :, None].to(values.dtype))
+                blocks.sub_(zeros[..., :, None, :, None])
             blocks.mul_(scales[..., :, None, :, None])
         if "factors" in parts and self.rows != 1:
             values.mul_(parts["factors"])
         if "order" in parts:
-            values = torch.gather(values, -1, parts["order"].long().expand(values.shape))
+            order = parts["order"].long()[..., None, :]
+            bands = values.unflatten(-2, (order.shape[-3], -1))
+            values = torch.gather(bands, -1, order.expand(bands.shape)).view(values.shape)
         return values if dtype is torch.float32 else room.copy(values, dtype)
 
     def _values(self, codes: torch.Tensor, room: "Room") -> tuple[torch.Tensor, float]:

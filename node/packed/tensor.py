@@ -5,7 +5,6 @@ The code of a model multiplies by its weights, stacks, joins, transposes and ind
 time, and whatever else is asked of it sees its numbers. So no module and no family has to know.
 """
 
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -63,7 +62,10 @@ class PackedTensor(torch.Tensor):
             return done
         if (done := func.decompose(*args, **named)) is not NotImplemented:
             return done
-        return func(*_plain(args), **_plain(named))
+        # A view of a parameter must not be of inference, even where one infers.
+        views = any(result.alias_info is not None for result in func._schema.returns)
+        with torch.inference_mode(torch.is_inference_mode_enabled() and not views):
+            return func(*_plain(args), **_plain(named))
 
     def __repr__(self, **_: Any) -> str:
         return f"PackedTensor({tuple(self.shape)}, {self.packing})"
@@ -240,7 +242,11 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> PackedTensor | None:
     dim %= first.dim()
     if dim < first.dim() - 2:
         packing, found = first.packing, [each.parts for each in tensors]
-    elif first.turned or dim != first.dim() - 2 or "order" in first.parts:
+    elif (
+        first.turned
+        or dim != first.dim() - 2
+        or ("order" in first.parts and any(each.shape != first.shape for each in tensors))
+    ):
         return None
     elif all(each.shape[-2] % first.packing.rows == 0 for each in tensors[:-1]):
         packing, found = first.packing, [each.parts for each in tensors]
@@ -293,6 +299,8 @@ def _addmm(bias: Any, rows: Any, weight: Any, **scaled: Any) -> torch.Tensor | N
 def _embedding(weight: Any, ids: torch.Tensor, *_: Any) -> torch.Tensor | None:
     if not isinstance(weight, PackedTensor) or weight.turned or weight.dim() != 2:
         return None
+    if "order" in weight.parts and weight.parts["order"].shape[-2] > 1:
+        return None
     packing, parts = weight.packing.by_row(weight.parts)
     places = ids.reshape(-1)
     rows = {name: part if name == "order" else part[places] for name, part in parts.items()}
@@ -302,6 +310,3 @@ def _embedding(weight: Any, ids: torch.Tensor, *_: Any) -> torch.Tensor | None:
 def is_packed(module: torch.nn.Module) -> bool:
     """Whether one of the module's own weights, or of a module within it, is kept packed."""
     return any(isinstance(weight.data, PackedTensor) for weight in module.parameters())
-
-
-

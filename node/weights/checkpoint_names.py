@@ -7,7 +7,7 @@ a range, from only their tensors.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,9 @@ from torch import nn
 from dht.errors import UserError
 from node.packed.stored import Described, Stored
 from node.packed.tensor import PackedTensor
+
+CODE_DTYPES = frozenset({"I8", "U8", "I16", "I32", "I64"})
+"""Dtypes of codes: no weight of a model's code is a matrix of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,21 +93,28 @@ class CheckpointNames:
         self, parameters: Iterable[str], described: Mapping[str, Described]
     ) -> dict[str, PackedTensor]:
         """Those parameters that stay packed, on the meta device; ``described`` are the files'
-        tensors."""
-        if all(weight.make is None for weight in self._stored.values()):
-            return {}
+        tensors.
+
+        Raises UserError for codes of a packing that nobody knows.
+        """
         made: dict[str, torch.Tensor] = {}
         for conversion in self.conversions(p for p in parameters if p in self):
-            weights = [self._stored[source] for source, _ in conversion.sources]
-            if any(weight.make is not None for weight in weights):
-                made |= self._run(
-                    conversion,
-                    lambda w=weights, c=conversion: {
-                        source: weight.on_meta(described)
-                        for weight, (source, _) in zip(w, c.sources, strict=True)
-                    },
-                )
+            stored = {source: self._stored[source] for source, _ in conversion.sources}
+            if any(weight.make is not None for weight in stored.values()):
+                on_meta = {name: weight.on_meta(described) for name, weight in stored.items()}
+                made |= self._run(conversion, on_meta)
+            for weight in stored.values():
+                self._refuse_codes(weight, described)
         return {name: part for name, part in made.items() if isinstance(part, PackedTensor)}
+
+    def _refuse_codes(self, weight: Stored, described: Mapping[str, Described]) -> None:
+        for name in weight.names.values() if weight.make is None else ():
+            if described[name].dtype in CODE_DTYPES and len(described[name].shape) > 1:
+                raise UserError(
+                    f"{self._where} cannot be served: {name[:120]} holds integers"
+                    f" ({described[name].dtype}), and its configuration does not say how they"
+                    " are packed"
+                )
 
     def convert(
         self,
@@ -117,21 +127,21 @@ class CheckpointNames:
 
         ``made_up``: with numbers to time with where they are packed.
         """
-
-        def weights() -> dict[str, torch.Tensor]:
-            stored = {source: self._stored[source] for source, _ in conversion.sources}
-            return {
-                source: each.made_up(tensors) if made_up else each.weight(tensors)
-                for source, each in stored.items()
-            }
-
+        weights: dict[str, torch.Tensor] = {}
+        for source, _ in conversion.sources:
+            stored = self._stored[source]
+            try:
+                made = stored.made_up(tensors) if made_up else stored.weight(tensors)
+            except ValueError as error:
+                raise UserError(
+                    f"{self._where} cannot be served: {source[:120]} is packed wrongly ({error})"
+                ) from error
+            weights[source] = made
         return self._run(conversion, weights)
 
-    def _run(
-        self, conversion: Conversion, weights: Callable[[], dict[str, torch.Tensor]]
-    ) -> Converted:
+    def _run(self, conversion: Conversion, weights: dict[str, torch.Tensor]) -> Converted:
         try:
-            return conversion.convert(self._model, weights())
+            return conversion.convert(self._model, weights)
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise UserError(
                 f"{self._where} cannot be served yet: {conversion.target} cannot be made of its"

@@ -154,7 +154,7 @@ class WeightStore:
                 yield name, torch.zeros(entry.shape, dtype=dtype)
                 continue
             times = -(-entry.numbers // block.numel())
-            yield name, block.repeat(times)[: entry.numbers].reshape(entry.shape)
+            yield name, block.repeat(times)[: entry.numbers].reshape(entry.shape).to(dtype)
 
     def _entry(self, name: str) -> TensorEntry:
         if name not in self.tensors:
