@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-GROUP = 32
-"""Columns that share a scale."""
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 FP8_MAX, FP4_MAX = 448.0, 6.0
 Packed = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -101,9 +99,9 @@ def modelopt_nvfp4(weight: torch.Tensor) -> Packed:
     }, plain
 
 
-def grouped(weight: torch.Tensor, bits: int, *, even: bool) -> tuple[torch.Tensor, ...]:
+def grouped(weight: torch.Tensor, bits: int, group: int, *, even: bool) -> tuple[torch.Tensor, ...]:
     """Codes ``[outs, ins]``, scales and zero points ``[outs, groups]``, and the numbers."""
-    groups = weight.reshape(weight.shape[0], -1, GROUP)
+    groups = weight.reshape(weight.shape[0], -1, group)
     low, high = groups.amin(-1), groups.amax(-1)
     most = (1 << bits) - 1
     if even:
@@ -118,9 +116,9 @@ def grouped(weight: torch.Tensor, bits: int, *, even: bool) -> tuple[torch.Tenso
     return codes.reshape(weight.shape).long(), scales, zeros.long(), plain.reshape(weight.shape)
 
 
-def pack_quantized(weight: torch.Tensor, bits: int, *, even: bool) -> Packed:
+def pack_quantized(weight: torch.Tensor, bits: int, group: int, *, even: bool) -> Packed:
     """INT4 and INT8 of compressed-tensors."""
-    codes, scales, zeros, plain = grouped(weight, bits, even=even)
+    codes, scales, zeros, plain = grouped(weight, bits, group, even=even)
     tensors = {
         ".weight_packed": int32s(codes, bits),
         ".weight_scale": scales,
@@ -133,18 +131,18 @@ def pack_quantized(weight: torch.Tensor, bits: int, *, even: bool) -> Packed:
     return tensors, plain
 
 
-def gptq(weight: torch.Tensor, bits: int, *, ordered: bool = False) -> Packed:
+def gptq(weight: torch.Tensor, bits: int, group: int, *, ordered: bool = False) -> Packed:
     """GPTQ's layout; ``ordered`` with groups of columns that are not side by side."""
     ins = weight.shape[1]
     order = torch.arange(ins)
     if ordered:
         order = torch.randperm(ins, generator=torch.Generator().manual_seed(ins))
-    codes, scales, zeros, plain = grouped(weight[:, order], bits, even=False)
+    codes, scales, zeros, plain = grouped(weight[:, order], bits, group, even=False)
     zeros = zeros.clamp_min(1)
     plain = (codes.reshape(*scales.shape, -1) - zeros[..., None]) * scales[..., None]
     back = torch.argsort(order)
     groups = torch.empty(ins, dtype=torch.int32)
-    groups[order] = (torch.arange(ins) // GROUP).to(torch.int32)
+    groups[order] = (torch.arange(ins) // group).to(torch.int32)
     tensors = {
         ".qweight": int32s(codes[:, back].contiguous(), bits).t().contiguous(),
         ".qzeros": int32s((zeros - 1).t().contiguous(), bits),
@@ -154,9 +152,9 @@ def gptq(weight: torch.Tensor, bits: int, *, ordered: bool = False) -> Packed:
     return tensors, plain.reshape(weight.shape)[:, back]
 
 
-def awq(weight: torch.Tensor) -> Packed:
+def awq(weight: torch.Tensor, group: int) -> Packed:
     """AWQ's layout: columns of eight out of order."""
-    codes, scales, zeros, plain = grouped(weight, 4, even=False)
+    codes, scales, zeros, plain = grouped(weight, 4, group, even=False)
     order = [0, 2, 4, 6, 1, 3, 5, 7]
 
     def mixed(values: torch.Tensor) -> torch.Tensor:
@@ -202,63 +200,69 @@ class Format:
     """Whether it packs stacked experts, not linear modules."""
 
 
+def formats(group: int, block: tuple[int, int]) -> dict[str, Format]:
+    """By name; ``group`` columns share a scale of integers, a ``block`` one of FP8."""
+    whole = {"bits": 4, "group_size": group}
+    return {
+        "fp8": Format(
+            settings={"quant_method": "fp8", "weight_block_size": list(block)},
+            pack=lambda weight: fp8_blocks(weight, *block),
+        ),
+        "fp8, ragged blocks": Format(
+            settings={"quant_method": "fp8", "weight_block_size": [block[0] + 8, block[1] + 8]},
+            pack=lambda weight: fp8_blocks(weight, block[0] + 8, block[1] + 8),
+        ),
+        "mxfp4": Format(settings={"quant_method": "mxfp4"}, pack=mxfp4, of_experts=True),
+        "compressed-tensors, int4": Format(
+            settings=_compressed("int", 4, "pack-quantized", group, True),
+            pack=lambda weight: pack_quantized(weight, 4, group, even=True),
+        ),
+        "compressed-tensors, int4 with zeros": Format(
+            settings=_compressed("int", 4, "pack-quantized", group, False),
+            pack=lambda weight: pack_quantized(weight, 4, group, even=False),
+        ),
+        "compressed-tensors, int8": Format(
+            settings=_compressed("int", 8, "pack-quantized", group, True),
+            pack=lambda weight: pack_quantized(weight, 8, group, even=True),
+        ),
+        "compressed-tensors, fp8": Format(
+            settings=_compressed("float", 8, "float-quantized", None, True), pack=fp8_rows
+        ),
+        "compressed-tensors, nvfp4": Format(
+            settings=_compressed("float", 4, "nvfp4-pack-quantized", 16, True), pack=nvfp4
+        ),
+        "modelopt, nvfp4": Format(
+            settings={"quant_method": "modelopt", "quant_algo": "NVFP4"}, pack=modelopt_nvfp4
+        ),
+        "gptq": Format(
+            settings={"quant_method": "gptq", **whole, "desc_act": False},
+            pack=lambda weight: gptq(weight, 4, group),
+        ),
+        "gptq, 8 bits": Format(
+            settings={"quant_method": "gptq", **whole, "bits": 8, "desc_act": False},
+            pack=lambda weight: gptq(weight, 8, group),
+        ),
+        "gptq, act-order": Format(
+            settings={"quant_method": "gptq", **whole, "desc_act": True},
+            pack=lambda weight: gptq(weight, 4, group, ordered=True),
+        ),
+        "awq": Format(
+            settings={"quant_method": "awq", **whole, "version": "gemm"},
+            pack=lambda weight: awq(weight, group),
+        ),
+    }
+
+
 BLOCK = (16, 32)
-FORMATS: dict[str, Format] = {
-    "fp8": Format(
-        settings={"quant_method": "fp8", "weight_block_size": list(BLOCK)},
-        pack=lambda weight: fp8_blocks(weight, *BLOCK),
-    ),
-    "fp8, ragged blocks": Format(
-        settings={"quant_method": "fp8", "weight_block_size": [24, 40]},
-        pack=lambda weight: fp8_blocks(weight, 24, 40),
-    ),
-    "mxfp4": Format(settings={"quant_method": "mxfp4"}, pack=mxfp4, of_experts=True),
-    "compressed-tensors, int4": Format(
-        settings=_compressed("int", 4, "pack-quantized", GROUP, True),
-        pack=lambda weight: pack_quantized(weight, 4, even=True),
-    ),
-    "compressed-tensors, int4 with zeros": Format(
-        settings=_compressed("int", 4, "pack-quantized", GROUP, False),
-        pack=lambda weight: pack_quantized(weight, 4, even=False),
-    ),
-    "compressed-tensors, int8": Format(
-        settings=_compressed("int", 8, "pack-quantized", GROUP, True),
-        pack=lambda weight: pack_quantized(weight, 8, even=True),
-    ),
-    "compressed-tensors, fp8": Format(
-        settings=_compressed("float", 8, "float-quantized", None, True), pack=fp8_rows
-    ),
-    "compressed-tensors, nvfp4": Format(
-        settings=_compressed("float", 4, "nvfp4-pack-quantized", 16, True), pack=nvfp4
-    ),
-    "modelopt, nvfp4": Format(
-        settings={"quant_method": "modelopt", "quant_algo": "NVFP4"}, pack=modelopt_nvfp4
-    ),
-    "gptq": Format(
-        settings={"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False},
-        pack=lambda weight: gptq(weight, 4),
-    ),
-    "gptq, 8 bits": Format(
-        settings={"quant_method": "gptq", "bits": 8, "group_size": GROUP, "desc_act": False},
-        pack=lambda weight: gptq(weight, 8),
-    ),
-    "gptq, act-order": Format(
-        settings={"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True},
-        pack=lambda weight: gptq(weight, 4, ordered=True),
-    ),
-    "awq": Format(
-        settings={"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"},
-        pack=awq,
-    ),
-}
+FORMATS = formats(32, BLOCK)
+"""For tiny models."""
 
 
-def write(plain: Path, name: str, packed: Path, meant: Path | None = None) -> int:
+def write(plain: Path, kind: Format, packed: Path, meant: Path | None = None) -> None:
     """Pack the checkpoint in ``plain`` by a format into ``packed``; its numbers to ``meant``.
 
-    Packs matrices within the layers, but routers. Returns the bytes of the packed weights' files.
+    Packs matrices within the layers, but routers.
     """
-    kind = FORMATS[name]
     tensors = load_file(plain / "model.safetensors")
     files: dict[str, torch.Tensor] = {}
     numbers: dict[str, torch.Tensor] = {}
@@ -282,4 +286,3 @@ def write(plain: Path, name: str, packed: Path, meant: Path | None = None) -> in
     config = json.loads((plain / "config.json").read_text())
     config["quantization_config"] = kind.settings
     (packed / "config.json").write_text(json.dumps(config))
-    return (packed / "model.safetensors").stat().st_size

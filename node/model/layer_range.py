@@ -386,12 +386,13 @@ class LoadedRange:
                 done = layout.names.convert(conversion, taken, made_up=self._made_up)
                 for target, parameter in done.items():
                     known = weight if lent and target == borrowed else target
-                    if known in experts and not isinstance(parameter, PackedTensor):
-                        parameter = self._quantised(parameter, turned=experts[known])
-                    made[known] = self._moved(known, parameter)
+                    made[known] = self._moved(known, self._quantised(parameter, experts.get(known)))
         return made
 
-    def _quantised(self, weight: torch.Tensor, *, turned: bool) -> torch.Tensor:
+    def _quantised(self, weight: torch.Tensor, turned: bool | None) -> torch.Tensor:
+        """Stacked experts in the bits asked for; all else (``turned`` None) as it is."""
+        if turned is None or isinstance(weight, PackedTensor):
+            return weight
         rows = weight.transpose(1, 2) if turned else weight
         packed = quantised(rows, self._layout.quantize or "", self._device)
         return packed.transpose(1, 2) if turned else packed

@@ -1,6 +1,7 @@
 """The formats in which packed checkpoints are published, each as rules (:mod:`.stored`)."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -58,11 +59,12 @@ def scaled(
     *,
     block: tuple[int, int] | None = None,
     turned: bool = False,
-    **others: torch.Tensor,
+    beside: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> PackedTensor:
     """A packed tensor from codes and scales: one for all, one per row, or a grid.
 
-    ``block`` is the grid's; without one the grid has to divide the matrix.
+    ``block`` is the grid's; without one the grid has to divide the matrix. ``beside`` are further
+    parts.
     """
     bits = Packing(code=code, columns=1).bits
     outs, ins = codes.shape[-2], codes.shape[-1] * 8 // bits
@@ -79,7 +81,7 @@ def scaled(
             raise ValueError(f"a grid of {down} x {across} scales in a matrix of {outs} x {ins}")
         rows, columns = outs // down, ins // across
     packing = Packing(code=code, rows=rows, columns=columns)
-    return PackedTensor(packing, {"codes": codes, "scales": scales, **others}, turned=turned)
+    return PackedTensor(packing, {"codes": codes, "scales": scales, **beside}, turned=turned)
 
 
 # Formats
@@ -147,7 +149,7 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> list[Rule]:
         code = "int8" if codes.dtype is torch.int8 else FLOAT8[codes.dtype]
         zeros = {"zeros": _grid(parts["zeros"])} if "zeros" in parts else {}
         fitting = (b for b in blocks if _fits(codes, parts["scales"], b))
-        return scaled(code, codes, parts["scales"], block=next(fitting, None), **zeros)
+        return scaled(code, codes, parts["scales"], block=next(fitting, None), beside=zeros)
 
     def packed(parts: Parts) -> torch.Tensor:
         codes, scales = parts["codes"], _grid(parts["scales"])
@@ -170,14 +172,14 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> list[Rule]:
             others["zeros"] = (spread.to(torch.int16) - (1 << bits - 1)).to(torch.int8)
         if "groups" in parts:
             return _ordered(code, plain, scales, others, parts["groups"])
-        return scaled(code, plain, scales, **others)
+        return scaled(code, plain, scales, beside=others)
 
     def halves(parts: Parts) -> torch.Tensor:
         others = {}
         if "factors" in parts:
             factor = parts["factors"].float().reciprocal().reshape(1, 1)
             others["factors"] = factor.expand(parts["codes"].shape[0], 1).contiguous()
-        return scaled("e2m1", parts["codes"], parts["scales"], **others)
+        return scaled("e2m1", parts["codes"], parts["scales"], beside=others)
 
     scales = {"scales": (".weight_scale",)}
     zeros = {"zeros": (".weight_zero_point",)}
@@ -212,7 +214,7 @@ def _modelopt(settings: Mapping[str, Any]) -> list[Rule]:
     def halves(parts: Parts) -> torch.Tensor:
         factor = parts["factors"].float().reshape(1, 1)
         spread = factor.expand(parts["codes"].shape[0], 1).contiguous()
-        return scaled("e2m1", parts["codes"], parts["scales"], factors=spread)
+        return scaled("e2m1", parts["codes"], parts["scales"], beside={"factors": spread})
 
     def floats(parts: Parts) -> torch.Tensor:
         return scaled(FLOAT8[parts["codes"].dtype], parts["codes"], parts["scales"])
@@ -241,7 +243,7 @@ def _gptq(settings: Mapping[str, Any]) -> list[Rule]:
         code = "uint4" if bits == 4 else "uint8"
         if "groups" in parts and (sorted_ or not _is_plain(parts["groups"], scales)):
             return _ordered(code, codes, scales, others, parts["groups"])
-        return scaled(code, codes, scales, **others)
+        return scaled(code, codes, scales, beside=others)
 
     return [
         Rule(
@@ -271,7 +273,7 @@ def _awq(settings: Mapping[str, Any]) -> list[Rule]:
             "uint4",
             _packed(in_order(parts["codes"]), bits),
             parts["scales"].t().contiguous(),
-            zeros=in_order(parts["zeros"]).contiguous(),
+            beside={"zeros": in_order(parts["zeros"]).contiguous()},
         )
 
     return [
@@ -369,4 +371,4 @@ def _ordered(
     place = torch.empty_like(order)
     place[order] = torch.arange(order.numel(), device=order.device)
     named = {"order": place.to(torch.int32)[None], **others}
-    return scaled(code, apart, scales, **named)
+    return scaled(code, apart, scales, beside=named)

@@ -150,7 +150,7 @@ class Packing:
             values.mul_(parts["factors"])
         if "order" in parts:
             order = parts["order"].long()[..., None, :]
-            bands = values.unflatten(-2, (order.shape[-3], -1))
+            bands = values.view(*leading, order.shape[-3], -1, ins)
             values = torch.gather(bands, -1, order.expand(bands.shape)).view(values.shape)
         return values if dtype is torch.float32 else room.copy(values, dtype)
 

@@ -44,16 +44,16 @@ class PackedTensor(torch.Tensor):
         if turned:
             shape = (*shape[:-2], shape[-1], shape[-2])
         with torch.inference_mode(False):  # else no view of a parameter could be one
-            made: PackedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            made: PackedTensor = torch.Tensor._make_wrapper_subclass(
                 cls, shape, dtype=dtype, device=parts["codes"].device
             )
         made.packing, made.parts, made.turned = packing, dict(parts), turned
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         named = kwargs or {}
@@ -67,7 +67,7 @@ class PackedTensor(torch.Tensor):
         with torch.inference_mode(torch.is_inference_mode_enabled() and not views):
             return func(*_plain(args), **_plain(named))
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"PackedTensor({tuple(self.shape)}, {self.packing})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PackedTensor":
@@ -204,7 +204,7 @@ def _transposed(packed: PackedTensor, one: int, other: int) -> PackedTensor | No
     last = packed.dim() - 1
     if {one % packed.dim(), other % packed.dim()} != {last, last - 1}:
         return None
-    return _turned(packed)
+    return packed._with(packed.parts, turned=not packed.turned)
 
 
 @_knows(aten.select.int)
@@ -245,7 +245,7 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> PackedTensor | None:
     elif (
         first.turned
         or dim != first.dim() - 2
-        or ("order" in first.parts and any(each.shape != first.shape for each in tensors))
+        or ("order" in first.parts and len({each.shape for each in tensors}) > 1)
     ):
         return None
     elif all(each.shape[-2] % first.packing.rows == 0 for each in tensors[:-1]):
@@ -284,14 +284,15 @@ def _linear(rows: Any, weight: Any, bias: torch.Tensor | None = None) -> torch.T
 def _matmul(rows: Any, weight: Any) -> torch.Tensor | None:
     if isinstance(rows, PackedTensor) or not weight.turned or weight.dim() != 2:
         return None
-    return _linear(rows, _turned(weight))
+    out: torch.Tensor = weight.product(rows.reshape(-1, rows.shape[-1]))
+    return out.view(*rows.shape[:-1], -1)
 
 
 @_knows(aten.addmm.default)
 def _addmm(bias: Any, rows: Any, weight: Any, **scaled: Any) -> torch.Tensor | None:
     if scaled or isinstance(bias, PackedTensor):
         return None
-    out = _matmul(rows, weight)
+    out: torch.Tensor | None = _matmul(rows, weight)
     return None if out is None else out.add_(bias)
 
 

@@ -1,4 +1,4 @@
-"""Packed checkpoints: ids as of their numbers, held and read in their own bits, refused in words."""
+"""Packed checkpoints: ids as of their numbers, held in their own bits, refused in words."""
 
 import json
 import random
@@ -73,7 +73,7 @@ def theirs(name: str, packed: Path, meant: Path) -> Any:
 def test_answers_are_those_of_the_numbers(name: str, family: str, tmp_path: Path) -> None:
     make(tmp_path / "plain", family, **SHAPE)
     packed = tmp_path / "packed"
-    write(tmp_path / "plain", name, packed, tmp_path / "meant")
+    write(tmp_path / "plain", FORMATS[name], packed, tmp_path / "meant")
     rng = random.Random(name)
     ranges = split(rng, LAYERS)
     engines = [engine_of(packed, start, end) for start, end in ranges]
@@ -100,7 +100,7 @@ def bytes_of(module: torch.nn.Module) -> int:
 @pytest.mark.parametrize(("name", "family"), CASES)
 def test_layers_are_held_in_the_bits_of_the_files(name: str, family: str, tmp_path: Path) -> None:
     make(tmp_path / "plain", family, **SHAPE)
-    write(tmp_path / "plain", name, tmp_path / "packed")
+    write(tmp_path / "plain", FORMATS[name], tmp_path / "packed")
     engine = engine_of(tmp_path / "packed", 0, LAYERS)
     entries = engine.config.store.tensors.items()
     published = sum(
@@ -132,7 +132,7 @@ def test_layers_are_held_in_the_bits_of_the_files(name: str, family: str, tmp_pa
 
 def test_random_weights_to_time_with_are_packed_alike(tmp_path: Path) -> None:
     make(tmp_path / "plain", "llama", **SHAPE)
-    write(tmp_path / "plain", "gptq, act-order", tmp_path / "packed")
+    write(tmp_path / "plain", FORMATS["gptq, act-order"], tmp_path / "packed")
     store = WeightStore.open(str(tmp_path / "packed"))
     engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=64 << 20))
     engine.load(1, 2, made_up=True)
@@ -145,7 +145,12 @@ def test_random_weights_to_time_with_are_packed_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_other_dtypes_compute_with_the_same_bits(dtype: str, tmp_path: Path) -> None:
     make(tmp_path / "plain", "qwen3_moe", **SHAPE)
-    write(tmp_path / "plain", "compressed-tensors, int4", tmp_path / "packed", tmp_path / "meant")
+    write(
+        tmp_path / "plain",
+        FORMATS["compressed-tensors, int4"],
+        tmp_path / "packed",
+        tmp_path / "meant",
+    )
     logits = []
     for name in ("packed", "meant"):
         store = WeightStore.open(str(tmp_path / name))
@@ -246,15 +251,19 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
 }
 
 
+def opened(directory: Path) -> Engine:
+    store = WeightStore.open(str(directory))
+    return Engine(EngineConfig(store=store, name="tiny", memory_bytes=64 << 20))
+
+
 @pytest.mark.parametrize("case", list(DAMAGE))
 def test_what_is_wrong_is_said_before_memory_is_spent(case: str, tmp_path: Path) -> None:
     name, damage, words = DAMAGE[case]
     make(tmp_path / "plain", "gpt_oss" if name == "mxfp4" else "llama", **SHAPE)
-    write(tmp_path / "plain", name, tmp_path / "packed")
+    write(tmp_path / "plain", FORMATS[name], tmp_path / "packed")
     damage(tmp_path / "packed")
     with pytest.raises(UserError, match=words) as caught:
-        store = WeightStore.open(str(tmp_path / "packed"))
-        Engine(EngineConfig(store=store, name="tiny", memory_bytes=64 << 20))
+        opened(tmp_path / "packed")
     assert len(str(caught.value)) < 700 + 2 * len(str(tmp_path))
     assert "\n" not in str(caught.value)
 
@@ -271,7 +280,7 @@ def test_numbers_that_point_elsewhere_are_refused(
     ending: str, change: Callable[[torch.Tensor], torch.Tensor], words: str, tmp_path: Path
 ) -> None:
     make(tmp_path / "plain", "llama", **SHAPE)
-    write(tmp_path / "plain", "gptq, act-order", tmp_path / "packed")
+    write(tmp_path / "plain", FORMATS["gptq, act-order"], tmp_path / "packed")
     replaced(ending, change)(tmp_path / "packed")
     with pytest.raises(UserError, match=words):
         engine_of(tmp_path / "packed", 0, LAYERS)
@@ -282,7 +291,7 @@ def test_numbers_that_point_elsewhere_are_refused(
 )
 def test_codes_of_nan_are_refused(name: str, ending: str, byte: int, tmp_path: Path) -> None:
     make(tmp_path / "plain", "gpt_oss" if name == "mxfp4" else "llama", **SHAPE)
-    write(tmp_path / "plain", name, tmp_path / "packed")
+    write(tmp_path / "plain", FORMATS[name], tmp_path / "packed")
 
     def spoil(found: dict[str, torch.Tensor]) -> None:
         wanted = torch.float8_e4m3fn if name == "fp8" else torch.uint8
@@ -290,5 +299,5 @@ def test_codes_of_nan_are_refused(name: str, ending: str, byte: int, tmp_path: P
         found[key].view(torch.uint8).view(-1)[0] = byte
 
     tensors(spoil)(tmp_path / "packed")
-    with pytest.raises(UserError, match="NaN|too large|infinity|beyond"):
+    with pytest.raises(UserError, match=r"NaN|beyond"):
         engine_of(tmp_path / "packed", 0, LAYERS)
