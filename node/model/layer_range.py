@@ -17,6 +17,7 @@ from dht.errors import UserError
 from dht.messages.types import ModelSpec
 from dht.model_files import sizes_of
 from node.attention.paged_attention import ATTENTION_NAME, Step, register_attention
+from node.device.heap import give_back
 from node.device.tensors import DTYPES, is_finite
 from node.model.cuda_graphs import CudaCapture
 from node.model.forward import LayerForward
@@ -304,6 +305,8 @@ class LoadedRange:
             else:
                 self.parts[part.path] = module
             shared = shared if shared is not None else self._tied_weight()
+            del tensors, module
+            give_back()  # what the sources of this part took, before those of the next
         self._flow.hold(self.parts)
         return store.bytes_read - before
 
