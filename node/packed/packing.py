@@ -92,11 +92,10 @@ class Packing:
 
     def by_row(self, parts: Parts) -> tuple["Packing", Parts]:
         """The same matrix with a scale for each row alone."""
-        outs = parts["codes"].shape[-2]
+        codes = parts["codes"]
+        rows = torch.arange(codes.shape[-2], device=codes.device) // self.rows
         spread = {
-            name: part.repeat_interleave(self.rows, dim=-2)[..., :outs, :]
-            if name in ("scales", "zeros")
-            else part
+            name: part[..., rows, :] if name in ("scales", "zeros") else part
             for name, part in parts.items()
         }
         return replace(self, rows=1), spread
@@ -132,14 +131,11 @@ class Packing:
         if "factors" in parts and self.rows == 1:
             scales = scales * parts["factors"]
         if outs % self.rows or ins % self.columns:  # the last block is not whole
-            at = torch.arange(ins, device=values.device) // self.columns
-
-            def spread(grid: torch.Tensor) -> torch.Tensor:
-                return grid[..., at].repeat_interleave(self.rows, dim=-2)[..., :outs, :]
-
+            across = torch.arange(ins, device=values.device) // self.columns
+            down = torch.arange(outs, device=values.device) // self.rows
             if zeros is not None:
-                values.sub_(spread(zeros))
-            values.mul_(spread(scales))
+                values.sub_(zeros[..., down, :][..., across])
+            values.mul_(scales[..., down, :][..., across])
         else:
             split = (*leading, outs // self.rows, self.rows, ins // self.columns, self.columns)
             blocks = values.view(split)

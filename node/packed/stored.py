@@ -131,7 +131,7 @@ def _looks(entry: Described) -> tuple[str, tuple[int, ...]]:
 def _check(where: str, name: str, stored: Stored, tensors: Mapping[str, Described]) -> None:
     try:
         stored.on_meta(tensors)
-    except (ValueError, RuntimeError, IndexError) as error:
+    except (ValueError, RuntimeError, LookupError, TypeError, ArithmeticError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(
             f"{where} cannot be served: {name[:NAME_CHARACTERS]} is packed wrongly ({reason})"
