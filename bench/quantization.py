@@ -79,7 +79,7 @@ GROUP, BLOCK = 128, (128, 128)
 """Of most published checkpoints."""
 RARE = ("fp8, ragged blocks", "modelopt, nvfp4", "compressed-tensors, int4 with zeros")
 """Formats that differ from another one in names or edges alone; tests have them."""
-FORCED_TOKENS = 8
+FORCED_TOKENS = 4
 STREAMS = (1, 8)
 DECODE, ROUNDS = 8, 3
 THREADS = 1
