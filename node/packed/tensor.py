@@ -14,7 +14,7 @@ from node.packed.packing import EXPONENT_BIAS, LARGEST, Packing, Parts, Room, pl
 
 TILE_NUMBERS = 1 << 17
 """Numbers that a product on a CPU dequantises at a time: what stays in its cache."""
-ANYWHERE_NUMBERS = 1 << 26
+ANYWHERE_NUMBERS = 1 << 24
 """The same on other devices, where launches cost and memory is what limits."""
 
 aten = torch.ops.aten
