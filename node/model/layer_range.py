@@ -376,18 +376,24 @@ class LoadedRange:
             module = layout.model.get_submodule(part.path)
             found = experts_of(module, layout.quantize).items()
             experts = {f"{part.path}.{name}": turned for name, turned in found}
-        sources = {c.target: set(layout.names.tensors(c)) for c in waiting}
-        read: dict[str, torch.Tensor] = {}
+        sources = {
+            source: names for c in waiting for source, names in layout.names.tensors(c).items()
+        }
+        owners = {name: source for source, names in sources.items() for name in names}
+        read: dict[str, dict[str, torch.Tensor]] = {}
+        weights: dict[str, torch.Tensor] = {}
         tensors = layout.store.make_up if self._made_up else layout.store.read
         for name, tensor in tensors(part.names):
             meter.add(layout.store.tensors[name].size_bytes)
-            read[name] = tensor
-            ready = [c for c in waiting if read.keys() >= sources[c.target]]
+            source = owners[name]
+            read.setdefault(source, {})[name] = tensor
+            if len(read[source]) < len(sources[source]):
+                continue
+            weights[source] = layout.names.weight(source, read.pop(source), made_up=self._made_up)
+            ready = [c for c in waiting if all(s in weights for s, _ in c.sources)]
             for conversion in ready:
                 waiting.remove(conversion)
-                taken = {source: read.pop(source) for source in sources[conversion.target]}
-                done = layout.names.convert(conversion, taken, made_up=self._made_up)
-                for target, parameter in done.items():
+                for target, parameter in layout.names.convert(conversion, weights).items():
                     known = weight if lent and target == borrowed else target
                     made[known] = self._moved(known, self._quantised(parameter, experts.get(known)))
         return made

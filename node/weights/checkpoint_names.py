@@ -81,13 +81,19 @@ class CheckpointNames:
 
     def sources(self, parameters: Iterable[str]) -> list[str]:
         """Names of the tensors that these parameters need."""
-        found = [name for c in self.conversions(parameters) for name in self.tensors(c)]
+        found = [
+            name
+            for conversion in self.conversions(parameters)
+            for names in self.tensors(conversion).values()
+            for name in names
+        ]
         return list(dict.fromkeys(found))
 
-    def tensors(self, conversion: Conversion) -> list[str]:
-        """Names of the tensors that a conversion needs."""
-        weights = [self._stored[source] for source, _ in conversion.sources]
-        return [name for weight in weights for name in weight.names.values()]
+    def tensors(self, conversion: Conversion) -> dict[str, list[str]]:
+        """Names of the tensors that each source of a conversion is made of."""
+        return {
+            source: list(self._stored[source].names.values()) for source, _ in conversion.sources
+        }
 
     def packed(
         self, parameters: Iterable[str], described: Mapping[str, Described]
@@ -102,7 +108,7 @@ class CheckpointNames:
             stored = {source: self._stored[source] for source, _ in conversion.sources}
             if any(weight.make is not None for weight in stored.values()):
                 on_meta = {name: weight.on_meta(described) for name, weight in stored.items()}
-                made |= self._run(conversion, on_meta)
+                made |= self.convert(conversion, on_meta)
             for weight in stored.values():
                 self._refuse_codes(weight, described)
         return {name: part for name, part in made.items() if isinstance(part, PackedTensor)}
@@ -116,30 +122,24 @@ class CheckpointNames:
                     " are packed"
                 )
 
-    def convert(
-        self,
-        conversion: Conversion,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        made_up: bool = False,
-    ) -> Converted:
-        """Parameters by name; UserError if the tensors do not fit each other.
+    def weight(
+        self, source: str, tensors: Mapping[str, torch.Tensor], *, made_up: bool = False
+    ) -> torch.Tensor:
+        """A conversion's source from its tensors; UserError if they do not fit each other.
 
-        ``made_up``: with numbers to time with where they are packed.
+        ``made_up``: with numbers to time with where it is packed.
         """
-        weights: dict[str, torch.Tensor] = {}
-        for source, _ in conversion.sources:
-            stored = self._stored[source]
-            try:
-                made = stored.made_up(tensors) if made_up else stored.weight(tensors)
-            except ValueError as error:
-                raise UserError(
-                    f"{self._where} cannot be served: {source[:120]} is packed wrongly ({error})"
-                ) from error
-            weights[source] = made
-        return self._run(conversion, weights)
+        stored = self._stored[source]
+        try:
+            return stored.made_up(tensors) if made_up else stored.weight(tensors)
+        except ValueError as error:
+            raise UserError(
+                f"{self._where} cannot be served: {source[:120]} is packed wrongly ({error})"
+            ) from error
 
-    def _run(self, conversion: Conversion, weights: dict[str, torch.Tensor]) -> Converted:
+    def convert(self, conversion: Conversion, weights: dict[str, torch.Tensor]) -> Converted:
+        """Parameters by name from the sources, which are taken out; UserError if they do not fit
+        each other."""
         try:
             return conversion.convert(self._model, weights)
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
