@@ -123,7 +123,7 @@ def load_peak_bytes(directory: Path, quantize: str | None) -> int:
         store=store, name="peak", memory_bytes=MEMORY_BYTES, dtype="bfloat16", quantize=quantize
     )
     engine = Engine(config)
-    engine.load(0, 1, made_up=True)  # libraries that are loaded on use
+    engine.load(0, 1)  # libraries whose code is loaded on use
     engine.unload()
     before = _resident_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
