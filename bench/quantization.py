@@ -4,12 +4,18 @@ Exactness on the bundled model: an engine in float32 answers prompts greedily, a
 precision is given the same tokens one by one; compared are the logits behind each of them and the
 token that would have been chosen. Speed and size on a wider random model as well, where all
 precisions take turns in one process and the medians count, because the machine is shared.
+
+``--packed``: packed checkpoints and quantised experts on a small mixture of experts with random
+weights, written in each published format: bytes of a layer and the peak while all are read, beside
+the bytes of the files; errors beside the numbers that the format means, and beside those packed.
 """
 
 import argparse
+import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -17,16 +23,23 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
+from transformers.utils import logging
 
+from bench.families import renew
 from bench.local_swarm import ROOT
+from bench.packed_checkpoints import formats
+from bench.packed_checkpoints import write as write_packed
 from bench.random_model import make_llama
 from bench.report import provenance, write
+from bench.tiny_families import make
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.weights.store import WeightStore
 
 SEED = 0
 BROOK = ROOT / "models" / "brook"
+DOCUMENT = ROOT / "docs" / "weights.md"
+BEGIN, END = "<!-- figures: packed formats -->", "<!-- end of packed formats -->"
 PRECISIONS: tuple[tuple[str, str | None], ...] = (
     ("float32", None),
     ("bfloat16", None),
@@ -49,6 +62,24 @@ PROMPTS = (
 NEW_TOKENS = 64
 WIDE = (1024, 4)
 """Hidden width and layers of the random model."""
+MIXTURE: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size",), 768),
+    **dict.fromkeys(("moe_intermediate_size", "intermediate_size"), 384),
+    **dict.fromkeys(("num_experts", "num_local_experts"), 8),
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "num_hidden_layers": 6,
+    "initializer_range": 0.03,
+}
+"""Of the random mixtures of experts."""
+FAMILY, EXPERTS_FAMILY = "qwen3_moe", "gpt_oss"
+"""A mixture whose experts are stored one by one, and one of stacked experts."""
+GROUP, BLOCK = 128, (128, 128)
+"""Of most published checkpoints."""
+RARE = ("fp8, ragged blocks", "modelopt, nvfp4", "compressed-tensors, int4 with zeros")
+"""Formats that differ from another one in names or edges alone; tests have them."""
+FORCED_TOKENS = 4
 STREAMS = (1, 8)
 DECODE, ROUNDS = 8, 3
 THREADS = 1
@@ -71,6 +102,95 @@ def engine_of(directory: Path, dtype: str, quantize: str | None) -> Engine:
     return engine
 
 
+def peak_bytes(directory: Path, quantize: str | None) -> int:
+    """Most memory that loading the whole model took beyond what the process had, in its own."""
+    code = (
+        "import sys; from pathlib import Path; from bench.quantization import load_peak_bytes;"
+        "print(load_peak_bytes(Path(sys.argv[1]), sys.argv[2] or None))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(directory), quantize or ""],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return int(done.stdout.split()[-1])
+
+
+def load_peak_bytes(directory: Path, quantize: str | None) -> int:
+    """:func:`peak_bytes` of this process; on Linux, where memory that a peak took is told."""
+    torch.set_num_threads(THREADS)
+    store = WeightStore.open(str(directory))
+    config = EngineConfig(
+        store=store, name="peak", memory_bytes=MEMORY_BYTES, dtype="bfloat16", quantize=quantize
+    )
+    engine = Engine(config)
+    engine.load(0, 1)  # libraries whose code is loaded on use
+    engine.unload()
+    before = _resident_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    engine._range.set(0, engine.spec.layers)
+    return _resident_bytes("VmHWM") - before
+
+
+def _resident_bytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+
+def published_bytes(directory: Path) -> tuple[int, int]:
+    """Bytes of the largest layer in the files, and of all tensors."""
+    layers: Counter[str] = Counter()
+    entries = WeightStore.open(str(directory)).tensors.items()
+    for name, entry in entries:
+        if ".layers." in name:
+            layers[name.split(".layers.")[1].split(".")[0]] += entry.size_bytes
+    return max(layers.values()), sum(entry.size_bytes for _, entry in entries)
+
+
+def packed_rows(directory: Path) -> dict[str, Any]:
+    """Sizes, errors and tokens/s of each published format, and of experts that a peer packs."""
+    rows: dict[str, Any] = {}
+    for family in (FAMILY, EXPERTS_FAMILY):
+        plain = directory / family
+        make(plain, family, dtype=torch.bfloat16, **MIXTURE)
+        prompts = [[(7 * n + at) % 101 for at in range(16)] for n in range(len(PROMPTS))]
+        source = engine_of(plain, "float32", None)
+        right = answers(source, prompts, None, FORCED_TOKENS)
+        kinds: dict[str, tuple[Path, Path | None, str | None]] = {
+            f"{family} in bfloat16": (plain, None, None),
+            **{f"{family}, --quantize {k}": (plain, None, k) for k in ("int8", "int4")},
+        }
+        for name, kind in formats(GROUP, BLOCK).items():
+            if name in RARE:
+                continue
+            if kind.of_experts == (family == EXPERTS_FAMILY):
+                packed, meant = directory / f"packed, {name}", directory / f"meant, {name}"
+                write_packed(plain, kind, packed, meant)
+                kinds[name] = (packed, meant, None)
+        engines: dict[str, Engine] = {}
+        for name, (place, meant, quantize) in kinds.items():
+            layer_bytes, all_bytes = published_bytes(place)
+            exact = engine_of(place, "float32", quantize)
+            reference = right
+            if meant is not None:
+                reference = answers(
+                    engine_of(meant, "float32", None), prompts, right.token_ids, FORCED_TOKENS
+                )
+            given = answers(exact, prompts, right.token_ids, FORCED_TOKENS)
+            engines[name] = engine_of(place, "bfloat16", quantize)
+            rows[name] = {
+                "published_layer_bytes": layer_bytes,
+                "layer_bytes_of_published": round(engines[name].spec.layer_bytes / layer_bytes, 3),
+                "peak_bytes_of_published": round(peak_bytes(place, quantize) / all_bytes, 3),
+                "error_of_reference": compare(reference, given)["logit_error_max"],
+                "error_of_packed": compare(right, given)["logit_error_mean"],
+                "logit_spread": compare(right, given)["logit_spread"],
+            }
+            print(f"  {name}: {rows[name]}", flush=True)
+        for name, rate in speeds(engines).items():
+            rows[name]["tokens_per_s"] = rate
+    return rows
+
+
 def named(dtype: str, quantize: str | None) -> str:
     return dtype if quantize is None else f"{quantize} in {dtype}"
 
@@ -85,7 +205,12 @@ class Answers:
     """``[prompts, tokens, vocab]`` in float32."""
 
 
-def answers(engine: Engine, prompts: list[list[int]], forced: torch.Tensor | None) -> Answers:
+def answers(
+    engine: Engine,
+    prompts: list[list[int]],
+    forced: torch.Tensor | None,
+    new_tokens: int = NEW_TOKENS,
+) -> Answers:
     """Greedy answers; ``forced`` are the tokens to go on with instead of one's own."""
     seen: list[torch.Tensor] = []
     head = engine._range.head
@@ -95,8 +220,8 @@ def answers(engine: Engine, prompts: list[list[int]], forced: torch.Tensor | Non
     chosen: list[list[int]] = []
     at = [0] * len(prompts)
     for n, prompt in enumerate(prompts):
-        assert engine.reserve(str(n), len(prompt) + NEW_TOKENS) is None
-    for step in range(NEW_TOKENS):
+        assert engine.reserve(str(n), len(prompt) + new_tokens) is None
+    for step in range(new_tokens):
         items = [
             WorkItem(
                 session=str(n),
@@ -208,17 +333,46 @@ def measure() -> dict[str, Any]:
     return result
 
 
+def table(rows: dict[str, Any]) -> str:
+    """The packed formats as Markdown."""
+    lines = [
+        "| format | bytes of a layer, of the files' | peak on load, of the files' |"
+        " error beside its numbers | error of a logit beside those packed | tokens/s, 1 and 8"
+        " streams |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        rates = " and ".join(f"{rate:.0f}" for rate in row["tokens_per_s"].values())
+        lines.append(
+            f"| {name} | {row['layer_bytes_of_published']:.2f} |"
+            f" {row['peak_bytes_of_published']:.2f} | {row['error_of_reference']:.1g} |"
+            f" {row['error_of_packed']:.3f} | {rates} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quantization", description=__doc__.split("\n\n", maxsplit=1)[0]
     )
-    default = ROOT / "bench" / "results" / "quantization.json"
-    parser.add_argument("--out", type=Path, default=default)
+    results = ROOT / "bench" / "results"
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
+    packed = "packed checkpoints and experts instead, and their table in docs/weights.md"
+    parser.add_argument("--packed", action="store_true", help=packed)
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
-    result = {**provenance(SEED), "threads": THREADS, **measure()}
-    write(arguments.out, result)
+    logging.disable_progress_bar()
+    stamp = {**provenance(SEED), "threads": THREADS}
+    if arguments.packed:
+        with tempfile.TemporaryDirectory(prefix="anabranch-") as name:
+            rows = packed_rows(Path(name))
+        write(arguments.out or results / "quantization_packed.json", {**stamp, "rows": rows})
+        renew(DOCUMENT, table(rows), BEGIN, END)
+        print(table(rows))
+        return 0
+    result = {**stamp, **measure()}
+    write(arguments.out or results / "quantization.json", result)
     for model in ("brook", f"{WIDE[0]}x{WIDE[1]}"):
         print(model)
         for precision, row in result[model]["precisions"].items():

@@ -202,11 +202,15 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 """Families that cannot be served, likewise."""
 
 
-def make(directory: Path, name: str, *, dtype: torch.dtype = torch.float32) -> Any:
-    """Write the named model's files to ``directory``; returns it, in float32."""
+def make(directory: Path, name: str, *, dtype: torch.dtype = torch.float32, **shape: Any) -> Any:
+    """Write the named model's files to ``directory``; returns it, in float32.
+
+    ``shape`` goes before :data:`SHAPE` and what the family has.
+    """
     family, extra = {**FAMILIES, **REFUSED}[name]
     torch.manual_seed(1)
-    given = {**SHAPE, **extra}
+    known = {key: value for key, value in shape.items() if key in {**SHAPE, **extra}}
+    given = {**SHAPE, **extra, **known}
     if "text_config" in extra:  # one that also sees
         given = {**extra, "text_config": {**SHAPE, **extra["text_config"]}}
     config = AutoConfig.for_model(family, **given)

@@ -21,6 +21,8 @@ from node.model.packed_linear import favour_few_rows
 from node.model.skeleton import Skeleton
 from node.model.structure import ModelStructure
 from node.model.torchscript_layers import TorchScriptLayers
+from node.packed.experts import run_packed_experts
+from node.packed.tensor import is_packed
 
 
 class LayerForward:
@@ -60,7 +62,9 @@ class LayerForward:
             layer = favour_few_rows(layer)
         if device.type == "cuda":
             fuse_norms(layer, dtype)
-        if device.type == "cpu":
+        if is_packed(layer):
+            run_packed_experts(layer)
+        elif device.type == "cpu":
             self.traced.add(index, layer, dtype)
         return layer
 

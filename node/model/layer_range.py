@@ -6,7 +6,7 @@ whatever the model's own forward does around them (:mod:`node.model.structure`).
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,15 +17,20 @@ from dht.errors import UserError
 from dht.messages.types import ModelSpec
 from dht.model_files import sizes_of
 from node.attention.paged_attention import ATTENTION_NAME, Step, register_attention
+from node.device.heap import give_back
 from node.device.tensors import DTYPES, is_finite
 from node.model.cuda_graphs import CudaCapture
 from node.model.forward import LayerForward
 from node.model.layer_traits import FAILURES
 from node.model.meta_model import build_meta_model, kept_float32, layers_name, ties
 from node.model.packed_linear import favour_few_rows
-from node.model.quantize import held_bytes, quantize_linears
+from node.model.quantize import experts_of, held_bytes, quantised, quantize_linears
 from node.model.skeleton import Skeleton
 from node.model.structure import ModelStructure, Unservable, inspect_model
+from node.packed.experts import run_packed_experts
+from node.packed.formats import stored_weights
+from node.packed.stored import Stored
+from node.packed.tensor import PackedTensor
 from node.weights.checkpoint_names import CheckpointNames
 from node.weights.hashes import Progress
 from node.weights.store import WeightStore
@@ -59,9 +64,11 @@ class ModelLayout:
         """Build the model without weights; UserError if its structure cannot be served."""
         register_attention()
         reason = ""
+        stored = stored_weights(str(store.directory), store.config, store.tensors)
         for packed in (True, False):  # all sessions in one row if that is right
             try:
-                return replace(cls._studied(store, DTYPES[dtype], packed), quantize=quantize)
+                studied = cls._studied(store, stored, DTYPES[dtype], packed)
+                return replace(studied, quantize=quantize)
             except (Unservable, *FAILURES, OSError) as error:
                 lines = str(error).strip().splitlines()
                 first_line = lines[0] if lines else repr(error)
@@ -70,7 +77,9 @@ class ModelLayout:
         raise UserError(f"{store.directory} cannot be served yet: {reason}")
 
     @classmethod
-    def _studied(cls, store: WeightStore, dtype: torch.dtype, packed: bool) -> "ModelLayout":
+    def _studied(
+        cls, store: WeightStore, stored: Mapping[str, Stored], dtype: torch.dtype, packed: bool
+    ) -> "ModelLayout":
         config, model = build_meta_model(store, dtype, ATTENTION_NAME if packed else None)
         stack = layers_name(model, config)
         anatomy = inspect_model(
@@ -86,7 +95,7 @@ class ModelLayout:
         head_name = named.get(id(structure.get_output_embeddings()), "")
         if embed_name not in anatomy.before or head_name not in anatomy.behind:
             raise Unservable("its embedding or its LM head is not where it says")
-        names = CheckpointNames(str(store.directory), model, store.tensors)
+        names = CheckpointNames(str(store.directory), model, stored)
         layers: Any = model.get_submodule(stack)
         return cls(
             store=store,
@@ -111,15 +120,15 @@ class ModelLayout:
         """The model as planners need it; sizes are in the dtype that peers compute in."""
         layers, longest, vocab = sizes_of(self.config)
         item = self.dtype.itemsize
-        behind = sum(_numbers(self.model.get_submodule(part)) for part in self.anatomy.behind)
-        before = sum(_numbers(self.model.get_submodule(part)) for part in self.anatomy.before)
+        behind = sum(self._part_bytes(part) for part in self.anatomy.behind)
+        before = sum(self._part_bytes(part) for part in self.anatomy.before)
         return ModelSpec(
             name=name,
             root=self.store.root,
             layers=layers,
-            layer_bytes=max(held_bytes(each, self.quantize, self.dtype) for each in self.layers),
-            embed_bytes=before * item,
-            head_bytes=behind * item,
+            layer_bytes=max(self._layer_bytes()),
+            embed_bytes=before,
+            head_bytes=behind,
             kv_bytes_per_token_layer=self.kv_bytes_per_token_layer,
             activation_bytes=self.anatomy.width * item,
             context_tokens=longest,
@@ -150,6 +159,27 @@ class ModelLayout:
             default=0,
         )
 
+    def _layer_bytes(self) -> Iterator[int]:
+        """Bytes of each kind of layer; layers of equal tensors are one kind."""
+        known: set[object] = set()
+        for index in range(len(self.layers)):
+            path = f"{self.layers_name}.{index}"
+            kind = self._tensors_of(path)
+            if kind not in known:
+                known.add(kind)
+                yield self._part_bytes(path, self.quantize)
+
+    def _tensors_of(self, path: str) -> tuple[object, ...]:
+        names = self.names.sources(self.part_parameters(path))
+        entries = [self.store.tensors[name] for name in names]
+        return tuple((entry.dtype, entry.shape) for entry in entries)
+
+    def _part_bytes(self, path: str, quantize: str | None = None) -> int:
+        parameters = self.part_parameters(path)
+        packed = self.names.packed(parameters, self.store.tensors)
+        sizes = {name.removeprefix(f"{path}."): part.held_bytes for name, part in packed.items()}
+        return held_bytes(self.model.get_submodule(path), quantize, self.dtype, sizes)
+
     def part_parameters(self, path: str) -> list[str]:
         """Names of a module's parameters in a checkpoint, in the terms of the model's code."""
         module = self.model.get_submodule(path)
@@ -165,10 +195,6 @@ class ModelLayout:
 def kv_shape(layout: ModelLayout, layer: int) -> tuple[int, int, int]:
     """``(kv_heads, key width, value width)`` that a layer writes per token."""
     return layout.anatomy.kv_shapes[layer]
-
-
-def _numbers(module: nn.Module) -> int:
-    return sum(tensor.numel() for tensor in module.state_dict().values())
 
 
 def _kv_numbers(shape: tuple[int, int, int]) -> int:
@@ -300,6 +326,7 @@ class LoadedRange:
             module = self._fill(part, tensors)
             if self._layout.quantize is not None and part.layer is not None:
                 module = quantize_linears(module, self._layout.quantize)
+                run_packed_experts(module)
             elif part.layer is not None:
                 module = self._flow.prepared(part.layer, module, self._layout.dtype, self._device)
             elif not self._layout.tied:
@@ -309,6 +336,8 @@ class LoadedRange:
             else:
                 self.parts[part.path] = module
             shared = shared if shared is not None else self._tied_weight()
+            del tensors, module
+            give_back()  # what the sources of this part took, before those of the next
         self._flow.hold(self.parts)
         return store.bytes_read - before
 
@@ -373,25 +402,49 @@ class LoadedRange:
         own = [n for n in part.parameters if n in layout.names]
         lent = [] if len(own) == len(part.parameters) else [borrowed]
         waiting = layout.names.conversions([*own, *lent])
-        read: dict[str, torch.Tensor] = {}
+        experts: dict[str, bool] = {}
+        if layout.quantize is not None and part.layer is not None:
+            module = layout.model.get_submodule(part.path)
+            found = experts_of(module, layout.quantize).items()
+            experts = {f"{part.path}.{name}": turned for name, turned in found}
+        sources = {
+            source: names for c in waiting for source, names in layout.names.tensors(c).items()
+        }
+        owners = {name: source for source, names in sources.items() for name in names}
+        read: dict[str, dict[str, torch.Tensor]] = {}
+        weights: dict[str, torch.Tensor] = {}
         tensors = layout.store.make_up if self._made_up else layout.store.read
         for name, tensor in tensors(part.names):
             meter.add(layout.store.tensors[name].size_bytes)
-            read[name] = tensor
-            ready = [c for c in waiting if all(source in read for source, _ in c.sources)]
+            source = owners[name]
+            read.setdefault(source, {})[name] = tensor
+            if len(read[source]) < len(sources[source]):
+                continue
+            weights[source] = layout.names.weight(source, read.pop(source), made_up=self._made_up)
+            ready = [c for c in waiting if all(s in weights for s, _ in c.sources)]
             for conversion in ready:
                 waiting.remove(conversion)
-                for target, parameter in layout.names.convert(conversion, read).items():
+                for target, parameter in layout.names.convert(conversion, weights).items():
                     known = weight if lent and target == borrowed else target
-                    made[known] = self._moved(known, parameter)
-                for source, _ in conversion.sources:
-                    read.pop(source, None)
+                    made[known] = self._moved(known, self._quantised(parameter, experts.get(known)))
         return made
+
+    def _quantised(self, weight: torch.Tensor, turned: bool | None) -> torch.Tensor:
+        """Stacked experts in the bits asked for; all else (``turned`` None) as it is."""
+        if turned is None or isinstance(weight, PackedTensor):
+            return weight
+        rows = weight.transpose(1, 2) if turned else weight
+        packed = quantised(rows, self._layout.quantize or "", self._device)
+        return packed.transpose(1, 2) if turned else packed
 
     def _moved(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self._layout.dtype_of(name)
         moved = tensor.to(self._device, dtype)
-        if dtype is torch.float16 and not is_finite(moved):
+        if isinstance(moved, PackedTensor):
+            finite = moved.is_finite
+        else:
+            finite = dtype is not torch.float16 or is_finite(moved)
+        if not finite:
             raise UserError(
                 f"{self._layout.store.directory}: {name} has numbers beyond float16;"
                 " use --dtype bfloat16 or float32"

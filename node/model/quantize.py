@@ -4,21 +4,27 @@ int8: weights and each row of activations as 8-bit integers with one scale per r
 integers (Dettmers et al., LLM.int8(), NeurIPS'22, without its outlier decomposition, which would
 make a session's numbers depend on who shares the batch). int4: weights as 4-bit NormalFloat in
 blocks of 64 (Dettmers et al., QLoRA, NeurIPS'23 §3), computed in the peer's dtype. The kernels are
-those of ``bitsandbytes``, on GPUs and CPUs; ``bench/quantization.py`` measures the error.
+those of ``bitsandbytes``, on GPUs and CPUs; ``bench/quantization.py`` measures the error. Experts
+that a model's code keeps stacked have the same numbers as packed tensors (:mod:`node.packed`),
+whose activations stay in the dtype.
 
-Everything but linear layers stays as it is: norms, routers, experts that a model's code keeps
-fused, and the embedding and the head, which are not part of any layer.
+Everything else stays as it is: norms, routers, and the embedding and the head, which are not part
+of any layer.
 """
 
 import logging
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from dht.errors import UserError
+from node.packed.packing import CODES, Packing
+from node.packed.tensor import PackedTensor
 
 KINDS = ("int8", "int4")
 BLOCK = 64
@@ -40,17 +46,75 @@ def quantize_linears(module: nn.Module, kind: str) -> nn.Module:
     return module
 
 
-def held_bytes(module: nn.Module, kind: str | None, dtype: torch.dtype) -> int:
-    """Bytes that ``module`` (perhaps on the meta device) takes when loaded in this precision."""
-    numbers = sum(tensor.numel() for tensor in module.state_dict().values())
-    total: int = numbers * dtype.itemsize
+def held_bytes(
+    module: nn.Module,
+    kind: str | None,
+    dtype: torch.dtype,
+    packed: Mapping[str, int] = MappingProxyType({}),
+) -> int:
+    """Bytes that ``module`` (perhaps on the meta device) takes when loaded in this precision.
+
+    ``packed``: the bytes of those of its weights that a checkpoint brings packed.
+    """
+    plain = {n: t.numel() for n, t in module.state_dict().items() if n not in packed}
+    total: int = sum(plain.values()) * dtype.itemsize + sum(packed.values())
     if kind is None:
         return total
+    for name, turned in experts_of(module, kind).items():
+        if name not in packed:
+            weight = module.get_parameter(name)
+            shape = weight.transpose(1, 2).shape if turned else weight.shape
+            total += quantised_bytes(shape, kind) - weight.numel() * dtype.itemsize
+    names = {id(each): name for name, each in module.named_modules()}
     for _, _, linear in _linears(module, kind):
-        weights, outputs = linear.weight.numel(), linear.out_features
-        packed = weights + 4 * outputs if kind == "int8" else weights // 2 + 4 * weights // BLOCK
-        total += packed - weights * dtype.itemsize
+        if f"{names[id(linear)]}.weight" in packed:
+            continue
+        weights = linear.weight.numel()
+        total += quantised_bytes(linear.weight.shape, kind) - weights * dtype.itemsize
     return total
+
+
+def quantised_bytes(shape: Sequence[int], kind: str) -> int:
+    """Bytes of matrices ``[..., outs, ins]``: codes, and float32 scales per row or block."""
+    numbers = math.prod(shape)
+    return numbers + 4 * numbers // shape[-1] if kind == "int8" else numbers // 2 + numbers // 16
+
+
+def experts_of(module: nn.Module, kind: str) -> dict[str, bool]:
+    """Names of stacked experts' weights to quantise, ``[experts, outs, ins]``.
+
+    True for those that a model's code keeps turned, ``[experts, ins, outs]``.
+    """
+    found: dict[str, bool] = {}
+    for path, inner in module.named_modules():
+        turned = bool(getattr(inner, "is_transposed", False))
+        for name, weight in inner.named_parameters(path, recurse=False):
+            if weight.dim() != 3 or weight[0].numel() < NUMBERS_MIN:
+                continue
+            if kind == "int8" or weight.shape[1 if turned else 2] % BLOCK == 0:
+                found[name] = turned
+    return found
+
+
+def quantised(weight: torch.Tensor, kind: str, device: torch.device) -> PackedTensor:
+    """Stacked matrices ``[experts, outs, ins]`` in 8 or 4 bits on ``device``, one by one."""
+    code, block = ("int8", weight.shape[-1]) if kind == "int8" else ("nf4", BLOCK)
+    values = torch.tensor(CODES["nf4"], device=device)
+    between = (values[1:] + values[:-1]) / 2
+    codes, scales = [], []
+    for expert in weight:
+        groups = expert.to(device, torch.float32).unflatten(-1, (-1, block))
+        absmax = groups.abs().amax(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+        relative = (groups / absmax[..., None]).flatten(-2)
+        if kind == "int8":
+            scales.append(absmax / INT8_MAX)
+            codes.append((relative * INT8_MAX).round_().to(torch.int8))
+        else:
+            scales.append(absmax)
+            places = torch.bucketize(relative.contiguous(), between, out_int32=True).to(torch.uint8)
+            codes.append(places[..., ::2] | places[..., 1::2] << 4)
+    parts = {"codes": torch.stack(codes), "scales": torch.stack(scales)}
+    return PackedTensor(Packing(code=code, columns=block), parts)
 
 
 def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
@@ -58,6 +122,8 @@ def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.
     for parent in module.modules():
         for name, child in parent.named_children():
             if type(child) is not nn.Linear or child.weight.numel() < NUMBERS_MIN:
+                continue
+            if isinstance(child.weight, PackedTensor):
                 continue
             if kind == "int8" or child.in_features % BLOCK == 0:
                 yield parent, name, child

@@ -7,7 +7,7 @@ a range, from only their tensors.
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,26 +15,31 @@ import torch
 from torch import nn
 
 from dht.errors import UserError
+from node.packed.stored import Described, Stored
+from node.packed.tensor import PackedTensor
+
+CODE_DTYPES = frozenset({"I8", "U8", "I16", "I32", "I64"})
+"""Dtypes of codes: no weight of a model's code is a matrix of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """A group of checkpoint tensors that become parameters together."""
+    """A group of a checkpoint's weights that become parameters together."""
 
     target: str
     """The parameter that names the conversion."""
     sources: tuple[tuple[str, str], ...]
-    """``(tensor, pattern that it matched)``, in the order in which they are joined."""
+    """``(weight, pattern that it matched)``, in the order in which they are joined."""
     converter: Any = None
     """``transformers``' operations; None if one tensor is the parameter."""
 
-    def convert(self, model: nn.Module, tensors: dict[str, torch.Tensor]) -> "Converted":
-        """Parameters by name, made from the tensors of all sources."""
+    def convert(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> "Converted":
+        """Parameters by name, made from the weights of all sources, which are taken out."""
         if self.converter is None:
-            return {self.target: tensors[self.sources[0][0]]}
+            return {self.target: weights.pop(self.sources[0][0])}
         running = copy.deepcopy(self.converter)
         for source, pattern in self.sources:
-            running.add_tensor(self.target, source, pattern, tensors[source])
+            running.add_tensor(self.target, source, pattern, weights.pop(source))
         made = running.convert(self.target, model=model, config=model.config)
         return {name: part[0] if isinstance(part, list) else part for name, part in made.items()}
 
@@ -45,12 +50,16 @@ Converted = dict[str, torch.Tensor]
 class CheckpointNames:
     """Which tensors of a checkpoint each parameter needs."""
 
-    def __init__(self, where: str, model: nn.Module, tensors: Iterable[str]) -> None:
-        """``model`` is on the meta device. Raises UserError if its names cannot be planned."""
+    def __init__(self, where: str, model: nn.Module, stored: Mapping[str, Stored]) -> None:
+        """``model`` is on the meta device; ``stored`` are the checkpoint's weights by name.
+
+        Raises UserError if its names cannot be planned.
+        """
         self._where = where
         self._model = model
+        self._stored = stored
         self._by_parameter: dict[str, Conversion] = {}
-        for conversion in self._plan(sorted(tensors)):
+        for conversion in self._plan(sorted(stored)):
             for name in self._made_by(conversion):
                 self._by_parameter.setdefault(name, conversion)
 
@@ -72,13 +81,67 @@ class CheckpointNames:
 
     def sources(self, parameters: Iterable[str]) -> list[str]:
         """Names of the tensors that these parameters need."""
-        found = [name for c in self.conversions(parameters) for name, _ in c.sources]
+        found = [
+            name
+            for conversion in self.conversions(parameters)
+            for names in self.tensors(conversion).values()
+            for name in names
+        ]
         return list(dict.fromkeys(found))
 
-    def convert(self, conversion: Conversion, tensors: dict[str, torch.Tensor]) -> Converted:
-        """Parameters by name; UserError if the tensors do not fit each other."""
+    def tensors(self, conversion: Conversion) -> dict[str, list[str]]:
+        """Names of the tensors that each source of a conversion is made of."""
+        return {
+            source: list(self._stored[source].names.values()) for source, _ in conversion.sources
+        }
+
+    def packed(
+        self, parameters: Iterable[str], described: Mapping[str, Described]
+    ) -> dict[str, PackedTensor]:
+        """Those parameters that stay packed, on the meta device; ``described`` are the files'
+        tensors.
+
+        Raises UserError for codes of a packing that nobody knows.
+        """
+        made: dict[str, torch.Tensor] = {}
+        for conversion in self.conversions(p for p in parameters if p in self):
+            stored = {source: self._stored[source] for source, _ in conversion.sources}
+            if any(weight.make is not None for weight in stored.values()):
+                on_meta = {name: weight.on_meta(described) for name, weight in stored.items()}
+                made |= self.convert(conversion, on_meta)
+            for weight in stored.values():
+                self._refuse_codes(weight, described)
+        return {name: part for name, part in made.items() if isinstance(part, PackedTensor)}
+
+    def _refuse_codes(self, weight: Stored, described: Mapping[str, Described]) -> None:
+        for name in weight.names.values() if weight.make is None else ():
+            if described[name].dtype in CODE_DTYPES and len(described[name].shape) > 1:
+                raise UserError(
+                    f"{self._where} cannot be served: {name[:120]} holds integers"
+                    f" ({described[name].dtype}), and its configuration does not say how they"
+                    " are packed"
+                )
+
+    def weight(
+        self, source: str, tensors: Mapping[str, torch.Tensor], *, made_up: bool = False
+    ) -> torch.Tensor:
+        """A conversion's source from its tensors; UserError if they do not fit each other.
+
+        ``made_up``: with numbers to time with where it is packed.
+        """
+        stored = self._stored[source]
         try:
-            return conversion.convert(self._model, tensors)
+            return stored.made_up(tensors) if made_up else stored.weight(tensors)
+        except ValueError as error:
+            raise UserError(
+                f"{self._where} cannot be served: {source[:120]} is packed wrongly ({error})"
+            ) from error
+
+    def convert(self, conversion: Conversion, weights: dict[str, torch.Tensor]) -> Converted:
+        """Parameters by name from the sources, which are taken out; UserError if they do not fit
+        each other."""
+        try:
+            return conversion.convert(self._model, weights)
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise UserError(
                 f"{self._where} cannot be served yet: {conversion.target} cannot be made of its"

@@ -18,7 +18,7 @@ PREFIX_BYTES = 8
 HEADER_BYTES_MAX = 100 << 20
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
-    "BOOL": 1,
+    "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
 DIMENSIONS_MAX = 64
 """Maximum dimensions of a tensor, as with torch."""

@@ -138,14 +138,23 @@ class WeightStore:
             yield from self._read_shard(shard, wanted)
 
     def make_up(self, names: Iterable[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
-        """Random numbers in the shapes of these tensors, to time with; nothing is read."""
+        """Random numbers in the shapes of these tensors, to time with; nothing is read.
+
+        Zeros where they are no plain numbers: codes of packed weights, indices.
+        """
         import torch
+
+        from node.device.tensors import STORED_DTYPES
 
         block = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0)) * 0.02
         for name in names:
             entry = self._entry(name)
+            dtype = STORED_DTYPES[entry.dtype]
+            if not dtype.is_floating_point or dtype.itemsize == 1:
+                yield name, torch.zeros(entry.shape, dtype=dtype)
+                continue
             times = -(-entry.numbers // block.numel())
-            yield name, block.repeat(times)[: entry.numbers].reshape(entry.shape)
+            yield name, block.repeat(times)[: entry.numbers].reshape(entry.shape).to(dtype)
 
     def _entry(self, name: str) -> TensorEntry:
         if name not in self.tensors:
@@ -188,7 +197,7 @@ class WeightStore:
     ) -> "torch.Tensor":
         import torch
 
-        from node.device.tensors import is_finite
+        from node.device.tensors import STORED_DTYPES, is_finite
 
         entry = self.tensors[name]
         data = torch.empty(entry.size_bytes, dtype=torch.uint8)
@@ -202,20 +211,10 @@ class WeightStore:
             at += read
         self.bytes_read += at
         check_tensor(view, name, hashes, entry.shard, str(path))
-        tensor = data.view(_torch_dtype(entry.dtype)).reshape(entry.shape)
+        tensor = data.view(STORED_DTYPES[entry.dtype]).reshape(entry.shape)
         if not is_finite(tensor):
             raise DamagedError(entry.shard, f"{path} is damaged: {name} holds NaN or infinity")
         return tensor
-
-
-def _torch_dtype(dtype: str) -> "torch.dtype":
-    import torch
-
-    return {
-        "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-        "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-        "U8": torch.uint8, "BOOL": torch.bool,
-    }[dtype]  # fmt: skip
 
 
 class LocalShards:

@@ -253,7 +253,7 @@ def test_a_checkpoint_that_is_quantised_is_not_taken_for_numbers(tmp_path: Path)
         "format": "int-quantized",
     }
     path.write_text(json.dumps(config))
-    with pytest.raises(UserError, match="quantised already"):
+    with pytest.raises(UserError, match="no config_groups"):
         engine_of(tmp_path, 0, 1)
 
 

@@ -1,0 +1,374 @@
+"""The formats in which packed checkpoints are published, each as rules (:mod:`.stored`)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from dht.errors import UserError
+from node.packed.packing import Packing
+from node.packed.stored import Described, Parts, Rule, Stored, read_names, settings_of
+from node.packed.tensor import PackedTensor
+
+GROUP_MAX = 1 << 20
+FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
+FLOAT8_NAMES = frozenset({"F8_E4M3", "F8_E5M2"})
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Place of each of eight columns in an int32 of AWQ."""
+MX_COLUMNS = 32
+"""Numbers that share an exponent (OCP Microscaling Formats 1.0)."""
+
+
+def stored_weights(
+    where: str, config: Mapping[str, Any], tensors: Mapping[str, Described]
+) -> dict[str, Stored]:
+    """The weights of a checkpoint by name, whatever its format.
+
+    Raises UserError for a format that is not read, or tensors that do not fit it.
+    """
+    settings = settings_of(config)
+    rules: Sequence[Rule] = ()
+    if settings is not None:
+        method = str(settings.get("quant_method", ""))[:40]
+        if method not in FORMATS:
+            raise UserError(
+                f"{where} cannot be served: its weights are packed by the method {method!r};"
+                f" known are {', '.join(sorted(FORMATS))}"
+            )
+        try:
+            rules = FORMATS[method](settings)
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"{where} cannot be served: its quantization_config is not understood ({error})"
+            ) from error
+    found = read_names(where, tensors, rules)
+    for name, stored in found.items():
+        if stored.make is None and tensors[name].dtype in FLOAT8_NAMES:
+            raise UserError(
+                f"{where} cannot be served: {name[:120]} is packed ({tensors[name].dtype}), and"
+                " its scales are missing"
+            )
+    return found
+
+
+def scaled(
+    code: str,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    *,
+    block: tuple[int, int] | None = None,
+    turned: bool = False,
+    beside: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> PackedTensor:
+    """A packed tensor from codes and scales: one for all, one per row, or a grid.
+
+    ``block`` is the grid's; without one the grid has to divide the matrix. ``beside`` are further
+    parts.
+    """
+    bits = Packing(code=code, columns=1).bits
+    outs, ins = codes.shape[-2], codes.shape[-1] * 8 // bits
+    if scales.dtype is torch.float8_e8m0fnu:
+        scales = scales.view(torch.uint8)
+    if scales.numel() == 1:
+        scales = scales.reshape(1, 1)
+    elif scales.dim() == 1:
+        scales = scales[:, None]
+    rows, columns = block if block is not None and scales.numel() > 1 else (0, 0)
+    if not rows:
+        down, across = scales.shape[-2:]
+        if not down or not across or outs % down or ins % across:
+            raise ValueError(f"a grid of {down} x {across} scales in a matrix of {outs} x {ins}")
+        rows, columns = outs // down, ins // across
+    packing = Packing(code=code, rows=rows, columns=columns)
+    return PackedTensor(packing, {"codes": codes, "scales": scales, **beside}, turned=turned)
+
+
+# Formats
+
+
+def _fp8(settings: Mapping[str, Any]) -> list[Rule]:
+    """Blocks of FP8 (DeepSeek-V3, Qwen3-FP8, MiniMax-M2), perhaps with experts in MXFP4."""
+    block = _block(settings.get("weight_block_size"))
+
+    def floats(parts: Parts) -> torch.Tensor:
+        return scaled(FLOAT8[parts["codes"].dtype], parts["codes"], parts["scales"], block=block)
+
+    def halves(parts: Parts) -> torch.Tensor:
+        return scaled("e2m1", parts["codes"].view(torch.uint8), parts["scales"])
+
+    scales = {"scales": (".weight_scale_inv", ".scale", ".qscale_weight")}
+    anchor = ("codes", ".weight")
+    return [
+        Rule(anchor=anchor, needed=scales, dtypes=FLOAT8_NAMES, make=floats),
+        Rule(anchor=anchor, needed=scales, dtypes=frozenset({"I8"}), make=halves),
+    ]
+
+
+def _mxfp4(_: Mapping[str, Any]) -> list[Rule]:
+    """Experts of gpt-oss, stored as ``[experts, outs, blocks, 16]`` and computed turned."""
+
+    def make(parts: Parts) -> torch.Tensor:
+        blocks = parts["codes"]
+        if blocks.dim() != 4 or blocks.shape[-1] * 2 != MX_COLUMNS:
+            raise ValueError(f"blocks of shape {tuple(blocks.shape)}")
+        codes = blocks.reshape(*blocks.shape[:2], -1)
+        block = (1, MX_COLUMNS)
+        return scaled("e2m1", codes, parts["scales"], block=block, turned=True)
+
+    return [
+        Rule(
+            anchor=("codes", "_blocks"),
+            needed={"scales": ("_scales",)},
+            dtypes=frozenset({"U8"}),
+            ending="",
+            make=make,
+        )
+    ]
+
+
+def _compressed_tensors(settings: Mapping[str, Any]) -> list[Rule]:
+    """FP8, INT8, INT4 and FP4 of compressed-tensors, also several of them in one checkpoint."""
+    sparse = settings.get("sparsity_config") or {"format": "dense"}
+    if settings.get("transform_config") or sparse != {**sparse, "format": "dense"}:
+        raise ValueError("sparse and transformed weights are not read")
+    groups = settings.get("config_groups")
+    if not isinstance(groups, dict):
+        raise ValueError("no config_groups")
+    weights = [g.get("weights") for g in groups.values() if isinstance(g, dict)]
+    known = [w for w in weights if isinstance(w, dict)]
+    blocks = [b for w in known if (b := _block(w.get("block_structure"))) is not None]
+    packs = {
+        (_number(w, "num_bits", 1, 16), _number(w, "group_size", -1, GROUP_MAX, 0))
+        for w in known
+        if w.get("type") == "int"
+    }
+
+    def bytes_(parts: Parts) -> torch.Tensor:
+        codes = parts["codes"]
+        code = "int8" if codes.dtype is torch.int8 else FLOAT8[codes.dtype]
+        zeros = {"zeros": _grid(parts["zeros"])} if "zeros" in parts else {}
+        fitting = (b for b in blocks if _fits(codes, parts["scales"], b))
+        return scaled(code, codes, parts["scales"], block=next(fitting, None), beside=zeros)
+
+    def packed(parts: Parts) -> torch.Tensor:
+        codes, scales = parts["codes"], _grid(parts["scales"])
+        fitting = {
+            bits
+            for bits, group in packs
+            if bits in (4, 8)
+            and (group <= 0 or codes.shape[-1] * 32 // bits == scales.shape[-1] * group)
+        }
+        if len(fitting) != 1:
+            raise ValueError(
+                f"bits {sorted(packs)} and scales {tuple(scales.shape)} for {tuple(codes.shape)}"
+            )
+        (bits,) = fitting
+        code, plain, others = "offset4", codes.contiguous().view(torch.uint8), {}
+        if bits == 8:
+            code, plain = "int8", (plain ^ 0x80).view(torch.int8)
+        if "zeros" in parts:
+            spread = _unpacked(parts["zeros"].t(), bits).t()[: codes.shape[-2]]
+            others["zeros"] = (spread.to(torch.int16) - (1 << bits - 1)).to(torch.int8)
+        if "groups" in parts:
+            return _ordered(code, plain, scales, others, parts["groups"])
+        return scaled(code, plain, scales, beside=others)
+
+    def halves(parts: Parts) -> torch.Tensor:
+        others = {}
+        if "factors" in parts:
+            factor = parts["factors"].float().reciprocal().reshape(1, 1)
+            others["factors"] = factor.expand(parts["codes"].shape[0], 1).contiguous()
+        return scaled("e2m1", parts["codes"], parts["scales"], beside=others)
+
+    scales = {"scales": (".weight_scale",)}
+    zeros = {"zeros": (".weight_zero_point",)}
+    return [
+        Rule(
+            anchor=("codes", ".weight_packed"),
+            needed=scales,
+            optional={**zeros, "groups": (".weight_g_idx",)},
+            dtypes=frozenset({"I32"}),
+            make=packed,
+        ),
+        Rule(
+            anchor=("codes", ".weight_packed"),
+            needed=scales,
+            optional={"factors": (".weight_global_scale",)},
+            dtypes=frozenset({"U8"}),
+            make=halves,
+        ),
+        Rule(
+            anchor=("codes", ".weight"),
+            needed=scales,
+            optional=zeros,
+            dtypes=FLOAT8_NAMES | {"I8"},
+            make=bytes_,
+        ),
+    ]
+
+
+def _modelopt(settings: Mapping[str, Any]) -> list[Rule]:
+    """FP8 and NVFP4 of NVIDIA's Model Optimizer."""
+
+    def halves(parts: Parts) -> torch.Tensor:
+        factor = parts["factors"].float().reshape(1, 1)
+        spread = factor.expand(parts["codes"].shape[0], 1).contiguous()
+        return scaled("e2m1", parts["codes"], parts["scales"], beside={"factors": spread})
+
+    def floats(parts: Parts) -> torch.Tensor:
+        return scaled(FLOAT8[parts["codes"].dtype], parts["codes"], parts["scales"])
+
+    anchor, scales = ("codes", ".weight"), {"scales": (".weight_scale",)}
+    both = {**scales, "factors": (".weight_scale_2",)}
+    return [
+        Rule(anchor=anchor, needed=both, dtypes=frozenset({"U8"}), make=halves),
+        Rule(anchor=anchor, needed=scales, dtypes=FLOAT8_NAMES, make=floats),
+    ]
+
+
+def _gptq(settings: Mapping[str, Any]) -> list[Rule]:
+    """``qweight`` ``[ins * bits / 32, outs]``, ``qzeros`` ``[groups, outs * bits / 32]``."""
+    bits = _number(settings, "bits", 4, 8)
+    if bits not in (4, 8):
+        raise ValueError(f"bits {bits}")
+    shifted = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+    sorted_ = bool(settings.get("desc_act"))
+
+    def make(parts: Parts) -> torch.Tensor:
+        codes = _packed(_unpacked(parts["codes"].t(), bits), bits)
+        scales = parts["scales"].t().contiguous()
+        zeros = _unpacked(parts["zeros"], bits).t().to(torch.int16) + shifted
+        others = {"zeros": zeros.to(torch.uint8).contiguous()}
+        code = "uint4" if bits == 4 else "uint8"
+        if "groups" in parts and (sorted_ or not _is_plain(parts["groups"], scales)):
+            return _ordered(code, codes, scales, others, parts["groups"])
+        return scaled(code, codes, scales, beside=others)
+
+    return [
+        Rule(
+            anchor=("codes", ".qweight"),
+            needed={"scales": (".scales",), "zeros": (".qzeros",)},
+            optional={"groups": (".g_idx",)},
+            dtypes=frozenset({"I32"}),
+            make=make,
+        )
+    ]
+
+
+def _awq(settings: Mapping[str, Any]) -> list[Rule]:
+    """``qweight`` ``[ins, outs / 8]`` with columns out of order."""
+    bits = _number(settings, "bits", 1, 16, 4)
+    version = str(settings.get("version", "gemm")).lower()
+    if bits != 4 or version != "gemm" or settings.get("zero_point") is False:
+        raise ValueError(f"bits {bits}, version {version[:20]}")
+
+    def in_order(packed: torch.Tensor) -> torch.Tensor:
+        found = _unpacked(packed, bits)
+        eights = found.view(found.shape[0], -1, 8)[..., list(AWQ_ORDER)]
+        return eights.reshape(found.shape).t()
+
+    def make(parts: Parts) -> torch.Tensor:
+        return scaled(
+            "uint4",
+            _packed(in_order(parts["codes"]), bits),
+            parts["scales"].t().contiguous(),
+            beside={"zeros": in_order(parts["zeros"]).contiguous()},
+        )
+
+    return [
+        Rule(
+            anchor=("codes", ".qweight"),
+            needed={"scales": (".scales",), "zeros": (".qzeros",)},
+            dtypes=frozenset({"I32"}),
+            make=make,
+        )
+    ]
+
+
+FORMATS: dict[str, Callable[[Mapping[str, Any]], list[Rule]]] = {
+    "fp8": _fp8,
+    "mxfp4": _mxfp4,
+    "compressed-tensors": _compressed_tensors,
+    "modelopt": _modelopt,
+    "gptq": _gptq,
+    "awq": _awq,
+}
+"""By the name of the method in a model's configuration."""
+
+
+# Parts
+
+
+def _number(said: Mapping[str, Any], key: str, low: int, high: int, default: int = -1) -> int:
+    value = said.get(key)
+    if value is None and default != -1:
+        return default
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{key} is {str(value)[:40]}")
+    return value
+
+
+def _block(said: Any) -> tuple[int, int] | None:
+    if said is None:
+        return None
+    if not isinstance(said, list | tuple) or len(said) != 2:
+        raise ValueError(f"block {str(said)[:40]}")
+    rows, columns = (_number({"block": value}, "block", 1, GROUP_MAX) for value in said)
+    return rows, columns
+
+
+def _grid(scales: torch.Tensor) -> torch.Tensor:
+    return scales[:, None] if scales.dim() == 1 else scales
+
+
+def _unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes in int32s along the last axis, the lowest first, as bytes ``[..., codes]``."""
+    single = packed.contiguous().view(torch.uint8)
+    if bits == 8:
+        return single
+    return torch.stack([single & 15, single >> 4], dim=-1).flatten(-2)
+
+
+def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes along the last axis as the bytes of a :class:`.packing.Packing`."""
+    if bits == 8:
+        return codes.contiguous()
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def _is_plain(groups: torch.Tensor, scales: torch.Tensor) -> bool:
+    """Whether columns are in the order of their groups; taken as such without numbers."""
+    if groups.device.type == "meta":
+        return True
+    size = groups.numel() // scales.shape[-1]
+    return torch.equal(groups.int(), torch.arange(groups.numel(), dtype=torch.int32) // size)
+
+
+def _fits(codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> bool:
+    return tuple(scales.shape) == tuple(
+        -(-size // each) for size, each in zip(codes.shape, block, strict=True)
+    )
+
+
+def _ordered(
+    code: str,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    others: dict[str, torch.Tensor],
+    groups: torch.Tensor,
+) -> PackedTensor:
+    """A matrix whose columns were quantised in another order; ``groups`` is each one's scale."""
+    count, size = scales.shape[-1], groups.numel() // scales.shape[-1]
+    if groups.device.type != "meta":
+        if int(groups.min()) < 0 or int(groups.max()) >= count:
+            raise ValueError("g_idx names groups that are not there")
+        if not bool((torch.bincount(groups.long(), minlength=count) == size).all()):
+            raise ValueError("groups of different sizes")
+    order = torch.argsort(groups.long(), stable=True)
+    bits = Packing(code=code, columns=1).bits
+    apart = _packed(_unpacked(codes, bits)[:, order], bits).view(codes.dtype)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(order.numel(), device=order.device)
+    named = {"order": place.to(torch.int32)[None], **others}
+    return scaled(code, apart, scales, beside=named)

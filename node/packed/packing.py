@@ -1,0 +1,204 @@
+"""The general packed matrix: codes of a few bits, a grid of scales, perhaps zero points.
+
+Parts, of which all may have the same leading dimensions (one matrix per expert):
+
+``codes``
+    ``[outs, ins * bits / 8]`` bytes; where a byte holds two codes, the lower half comes first.
+``scales``
+    ``[outs / rows, ins / columns]``, each rounded up; floats, or bytes that are exponents of two.
+``zeros``
+    of the scales' shape: the code that stands for zero.
+``factors``
+    ``[outs, 1]`` float32: what a row is multiplied by beside its scales.
+``order``
+    ``[bands, ins]`` int32: the place that a column has in ``codes`` (GPTQ's act-order), for each of
+    the equal bands of rows that the matrix was joined of.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+Parts = Mapping[str, torch.Tensor]
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""4-bit floats without their sign (OCP Microscaling Formats 1.0, §5.3.3)."""
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""4-bit NormalFloat (Dettmers et al., QLoRA, NeurIPS'23, appendix E)."""
+CODES: dict[str, tuple[float, ...]] = {
+    "uint4": tuple(float(code) for code in range(16)),
+    "offset4": tuple(float(code - 8) for code in range(16)),
+    "e2m1": (*E2M1, *(-value for value in E2M1)),
+    "nf4": NF4,
+}
+"""What each 4-bit code stands for, rounded to float16; other kinds are dtypes of one byte."""
+BYTES: dict[str, torch.dtype] = {
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "float8_e4m3": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
+LARGEST = {
+    **{code: max(map(abs, values)) for code, values in CODES.items()},
+    **{"int8": 128.0, "uint8": 255.0, "float8_e4m3": 448.0, "float8_e5m2": 57344.0},
+}
+"""Of the numbers that a kind of code stands for."""
+EXPONENT_BIAS = 127
+"""Exponent 0 as a byte (E8M0)."""
+E4M3_BITS = 0xBF80 - (1 << 16)
+"""Sign, exponent and fraction of an E4M3 number within a float16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """What the parts of a packed matrix mean."""
+
+    code: str
+    """A name of CODES or BYTES."""
+    rows: int = 1
+    """Rows that share a scale."""
+    columns: int
+    """Columns that share a scale."""
+
+    @property
+    def bits(self) -> int:
+        """Bits of one code."""
+        return 4 if self.code in CODES else 8
+
+    def shape(self, parts: Parts) -> tuple[int, ...]:
+        """Shape of the matrix. Raises ValueError if the parts do not fit each other."""
+        *leading, outs, width = parts["codes"].shape
+        ins = width * 8 // self.bits
+        grid = (-(-outs // self.rows), -(-ins // self.columns))
+        bands = parts["order"].shape[-2] if "order" in parts else 1
+        wanted = {"scales": grid, "zeros": grid, "factors": (outs, 1), "order": (bands, ins)}
+        if outs % max(bands, 1):
+            raise ValueError(f"{bands} orders for {outs} rows")
+        for name, part in parts.items():
+            if name != "codes" and tuple(part.shape) != (*leading, *wanted[name]):
+                raise ValueError(
+                    f"{name} of shape {tuple(part.shape)} do not fit a matrix of"
+                    f" {(*leading, outs, ins)} in blocks of {self.rows} x {self.columns}"
+                )
+        return (*leading, outs, ins)
+
+    def by_row(self, parts: Parts) -> tuple["Packing", Parts]:
+        """The same matrix with a scale for each row alone."""
+        codes = parts["codes"]
+        rows = torch.arange(codes.shape[-2], device=codes.device) // self.rows
+        spread = {
+            name: part[..., rows, :] if name in ("scales", "zeros") else part
+            for name, part in parts.items()
+        }
+        return replace(self, rows=1), spread
+
+    def some_rows(self, parts: Parts, start: int, end: int) -> dict[str, torch.Tensor]:
+        """Parts of rows ``[start, end)``; ``start`` is a multiple of ``rows``."""
+        first, last = start // self.rows, -(-end // self.rows)
+        ranges = {"scales": slice(first, last), "zeros": slice(first, last)}
+        some = {
+            name: part[..., ranges.get(name, slice(start, end)), :]
+            for name, part in parts.items()
+            if name != "order"
+        }
+        if "order" in parts:
+            band = parts["codes"].shape[-2] // parts["order"].shape[-2]
+            rows = torch.arange(start, end, device=parts["order"].device) // band
+            bands = parts["order"].shape[-2]
+            some["order"] = parts["order"] if bands == 1 else parts["order"][..., rows, :]
+        return some
+
+    def dequantise(
+        self, parts: Parts, dtype: torch.dtype, room: "Room | None" = None
+    ) -> torch.Tensor:
+        """The matrix's numbers; computed in float32 and rounded to ``dtype`` once.
+
+        They are in ``room`` where it is given, and stay until it is used again.
+        """
+        room = room or Room()
+        values, larger = self._values(parts["codes"], room)
+        *leading, outs, ins = values.shape
+        scales = plain_scales(parts["scales"]) * larger
+        zeros = parts["zeros"].to(values.dtype) / larger if "zeros" in parts else None
+        if "factors" in parts and self.rows == 1:
+            scales = scales * parts["factors"]
+        if outs % self.rows or ins % self.columns:  # the last block is not whole
+            across = torch.arange(ins, device=values.device) // self.columns
+            down = torch.arange(outs, device=values.device) // self.rows
+            if zeros is not None:
+                values.sub_(zeros[..., down, :][..., across])
+            values.mul_(scales[..., down, :][..., across])
+        else:
+            split = (*leading, outs // self.rows, self.rows, ins // self.columns, self.columns)
+            blocks = values.view(split)
+            if zeros is not None:
+                blocks.sub_(zeros[..., :, None, :, None])
+            blocks.mul_(scales[..., :, None, :, None])
+        if "factors" in parts and self.rows != 1:
+            values.mul_(parts["factors"])
+        if "order" in parts:
+            order = parts["order"].long()[..., None, :]
+            bands = values.view(*leading, order.shape[-3], -1, ins)
+            values = torch.gather(bands, -1, order.expand(bands.shape)).view(values.shape)
+        return values if dtype is torch.float32 else room.copy(values, dtype)
+
+    def _values(self, codes: torch.Tensor, room: "Room") -> tuple[torch.Tensor, float]:
+        """What the codes stand for over a number, ``[..., outs, ins]`` in float32, and that."""
+        if self.bits == 4:
+            table = _pairs(self.code, codes.device)
+            pairs = room.empty(codes.shape, torch.int32, codes.device).view(-1)
+            places = room.copy(codes, torch.int32, "places").view(-1)
+            torch.index_select(table, 0, places, out=pairs)
+            halves = pairs.view(torch.float16).view(*codes.shape[:-1], 2 * codes.shape[-1])
+            return room.copy(halves, torch.float32), 1.0
+        if codes.dtype is torch.float8_e4m3fn and codes.device.type == "cpu":
+            # Bits are moved, many times as fast as torch's conversion on a CPU. The exponent's bias
+            # is 7 here and 15 in float16. NaN is refused where files are read.
+            wide = room.copy(codes.view(torch.int8), torch.int16)  # the sign fills the upper bits
+            halves = wide.bitwise_left_shift_(7).bitwise_and_(E4M3_BITS).view(torch.float16)
+            return room.copy(halves, torch.float32), 2.0**8
+        return room.copy(codes, torch.float32), 1.0
+
+
+class Room:
+    """Memory that is used again and again: fresh pages cost more than what is computed in them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[object, torch.Tensor] = {}
+
+    def empty(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, use: str = ""
+    ) -> torch.Tensor:
+        """Memory of this shape; it is the one given last for this dtype and use."""
+        numbers = math.prod(shape)
+        kept = self._kept.get((dtype, use))
+        if kept is None or kept.numel() < numbers:
+            kept = self._kept[dtype, use] = torch.empty(numbers, dtype=dtype, device=device)
+        return kept[:numbers].view(*shape)
+
+    def copy(self, tensor: torch.Tensor, dtype: torch.dtype, use: str = "") -> torch.Tensor:
+        """``tensor`` in another dtype."""
+        return self.empty(tensor.shape, dtype, tensor.device, use).copy_(tensor)
+
+
+def plain_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Scales as float32; bytes are exponents of two."""
+    if scales.dtype is torch.uint8:
+        return torch.exp2(scales.to(torch.float32) - EXPONENT_BIAS)
+    return scales.to(torch.float32)
+
+
+@cache
+def _pairs(code: str, device: torch.device) -> torch.Tensor:
+    """Both numbers in a byte, as the bits of two float16 in an int32, ``[256]``."""
+    values = torch.tensor(CODES[code], dtype=torch.float16)
+    both = torch.stack([values.repeat(16), values.repeat_interleave(16)], dim=-1)
+    return both.view(torch.int32)[:, 0].contiguous().to(device)

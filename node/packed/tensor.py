@@ -1,0 +1,313 @@
+"""A tensor that is kept packed, and is a plain one to whoever computes with it.
+
+The code of a model multiplies by its weights, stacks, joins, transposes and indexes them. For a
+:class:`PackedTensor` these stay operations on packed parts; products dequantise a few rows at a
+time, and whatever else is asked of it sees its numbers. So no module and no family has to know.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from node.packed.packing import EXPONENT_BIAS, LARGEST, Packing, Parts, Room, plain_scales
+
+TILE_NUMBERS = 1 << 17
+"""Numbers that a product on a CPU dequantises at a time: what stays in its cache."""
+ANYWHERE_NUMBERS = 1 << 24
+"""The same on other devices, where launches cost and memory is what limits."""
+
+aten = torch.ops.aten
+
+
+class PackedTensor(torch.Tensor):
+    """A matrix, or a stack of them, ``[..., outs, ins]``, in the bits of a checkpoint.
+
+    ``turned``: seen as ``[..., ins, outs]``. Its dtype is the one that it computes in.
+    """
+
+    packing: Packing
+    parts: dict[str, torch.Tensor]
+    turned: bool
+
+    @staticmethod
+    def __new__(
+        cls: type["PackedTensor"],
+        packing: Packing,
+        parts: Parts,
+        dtype: torch.dtype = torch.float32,
+        *,
+        turned: bool = False,
+    ) -> "PackedTensor":
+        """Raises ValueError if the parts do not fit each other."""
+        shape = packing.shape(parts)
+        if turned:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        with torch.inference_mode(False):  # else no view of a parameter could be one
+            made: PackedTensor = torch.Tensor._make_wrapper_subclass(
+                cls, shape, dtype=dtype, device=parts["codes"].device
+            )
+        made.packing, made.parts, made.turned = packing, dict(parts), turned
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        known = _KNOWN.get(func)
+        if known is not None and (done := known(*args, **named)) is not None:
+            return done
+        if (done := func.decompose(*args, **named)) is not NotImplemented:
+            return done
+        # A view of a parameter must not be of inference, even where one infers.
+        views = any(result.alias_info is not None for result in func._schema.returns)
+        with torch.inference_mode(torch.is_inference_mode_enabled() and not views):
+            return func(*_plain(args), **_plain(named))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"PackedTensor({tuple(self.shape)}, {self.packing})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PackedTensor":
+        return self._with({name: part.clone() for name, part in self.parts.items()})
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the parts take."""
+        return sum(part.numel() * part.element_size() for part in self.parts.values())
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no number can be too large for the dtype."""
+        largest = LARGEST[self.packing.code]
+        if "zeros" in self.parts:
+            largest *= 2
+        bound = torch.tensor(largest)
+        for name in ("scales", "factors"):
+            if name in self.parts:
+                bound = bound * plain_scales(self.parts[name]).abs().amax()
+        return bool(bound <= torch.finfo(self.dtype).max)
+
+    def dequantised(self) -> torch.Tensor:
+        """The whole as a plain tensor."""
+        made = self.packing.dequantise(self.parts, self.dtype)
+        return made.transpose(-1, -2) if self.turned else made
+
+    def made_up(self) -> "PackedTensor":
+        """One of the same shape and packing, on the CPU, with random codes, to time with."""
+        block = torch.arange(1 << 16).mul(40503).bitwise_right_shift(5).to(torch.uint8) & 0x77
+        plain = {"scales": 1e-3, "factors": 1.0, "zeros": 7}
+        parts: dict[str, torch.Tensor] = {}
+        for name, part in self.parts.items():
+            if name == "codes":
+                times = -(-part.numel() // block.numel())
+                bytes_ = block.repeat(times)[: part.numel()]
+                parts[name] = bytes_.view(part.dtype).reshape(part.shape)
+            elif name == "order":
+                parts[name] = torch.arange(part.shape[-1], dtype=part.dtype).expand(part.shape)
+            elif name == "scales" and part.dtype is torch.uint8:
+                parts[name] = torch.full(part.shape, EXPONENT_BIAS - 10, dtype=part.dtype)
+            else:
+                parts[name] = torch.full(part.shape, plain[name], dtype=part.dtype)
+        return self._with(parts)
+
+    def tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """A few rows of a matrix at a time: the first one's index, and ``[rows, ins]``, which stay
+        until the next ones come."""
+        room = Room()
+        outs, ins = self.packing.shape(self.parts)
+        numbers = TILE_NUMBERS if self.device.type == "cpu" else ANYWHERE_NUMBERS
+        rows = max(1, numbers // (ins * self.packing.rows)) * self.packing.rows
+        for start in range(0, outs, rows):
+            some = self.packing.some_rows(self.parts, start, min(start + rows, outs))
+            yield start, self.packing.dequantise(some, self.dtype, room)
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows``, ``[count, ins]``, times the matrix: ``[count, outs]``."""
+        out = rows.new_empty(rows.shape[0], self.packing.shape(self.parts)[0])
+        for start, tile in self.tiles():
+            out[:, start : start + tile.shape[0]] = rows @ tile.t()
+        return out
+
+    def _with(
+        self,
+        parts: Parts,
+        *,
+        packing: Packing | None = None,
+        dtype: torch.dtype | None = None,
+        turned: bool | None = None,
+    ) -> "PackedTensor":
+        return PackedTensor(
+            packing or self.packing,
+            parts,
+            dtype or self.dtype,
+            turned=self.turned if turned is None else turned,
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, PackedTensor):
+        return value.dequantised()
+    if isinstance(value, tuple | list):
+        return type(value)(_plain(part) for part in value)
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return value
+
+
+_KNOWN: dict[Any, Callable[..., Any]] = {}
+"""Operations that know what a packed tensor is; None from them asks for the plain way."""
+
+
+def _knows(*operations: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        _KNOWN.update(dict.fromkeys(operations, function))
+        return function
+
+    return decorate
+
+
+@_knows(aten.detach.default, aten.alias.default)
+def _same(packed: PackedTensor) -> PackedTensor:
+    return packed._with(packed.parts)
+
+
+@_knows(aten.clone.default)
+def _clone(packed: PackedTensor, **_: Any) -> PackedTensor:
+    return packed._with({name: part.clone() for name, part in packed.parts.items()})
+
+
+@_knows(aten._to_copy.default)
+def _moved(
+    packed: PackedTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **_: Any,
+) -> PackedTensor | None:
+    if dtype is not None and not dtype.is_floating_point:
+        return None
+    return packed._with(
+        {name: part.to(device or part.device) for name, part in packed.parts.items()}, dtype=dtype
+    )
+
+
+@_knows(aten.t.default)
+def _turned(packed: PackedTensor) -> PackedTensor:
+    return packed._with(packed.parts, turned=not packed.turned)
+
+
+@_knows(aten.transpose.int)
+def _transposed(packed: PackedTensor, one: int, other: int) -> PackedTensor | None:
+    last = packed.dim() - 1
+    if {one % packed.dim(), other % packed.dim()} != {last, last - 1}:
+        return None
+    return packed._with(packed.parts, turned=not packed.turned)
+
+
+@_knows(aten.select.int)
+def _select(packed: PackedTensor, dim: int, index: int) -> PackedTensor | None:
+    if packed.dim() < 3 or dim % packed.dim() != 0:
+        return None
+    return packed._with({name: part[index] for name, part in packed.parts.items()})
+
+
+@_knows(aten.index.Tensor)
+def _index(packed: PackedTensor, indices: Sequence[torch.Tensor | None]) -> PackedTensor | None:
+    if packed.dim() < 3 or len(indices) != 1 or indices[0] is None:
+        return None
+    if indices[0].dtype not in (torch.int64, torch.int32) or indices[0].dim() > 1:
+        return None
+    return packed._with({name: part[indices[0]] for name, part in packed.parts.items()})
+
+
+@_knows(aten.stack.default)
+def _stack(tensors: Sequence[Any], dim: int = 0) -> PackedTensor | None:
+    first = tensors[0]
+    if dim != 0 or not _alike(tensors):
+        return None
+    parts = {name: torch.stack([each.parts[name] for each in tensors]) for name in first.parts}
+    made: PackedTensor = first._with(parts)
+    return made
+
+
+@_knows(aten.cat.default)
+def _cat(tensors: Sequence[Any], dim: int = 0) -> PackedTensor | None:
+    """Join stacks, or rows of matrices."""
+    if not _alike(tensors):
+        return None
+    first: PackedTensor = tensors[0]
+    dim %= first.dim()
+    if dim < first.dim() - 2:
+        packing, found = first.packing, [each.parts for each in tensors]
+    elif (
+        first.turned
+        or dim != first.dim() - 2
+        or ("order" in first.parts and len({each.shape for each in tensors}) > 1)
+    ):
+        return None
+    elif all(each.shape[-2] % first.packing.rows == 0 for each in tensors[:-1]):
+        packing, found = first.packing, [each.parts for each in tensors]
+    else:
+        spread = [each.packing.by_row(each.parts) for each in tensors]
+        packing, found = spread[0][0], [parts for _, parts in spread]
+    parts = {name: torch.cat([each[name] for each in found], dim=dim) for name in first.parts}
+    return first._with(parts, packing=packing)
+
+
+def _alike(tensors: Sequence[Any]) -> bool:
+    """Whether these are packed in the same way."""
+    first = tensors[0]
+    return isinstance(first, PackedTensor) and all(
+        isinstance(each, PackedTensor)
+        and (each.packing, each.turned, each.parts.keys())
+        == (first.packing, first.turned, first.parts.keys())
+        and [part.dtype for part in each.parts.values()]
+        == [part.dtype for part in first.parts.values()]
+        for each in tensors
+    )
+
+
+@_knows(aten.linear.default)
+def _linear(rows: Any, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor | None:
+    if isinstance(rows, PackedTensor) or weight.turned or weight.dim() != 2:
+        return None
+    out: torch.Tensor = weight.product(rows.reshape(-1, rows.shape[-1]))
+    if bias is not None:
+        out += bias
+    return out.view(*rows.shape[:-1], -1)
+
+
+@_knows(aten.mm.default, aten.matmul.default)
+def _matmul(rows: Any, weight: Any) -> torch.Tensor | None:
+    if isinstance(rows, PackedTensor) or not weight.turned or weight.dim() != 2:
+        return None
+    out: torch.Tensor = weight.product(rows.reshape(-1, rows.shape[-1]))
+    return out.view(*rows.shape[:-1], -1)
+
+
+@_knows(aten.addmm.default)
+def _addmm(bias: Any, rows: Any, weight: Any, **scaled: Any) -> torch.Tensor | None:
+    if scaled or isinstance(bias, PackedTensor):
+        return None
+    out: torch.Tensor | None = _matmul(rows, weight)
+    return None if out is None else out.add_(bias)
+
+
+@_knows(aten.embedding.default)
+def _embedding(weight: Any, ids: torch.Tensor, *_: Any) -> torch.Tensor | None:
+    if not isinstance(weight, PackedTensor) or weight.turned or weight.dim() != 2:
+        return None
+    if "order" in weight.parts and weight.parts["order"].shape[-2] > 1:
+        return None
+    packing, parts = weight.packing.by_row(weight.parts)
+    places = ids.reshape(-1)
+    rows = {name: part if name == "order" else part[places] for name, part in parts.items()}
+    return packing.dequantise(rows, weight.dtype).view(*ids.shape, -1)
+
+
+def is_packed(module: torch.nn.Module) -> bool:
+    """Whether one of the module's own weights, or of a module within it, is kept packed."""
+    return any(isinstance(weight.data, PackedTensor) for weight in module.parameters())
