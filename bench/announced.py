@@ -21,7 +21,7 @@ from coordinator.batching.scheduler import PREFILL_TOKENS_MOST
 from coordinator.experiments.swarm_file import read_swarm
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.service import PeerSpeed, announced_service
-from coordinator.simulator.core.profiles import PeerProfile, interpolated
+from coordinator.simulator.core.profiles import PeerProfile, Profiles, interpolated
 from dht.messages import codec, session
 from dht.messages.types import (
     LINKS_MAX,
@@ -100,9 +100,8 @@ def measured(problem: Problem, node: PlannerNode, profile: PeerProfile) -> tuple
     return memory_bytes, measure_layer(layer, layer.clock)
 
 
-def announced(cluster: Path, model: str | None = None) -> tuple[NodeRecord, ...]:
-    """The records of a cluster file's peers, decoded from their bytes. Raises UserError."""
-    problem, profiles = read_swarm(cluster, model)
+def announced(problem: Problem, profiles: Profiles) -> tuple[NodeRecord, ...]:
+    """The records of a cluster's peers, decoded from their bytes."""
     spec = model_of(problem)
     known: dict[tuple[PeerProfile, int, int], tuple[int, Profile]] = {}
     found = []
@@ -132,9 +131,8 @@ def announced(cluster: Path, model: str | None = None) -> tuple[NodeRecord, ...]
     return tuple(found)
 
 
-def announced_links(cluster: Path, model: str | None = None) -> dict[str, LinksRecord]:
+def announced_links(problem: Problem) -> dict[str, LinksRecord]:
     """The links that each peer measured and has room for in its record, by its name."""
-    problem, _ = read_swarm(cluster, model)
     found = {}
     for node in problem.nodes:
         name = node.peer_id
@@ -144,11 +142,11 @@ def announced_links(cluster: Path, model: str | None = None) -> dict[str, LinksR
     return found
 
 
-def announced_problem(cluster: Path, model: str | None = None) -> Problem:
+def announced_problem(problem: Problem, profiles: Profiles) -> Problem:
     """The planner's input in a live swarm of the cluster's peers."""
-    records = announced(cluster, model)
+    records = announced(problem, profiles)
     nodes = {record.peer_id: record for record in records}
-    return problem_of(records[0].model, nodes, announced_links(cluster, model))
+    return problem_of(records[0].model, nodes, announced_links(problem))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +184,8 @@ def main() -> int:
     parser.add_argument("--model")
     arguments = parser.parse_args()
     problem, profiles = read_swarm(arguments.cluster, arguments.model)
-    machines = announced_service(announced_problem(arguments.cluster, arguments.model)).machines
-    records = {record.peer_id: record for record in announced(arguments.cluster, arguments.model)}
+    machines = announced_service(announced_problem(problem, profiles)).machines
+    records = {record.peer_id: record for record in announced(problem, profiles)}
     sorts = {profiles.peers[node.peer_id]: node.peer_id for node in reversed(problem.nodes)}
     for profile, name in sorts.items():
         decode, prompt = errors(profile, machines[name])

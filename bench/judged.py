@@ -1,8 +1,8 @@
 """``python -m bench.judged``: what a judgement of a placement costs, and whom it puts first.
 
-Placements of clusters of several sizes are judged by a short run
-(:func:`coordinator.simulator.judge.judge`) and by a long one of the same rules that
-shrinks nothing; the planner's estimate stands beside them. Kendall's tau says how far two orders
+Placements of clusters of several sizes are judged by short runs
+(:func:`coordinator.simulator.judge.judge`) and by a long one of the same rules with other requests;
+the planner's estimate stands beside them. Kendall's tau says how far two orders
 agree: 1 is the same order.
 """
 
@@ -24,12 +24,12 @@ from coordinator.experiments.planner_view import service_of
 from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import HEURISTICS, score
 from coordinator.problem.service import Service
-from coordinator.simulator.judge import SHRINK, judge
+from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, FlowEdge, Problem
 
 CLUSTERS = ("single24/70b", "geo24/70b", "het42/70b", "single24/70b*4")
 LONG_S = 240.0
-SHORT_S = (10.0, 20.0)
+SHORT_S = (30.0, 60.0)
 PUBLISHED = ("helix", "petals", "swarm")
 Placed = tuple[tuple[Assignment, ...], tuple[FlowEdge, ...]]
 
@@ -60,10 +60,8 @@ def row(
     judged, cost = {}, {}
     for virtual_s in (*SHORT_S, long_s):
         started_s = time.process_time()
-        shrink = 1.0 if virtual_s == long_s else SHRINK
-        judged[virtual_s] = judge(
-            problem, service, spans, edges, virtual_s=virtual_s, shrink=shrink
-        )
+        seed = 1 if virtual_s == long_s else 0  # other requests
+        judged[virtual_s] = judge(problem, service, spans, edges, virtual_s=virtual_s, seed=seed)
         cost[virtual_s] = time.process_time() - started_s
     guess = score(problem, spans, name, service=service, edges=edges).estimate_tokens_per_s
     return {"placement": name, "judged": judged, "cost_s": cost, "estimate": guess}

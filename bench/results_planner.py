@@ -44,6 +44,40 @@ def sizes(result: dict[str, Any]) -> str:
     )
 
 
+def live_plans(result: dict[str, Any]) -> str:
+    """The live planner beside simple ones, by the living rules."""
+    sorts = "; ".join(
+        f"{sort}: {found['rows']} clusters, median {found['median']:.2f}, least"
+        f" {found['least']:.2f}, {found['below 0.98']} below 0.98"
+        for sort, found in result["summary"].items()
+    )
+    return (
+        "Simulated, with live inputs: what peers announce by the node's own profile code on a"
+        f" stand-in device is planned in {result['limit_s']:.0f} s of one core; decoded tokens/s"
+        " under full load by the living rules, beside the best of chains of stage patterns of at"
+        " most 8, 11, 14 or 20 stages with the most flow, Petals' greedy rule, SWARM's equal stages"
+        " and whole replicas, all from the same inputs. Clusters are Helix's and made ones"
+        f" (`bench/clusters.py`). Ours to the best: {sorts} {made('live_plan')}:\n\n"
+    ) + table(
+        "cluster | peers: | model | ours, tokens/s: | best of the simple: | which | ratio:"
+        " | Helix's plan: | ours by Helix's rules: | the simple one's: | Helix's:",
+        "{cluster} | {peers} | {model} | {ours:.0f} | {simple:.0f} | {best} | {ratio:.2f}"
+        " | {helix:.0f} | {by_ours:.0f} | {by_simple:.0f} | {by_helix:.0f}",
+        [
+            row
+            | {
+                "ours": row["ours"]["served"],
+                "simple": row["rivals"][row["best"]]["served"],
+                "helix": row["rivals"].get("helix", {}).get("served"),
+                "by_ours": row["by_helix"]["ours"],
+                "by_simple": row["by_helix"][row["best"]],
+                "by_helix": row["by_helix"].get("helix"),
+            }
+            for row in result["rows"]
+        ],
+    )
+
+
 def crowds(result: dict[str, Any]) -> str:
     """Loads of peers under clients that know nothing of each other."""
     return (

@@ -23,7 +23,7 @@ from bench.results_links import (
     measured_links,
     real_links,
 )
-from bench.results_planner import crowds, elections, flood, placements, sizes
+from bench.results_planner import crowds, elections, flood, live_plans, placements, sizes
 from bench.results_sessions import (
     balance,
     chaos,
@@ -80,6 +80,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "links": measured_links,
         "transport": hop,
         "light_transport": light_hop,
+        "live_plan": live_plans,
         "placement_sizes": sizes,
         "routes": crowds,
         "dht_flood": flood,
@@ -103,6 +104,7 @@ TITLES = {
     "links": "## What a swarm knows of its links\n\n",
     "transport": "## A hop\n\n",
     "light_transport": "## A hop without the daemon\n\n",
+    "live_plan": "## The plan that lives\n\n",
     "placement_sizes": "## Planning more and more peers\n\n",
     "routes": "## Routes of many clients\n\n",
     "dht_flood": "## A flood of records\n\n",

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from coordinator.problem.service import CONTEXT_TYPICAL
+from coordinator.problem.unmeasured import with_guesses
 from dht.messages.types import (
     FAR_TOKENS,
     TOKENS_PER_S_MAX,
@@ -58,7 +59,8 @@ def problem_of(
         for link in record.links
         if author in {link.source, link.target} and link.source in usable and link.target in usable
     )
-    return Problem(model=model, nodes=nodes, links=measured)
+    links_ = with_guesses(sorted(usable), measured)
+    return Problem(model=model, nodes=nodes, links=links_)
 
 
 def _rates(record: NodeRecord) -> tuple[float, ...]:

@@ -1,16 +1,15 @@
 """Judges a placement by a short simulated run under the living rules.
 
-A planner's estimate ranks placements by formulas; this runs them. Sessions live for minutes, and
-how many of them wait in their prompts settles only after as long; a judgement must take less. So
-the run begins in the middle, with sessions somewhere in their answers as far as stages admit them,
-and all is shrunk alike: prompts, answers and KV room are a fraction of what they are, so the peers
-hold as many sessions, run batches as large and prompts as often, and sessions come and go faster.
+A planner's estimate ranks placements by formulas; this runs them. Sessions live for minutes, and a
+swarm that begins empty settles only after as long; a judgement must take a second or so. So the run
+begins in the middle, with sessions somewhere in their answers as far as stages admit them.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from random import Random
 
+from coordinator.evaluation.estimate import estimate
 from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.parts import SimulatedSession
@@ -25,13 +24,13 @@ from coordinator.simulator.core.trace import Request, sampled, typical
 from coordinator.simulator.links.closed_form_wire import FramedWire
 from coordinator.simulator.plans import plan_of
 from coordinator.simulator.runs.runs import Standing
-from dht.messages.types import SOURCE, Assignment, FlowEdge, PlannerNode, Problem
+from dht.messages.types import SOURCE, Assignment, FlowEdge, Plan, PlannerNode, Problem
 
-VIRTUAL_S = 20.0
-SHRINK = 8.0
-"""By what lengths and KV room are divided."""
+VIRTUAL_S = 60.0
 SETTLE_SHARE = 0.5
-"""Share of the time before tokens count."""
+"""Share of the run before tokens count."""
+SESSIONS_MAX = 2048
+"""Maximum sessions in flight, where KV room is unlimited or not known."""
 ENTER_S = 1.0
 """Time over which the sessions that begin in the middle enter the ring, in seconds."""
 
@@ -44,36 +43,73 @@ def judge(
     *,
     seed: int = 0,
     virtual_s: float = VIRTUAL_S,
-    shrink: float = SHRINK,
 ) -> float:
-    """Decoded tokens/s of a placement under full load, in ``virtual_s`` simulated seconds.
+    """Decoded tokens/s of a placement under full load, by what a planner knows of its peers.
 
     Routes follow ``edges``, or the placement's max flow. The same arguments give the same result.
     """
-    profiles = profiles_of(problem, service, shrink)
-    plan = plan_of(problem, assignments, edges)
-    swarm = LiveSwarm(
-        problem, profiles, plan.assignments, FramedWire, hub=bool(service.hub_delay_s)
+    load, plan = service.workload, plan_of(problem, assignments, edges)
+    guess = estimate(problem, plan.assignments, plan.edges, service)
+    lasts_s = guess.prompt_time_s + load.output_tokens * guess.token_time_s
+    return standing_load(
+        problem,
+        profiles_of(problem, service),
+        plan,
+        requests_of(load),
+        prompts_share=guess.prompt_time_s / lasts_s if lasts_s > 0 else 0.0,
+        seed=seed,
+        virtual_s=virtual_s,
+        sessions_max=load.requests_max,
+        hub=bool(service.hub_delay_s),
     )
-    trace = requests_of(service.workload, shrink)
+
+
+def standing_load(
+    problem: Problem,
+    profiles: Profiles,
+    plan: Plan,
+    trace: Sequence[Request],
+    *,
+    prompts_share: float = 0.0,
+    seed: int = 0,
+    virtual_s: float = VIRTUAL_S,
+    sessions_max: float = SESSIONS_MAX,
+    hub: bool = False,
+) -> float:
+    """Decoded tokens/s of a plan under full load that has lasted for long.
+
+    ``prompts_share`` of the sessions are in their prompts at the beginning.
+    """
+    swarm = LiveSwarm(problem, profiles, plan.assignments, FramedWire, hub=hub)
     run = Standing(
         swarm,
         Clients(problem, profiles, plan, swarm.peers, trace),
         sampled(trace, seed),
         start_s=SETTLE_SHARE * virtual_s,
         end_s=virtual_s,
-        sessions_max=service.workload.requests_max,
+        sessions_max=min(sessions_max, SESSIONS_MAX),
     )
-    fill(run, swarm, midway(trace, Random(seed)), Random(seed))  # noqa: S311
+    fill(run, swarm, midway(trace, Random(seed)), Random(seed), prompts_share)  # noqa: S311
     swarm.run(virtual_s, run)
     return len(run.decode_s) / (run.end_s - run.start_s)
 
 
 def fill(
-    run: Standing, swarm: LiveSwarm, sessions: Iterator[tuple[Request, int]], draw: Random
+    run: Standing,
+    swarm: LiveSwarm,
+    sessions: Iterator[tuple[Request, int]],
+    draw: Random,
+    prompts_share: float,
 ) -> None:
-    """Place ``sessions`` (each with the tokens that it has) until one finds no room."""
+    """Place ``sessions`` (each with the tokens that it has) until one finds no room.
+
+    ``prompts_share`` of them are only beginning.
+    """
     for request, done in sessions:
+        if draw.random() < prompts_share:
+            if len(run.live) >= run.sessions_max or not run.open(request, 0.0):
+                return
+            continue
         session = SimulatedSession(run.opened, request, 0.0)
         if len(run.live) >= run.sessions_max or not run.place(session, done):
             return
@@ -92,12 +128,11 @@ def midway(trace: Sequence[Request], draw: Random) -> Iterator[tuple[Request, in
             yield request, draw.randrange(request.output_tokens)
 
 
-def requests_of(workload: Workload, shrink: float = 1.0) -> tuple[Request, ...]:
-    """Requests of the workload's mean lengths divided by ``shrink``, spread like those of a
-    conversation service."""
+def requests_of(workload: Workload) -> tuple[Request, ...]:
+    """Requests of the workload's mean lengths, spread like those of a conversation service."""
     spread = typical()
-    inputs = workload.input_tokens / shrink * len(spread) / sum(r.input_tokens for r in spread)
-    outputs = workload.output_tokens / shrink * len(spread) / sum(r.output_tokens for r in spread)
+    inputs = workload.input_tokens * len(spread) / sum(r.input_tokens for r in spread)
+    outputs = workload.output_tokens * len(spread) / sum(r.output_tokens for r in spread)
     return tuple(
         Request(
             arrival_s=0.0,
@@ -108,9 +143,8 @@ def requests_of(workload: Workload, shrink: float = 1.0) -> tuple[Request, ...]:
     )
 
 
-def profiles_of(problem: Problem, service: Service, shrink: float = 1.0) -> Profiles:
-    """The profiles of the peers that a planner knows from their announcements, with KV room divided
-    by ``shrink`` and contexts that cost as much more."""
+def profiles_of(problem: Problem, service: Service) -> Profiles:
+    """The profiles of the peers that a planner knows from their announcements."""
     links = default_client_links(problem)
     if service.hub_delay_s:
         links = {
@@ -120,20 +154,20 @@ def profiles_of(problem: Problem, service: Service, shrink: float = 1.0) -> Prof
     state_bytes = problem.model.activation_bytes + problem.token_bytes
     return Profiles(
         peers={
-            node.peer_id: _profile(node, service.machines[node.peer_id], state_bytes, shrink)
+            node.peer_id: _profile(node, service.machines[node.peer_id], state_bytes)
             for node in problem.nodes
         },
         client_links=links,
     )
 
 
-def _profile(node: PlannerNode, machine: PeerSpeed, state_bytes: int, shrink: float) -> PeerProfile:
+def _profile(node: PlannerNode, machine: PeerSpeed, state_bytes: int) -> PeerProfile:
     return PeerProfile(
         prefill=_points(machine.prompt),
         decode=_points(machine.decode),
-        prefill_context=_slopes(machine.prompt, shrink),
-        decode_context=_slopes(machine.decode, shrink),
-        kv_entries=tuple(int(entries / shrink) for entries in machine.kv_layer_tokens),
+        prefill_context=_slopes(machine.prompt),
+        decode_context=_slopes(machine.decode),
+        kv_entries=tuple(int(entries) for entries in machine.kv_layer_tokens),
         layers_max=len(node.tokens_per_s),
         stretch=machine.stretch,
         copy_s_per_token=machine.overhead_s_per_byte * state_bytes,
@@ -150,9 +184,8 @@ def _points(curve: Curve) -> Points:
     return tuple(sorted(rows.items()))
 
 
-def _slopes(curve: Curve, shrink: float) -> Points:
+def _slopes(curve: Curve) -> Points:
     """Seconds that each token of context adds, by rows; empty: the context costs nothing."""
     if not curve.context_s:
         return ()
-    each = tuple(shrink * seconds for seconds in curve.context_s)
-    return _points(Curve(tokens=curve.tokens, seconds=each))
+    return _points(Curve(tokens=curve.tokens, seconds=curve.context_s))

@@ -27,7 +27,7 @@ def test_a_planner_reads_the_tables_within_their_own_steps(model: str) -> None:
     """Tables of whole milliseconds jump by a third from one point to the next."""
     cluster = CLUSTERS / "het42.json"
     problem, profiles = read_swarm(cluster, model)
-    read = announced_problem(cluster, model)
+    read = announced_problem(problem, profiles)
     machines = announced_service(read).machines
     sorts = {profile: name for name, profile in profiles.peers.items()}
     assert len(sorts) == 7
@@ -48,7 +48,7 @@ def test_a_planner_reads_the_tables_within_their_own_steps(model: str) -> None:
 
 
 def test_records_stay_small_and_carry_what_was_measured() -> None:
-    for record in announced(CLUSTERS / "single24.json", "70b"):
+    for record in announced(*read_swarm(CLUSTERS / "single24.json", "70b")):
         assert 8 <= len(record.decode_layer_ns) <= LAYER_TIMES_MAX
         assert record.decode_layer_ns[-1][0] == 256
         assert record.up_bytes_per_s == 1e10
@@ -59,7 +59,7 @@ def test_records_stay_small_and_carry_what_was_measured() -> None:
 
 
 def test_each_peer_tells_as_many_links_as_a_record_holds() -> None:
-    told = announced_links(CLUSTERS / "het42.json", "70b")
+    told = announced_links(read_swarm(CLUSTERS / "het42.json", "70b")[0])
     assert {len(record.links) for record in told.values()} == {LINKS_MAX}
     assert all(link.target == name for name, record in told.items() for link in record.links)
     first = {frozenset(link.source for link in record.links) for record in told.values()}

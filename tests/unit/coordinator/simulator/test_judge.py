@@ -9,7 +9,14 @@ from bench.papers.clusters import published
 from coordinator.experiments.planner_view import service_of
 from coordinator.problem.service import Curve, Workload, service_from_rates
 from coordinator.simulator.core.trace import Request
-from coordinator.simulator.judge import judge, midway, profiles_of, requests_of
+from coordinator.simulator.judge import (
+    judge,
+    midway,
+    profiles_of,
+    requests_of,
+    standing_load,
+)
+from coordinator.simulator.plans import plan_of
 from tests.unit.coordinator.simulator.toy import saturated
 
 
@@ -19,6 +26,17 @@ def test_a_judgement_is_repeated_to_the_digit_and_follows_the_seed() -> None:
     first = judge(problem, service, held, virtual_s=10.0)
     assert first == judge(problem, service, held, virtual_s=10.0) > 0
     assert first != judge(problem, service, held, virtual_s=10.0, seed=1)
+
+
+def test_a_swarm_that_begins_with_prompts_alone_has_served_less_so_far() -> None:
+    problem, profiles, held, _ = saturated()
+    trace = requests_of(Workload())
+    plan = plan_of(problem, held)
+    served = [
+        standing_load(problem, profiles, plan, trace, prompts_share=share, virtual_s=4.0)
+        for share in (0.0, 1.0)
+    ]
+    assert served[0] > 1.2 * served[1]
 
 
 def test_half_the_speed_serves_less() -> None:
@@ -33,7 +51,7 @@ def test_half_the_speed_serves_less() -> None:
         for name, machine in service.machines.items()
     }
     slower = judge(problem, replace(service, machines=machines), held, virtual_s=15.0)
-    assert slower < 0.7 * judge(problem, service, held, virtual_s=15.0)
+    assert slower < 0.8 * judge(problem, service, held, virtual_s=15.0)
 
 
 def test_requests_in_flight_are_bounded_where_the_workload_says_so() -> None:

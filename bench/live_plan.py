@@ -1,0 +1,254 @@
+"""``python -m bench.live_plan``: the placement that lives beside simple ones, by the living rules.
+
+Every peer of a cluster (Helix's, and those of :mod:`bench.clusters`) measures and announces by the
+node's own code on a stand-in device. The live planner plans from that within its own time, in
+seconds of the processor. Rivals plan from the same: a chain of stage patterns of the most flow
+with at most so many stages, Petals' greedy rule, SWARM's equal stages, whole replicas, and Helix's
+published placement where there is one. All are replayed on the cluster as it is, by the living
+rules; ours, the best rival and Helix's by Helix's rules too.
+
+Rows are added to the output; those that it has already are kept. With ``--again``, ours is planned
+again for them, beside the rivals' figures that are there.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import report
+from bench.announced import announced_problem
+from bench.clusters import HELD_OUT, TUNING, load
+from bench.judged import tau
+from bench.local_swarm import ROOT
+from bench.papers.clusters import azure, published
+from coordinator.evaluation.estimate import estimate
+from coordinator.evaluation.max_flow import solve_flow
+from coordinator.evaluation.plan_check import uncovered
+from coordinator.experiments.full_load import HELIX, OfflineConfig, offline
+from coordinator.heuristics import heuristics
+from coordinator.heuristics.peer_classes import peer_classes, regions
+from coordinator.planning.solve import SolveRequest, solve_request
+from coordinator.problem.service import announced_service
+from coordinator.runtime import CoordinatorConfig
+from coordinator.search.pattern_cpsat import Limits, widest_chain
+from coordinator.search.stage_patterns import Terrain, place_chains
+from coordinator.simulator.core.profiles import Profiles
+from coordinator.simulator.judge import judge, standing_load
+from coordinator.simulator.plans import plan_of
+from dht.messages.types import Assignment, Plan, PlanVersion, Problem
+
+RESULT = ROOT / "bench" / "results" / "live_plan.json"
+NAMED = (
+    "small10/30b",
+    "single24/70b",
+    "geo24/70b",
+    "het42/70b",
+    "single24/30b",
+    "geo24/30b",
+    "het42/30b",
+)
+DEPTHS = (8, 11, 14, 20)
+SIMPLE_WORK = 2.0
+"""Work of one program of the simple rival, in CP-SAT's deterministic seconds: it may take all the
+time that it needs."""
+REPLAY_S = 240.0
+"""Length of a replay by the living rules; it begins in the middle, and its second half counts."""
+HELIX_S = 240.0
+"""Measured time of a replay by Helix's rules, after a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A cluster as it is, and as its peers announce it."""
+
+    name: str
+    problem: Problem
+    profiles: Profiles
+    known: Problem
+
+    def replayed(self, plan: Plan, *, helix: bool = False) -> float:
+        """Decoded tokens/s of a plan under full load."""
+        if helix:
+            config = OfflineConfig(rules=HELIX, measured_s=HELIX_S)
+            return offline(self.problem, self.profiles, plan, azure(), config).decode_tokens_per_s
+        return standing_load(self.problem, self.profiles, plan, azure(), seed=1, virtual_s=REPLAY_S)
+
+
+def case(name: str) -> Case:
+    """A cluster by its name."""
+    problem, profiles = load(name)
+    return Case(name, problem, profiles, announced_problem(problem, profiles))
+
+
+def live(known: Problem, limit_s: float, seed: int = 0) -> Plan:
+    """What a coordinator would publish first, with ``limit_s`` seconds of the processor."""
+    started_s = time.process_time()
+    request = SolveRequest(
+        problem=known,
+        version=PlanVersion(term=1, counter=1),
+        coordinator="bench",
+        time_limit_s=limit_s,
+        seed=seed,
+        now_unix_s=0.0,
+    )
+    answer = solve_request(request, lambda: (time.process_time() - started_s) / limit_s)
+    assert answer.best is not None, answer.error
+    return answer.best
+
+
+def simple(known: Problem, stages_max: int) -> tuple[Assignment, ...] | None:
+    """The chain of stage patterns of the most flow, by type and region, with a bound on depth."""
+    terrain = Terrain(known, peer_classes(known, regions(known)), lambda _kind, _layers: 1e15)
+    if not terrain.kinds:
+        return None
+    limits = Limits(stages_max=stages_max)
+    chain = widest_chain(terrain, terrain.counts(), limits, seed=0, work_max=SIMPLE_WORK)
+    return None if chain is None else place_chains(terrain, [chain])
+
+
+def rivals(each: Case) -> Iterator[tuple[str, Plan]]:
+    """The plans that ours is compared with, each once."""
+    known = each.known
+    made: dict[str, Callable[[], Sequence[Assignment] | None]] = {
+        f"patterns, {depth} stages": lambda depth=depth: simple(known, depth)  # type: ignore[misc]
+        for depth in DEPTHS
+    }
+    made["greedy"] = lambda: heuristics.greedy(known)
+    made["equal stages"] = lambda: heuristics.equal_stages(known)
+    made["replicas"] = lambda: heuristics.replicas(known)
+    seen: set[frozenset[Assignment]] = set()
+    for name, place in made.items():
+        spans = place()
+        if spans is None or frozenset(spans) in seen or uncovered(spans, known.model.layers):
+            continue
+        seen.add(frozenset(spans))
+        yield name, plan_of(known, spans, solve_flow(known, spans).edges)
+    if "/" in each.name:
+        try:
+            yield "helix", published(f"{each.name}/helix")[2]
+        except KeyError:
+            return
+
+
+def figures(each: Case, plan: Plan) -> dict[str, float]:
+    """What a plan serves by the living rules, and what a planner takes it for."""
+    service = announced_service(each.known)
+    spans, edges = plan.assignments, plan.edges
+    return {
+        "served": each.replayed(plan),
+        "judged": judge(each.known, service, spans, edges),
+        "estimated": estimate(each.known, spans, edges, service).tokens_per_s,
+    }
+
+
+def rivals_of(each: Case) -> dict[str, Any]:
+    """What a row says of the rivals."""
+    made = dict(rivals(each))
+    found = {rival: figures(each, plan) for rival, plan in made.items()}
+    best = max(
+        (rival for rival in made if rival != "helix"), key=lambda rival: found[rival]["served"]
+    )
+    return {
+        "rivals": found,
+        "best": best,
+        "by_helix": {
+            rival: each.replayed(made[rival], helix=True)
+            for rival in (best, "helix")
+            if rival in made
+        },
+    }
+
+
+def row(name: str, limit_s: float, before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One cluster; the rivals' figures are those of the row ``before``, if there is one."""
+    each = case(name)
+    started_s = time.process_time()
+    plan = live(each.known, limit_s)
+    took_s = time.process_time() - started_s
+    ours = figures(each, plan)
+    known = before or rivals_of(each)
+    rivals_ = known["rivals"]
+    return {
+        "cluster": name,
+        "peers": len(each.problem.nodes),
+        "model": each.problem.model.name,
+        "planner": plan.planner,
+        "plan_s": round(took_s, 2),
+        "ours": ours,
+        "rivals": rivals_,
+        "best": known["best"],
+        "ratio": ours["served"] / max(1e-9, rivals_[known["best"]]["served"]),
+        "by_helix": {**known["by_helix"], "ours": each.replayed(plan, helix=True)},
+        "tau": {
+            by: tau([(plan_[by], plan_["served"]) for plan_ in (ours, *rivals_.values())])
+            for by in ("judged", "estimated")
+        },
+    }
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios of ours to the best rival, by sort of cluster."""
+    sorts = {"named": NAMED, "tuning": TUNING, "held out": HELD_OUT}
+    found = {}
+    for sort, names in sorts.items():
+        ratios = [r["ratio"] for r in rows if r["cluster"] in names]
+        if ratios:
+            found[sort] = {
+                "rows": len(ratios),
+                "median": statistics.median(ratios),
+                "least": min(ratios),
+                "below 0.98": sum(ratio < 0.98 for ratio in ratios),
+                "tau": {
+                    by: _mean([r["tau"][by] for r in rows if r["cluster"] in names])
+                    for by in ("judged", "estimated")
+                },
+            }
+    return found
+
+
+def _mean(taus: Sequence[float | None]) -> float | None:
+    known = [each for each in taus if each is not None]
+    return round(statistics.fmean(known), 3) if known else None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.live_plan",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="*", metavar="CLUSTER", help="these clusters, by name")
+    parser.add_argument("--rows", type=int, metavar="N", help="at most so many new rows")
+    parser.add_argument("--again", action="store_true", help="ours, also for rows that are there")
+    parser.add_argument("--limit", type=float, default=CoordinatorConfig().solve_s, metavar="S")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args(argv)
+    rows: dict[str, dict[str, Any]] = {}
+    if arguments.out.exists():
+        rows = {r["cluster"]: r for r in json.loads(arguments.out.read_text())["rows"]}
+    wanted = arguments.only or (*NAMED, *TUNING, *HELD_OUT)
+    left = [name for name in wanted if arguments.again or name not in rows]
+    for name in left[: arguments.rows]:
+        rows[name] = row(name, arguments.limit, rows.get(name))
+        print(name, {k: v for k, v in rows[name].items() if k != "cluster"}, flush=True)
+        ordered = [rows[n] for n in (*NAMED, *TUNING, *HELD_OUT) if n in rows]
+        result = {
+            **report.provenance(0),
+            "limit_s": arguments.limit,
+            "replay_s": REPLAY_S,
+            "rows": ordered,
+            "summary": summary(ordered),
+        }
+        report.write(arguments.out, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

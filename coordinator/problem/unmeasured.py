@@ -1,0 +1,56 @@
+"""Guesses the links that nobody measured, from those of peers that are linked to both ends. Pure.
+
+A record has room for a few links, so in a swarm of dozens most pairs are not measured. A planner
+that takes all of those for slow ones spreads its stages by who happened to probe whom.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dht.messages.types import Link
+
+PEERS_MAX = 128
+"""Maximum peers whose missing links are guessed: their number grows with the square."""
+WITNESSES = 2
+"""Minimum peers by which a guess must be as good as it is: one alone may lie about its links."""
+
+
+def with_guesses(peers: Sequence[str], links: Sequence[Link]) -> tuple[Link, ...]:
+    """``links`` and, for every pair of ``peers`` that has none, the best that ``WITNESSES`` allow.
+
+    Over a witness, a link is as fast as the slower of the two links to the witness, and its round
+    trip the sum of theirs. A round trip is known where either direction was measured. Pairs with
+    fewer witnesses get no link.
+    """
+    if not WITNESSES < len(peers) <= PEERS_MAX:
+        return tuple(links)
+    at = {name: index for index, name in enumerate(peers)}
+    shape = len(peers), len(peers)
+    rates, round_trips = np.zeros(shape), np.full(shape, np.inf)
+    known = [(at[k.source], at[k.target], k) for k in links if k.source in at and k.target in at]
+    for source, target, link in sorted(known, key=lambda each: each[2].measured_unix_s):
+        rates[source, target] = link.bandwidth_bytes_per_s
+        round_trips[source, target] = round_trips[target, source] = link.rtt_s
+    measured = {(source, target) for source, target, _ in known}
+    guessed = []
+    for source, name in enumerate(peers):
+        slower = np.minimum(rates[source][:, None], rates)
+        sums = round_trips[source][:, None] + round_trips
+        fast = np.sort(slower, axis=0)[-WITNESSES]
+        near = np.sort(sums, axis=0)[WITNESSES - 1]
+        for target, other in enumerate(peers):
+            if source == target or (source, target) in measured:
+                continue
+            rtt_s = min(float(round_trips[source, target]), float(near[target]))
+            if fast[target] > 0 and np.isfinite(rtt_s):
+                guessed.append(
+                    Link(
+                        source=name,
+                        target=other,
+                        bandwidth_bytes_per_s=float(fast[target]),
+                        rtt_s=rtt_s,
+                        measured_unix_s=0.0,
+                    )
+                )
+    return (*links, *guessed)
