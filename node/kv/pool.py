@@ -205,6 +205,8 @@ class KvPool:
     def ran(self, session: str, reservation: Reservation, position: int, end: int) -> None:
         """Record that the rows ``[position, end)`` are written, and seal the prompt's pages."""
         reservation.written, reservation.settled = end, position
+        if reservation.state is not None:
+            reservation.state.ran(end)
         with self._lock:
             names = self._names.get(session)
             if names is not None and self._accounts.get(session) is reservation:

@@ -162,8 +162,9 @@ class PaperEngine:
                 self.kept.setdefault(((layers.start, layers.stop), name), state)
 
     def drop(self, key: str) -> None:
-        """What runs ends, and its result counts for nothing; what waits is forgotten."""
-        now_s = asyncio.get_running_loop().time()
+        """What is under way ends, and its result counts for nothing. With states, what waits is
+        forgotten, too: it would begin where no state is known."""
+        now_s = asyncio.get_running_loop().time() if self.state_tokens else float("inf")
         for begins_s, handle in self.queued.pop(key, ()):
             if begins_s > now_s:
                 handle.cancel()

@@ -15,5 +15,5 @@ def test_layers_that_look_ahead_are_refused(tmp_path: Path) -> None:
     made("rembert", tmp_path)
     store = WeightStore.open(str(tmp_path))
     engine = Engine(EngineConfig(store=store, name="ahead", memory_bytes=64 << 20))
-    with pytest.raises(UserError, match="its layers look at later tokens"):
+    with pytest.raises(UserError, match="its layers answer otherwise where rows come one by one"):
         engine.load(0, engine.spec.layers)

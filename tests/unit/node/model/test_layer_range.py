@@ -75,7 +75,8 @@ def test_more_layers_than_the_files_hold_are_refused_before_anything_is_built(
 def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
     make(tmp_path, "llama")
     config = tmp_path / "config.json"
-    config.write_text(config.read_text().replace('"llama"', '"unheard_of"'))
+    told = config.read_text().replace('"llama"', '"unheard_of"')
+    config.write_text(told.replace("LlamaFor", "UnheardOfFor"))
     with pytest.raises(UserError, match="unheard_of"):
         engine_of(tmp_path)
 
