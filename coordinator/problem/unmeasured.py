@@ -6,8 +6,6 @@ that takes all of those for slow ones spreads its stages by who happened to prob
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from dht.messages.types import Link
 
 PEERS_MAX = 128
@@ -25,6 +23,8 @@ def with_guesses(peers: Sequence[str], links: Sequence[Link]) -> tuple[Link, ...
     """
     if not WITNESSES < len(peers) <= PEERS_MAX:
         return tuple(links)
+    import numpy as np  # a client that starts does not wait for it
+
     at = {name: index for index, name in enumerate(peers)}
     shape = len(peers), len(peers)
     rates, round_trips = np.zeros(shape), np.full(shape, np.inf)
