@@ -22,10 +22,9 @@ import asyncio
 import json
 import random
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -226,32 +225,11 @@ def _command(host: str, peers: Sequence[str], stage: int | str) -> list[str]:
     return [sys.executable, "-m", "bench.speculation", "--job", json.dumps(job)]
 
 
-@contextmanager
-def stages(lab: WanLab) -> Iterator[list[str]]:
-    """The stand-in stages, each on its host; yields their addresses."""
-    running: list[subprocess.Popen[str]] = []
-    addresses: list[str] = []
-    try:
-        for number in range(len(SPANS)):
-            process = subprocess.Popen(
-                lab.command(number, _command(lab.address(number), addresses, number)),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-            )
-            running.append(process)
-            assert process.stdout is not None
-            if not (address := process.stdout.readline().strip()):
-                raise SystemExit(f"error: stage {number} did not start")
-            addresses.append(address)
-        yield addresses
-    finally:
-        for process in running:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in running:
-            process.wait(20)
+def stages(lab: WanLab) -> AbstractContextManager[list[str]]:
+    """The stand-in stages, each on its host; gives their addresses."""
+    return lab.stages(
+        len(SPANS), lambda number, before: _command(lab.address(number), before, number)
+    )
 
 
 @contextmanager

@@ -16,7 +16,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,40 @@ class WanLab:
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """``argv`` to be run on that host."""
         return ["ip", "netns", "exec", self.names[host], *argv]
+
+    @contextmanager
+    def stages(
+        self, count: int, command: Callable[[int, list[str]], list[str]]
+    ) -> Iterator[list[str]]:
+        """Processes on the first ``count`` hosts, one after the other, until the context ends.
+
+        ``command`` makes the command line of a host's process from its number and the addresses of
+        those before it. Each process prints its address, and ends with its standard input. Yields
+        the addresses; raises SystemExit where a process does not start.
+        """
+        running: list[subprocess.Popen[str]] = []
+        addresses: list[str] = []
+        try:
+            for number in range(count):
+                process = subprocess.Popen(
+                    self.command(number, command(number, addresses)),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    cwd=ROOT,
+                )
+                running.append(process)
+                assert process.stdout is not None
+                if not (address := process.stdout.readline().strip()):
+                    raise SystemExit(f"error: stage {number} did not start")
+                addresses.append(address)
+            yield addresses
+        finally:
+            for process in running:
+                assert process.stdin is not None
+                process.stdin.close()
+            for process in running:
+                process.wait(20)
 
     def output(self, host: int, argv: Sequence[str], limit_s: float) -> str:
         """What ``argv`` prints on that host. Raises SystemExit where it fails."""

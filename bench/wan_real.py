@@ -12,15 +12,12 @@ one after the other and added to the file of ``--out``.
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.local_swarm import ROOT
 from bench.papers.links import POLICIES
 from bench.report import provenance, write
 from bench.results_links import real_links
@@ -74,33 +71,12 @@ async def run_client(setting: Setting, host: str, peers: tuple[str, ...]) -> lis
         return list(await asyncio.gather(*(ask(client, each) for each in requests(setting))))
 
 
-@contextmanager
-def stages(lab: WanLab, setting: Setting) -> Iterator[list[str]]:
-    """The three stages, each on its host; yields their addresses."""
-    running: list[subprocess.Popen[str]] = []
-    addresses: list[str] = []
-    try:
-        for number in range(len(SPANS)):
-            command = _command(setting, lab.address(number), addresses, stage=number)
-            process = subprocess.Popen(
-                lab.command(number, command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-            )
-            running.append(process)
-            assert process.stdout is not None
-            if not (address := process.stdout.readline().strip()):
-                raise SystemExit(f"error: stage {number} did not start")
-            addresses.append(address)
-        yield addresses
-    finally:
-        for process in running:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in running:
-            process.wait(20)
+def stages(lab: WanLab, setting: Setting) -> AbstractContextManager[list[str]]:
+    """The three stages, each on its host; gives their addresses."""
+    return lab.stages(
+        len(SPANS),
+        lambda number, before: _command(setting, lab.address(number), before, stage=number),
+    )
 
 
 def _command(
