@@ -141,12 +141,12 @@ def small_text(text: Any) -> Any:
 def made(name: str, directory: Path) -> list[int]:
     """Write the model; returns what ``transformers`` answers, without a cache."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+
+    from node.model.meta_model import auto_class
 
     torch.manual_seed(SEED)
     config = small_config(name)
-    causal = type(config) in AutoModelForCausalLM._model_mapping
-    family = AutoModelForCausalLM if causal else AutoModelForMultimodalLM
+    family = auto_class(config)
     model: Any = family.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers import AutoConfig
+
+from node.model.meta_model import auto_class
 
 LAYERS, VOCAB, CONTEXT, WINDOW = 4, 101, 256, 24
 
@@ -214,9 +216,7 @@ def make(directory: Path, name: str, *, dtype: torch.dtype = torch.float32, **sh
     if "text_config" in extra:  # one that also sees
         given = {**extra, "text_config": {**SHAPE, **extra["text_config"]}}
     config = AutoConfig.for_model(family, **given)
-    causal = type(config) in AutoModelForCausalLM._model_mapping
-    classes = AutoModelForCausalLM if causal else AutoModelForMultimodalLM
-    model = classes.from_config(config).eval()
+    model = auto_class(config).from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1 or parameter.abs().max() == 0:

@@ -30,6 +30,15 @@ def check_layers(store: WeightStore) -> None:
                 )
 
 
+def auto_class(config: Any) -> Any:
+    """The Auto class of ``transformers`` that has a model with a language model's head for
+    ``config``: that for text or, for one that also sees or hears, that for several senses."""
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+
+    causal = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if causal else AutoModelForMultimodalLM
+
+
 def build_meta_model(
     store: WeightStore, dtype: torch.dtype, attention: str | None
 ) -> tuple[Any, nn.Module]:
@@ -38,7 +47,6 @@ def build_meta_model(
     Raises whatever the model's code raises, and Unservable.
     """
     from accelerate.big_modeling import init_empty_weights
-    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
     from transformers.initialization import no_init_weights
 
     check_layers(store)
@@ -47,10 +55,10 @@ def build_meta_model(
         if hasattr(said, "quantization_config"):  # how files are packed, no part of the code
             del said.quantization_config
     chosen = {} if attention is None else {"attn_implementation": attention}
-    causal = type(config) in AutoModelForCausalLM._model_mapping
-    family = AutoModelForCausalLM if causal else AutoModelForMultimodalLM
     with init_empty_weights(), no_init_weights():
-        model = family.from_config(config, dtype=dtype, trust_remote_code=False, **chosen)
+        model = auto_class(config).from_config(
+            config, dtype=dtype, trust_remote_code=False, **chosen
+        )
     return config, model.eval()
 
 
