@@ -21,7 +21,7 @@ def with_guesses(peers: Sequence[str], links: Sequence[Link]) -> tuple[Link, ...
     trip the sum of theirs. A round trip is known where either direction was measured. Pairs with
     fewer witnesses get no link.
     """
-    if not WITNESSES < len(peers) <= PEERS_MAX:
+    if not links or not WITNESSES < len(peers) <= PEERS_MAX:
         return tuple(links)
     import numpy as np  # a client that starts does not wait for it
 
@@ -33,24 +33,22 @@ def with_guesses(peers: Sequence[str], links: Sequence[Link]) -> tuple[Link, ...
         rates[source, target] = link.bandwidth_bytes_per_s
         round_trips[source, target] = round_trips[target, source] = link.rtt_s
     measured = {(source, target) for source, target, _ in known}
-    guessed = []
+    guessed: list[Link] = []
     for source, name in enumerate(peers):
         slower = np.minimum(rates[source][:, None], rates)
         sums = round_trips[source][:, None] + round_trips
-        fast = np.sort(slower, axis=0)[-WITNESSES]
-        near = np.sort(sums, axis=0)[WITNESSES - 1]
-        for target, other in enumerate(peers):
-            if source == target or (source, target) in measured:
-                continue
-            rtt_s = min(float(round_trips[source, target]), float(near[target]))
-            if fast[target] > 0 and np.isfinite(rtt_s):
-                guessed.append(
-                    Link(
-                        source=name,
-                        target=other,
-                        bandwidth_bytes_per_s=float(fast[target]),
-                        rtt_s=rtt_s,
-                        measured_unix_s=0.0,
-                    )
-                )
+        fast = np.partition(slower, -WITNESSES, axis=0)[-WITNESSES]
+        near = np.partition(sums, WITNESSES - 1, axis=0)[WITNESSES - 1]
+        nearest = np.minimum(round_trips[source], near)
+        guessed += [
+            Link(
+                source=name,
+                target=peers[target],
+                bandwidth_bytes_per_s=float(fast[target]),
+                rtt_s=float(nearest[target]),
+                measured_unix_s=0.0,
+            )
+            for target in np.flatnonzero((fast > 0) & np.isfinite(nearest)).tolist()
+            if source != target and (source, target) not in measured
+        ]
     return (*links, *guessed)
