@@ -8,7 +8,7 @@ import torch
 from dht.messages.types import ModelSpec
 from node.device.tensors import finite_rows, to_device, to_host
 from node.engine.batch_rows import StepRows
-from node.engine.work_item import WorkResult
+from node.engine.work_item import WorkItem, WorkResult
 from node.model.layer_range import LoadedRange
 from node.sampling.logprobs import score_prompt, score_rows
 from node.sampling.penalties import SamplingRow
@@ -59,6 +59,17 @@ def results_of(
     return results
 
 
+def draw_of(item: WorkItem) -> SamplingRow:
+    """What the sampler draws for an item that samples."""
+    assert item.sampling is not None  # noqa: S101 - for the type checker
+    return SamplingRow(
+        sampling=item.sampling,
+        position=item.position + item.tokens - len(item.drafts),
+        history=item.history,
+        drafts=item.drafts,
+    )
+
+
 def _sampled(
     rows: Sequence[StepRows], logits: torch.Tensor, greedy: Sequence[int]
 ) -> dict[int, tuple[tuple[int, ...], tuple[bytes, ...]]]:
@@ -66,16 +77,7 @@ def _sampled(
 
     ``greedy``: the likeliest token of each row of ``logits``, ``[rows, vocab]``.
     """
-    draws = [
-        SamplingRow(
-            sampling=row.item.sampling,
-            position=row.item.position + row.item.tokens - len(row.item.drafts),
-            history=row.item.history,
-            drafts=row.item.drafts,
-        )
-        for row in rows
-        if row.item.sampling is not None
-    ]
+    draws = [draw_of(row.item) for row in rows]
     runs = draw_runs(logits, draws, greedy)
     firsts = itertools.accumulate((1 + len(draw.drafts) for draw in draws), initial=0)
     scored: dict[int, tuple[bytes, ...]] = {}

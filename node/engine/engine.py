@@ -81,6 +81,8 @@ class Engine:
         self.layout = ModelLayout.of(config.store, config.dtype, config.quantize)
         self.spec = self.layout.spec(config.name)
         self._width = self.layout.anatomy.width
+        self.state_tokens = self.layout.state_tokens
+        """KV tokens that a session is charged with for the states of its layers."""
         self.kv_tokens_min = kv_tokens_least(self.spec)
         self.layers_max = self._count_layers()
         self.held = (0, 0)
@@ -264,11 +266,6 @@ class Engine:
     def extend_kv(self, session: str, tokens: int) -> bool:
         """Give an open session KV for its first ``tokens`` tokens; False if too little is free."""
         return self._kv.extend(session, tokens)
-
-    @property
-    def state_tokens(self) -> int:
-        """KV tokens that a session is charged with for the states of its layers."""
-        return self.layout.state_tokens
 
     def resumable(self, session: str, position: int) -> int:
         """The last position up to ``position`` from which a session's rows can go on here: the

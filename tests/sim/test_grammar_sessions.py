@@ -11,6 +11,7 @@ from client import GenerationOptions
 from dht.errors import SwarmError
 from dht.messages.session import RefusalCode, Sampling
 from dht.simulated.clock import run_virtual
+from node.engine.batch_output import draw_of
 from node.engine.work_item import WorkItem, WorkResult
 from node.sampling.grammar import GrammarError, GrammarState
 from node.sampling.grammar_trial import _Bytes, limits
@@ -58,13 +59,7 @@ class BoundEngine(PaperEngine):
         return followed(sampling, answer)
 
     def _sampled(self, item: WorkItem, states: Sequence[int]) -> WorkResult:
-        assert item.sampling is not None
-        draw = SamplingRow(
-            sampling=item.sampling,
-            position=item.position + item.tokens - len(item.drafts),
-            history=item.history,
-            drafts=item.drafts,
-        )
+        draw = draw_of(item)
         logits = torch.stack([logits_of(state) for state in states])
         return WorkResult(item=item, token_ids=draw_runs(logits, [draw])[0])
 

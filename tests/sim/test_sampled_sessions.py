@@ -11,6 +11,7 @@ from client import Answer, GenerationOptions, TokenScore
 from dht.messages.logprobs import unpack_scores
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import LinkModel
+from node.engine.batch_output import draw_of
 from node.engine.work_item import WorkItem, WorkResult
 from node.sampling.logprobs import score_prompt, score_rows
 from node.sampling.penalties import SamplingRow
@@ -61,13 +62,7 @@ class SampledEngine(PaperEngine):
     """Draws from logits with everything that the session asks for."""
 
     def _sampled(self, item: WorkItem, states: Sequence[int]) -> WorkResult:
-        assert item.sampling is not None
-        draw = SamplingRow(
-            sampling=item.sampling,
-            position=item.position + item.tokens - len(item.drafts),
-            history=item.history,
-            drafts=item.drafts,
-        )
+        draw = draw_of(item)
         logits = torch.stack([logits_of(state) for state in states])
         run, scores = draw_runs(logits, [draw])[0], ()
         if (top := draw.sampling.logprobs) is not None:
