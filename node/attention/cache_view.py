@@ -22,16 +22,9 @@ class PoolCache:
         self._pools = pools
         self._segment = segment
         self._written: set[int] = set()
-        self._touched: set[int] = set()
-        """Layers that wrote or asked for states."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"its cache holds more than keys and values ({name})")
-
-    @property
-    def calls(self) -> int:
-        """Number of layers that wrote or asked for states."""
-        return len(self._touched)
 
     @property
     def _state(self) -> SessionState:
@@ -42,7 +35,6 @@ class PoolCache:
     # States beside keys and values, as transformers.cache_utils.Cache has them
 
     def _states_of(self, layer_idx: int) -> Any:
-        self._touched.add(layer_idx)
         return self._state.layer(layer_idx)
 
     def has_previous_state(
@@ -117,7 +109,6 @@ class PoolCache:
             fresh = slots[segment.position :]
         pool.write(fresh, key[0].transpose(0, 1), value[0].transpose(0, 1))
         self._written.add(layer_idx)
-        self._touched.add(layer_idx)
         return (
             pool.keys[slots].transpose(0, 1)[None],
             pool.values[slots].transpose(0, 1)[None],
@@ -138,6 +129,8 @@ class LookingCache(PoolCache):
                 state=SessionState(states_per_layer),
             ),
         )
+        self.layers: set[int] = set()
+        """Layers that would keep something."""
         self.kv_shapes: dict[int, tuple[int, int, int]] = {}
         """``(kv_heads, key width, value width)`` by layer."""
 
@@ -146,13 +139,12 @@ class LookingCache(PoolCache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Note the layer's shape; nothing is written."""
         self.kv_shapes[layer_idx] = (key.shape[1], key.shape[-1], value.shape[-1])
-        self._touched.add(layer_idx)
+        self.layers.add(layer_idx)
         return key, value
 
-    @property
-    def layers(self) -> set[int]:
-        """Layers that would keep something."""
-        return self._touched
+    def _states_of(self, layer_idx: int) -> Any:
+        self.layers.add(layer_idx)
+        return super()._states_of(layer_idx)
 
     def state_bytes(self, layer_idx: int) -> int:
         """Bytes of the states that a layer keeps for a session."""

@@ -229,20 +229,17 @@ class LayerForward:
         positions: torch.Tensor,
     ) -> torch.Tensor:
         """Run each session alone, with the arguments that the model's own forward computes."""
-        step.calls = 0
         out = []
         for segment in itertools.chain.from_iterable(map(self._runs, step.segments)):
             rows = hidden[None, segment.first : segment.last]
-            cache = PoolCache(step.pools, segment)
             heard = self._skeleton.run(
                 embedded=rows.new_zeros(1, segment.rows, self._embed_width),
                 positions=positions[None, segment.first : segment.last],
-                cache=cache,
+                cache=PoolCache(step.pools, segment),
             )
             for index in range(start, end):
                 call = heard.layers[index]
                 rows = _hidden(layers[index](rows, *call.positional, **call.named))
-            step.calls = max(step.calls, cache.calls)
             out.append(rows[0])
         return _joined(out)
 

@@ -141,7 +141,7 @@ class _Inspection:
         self._dtype = dtype
         if packed and _may_keep_state(model, self._layers):
             raise Unservable("its layers keep a state beside keys and values")
-        self._states_per_layer = states_per_layer(model)
+        self._states_per_layer = _states_per_layer(model)
         self._skeleton, self._first = self._rightly_answered(model, layers_name)
         self._width = int(self._first.layers[0].hidden.shape[-1])
         loose = self._skeleton.loose(self._first)
@@ -436,7 +436,7 @@ def _may_keep_state(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
     return convolves or bool(getattr(model, "_is_stateful", False))
 
 
-def states_per_layer(model: Any) -> int:
+def _states_per_layer(model: Any) -> int:
     """Maximum number of convolutions or recurrences of one layer."""
     return int(getattr(model.config.get_text_config(), "number_of_conv_states", None) or 1)
 

@@ -50,7 +50,7 @@ LARGEST = {
     **{code: max(map(abs, values)) for code, values in CODES.items()},
     **{"int8": 128.0, "uint8": 255.0, "float8_e4m3": 448.0, "float8_e5m2": 57344.0},
 }
-"""Of the numbers that a kind of code stands for."""
+"""Largest magnitude among the numbers that the codes of a kind stand for."""
 EXPONENT_BIAS = 127
 """Exponent 0 as a byte (E8M0)."""
 E4M3_BITS = 0xBF80 - (1 << 16)

@@ -16,7 +16,7 @@ from node.device.tensors import STORED_DTYPES
 from node.packed.tensor import PackedTensor
 
 NAME_CHARACTERS = 120
-"""Of a stranger's tensor name in a message."""
+"""Characters of a stranger's tensor name that a message shows."""
 
 
 class Described(Protocol):
@@ -136,13 +136,6 @@ def _check(where: str, name: str, stored: Stored, tensors: Mapping[str, Describe
         raise UserError(
             f"{where} cannot be served: {name[:NAME_CHARACTERS]} is packed wrongly ({reason})"
         ) from error
-
-
-def held_bytes(weight: torch.Tensor, dtype: torch.dtype) -> int:
-    """Bytes that a weight takes where its plain numbers are kept in ``dtype``."""
-    if isinstance(weight, PackedTensor):
-        return weight.held_bytes
-    return weight.numel() * dtype.itemsize
 
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -20,7 +20,6 @@ from bench.packed_checkpoints import BLOCK, FORMATS, write
 from bench.tiny_families import make
 from dht.errors import UserError
 from node.engine.engine import Engine, EngineConfig
-from node.packed.stored import held_bytes
 from node.packed.tensor import PackedTensor
 from node.weights.store import WeightStore
 from tests.unit.node.model.test_families import (
@@ -96,7 +95,10 @@ def test_answers_are_those_of_the_numbers(name: str, family: str, tmp_path: Path
 
 def bytes_of(module: torch.nn.Module) -> int:
     tensors = [*module.parameters(), *module.buffers()]
-    return sum(held_bytes(tensor.data, tensor.dtype) for tensor in tensors)
+    return sum(
+        part.held_bytes if isinstance(part, PackedTensor) else part.numel() * part.itemsize
+        for part in (tensor.data for tensor in tensors)
+    )
 
 
 @pytest.mark.parametrize(("name", "family"), CASES)
