@@ -10,7 +10,6 @@ from pathlib import Path
 from client.gateway.requests import Defaults
 from client.remembering import remember_swarm, settled_swarm
 from client.text.chat_template import ChatTemplate
-from client.view.pulse import PulseConfig
 from dht.command_line import (
     EXIT_DONE,
     Parser,
@@ -129,7 +128,7 @@ async def main(arguments: argparse.Namespace) -> int:
     )
     if arguments.log_requests:
         requests.setLevel(logging.INFO)
-    async with settled_swarm(arguments, _say, wait_s=arguments.wait, pings=PulseConfig()) as swarm:
+    async with settled_swarm(arguments, _say, wait_s=arguments.wait, pings_always=True) as swarm:
         remember_swarm(arguments, swarm)
         template, defaults = _text_side(swarm.text.directory)
         parts = swarm.reader.parts

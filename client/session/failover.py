@@ -46,8 +46,9 @@ from dht.messages.types import RouteStage
 ROOM_TRIES = 4
 """Routes that a request which does not wait tries before it takes the swarm as full."""
 
-UNSOUND = frozenset({RefusalCode.BAD_REQUEST, RefusalCode.TOO_LONG})
-"""Refusals that say that no stage would take the request."""
+GRAMMAR_TRIES = 4
+"""Peers that call a request's grammar wrong before its owner believes it. All else that may be
+wrong with a request is checked before it is sent: a peer that calls it unsound is wrong itself."""
 PAUSED_S = 120.0
 """How long an answer that had to give way at a stage waits for room before its owner gives up, if
 that is longer than the owner waits otherwise: it was let in, and goes on."""
@@ -99,8 +100,8 @@ class SessionController:
     """Route of the present attempt; empty after a refusal that left nothing there."""
     accepted: Route = ()
     """The last route that every stage accepted: its survivors hold the session's KV."""
-    doubted: tuple[str, ...] = ()
-    """The stage that called the request unsound, and the first stage, which passed that on."""
+    doubted: set[str] = field(default_factory=set)
+    """Peers that called the request's grammar wrong."""
     lost: set[str] = field(default_factory=set)
     """Peers that failed or refused since ``accepted``."""
     touched: list[RouteStage] = field(default_factory=list)
@@ -188,9 +189,6 @@ class SessionController:
             self.state, self.route = ControllerState.OPENING, route
             return [Open(attempt=self.attempt, route=route)]
         if self.doubted and not self.accepted:
-            if self.doubted[1:]:  # over the same first stage, if not by the stage that refused
-                self.doubted = self.doubted[:1]
-                return [self._draw()]
             self.state = ControllerState.GAVE_UP
             return [GiveUp(reason=self.last_reason)]
         if now_s >= self.deadline_s:
@@ -218,19 +216,18 @@ class SessionController:
         self.accepted, self.touched = self.route, []
         self.lost.clear()
         effects: list[Effect] = [Feed(attempt=self.attempt, position=position, behind=behind)]
-        if len(self.doubted) == 1:  # it spoke for itself, and others take the request
-            reason = "refused a request that others take"
-            effects.append(Avoid(peer_id=self.doubted[0], code=None, reason=reason))
-        self.doubted = ()
+        reason = "refused a request that others take"
+        effects += [Avoid(peer_id=each, code=None, reason=reason) for each in self.doubted]
+        self.doubted = set()
         # A peer that serves other layers now has dropped its old attempt by itself.
         here = {stage.peer_id for stage in self.route}
         gone = tuple(dict.fromkeys(s for s in left if s.peer_id not in here))
         return [*effects, Leave(attempt=self.attempt, stages=gone)] if gone else effects
 
     def _refused(self, refused: Refused, now_s: float) -> list[Effect]:
-        # Once accepted the request is sound, and such a refusal is the peer's own fault.
-        if refused.code in UNSOUND and not self.accepted:
-            return self._called_unsound(refused)
+        grammar = self.log.request.sampling.grammar
+        if refused.code == RefusalCode.BAD_REQUEST and grammar and not self.accepted:
+            return self._grammar_refused(refused)
         moved = self.move
         self.move = None
         # Another route may have room: the owner gives up when none is left to try.
@@ -256,16 +253,16 @@ class SessionController:
             return [avoid, TellWait(no_route=full), give_up]
         return [avoid, *drop, self._draw()]
 
-    def _called_unsound(self, refused: Refused) -> list[Effect]:
-        """Ask another route, and give up when it says the same: one peer alone may lie.
+    def _grammar_refused(self, refused: Refused) -> list[Effect]:
+        """Ask other peers, and give up when they say the same: some may lie.
 
-        The stages that told do not count as failed for other sessions: the request may be unsound.
+        Those that told do not count as failed for other sessions: the grammar may be wrong.
         """
-        if self.doubted:
+        self.doubted.add(refused.peer_id)
+        if len(self.doubted) >= GRAMMAR_TRIES:
             self.state = ControllerState.GAVE_UP
             return [GiveUp(reason=refused.reason)]
         self.last_reason = refused.reason
-        self.doubted = tuple(dict.fromkeys((refused.peer_id, self.route[0].peer_id)))
         self._next_attempt(refused.peer_id)
         return [self._draw()]
 

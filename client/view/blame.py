@@ -63,6 +63,13 @@ class Blame:
         self._cases[key] = case
         return found
 
+    def cleared(self, lives: Mapping[str, float]) -> set[str]:
+        """Forget the cases that a suspect explains who is not among ``lives``; who was taken to be
+        at fault in its place."""
+        explained = {peers for peers in self._cases if not peers <= lives.keys()}
+        cases = [self._cases.pop(peers) for peers in explained]
+        return {peer for case in cases for peer in case.turns if peer in lives}
+
     def _charges(self) -> Iterator[str]:
         """For each case those of its peers that are in most cases: they explain it."""
         counts = Counter(peer for peers in self._cases for peer in peers)

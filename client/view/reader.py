@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from client.errors import StatusCallback, UnavailableError
@@ -39,9 +39,11 @@ class ReaderConfig:
     """Time for which a peer that failed is avoided, unless it joins anew."""
     busy_s: float = 1.0
     """Time for which a peer without room is avoided."""
-    pings: PulseConfig | None = None
-    """Times of pings to the peers that serve, so that a dead one is known before a request fails;
-    None sends no pings."""
+    pings: PulseConfig = field(default_factory=PulseConfig)
+    """Times of pings to the peers that serve."""
+    pings_always: bool = False
+    """Whether to ping before anything failed, too, so that a dead peer is known before a request
+    fails."""
 
 
 class SwarmReader:
@@ -65,7 +67,7 @@ class SwarmReader:
         self._on_status = on_status
         self.parts = Supervisor()
         """Keeps the client's loops running."""
-        self._pulse = pulse = Pulse(transport, lambda: None, config.pings, self.parts)
+        self._pulse = pulse = Pulse(transport, self._heard, config.pings, self.parts)
         self._says_which = not pin.root and not pin.fingerprint
         """Whether to tell yet whose word says which weights are meant."""
         self._blind = ""
@@ -138,9 +140,13 @@ class SwarmReader:
                 f"{self._model_name} is taken at its peers' word, with fingerprint"
                 f" {self.view.spec.fingerprint}; --fingerprint, or its files, would hold them to it"
             )
-        if self._config.pings is not None:
-            serving = (r for r in self.view.nodes.values() if r.state is NodeState.SERVING)
-            self._pulse.watch({record.peer_id: record.addresses for record in serving})
+        troubled = self.view.is_troubled(asyncio.get_running_loop().time())
+        pings = troubled or self._config.pings_always
+        serving = (r for r in self.view.nodes.values() if pings and r.state is NodeState.SERVING)
+        self._pulse.watch({record.peer_id: record.addresses for record in serving})
+
+    def _heard(self) -> None:
+        self.view.heard()
 
     async def ready_spec(self) -> ModelSpec:
         """The model's description; waits for a first peer as long as an answer would.

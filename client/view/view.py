@@ -4,6 +4,7 @@ Pure: whoever reads the records hands them in, and times are those of the caller
 seconds.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -30,12 +31,15 @@ from dht.messages.types import (
     PlanVersion,
     RouteStage,
 )
+from dht.records.directory import LIFETIME_S, RecordKind
 
 Route = tuple[RouteStage, ...]
 
 BUSY_MOST_S = 8.0
 """A peer without room is asked again after this long at the latest, whatever it expects."""
 MISLED_MAX = 256
+TROUBLE_S = LIFETIME_S[RecordKind.NODES]
+"""Time after a failure for which a client pings all that serve."""
 NOBODY = NoRoute(reason="nobody announces this model")
 NO_PIN = ModelPin()
 FULL = NoRoute(reason="the peers that hold the missing layers are full")
@@ -77,6 +81,8 @@ class SwarmView:
         """The models that may be meant; more than one where that is not known."""
         self.avoidance = Avoidance()
         self._blame = Blame()
+        self._failed_s = -math.inf
+        """When a peer failed or could not be reached last."""
         self.prefixes = PrefixMemory(secret)
         """Where the KV of earlier prompts and answers is kept."""
         self.misled: deque[str] = deque(maxlen=MISLED_MAX)
@@ -137,9 +143,13 @@ class SwarmView:
             return self._router.next_route(usable, spec)
 
         usable = self._usable(spec, now_s, urgent=urgent)
-        # What peers announced of their room is up to 15 s old: it decides where there is a choice.
-        roomy = {p: r for p, r in usable.items() if r.kv_tokens_free >= kv_tokens}
-        route = over(roomy) if roomy != usable else NoRoute(reason="")
+        # Others may reach a peer that leaves this client's pings unanswered, and what peers
+        # announced of their room is up to 15 s old: both decide where there is a choice.
+        answering = {p: r for p, r in usable.items() if not self._is_silent(p)}
+        roomy = {p: r for p, r in answering.items() if r.kv_tokens_free >= kv_tokens}
+        route = over(roomy) if roomy != answering else NoRoute(reason="")
+        if isinstance(route, NoRoute) and answering != usable:
+            route = over(answering)
         if isinstance(route, NoRoute):
             route = over(usable)
         if isinstance(route, NoRoute):
@@ -199,6 +209,8 @@ class SwarmView:
     ) -> None:
         """Pass a peer over for a while that refused with ``code``, or failed where that is None."""
         self.counters["failovers" if code is None else f"refused_{code}"] += 1
+        if code is None or code == RefusalCode.UNREACHABLE:
+            self._failed_s = now_s
         full = False
         match code:
             case RefusalCode.NO_KV | RefusalCode.TOO_MANY:
@@ -222,12 +234,24 @@ class SwarmView:
     def at_fault(self, suspects: tuple[str, ...], now_s: float) -> str:
         """The one of ``suspects`` that is taken to have failed a session, where only one of them
         need have; see :meth:`client.view.blame.Blame.at_fault`."""
-        lives = {
+        return self._blame.at_fault(suspects, self._lives(), now_s)
+
+    def is_troubled(self, now_s: float) -> bool:
+        """Whether a peer failed so lately that the records of others that died with it may be
+        there still, so that pings pay."""
+        return now_s < self._failed_s + TROUBLE_S
+
+    def heard(self) -> None:
+        """Forgive peers that were taken to be at fault where pings told since who was."""
+        self.avoidance.worked(self._blame.cleared(self._lives()), had_room=False)
+
+    def _lives(self) -> dict[str, float]:
+        """When each peer that seems to be well joined, in Unix seconds."""
+        return {
             peer_id: record.joined_unix_s
             for peer_id, record in self.nodes.items()
             if not self._is_silent(peer_id)
         }
-        return self._blame.at_fault(suspects, lives, now_s)
 
     def _usable(
         self,

@@ -30,6 +30,7 @@ from node.drafting.suffix import SuffixDrafter
 from node.engine.work_item import WorkItem, WorkResult
 from node.kv.page_names import NO_NAMES, PageNames
 from node.links.hops import HopConfig
+from node.links.probe import ProbeServer
 from node.peer.balancer import Balancer
 from node.stage.open_checks import StageView
 from node.stage.server import StageConfig, StageServer
@@ -383,6 +384,7 @@ class PaperSwarm:
             bandwidth_from=lambda _: peer.bandwidth,
         )
         await StageStreams(transport, stage, StreamLimits(), self.budget).start()
+        await ProbeServer(transport).start()
         peer = PaperPeer(
             transport=transport,
             engine=engine,
@@ -430,7 +432,13 @@ class PaperSwarm:
         fingerprint: str = "",
         transport: Transport | None = None,
     ) -> AbstractAsyncContextManager[Swarm]:
-        config = SwarmConfig(network=NETWORK, wait_s=wait_s, pings=pings, fingerprint=fingerprint)
+        config = SwarmConfig(
+            network=NETWORK,
+            wait_s=wait_s,
+            pings=pings or PulseConfig(),
+            pings_always=pings is not None,
+            fingerprint=fingerprint,
+        )
         transport = transport or self.network.transport()
         return Swarm.over(transport, text, config, on_status, named)
 

@@ -10,7 +10,6 @@ from client.view.pulse import PulseConfig
 from client.view.view import Route
 from coordinator.routing.routes import NoRoute
 from dht.simulated.clock import run_virtual
-from node.links.probe import ProbeServer
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import until
 
@@ -24,8 +23,6 @@ PROMPT = (1, 2, 3)
 
 @asynccontextmanager
 async def pinged(swarm: PaperSwarm) -> AsyncIterator[Swarm]:
-    for peer in swarm.peers:
-        await ProbeServer(peer.transport).start()
     async with swarm.client(wait_s=0.0, pings=PULSE) as client:
         yield client
 

@@ -11,16 +11,18 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
 import torch
 
 from client.errors import UnavailableError
+from client.session.failover import GRAMMAR_TRIES
 from client.text.tokenizer import ModelText
 from coordinator.admission.rules import CLAIM_SHARE, REST_S, headroom
 from dht.budget import DIALS, FRAME_BYTES, PINGS, Budget
-from dht.errors import NetworkError, SwarmError, UserError
+from dht.errors import NetworkError, SwarmError
 from dht.identity.grant import grant, own_word
 from dht.identity.peer_id import Identity
 from dht.messages import codec
@@ -61,6 +63,7 @@ from tests.sim.paper_swarm import (
     LAYERS,
     NETWORK,
     SPEC,
+    VOCAB,
     PaperPeer,
     PaperSwarm,
     answer_of,
@@ -849,49 +852,62 @@ def test_a_hop_that_says_nothing_is_closed(part: bool) -> None:
     run_virtual(scenario(), limit_s=600)
 
 
-def test_one_peer_that_calls_requests_unsound_ends_none() -> None:
+def call_unsound(liar: PaperPeer, told: list[str]) -> None:
+    """Let a peer refuse every request as one that nobody takes; ``told`` gets its id each time."""
+
+    def refuse(open_: SessionOpen, upstream: FrameSender) -> None:
+        told.append(liar.peer_id)
+        refused = SessionRefused(
+            session=open_.session,
+            attempt=open_.attempt,
+            peer_id=liar.peer_id,
+            by=liar.peer_id,
+            code=RefusalCode.BAD_REQUEST,
+            reason="nobody takes such a request",
+        )
+        upstream.send(refused)
+
+    liar.stage.open = refuse  # type: ignore[method-assign]
+
+
+GRAMMAR = "start: /a+/"
+
+
+@pytest.mark.parametrize("grammar", ["", GRAMMAR])
+def test_peers_that_call_requests_unsound_end_none(grammar: str) -> None:
     async def scenario() -> None:
-        whole = (0, LAYERS)
-        async with paper_swarm(whole, whole, whole, whole) as swarm, swarm.client() as client:
-            drawn = (await client.generate(PROMPT, max_new_tokens=5)).route[0].peer_id
-            liar = next(peer for peer in swarm.peers if peer.peer_id == drawn)
-
-            def refuse(open_: SessionOpen, upstream: FrameSender) -> None:
-                code, reason = RefusalCode.BAD_REQUEST, "nobody takes such a request"
-                refused = SessionRefused(
-                    session=open_.session,
-                    attempt=open_.attempt,
-                    peer_id=liar.peer_id,
-                    by=liar.peer_id,
-                    code=code,
-                    reason=reason,
-                )
-                told.append(open_.session)
-                upstream.send(refused)
-
+        async with paper_swarm(*[(0, LAYERS)] * 4) as swarm, swarm.client() as client:
             told: list[str] = []
-            liar.stage.open = refuse  # type: ignore[method-assign]
+            for liar in swarm.peers[:3]:
+                call_unsound(liar, told)
+            swarm.peers[3].engine.grammar = AsyncMock(return_value=None)  # type: ignore[attr-defined]
+            options = {"grammar": grammar, "stop_token_ids": (VOCAB - 1,)} if grammar else {}
             for _ in range(12):
-                answer = await client.generate(PROMPT, max_new_tokens=5)
+                answer = await client.generate(PROMPT, max_new_tokens=5, **options)
                 assert answer.token_ids == answer_of(PROMPT, 5)
-            assert 1 <= len(told) < 6, "the liar was asked, and is avoided for a while"
+            assert set(told) == {liar.peer_id for liar in swarm.peers[:3]}
+            assert len(told) < 12, "who lied is avoided for a while"
 
     run_virtual(scenario(), limit_s=300)
 
 
-@pytest.mark.parametrize("holders", [1, 3])
-def test_a_request_that_is_unsound_ends_at_once(holders: int) -> None:
+@pytest.mark.parametrize("holders", [1, 3, 8])
+def test_a_grammar_that_all_refuse_ends_the_request_at_once(holders: int) -> None:
     async def scenario() -> None:
         async with paper_swarm(*[(0, LAYERS)] * holders) as swarm, swarm.client() as client:
             loop = asyncio.get_running_loop()
             started_s = loop.time()
-            for peer in swarm.peers:  # their models read less than they announce
-                view = replace(peer.engine.view, context_tokens=20)
-                monkey = type("Short", (type(peer.engine),), {"view": view})
-                peer.engine.__class__ = monkey
-            with pytest.raises((SwarmError, UserError), match="context"):
-                await client.generate(PROMPT, max_new_tokens=5)
+            told: list[str] = []
+            for peer in swarm.peers:
+                call_unsound(peer, told)
+            with pytest.raises(SwarmError, match="nobody takes such a request"):
+                await client.generate(
+                    PROMPT, max_new_tokens=5, grammar=GRAMMAR, stop_token_ids=(VOCAB - 1,)
+                )
             assert loop.time() - started_s < 5, "nobody waits for another answer"
+            assert len(told) == min(holders, GRAMMAR_TRIES)
+            view, now_s = client.view, loop.time()
+            assert not any(view.avoidance.avoids(node, now_s) for node in view.nodes.values())
 
     run_virtual(scenario(), limit_s=300)
 

@@ -14,7 +14,7 @@ from client import Swarm, SwarmConfig
 from client.health.history import History
 from client.health.prober import Prober, ProberConfig
 from client.text.tokenizer import ModelText
-from client.view.pulse import Pulse, PulseConfig
+from client.view.pulse import Pulse
 from client.view.reader import SwarmReader
 from coordinator.election.leadership import Leadership
 from coordinator.failure.liveness import Liveness, LivenessConfig, _Line
@@ -179,7 +179,7 @@ def test_every_part_of_a_peer_and_a_client_works_again_after_it_failed(
 @asynccontextmanager
 async def page(swarm: World) -> AsyncIterator[Supervisor]:
     """A client that pings who serves, and the health page's prober over it."""
-    config = SwarmConfig(network=NETWORK, wait_s=10.0, pings=PulseConfig())
+    config = SwarmConfig(network=NETWORK, wait_s=10.0, pings_always=True)
     async with Swarm.over(swarm.network.transport(), ModelText(name=SPEC.name), config) as client:
         history = History(None)
         prober = Prober(client, history, ProberConfig(every_s=5.0))

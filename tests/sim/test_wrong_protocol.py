@@ -12,7 +12,6 @@ from dht.messages.peer import SignedRecord
 from dht.records.helper import RecordHelper, SignedRecords
 from dht.simulated.clock import run_virtual
 from dht.transport.interface import HOP_PROTOCOL, RECORDS_PROTOCOL
-from node.links.probe import ProbeServer
 from node.links.reachability import ReachServer
 from tests.sim.paper_swarm import LAYERS, SPEC, PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.wrong_ways import PROMPT, WAYS, Way, WrongPeer, ended
@@ -43,7 +42,6 @@ async def serve_everything(swarm: PaperSwarm) -> None:
     for start, end in SPANS:
         peer = await swarm.add(start, end)
         await PlanStore(peer.transport, peer.directory).serve()
-        await ProbeServer(peer.transport).start()
         await ReachServer(peer.transport).start()
 
 
