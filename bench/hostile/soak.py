@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from operator import itemgetter
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +18,8 @@ from bench.hostile.rows import LEAVE_S, attackers, first_tokens_s
 from bench.hostile.verdict import Limits, slope_per_min
 
 ATTACKERS, PEERS, CALLERS = 8, 4, 4
+FLOOR_S = 180.0
+"""Longer than any garbage lives: the daemon's runtime collects every two minutes at the latest."""
 LASTS_S = (15.0, 45.0)
 """One attack of one attacker takes a time between these; then it draws another."""
 
@@ -89,13 +92,16 @@ async def attack_on(
 
 
 def slopes_of(side: Side, from_s: float, until_s: float) -> dict[str, float]:
-    """Growth by process over a stretch, in MiB per minute."""
-    samples = [(at, held) for at, held in side.samples if from_s <= at <= until_s]
-    names = samples[-1][1] if samples else ()
-    return {
-        name: round(slope_per_min([(at, held[name]) for at, held in samples if name in held]), 3)
-        for name in names
-    }
+    """Growth by process over a stretch, in MiB per minute, of the least that it held in each
+    :data:`FLOOR_S`: what an attack takes and gives back is in the peaks."""
+    floors: dict[str, dict[int, tuple[float, float]]] = {}
+    for at, held in side.samples:
+        if from_s <= at <= until_s:
+            for name, mib in held.items():
+                stretch = floors.setdefault(name, {})
+                part = int((at - from_s) // FLOOR_S)
+                stretch[part] = min(stretch.get(part, (at, mib)), (at, mib), key=itemgetter(1))
+    return {name: round(slope_per_min([*each.values()]), 3) for name, each in floors.items()}
 
 
 def each_minute(side: Side, from_s: float) -> list[dict[str, float]]:

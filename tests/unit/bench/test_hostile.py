@@ -2,8 +2,11 @@
 
 import inspect
 import json
+import random
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -12,7 +15,9 @@ from bench.hostile.__main__ import begun, main, parse
 from bench.hostile.attacker import Sent, Target, chain_of
 from bench.hostile.attacks import ATTACKS, Row
 from bench.hostile.callers import LIMIT_S, read_answers
+from bench.hostile.honest import Side
 from bench.hostile.rows import summary
+from bench.hostile.soak import slopes_of
 from bench.hostile.verdict import (
     Asked,
     Limits,
@@ -213,3 +218,15 @@ def test_an_attacker_says_in_one_line_what_it_sent(
     assert main() == 0
     sent = json.loads(capsys.readouterr().out)
     assert sent["frames"] == sent["refused"]["NetworkError"] >= 2
+
+
+@pytest.mark.parametrize(("leaks", "slope"), [(0.0, 0.0), (2.0, 2.0)])
+def test_memory_grows_where_its_least_does(leaks: float, slope: float) -> None:
+    """Peaks that are given back are no growth, whenever they come."""
+    rng = random.Random(1)
+    samples = [
+        (float(at), {"peer0": 100.0 + leaks * at / 60 + (at % 170 < 140) * rng.uniform(0, at)})
+        for at in range(0, 1800, 5)
+    ]
+    side = cast(Side, SimpleNamespace(samples=samples))
+    assert slopes_of(side, 0.0, 1800.0)["peer0"] == pytest.approx(slope, abs=0.2)
