@@ -117,6 +117,8 @@ async def through_gateway(
                     continue
                 first_s = first_s or time.monotonic() - started_s
                 event = json.loads(data)
+                if "error" in event:
+                    raise OSError(event["error"]["message"])
                 got += "".join(choice["text"] for choice in event["choices"])
         if got != texts[prompt]:
             failed = f"wrong text: {got[:100]!r}"

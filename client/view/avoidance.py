@@ -21,6 +21,7 @@ CROWDED_S = 5.0
 """Time after a refusal for want of room in which others are taken to want the peer, too."""
 UNANSWERED_MAX = 1
 """Requests of this client that may wait for the answer of such a peer at a time."""
+PROVEN_MAX = 1024
 SECOND_CHANCE_S = 2.0
 """Time before a peer that failed is tried again, even where there is no other."""
 
@@ -45,6 +46,7 @@ class Avoidance:
 
     def __init__(self) -> None:
         self._peers: dict[str, Avoided] = {}
+        self._proven: dict[str, None] = {}
         self._crowded_until_s: dict[str, float] = {}
         self._unanswered: Counter[str] = Counter()
 
@@ -92,6 +94,8 @@ class Avoidance:
             self._crowded_until_s = {**later, peer_id: now_s + CROWDED_S}
         before = self._peers.get(peer_id)
         times = 1
+        if not full:
+            self._proven.pop(peer_id, None)
         if before is not None and not full:
             times = before.times + 1
         factor = min(2 ** (times - 1), FACTOR_MAX)
@@ -137,9 +141,21 @@ class Avoidance:
         That they deliver to one session says nothing of room for another, unless it is new.
         """
         for peer_id in peer_ids:
-            avoided = self._peers.get(peer_id)
-            if avoided is not None and (had_room or not avoided.full):
-                del self._peers[peer_id]
+            self._proven.pop(peer_id, None)
+            self._proven[peer_id] = None
+            self.forgive(peer_id, had_room=had_room)
+        while len(self._proven) > PROVEN_MAX:
+            del self._proven[next(iter(self._proven))]
+
+    def forgive(self, peer_id: str, *, had_room: bool = False) -> None:
+        """No longer avoid a peer, unless it was full and that says nothing of room."""
+        avoided = self._peers.get(peer_id)
+        if avoided is not None and (had_room or not avoided.full):
+            del self._peers[peer_id]
+
+    def is_proven(self, peer_id: str) -> bool:
+        """Whether a peer delivered, and has not failed since."""
+        return peer_id in self._proven
 
     def room_after_s(self, peer_ids: Iterable[str], now_s: float) -> float:
         """Seconds until the first of these peers that is full expects to have room; 0: none is."""

@@ -147,11 +147,13 @@ class SwarmView:
         # announced of their room is up to 15 s old: both decide where there is a choice.
         answering = {p: r for p, r in usable.items() if not self._is_silent(p)}
         roomy = {p: r for p, r in answering.items() if r.kv_tokens_free >= kv_tokens}
-        route = over(roomy) if roomy != answering else NoRoute(reason="")
-        if isinstance(route, NoRoute) and answering != usable:
-            route = over(answering)
-        if isinstance(route, NoRoute):
-            route = over(usable)
+        # A session that met one that fails goes to those that did not, sooner than to strangers.
+        proven = {p: r for p, r in roomy.items() if lost and self.avoidance.is_proven(p)}
+        route: Route | NoRoute = NoRoute(reason="")
+        tried: Mapping[str, NodeRecord] = {}
+        for peers in (proven, roomy, answering, usable):
+            if isinstance(route, NoRoute) and peers != tried:
+                route, tried = over(peers), peers
         if isinstance(route, NoRoute):
             with_full = self._usable(spec, now_s, urgent=urgent, full=True)
             if not isinstance(over(with_full), NoRoute):
@@ -243,7 +245,8 @@ class SwarmView:
 
     def heard(self) -> None:
         """Forgive peers that were taken to be at fault where pings told since who was."""
-        self.avoidance.worked(self._blame.cleared(self._lives()), had_room=False)
+        for peer_id in self._blame.cleared(self._lives()):
+            self.avoidance.forgive(peer_id)
 
     def _lives(self) -> dict[str, float]:
         """When each peer that seems to be well joined, in Unix seconds."""

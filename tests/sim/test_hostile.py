@@ -891,6 +891,27 @@ def test_peers_that_call_requests_unsound_end_none(grammar: str) -> None:
     run_virtual(scenario(), limit_s=300)
 
 
+def test_a_session_that_met_a_liar_goes_on_over_who_delivered() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, LAYERS)) as swarm, swarm.client() as client:
+            await client.generate(PROMPT, max_new_tokens=5)
+            told: list[str] = []
+            for _ in range(8):
+                liar = await swarm.add(0, LAYERS)
+                call_unsound(liar, told)
+                fast = replace(liar.record(), tokens_per_s=(200.0,) * LAYERS)
+                await liar.directory.publish(fast)
+            await client.reader.look()
+            for _ in range(8):
+                before = len(told)
+                answer = await client.generate(PROMPT, max_new_tokens=5)
+                assert answer.token_ids == answer_of(PROMPT, 5)
+                assert len(told) - before <= 1
+            assert told, "newcomers are tried all the same"
+
+    run_virtual(scenario(), limit_s=300)
+
+
 @pytest.mark.parametrize("holders", [1, 3, 8])
 def test_a_grammar_that_all_refuse_ends_the_request_at_once(holders: int) -> None:
     async def scenario() -> None:
