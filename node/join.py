@@ -147,6 +147,7 @@ async def _connect(
                 identity=identity,
                 kind=arguments.transport,
                 host_addresses=(f"/ip4/{arguments.host}/tcp/{arguments.port}",),
+                announce_addresses=tuple(arguments.announce),
                 initial_peers=tuple(arguments.initial_peers),
                 client_mode=arguments.test and bool(arguments.initial_peers),
                 relays=_relays(arguments),

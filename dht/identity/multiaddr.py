@@ -1,5 +1,6 @@
 """Parses multiaddresses as text into a peer and an address to dial. Pure, for every transport."""
 
+import ipaddress
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -48,6 +49,26 @@ def checked_tcp(address: str) -> str:
     if not parts[2] or not parts[2].isascii() or len(parts[2]) > 253:
         raise ValueError(f"{parts[2][:64]!r} is no host")
     return address
+
+
+def tcp_address(text: str) -> str:
+    """``HOST:PORT``, with an IPv6 address in brackets, as a multiaddress; raises ValueError.
+
+    A multiaddress with TCP stays as it is.
+    """
+    if text.startswith("/"):
+        return checked_tcp(text)
+    host, colon, port = text.rpartition(":")
+    if not colon or "/" in host:
+        raise ValueError("it must be HOST:PORT, such as 203.0.113.7:31337")
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        kind = f"ip{ipaddress.ip_address(bare).version}"
+    except ValueError:
+        if ":" in bare:
+            raise ValueError(f"{bare[:64]!r} is no host") from None
+        kind = "dns"
+    return checked_tcp(f"/{kind}/{bare}/tcp/{port}")
 
 
 def by_peer(

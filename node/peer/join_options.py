@@ -75,6 +75,8 @@ def join_parser() -> Parser:
     add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
     host = "0.0.0.0"  # noqa: S104  others must reach a peer
     rare("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
+    reached = "others reach it there, as behind a forwarded port (as found)"
+    rare("--announce", nargs="+", default=[], metavar="HOST:PORT", help=reached)
     identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
     add("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)
     add("--name", default="", metavar="NAME", help="shown to others on the health page")
@@ -168,6 +170,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError(f"--name has {len(arguments.name)} characters; the limit is {NAME_MAX}")
     use_of(arguments)
     span_of(arguments.layers)
+    arguments.announce = _announced(arguments.announce)
     for peer_id in arguments.coordinators:
         if not is_peer_id(peer_id):
             raise UserError(f"--coordinators names {peer_id[:80]!r}, which is no peer id")
@@ -175,6 +178,16 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--network is {arguments.network[:80]!r}; it takes 1 to {NAME_MAX} characters, no /"
         )
+
+
+def _announced(addresses: list[str]) -> list[str]:
+    """``--announce`` as multiaddresses; raises UserError."""
+    from dht.identity.multiaddr import tcp_address
+
+    try:
+        return [tcp_address(address) for address in addresses]
+    except ValueError as error:
+        raise UserError(f"--announce: {error}") from None
 
 
 def span_of(layers: str | None) -> tuple[int, int] | None:

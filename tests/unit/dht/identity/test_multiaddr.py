@@ -10,6 +10,7 @@ from dht.identity.multiaddr import (
     split,
     split_all,
     split_circuit,
+    tcp_address,
 )
 from dht.identity.peer_id import Identity
 from dht.messages.types import ADDRESSES_MAX
@@ -81,3 +82,24 @@ def test_addresses_through_relays_name_the_relay_and_the_peer() -> None:
     assert circuits_of(BOB, told[:1] * ADDRESSES_MAX + told) == (), "bounded"
     assert split_circuit(f"{relay}/p2p-circuit") == (ALICE, "/ip4/1.2.3.4/tcp/5")
     assert split_circuit("/ip4/1.2.3.4/tcp/5") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("203.0.113.7:31337", "/ip4/203.0.113.7/tcp/31337"),
+        ("[2001:db8::7]:4001", "/ip6/2001:db8::7/tcp/4001"),
+        ("gpu.example.org:4001", "/dns/gpu.example.org/tcp/4001"),
+        ("/dns4/gpu.example.org/tcp/4001", "/dns4/gpu.example.org/tcp/4001"),
+    ],
+)
+def test_a_host_with_a_port_is_an_address(text: str, address: str) -> None:
+    assert tcp_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "gpu.example.org", "203.0.113.7:", "a:b:4001", "a:70000", "a/b:1", ":1", "/ip4/1"]
+)
+def test_what_is_no_host_with_a_port_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"HOST:PORT|host|TCP|tcp"):
+        tcp_address(text)
