@@ -87,6 +87,8 @@ DIALS_BACK_TO = Rate(name="dials_back_to", unit="", per_s=0.05, burst=3)
 """Dials to one address, whoever asks."""
 DIALS = Rate(name="dials", unit="", per_s=1, burst=16, all_per_s=8, all_burst=64)
 """Dials, for a client, of peers that were not reached at the last try."""
+LAYER_CHECKS = Rate(name="layer_checks", unit="", per_s=0.1, burst=4, all_per_s=1, all_burst=16)
+"""Requests to run a few rows through a few layers: neighbours ask before they give up layers."""
 LIMITS: tuple[Limit, ...] = (
     STREAMS,
     FRAME_BYTES,
@@ -103,6 +105,7 @@ LIMITS: tuple[Limit, ...] = (
     DIALS_BACK,
     DIALS_BACK_TO,
     DIALS,
+    LAYER_CHECKS,
 )
 
 

@@ -4,11 +4,12 @@ The plan's waves order the moves, and each peer still checks the records itself 
 layers: a coordinator that is wrong or hostile cannot make a layer's last holder drop it quickly.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dht.messages.types import Assignment, NodeRecord, NodeState, Plan
+from dht.messages.types import NodeRecord, NodeState, Plan
 
 
 class WaitFor(StrEnum):
@@ -19,16 +20,19 @@ class WaitFor(StrEnum):
     REST = "rest"
     """The peer has moved lately, and no layer is without a holder."""
     HOLDER = "holder"
-    """Only this peer serves some layers that it is to give up."""
+    """Nobody else has shown to hold some layers that this peer is to give up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnConfig:
-    """Maximum time that a peer waits for each, in seconds."""
+    """Maximum time that a peer waits for each, in seconds.
+
+    For another holder it waits as long as the plan stands: whoever announces layers, or is to hold
+    them, may be made up, and a layer without a holder stops the model for everybody.
+    """
 
     earlier_waves_s: float = 300.0
     rest_s: float = 300.0
-    holder_s: float = 30.0
 
     def limit_s(self, what: WaitFor) -> float:
         """The limit of one kind of wait."""
@@ -38,7 +42,7 @@ class TurnConfig:
             case WaitFor.REST:
                 return self.rest_s
             case WaitFor.HOLDER:
-                return self.holder_s
+                return math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,25 +57,21 @@ def why_wait(
     plan: Plan,
     mine: NodeRecord,
     nodes: Mapping[str, NodeRecord],
+    proven: Collection[str],
     now_unix_s: float,
     config: TurnConfig,
 ) -> tuple[TurnWait, ...]:
     """What the peer of record ``mine`` must wait for before it follows ``plan``; (): nothing.
 
     ``nodes`` are the records; peers that the plan leaves out do not count as holders, since they
-    may be dead. While some layer has no holder nobody waits: the model cannot be served anyway, and
-    all peers load at the same time. Peers of earlier waves without a record are not waited for.
+    may be dead. ``proven`` are those of :func:`other_holders` that have shown their layers. While
+    some layer has no holder nobody waits: the model cannot be served anyway, and all peers load at
+    the same time. Peers of earlier waves without a record are not waited for.
     """
     target = plan.assignment_of(mine.peer_id)
     if target is None or mine.state is not NodeState.SERVING:
         return ()
-    planned = {a.peer_id for a in plan.assignments}
-    covered = {
-        layer
-        for peer_id, record in nodes.items()
-        if peer_id != mine.peer_id and peer_id in planned and record.state is NodeState.SERVING
-        for layer in range(record.start, record.end)
-    }
+    covered = _layers_of(_serving(plan, mine, nodes))
     if not set(range(plan.model.layers)) - set(range(mine.start, mine.end)) <= covered:
         return ()
     waits = []
@@ -81,14 +81,43 @@ def why_wait(
     since_s = abs(now_unix_s - mine.moved_unix_s)
     if since_s < config.rest_s:
         waits.append(TurnWait(what=WaitFor.REST, text=f"it moved {since_s:.0f} s ago"))
-    alone = [ly for ly in _given_up(mine, target) if ly not in covered]
+    shown = _layers_of(r for r in other_holders(plan, mine, nodes) if r.peer_id in proven)
+    alone = sorted(given_up(plan, mine) - shown)
     if alone:
-        waits.append(TurnWait(what=WaitFor.HOLDER, text=f"nobody else serves layer {alone[0]} yet"))
+        text = f"nobody else has shown to hold layer {alone[0]}"
+        waits.append(TurnWait(what=WaitFor.HOLDER, text=text))
     return tuple(waits)
 
 
-def _given_up(mine: NodeRecord, target: Assignment) -> list[int]:
-    return [ly for ly in range(mine.start, mine.end) if not target.start <= ly < target.end]
+def given_up(plan: Plan, mine: NodeRecord) -> frozenset[int]:
+    """Layers that the peer of record ``mine`` serves and ``plan`` takes from it."""
+    target = plan.assignment_of(mine.peer_id)
+    if target is None or mine.state is not NodeState.SERVING:
+        return frozenset()
+    return frozenset(range(mine.start, mine.end)) - frozenset(range(target.start, target.end))
+
+
+def other_holders(
+    plan: Plan, mine: NodeRecord, nodes: Mapping[str, NodeRecord]
+) -> tuple[NodeRecord, ...]:
+    """Planned peers that announce some of the layers that ``plan`` takes from ``mine``'s peer."""
+    given = given_up(plan, mine)
+    return tuple(
+        record
+        for record in _serving(plan, mine, nodes)
+        if not given.isdisjoint(range(record.start, record.end))
+    )
+
+
+def _serving(plan: Plan, mine: NodeRecord, nodes: Mapping[str, NodeRecord]) -> Iterator[NodeRecord]:
+    planned = {a.peer_id for a in plan.assignments} - {mine.peer_id}
+    for peer_id, record in nodes.items():
+        if peer_id in planned and record.state is NodeState.SERVING:
+            yield record
+
+
+def _layers_of(records: Iterable[NodeRecord]) -> frozenset[int]:
+    return frozenset(layer for r in records for layer in range(r.start, r.end))
 
 
 def _not_yet_there(plan: Plan, me: str, nodes: Mapping[str, NodeRecord]) -> list[str]:

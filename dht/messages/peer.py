@@ -10,11 +10,12 @@ from msgspec import Meta
 
 from dht.messages import codec
 from dht.messages.session import Reason
-from dht.messages.types import PEERS_MAX, PeerId, Seconds, ShortText
+from dht.messages.types import PEERS_MAX, LayerIndex, PeerId, Seconds, ShortText
 
 REQUESTS_MAX = 64
 """Maximum requests on one stream of the plan protocol."""
 
+NONCE_BYTES = 16
 KNOWN_BYTES = 8
 KEYS_ASKED_MAX = 16
 """Maximum keys in one request for records: four kinds of records of four models."""
@@ -151,6 +152,26 @@ class ReachAnswer:
     """The address that was dialled: the asker's as seen from here."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCheck:
+    """Asks for what layers ``[start, end)`` make of rows that ``nonce`` and the peer asked give.
+
+    See :mod:`node.stage.layer_check`.
+    """
+
+    nonce: Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+    start: LayerIndex
+    end: LayerIndex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRows:
+    """The answer to a :class:`LayerCheck`: the frame's body holds the rows in float32.
+
+    It is empty where the peer does not hold the layers, or has no time or room to run them.
+    """
+
+
 codec.register_message("signed", SignedRecord, framed=False)
 for _kind, _cls in {
     "probe-request": ProbeRequest,
@@ -166,5 +187,7 @@ for _kind, _cls in {
     "records-busy": RecordsBusy,
     "reach-request": ReachRequest,
     "reach-answer": ReachAnswer,
+    "layer-check": LayerCheck,
+    "layer-rows": LayerRows,
 }.items():
     codec.register_message(_kind, _cls)

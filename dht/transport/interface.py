@@ -20,6 +20,8 @@ PLAN_PROTOCOL = "/anabranch/plan/1"
 """Plan bodies by hash, pings and witness requests."""
 REACH_PROTOCOL = "/anabranch/reach/1"
 """Requests to be dialled back, to learn whether others can reach this peer."""
+LAYERS_PROTOCOL = "/anabranch/layers/1"
+"""Requests to show that layers are held, by running rows through them."""
 RECORDS_PROTOCOL = "/anabranch/records/2"
 """Requests to a full peer for records of the DHT, and to store them."""
 

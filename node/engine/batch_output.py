@@ -34,12 +34,13 @@ def results_of(
     # together with whether their rows are finite.
     finite = finite_rows(hidden)
     passed_on = hidden
-    if any(row.item.end < spec.layers for row in rows):
+    returned = [row.item.end < spec.layers or row.item.returns_rows for row in rows]
+    if any(returned):
         passed_on = to_host(hidden)
     known: list[int] = torch.cat([finite, greedy]).tolist()
     sampled = _sampled(drawn, logits, known[len(hidden) :]) if drawn else {}
     results = []
-    for row in rows:
+    for row, returns in zip(rows, returned, strict=True):
         if not all(known[row.first : row.last]):
             span = f"[{row.item.start}, {row.item.end})"
             told = f"layers {span} made hidden states that are not finite"
@@ -50,7 +51,7 @@ def results_of(
         results.append(
             WorkResult(
                 item=row.item,
-                hidden=passed_on[row.first : row.last] if row.item.end < spec.layers else None,
+                hidden=passed_on[row.first : row.last] if returns else None,
                 token_ids=token_ids,
                 scores=scores,
                 prompt_scores=_prompt_scores(row, hidden, loaded, spec.vocab),

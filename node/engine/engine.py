@@ -336,6 +336,23 @@ class Engine:
                     results[row.index] = result
         return [result for result in results if result is not None]
 
+    def run_rows(self, start: int, end: int, rows: torch.Tensor) -> torch.Tensor | None:
+        """What layers ``[start, end)`` make of ``rows``, ``[rows, hidden]``, in a session of their
+        own; None where they are not held, or there is no room for it."""
+        name = "rows"
+        if not self.held[0] <= start < end <= self.held[1]:
+            return None
+        if self.reserve(name, len(rows)) is not None:
+            return None
+        item = WorkItem(
+            session=name, start=start, end=end, position=0, hidden=rows, returns_rows=True
+        )
+        try:
+            (result,) = self.step([item])
+        finally:
+            self.free(name)
+        return result.hidden
+
     def _raise_if_lost(self, error: Exception) -> None:
         """Raise DeviceLostError if the device itself reported ``error`` and no longer computes."""
         if not isinstance(error, AcceleratorError):

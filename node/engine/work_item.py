@@ -33,6 +33,8 @@ class WorkItem:
     """Tokens that the sampling's penalties count."""
     targets: PromptTargets | None = None
     """At the last stage: tokens of the prompt against which rows are scored."""
+    returns_rows: bool = False
+    """Whether the hidden states behind the last layer are returned, too."""
     background: bool = False
     """Whether nobody waits for the item, as in a replay for a planned move."""
     urgent: bool = False

@@ -30,6 +30,7 @@ from node.peer.announcer import Announcer
 from node.peer.balancer import Balancer
 from node.peer.link_keeper import LinkKeeper, LinkKeeperConfig
 from node.peer.plan_follower import FollowConfig, PlanFollower
+from node.stage.layer_check import LayerCheckServer
 from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
 from node.stage.streams import StageStreams, StreamLimits
@@ -146,6 +147,7 @@ class Peer:
         await ProbeServer(self._transport, self._stage.traffic).start()
         await StageStreams(self._transport, self._stage, StreamLimits(), self._budget).start()
         await ReachServer(self._transport, budget=self._budget).start()
+        await LayerCheckServer(self._transport, self._engine, self._budget).start()
         work = (
             self._stage.run,
             self._coordinator.run,

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 
 from coordinator.heuristics.uncoordinated import span_to_take
 from coordinator.plans.store import PlanStore
-from coordinator.plans.turn import TurnConfig, WaitFor, why_wait
+from coordinator.plans.turn import (
+    TurnConfig,
+    TurnWait,
+    WaitFor,
+    given_up,
+    other_holders,
+    why_wait,
+)
 from coordinator.problem.from_records import problem_of
 from coordinator.runtime import Coordinator
 from dht.errors import NetworkError
@@ -24,6 +31,7 @@ from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.owner.reporter import Reporter, gibibytes, layers_sentence, span_text
 from node.peer.announcer import Announcer
+from node.stage.layer_check import LayerChecker
 from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
 
@@ -74,6 +82,7 @@ class PlanFollower:
         self._reporter = reporter
         self._announcer = announcer
         self._config = config
+        self._checker = LayerChecker(transport, engine)
         self.moving = asyncio.Lock()
         """Held while layers change."""
         self.aside = False
@@ -224,17 +233,9 @@ class PlanFollower:
         clock = asyncio.get_running_loop()
         waited_s: dict[WaitFor, float] = {}
         while self._plans.version <= plan.version:
-            try:
-                nodes = await self._directory.nodes()
-            except NetworkError as error:
-                logger.info("cannot see whether it is this peer's turn to move: %s", error)
-                nodes = {}
-            waits = why_wait(
-                plan, self._announcer.record, nodes, self._transport.now(), self._config.turn
-            )
             waits = tuple(
                 each
-                for each in waits
+                for each in await self._look_at_turn(plan)
                 if waited_s.get(each.what, 0.0) < self._config.turn.limit_s(each.what)
             )
             if not waits:
@@ -246,6 +247,19 @@ class PlanFollower:
             first = waits[0].what
             waited_s[first] = waited_s.get(first, 0.0) + clock.time() - before_s
         return False
+
+    async def _look_at_turn(self, plan: Plan) -> tuple[TurnWait, ...]:
+        """What this peer waits for now, having asked other holders to show their layers."""
+        try:
+            nodes = await self._directory.nodes()
+        except NetworkError as error:
+            logger.info("cannot see whether it is this peer's turn to move: %s", error)
+            nodes = {}
+        mine = self._announcer.record
+        proven = await self._checker.proven(
+            other_holders(plan, mine, nodes), range(mine.start, mine.end), given_up(plan, mine)
+        )
+        return why_wait(plan, mine, nodes, proven, self._transport.now(), self._config.turn)
 
     async def _make_room(self, mine: Assignment) -> None:
         """Take no new sessions, and let the others end or move, within bounds, to load ``mine``."""

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
 from coordinator.batching.scheduler import limits_of
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, NodeRecord
@@ -267,6 +269,12 @@ class LocalEngine:
             start=layers[0], end=layers[1], position=position, tokens=tokens, body=body
         )
         return await self._worker.call(lambda: self._engine.import_kv(key, packed))
+
+    async def run_rows(self, start: int, end: int, rows: torch.Tensor) -> torch.Tensor | None:
+        """Run rows between steps; see :meth:`node.engine.engine.Engine.run_rows`."""
+        return await self._worker.call(
+            lambda: self._watched(lambda: self._engine.run_rows(start, end, rows))
+        )
 
     @property
     def backlog_tokens(self) -> int:

@@ -311,7 +311,7 @@ def test_a_strangers_plan_is_reviewed(drawn: Choices) -> None:
     falls_short(plan, usable, seen.links, NOW_S, config)
     with_effects(plan, usable)
     for mine in seen.nodes.values():
-        why_wait(plan, mine, seen.nodes, NOW_S, TurnConfig())
+        why_wait(plan, mine, seen.nodes, seen.nodes, NOW_S, TurnConfig())
 
 
 @examples(25)

@@ -69,7 +69,7 @@ MODEL = ModelSpec(
 )
 ELECTION = ElectionConfig()
 TRANSITION = TransitionConfig(elder_s=60.0)
-TURN = TurnConfig(earlier_waves_s=20.0, rest_s=5.0, holder_s=10.0)
+TURN = TurnConfig(earlier_waves_s=20.0, rest_s=5.0)
 
 
 @dataclass(slots=True)
@@ -349,7 +349,7 @@ class World:
         if member.entering is not plan:
             member.entering, member.waited = plan, {}
             member.record = record = replace(record, plan_version=plan.version)
-        for wait in why_wait(plan, record, nodes, self.unix_s(member), TURN):
+        for wait in why_wait(plan, record, nodes, nodes, self.unix_s(member), TURN):
             if member.waited.get(wait.what, 0.0) < TURN.limit_s(wait.what):
                 member.waited[wait.what] = member.waited.get(wait.what, 0.0) + 1.0
                 return

@@ -202,6 +202,11 @@ class PaperEngine:
         self.kv_imported += tokens
         return None
 
+    async def run_rows(self, start: int, end: int, rows: torch.Tensor) -> torch.Tensor | None:
+        if not (self.serving and self.span[0] <= start < end <= self.span[1]):
+            return None
+        return rows + sum(range(start, end)) + end - start
+
     def start(self, on_results: Callable[[Sequence[WorkResult]], None]) -> None:
         self.on_results = on_results
 

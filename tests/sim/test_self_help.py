@@ -324,3 +324,51 @@ def test_a_strangers_plan_for_layers_that_peers_do_not_have_ends_nobody(lie, pat
             await swarm.ask()
 
     run_virtual(scenario(), limit_s=2000)
+
+
+async def made_up_holder(swarm: World, start: int, end: int, rate: float) -> None:
+    """Announce layers that nobody holds, again and again, and answer pings, as if they were held.
+
+    The stranger says first that it waits, as a peer does, and then that it serves.
+    """
+    transport = swarm.network.transport()
+    directory = Directory(transport, NETWORK, SPEC.key)
+    await PlanStore(transport, directory).serve()
+    while True:
+        record = NodeRecord(
+            peer_id=transport.peer_id,
+            name="made-up",
+            software_version="0",
+            device=DeviceSpec(kind="cpu", name="paper", memory_bytes=1),
+            model=SPEC,
+            memory_bytes=LAYERS * LAYER_BYTES + 1,
+            kv_tokens_min=KV_TOKENS_MIN,
+            tokens_per_s=tuple(rate / j for j in range(1, LAYERS + 1)),
+            state=NodeState.SERVING,
+            start=start,
+            end=end,
+            joined_unix_s=transport.now(),
+        )
+        await directory.publish(record)
+        await asyncio.sleep(5)
+
+
+@pytest.mark.parametrize("rate", [50.0, 100.0, 1000.0])
+def test_strangers_that_announce_all_layers_take_none_from_their_holders(rate: float) -> None:
+    async def scenario() -> None:
+        async with world(LAYERS, 5, 5, 5, 5) as swarm:
+            await asyncio.sleep(60)
+            strangers = [
+                asyncio.create_task(made_up_holder(swarm, 0, LAYERS, rate)) for _ in range(4)
+            ]
+            loop, versions = asyncio.get_running_loop(), set()
+            end_s = loop.time() + 900
+            while loop.time() < end_s:
+                assert swarm.covered(), [living.held for living in swarm.peers]
+                versions.add(swarm.peers[0].plans.version)
+                await asyncio.sleep(0.25)
+            for task in strangers:
+                task.cancel()
+            assert len(versions) > 1, "the coordinator planned with the strangers"
+
+    run_virtual(scenario(), limit_s=3000)

@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from coordinator.plans.turn import TurnConfig, WaitFor, why_wait
+from coordinator.plans.turn import TurnConfig, WaitFor, given_up, other_holders, why_wait
 from dht.messages.types import NodeState
 
 CONFIG = TurnConfig()
 NOW_S = 1e6
 
 
-def waits(plan, mine, *others):
+def waits(plan, mine, *others, proven="abc"):
     nodes = {record.peer_id: record for record in (mine, *others)}
-    return [wait.what for wait in why_wait(plan, mine, nodes, NOW_S, CONFIG)]
+    return [wait.what for wait in why_wait(plan, mine, nodes, proven, NOW_S, CONFIG)]
 
 
 def test_a_later_wave_waits_until_the_earlier_one_serves(make):
@@ -38,6 +38,17 @@ def test_the_last_holder_waits_for_another(make):
     assert waits(plan, mine, make.record("b", 0, 4), c) == []
     # Whom the plan leaves out may be dead though its record still lives.
     assert waits(plan, mine, make.record("dead", 0, 8), c) == [WaitFor.HOLDER]
+
+
+def test_who_has_not_shown_its_layers_is_no_other_holder(make):
+    plan = make.plan([make.span("a", 4, 8), make.span("b", 0, 4), make.span("c", 4, 8)], [])
+    mine, b, c = make.record("a", 0, 6), make.record("b", 0, 4), make.record("c", 4, 8)
+    nodes = {record.peer_id: record for record in (mine, b, c)}
+    assert given_up(plan, mine) == set(range(4))
+    assert [record.peer_id for record in other_holders(plan, mine, nodes)] == ["b"]
+    assert waits(plan, mine, b, c, proven="c") == [WaitFor.HOLDER]
+    assert CONFIG.limit_s(WaitFor.HOLDER) == float("inf")
+    assert waits(plan, mine, b, c, proven="b") == []
 
 
 def test_nobody_waits_while_a_layer_has_no_holder(make):

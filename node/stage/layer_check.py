@@ -1,0 +1,187 @@
+"""Has other peers show that they hold layers, before this peer gives up its own for theirs.
+
+A record says what a peer serves; anybody can write one. A peer that is to give up layers draws a
+few of them, has another holder run rows through them, and compares the rows with what its own
+layers make of them. The rows depend on a fresh nonce and on the peer that is asked, so an answer
+for one peer is of no use to another, nor a second time.
+
+What it does not show: that the other keeps the layers afterwards, or that it ran them itself (it
+may feed the rows to an honest peer, in a session of its own).
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Collection, Iterable
+from hashlib import sha256
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dht.budget import LAYER_CHECKS, Budget
+from dht.errors import NetworkError, PeerError
+from dht.messages import codec
+from dht.messages.peer import NONCE_BYTES, LayerCheck, LayerRows
+from dht.messages.types import NodeRecord
+from dht.transport.interface import LAYERS_PROTOCOL, Stream, Transport
+from dht.transport.requests import answer, next_request
+from node.links.wire_rows import RowsError, join_rows, split_rows
+
+logger = logging.getLogger(__name__)
+
+ROWS = 4
+LAYERS_CHECKED_MAX = 4
+"""Maximum layers of one check: differences of precision grow with every layer."""
+APART_MAX = 0.5
+"""Maximum distance of two peers' rows, relative to what the layers add to them. Layers in int4 are
+0.1 apart from those in float32; rows that no layer ran are 1 apart, or more."""
+SCALE = 0.1
+"""Standard deviation of the rows that go in: as small as embeddings, so that layers add much."""
+DTYPE = "float32"
+ANSWER_S = 10.0
+PROVEN_S = 60.0
+"""Time for which a peer that showed its layers is not asked again."""
+RETRY_S = 30.0
+"""Time after which a peer that did not show its layers is asked again."""
+ASKED_AT_ONCE = 4
+REMEMBERED_MAX = 1024
+
+
+class RunsLayers(Protocol):
+    """The part of an engine that a check needs."""
+
+    @property
+    def hidden(self) -> int: ...
+
+    async def run_rows(self, start: int, end: int, rows: torch.Tensor) -> torch.Tensor | None:
+        """What layers ``[start, end)`` make of ``rows``, ``[rows, hidden]``, at positions 0, 1, …
+
+        None where they are not held, or there is no room.
+        """
+        ...
+
+
+def rows_for(nonce: bytes, peer_id: str, hidden: int) -> torch.Tensor:
+    """The rows ``[ROWS, hidden]`` that go in, in float32, for the peer that is asked."""
+    key = sha256(nonce + peer_id.encode()).digest()
+    drawn = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
+    rows = drawn.standard_normal((ROWS, hidden), dtype=np.float32)
+    return torch.from_numpy(SCALE * rows)
+
+
+def agree(given: torch.Tensor, mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether both peers ran the same layers over ``given``, each in its own precision."""
+    added = torch.linalg.vector_norm(mine - given)
+    return bool(torch.linalg.vector_norm(theirs - mine) <= APART_MAX * added)
+
+
+class LayerCheckServer:
+    """Runs the rows that other peers ask for, within their budget."""
+
+    def __init__(
+        self, transport: Transport, engine: RunsLayers, budget: Budget | None = None
+    ) -> None:
+        self._transport = transport
+        self._engine = engine
+        self._rate = (budget or Budget()).rate(LAYER_CHECKS)
+
+    async def start(self) -> None:
+        await self._transport.serve(LAYERS_PROTOCOL, self._serve)
+
+    async def _serve(self, stream: Stream) -> None:
+        request = await next_request(stream)
+        if not isinstance(request, LayerCheck):
+            raise codec.MalformedError(f"{type(request).__name__} asks for no rows")
+        if not 0 < request.end - request.start <= LAYERS_CHECKED_MAX:
+            raise codec.MalformedError(f"layers [{request.start}, {request.end}) to check")
+        made, now_s = None, asyncio.get_running_loop().time()
+        if self._rate.take(stream.remote_peer_id, 1, now_s):
+            rows = rows_for(request.nonce, self._transport.peer_id, self._engine.hidden)
+            made = await self._engine.run_rows(request.start, request.end, rows)
+        await answer(stream, LayerRows(), b"" if made is None else join_rows([made.float()]))
+
+
+class LayerChecker:
+    """Knows which peers have shown that they hold layers that this peer holds, too."""
+
+    def __init__(self, transport: Transport, engine: RunsLayers) -> None:
+        self._transport = transport
+        self._engine = engine
+        self._seen: dict[tuple[str, int, int], tuple[bool, float]] = {}
+        """Whether each peer showed the layers of a record, and when."""
+
+    async def proven(
+        self, holders: Iterable[NodeRecord], mine: range, needed: Collection[int]
+    ) -> frozenset[str]:
+        """The peers of ``holders`` that have shown their part of ``mine``, the layers held here.
+
+        As few are asked as leave no layer of ``needed`` without such a peer, ``ASKED_AT_ONCE`` at
+        most.
+        """
+        found, left = set(), set(needed)
+        now_s = asyncio.get_running_loop().time()
+        asked: list[NodeRecord] = []
+        unknown: list[NodeRecord] = []
+        for record in holders:
+            shown, at_s = self._seen.get(_name(record), (False, -RETRY_S))
+            if shown and now_s - at_s < PROVEN_S:
+                found.add(record.peer_id)
+                left -= set(range(record.start, record.end))
+            elif shown or now_s - at_s >= RETRY_S:
+                unknown.append(record)
+        random.shuffle(unknown)
+        for record in unknown:
+            if left & set(range(record.start, record.end)) and len(asked) < ASKED_AT_ONCE:
+                asked.append(record)
+        shows = await asyncio.gather(*(self._shows(record, mine) for record in asked))
+        for record, shown in zip(asked, shows, strict=True):
+            self._seen.pop(_name(record), None)
+            self._seen[_name(record)] = shown, asyncio.get_running_loop().time()
+            if shown:
+                found.add(record.peer_id)
+        while len(self._seen) > REMEMBERED_MAX:
+            del self._seen[next(iter(self._seen))]
+        return frozenset(found)
+
+    async def _shows(self, record: NodeRecord, mine: range) -> bool:
+        """Whether a peer makes the same of fresh rows as some layers that both hold."""
+        both = range(max(record.start, mine.start), min(record.end, mine.stop))
+        count = min(len(both), LAYERS_CHECKED_MAX)
+        start = both.start + secrets.randbelow(len(both) - count + 1)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        given = rows_for(nonce, record.peer_id, self._engine.hidden)
+        made = await self._engine.run_rows(start, start + count, given)
+        if made is None:
+            return False
+        check = LayerCheck(nonce=nonce, start=start, end=start + count)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                theirs = await self._ask(record, check)
+        except (NetworkError, PeerError, RowsError, TimeoutError) as error:
+            logger.info("peer %s does not show its layers: %s", record.peer_id, error)
+            return False
+        if not agree(given, made.float(), theirs):
+            logger.warning("peer %s holds other layers than it says", record.peer_id)
+            return False
+        return True
+
+    async def _ask(self, record: NodeRecord, check: LayerCheck) -> torch.Tensor:
+        stream = await self._transport.open_stream(
+            record.peer_id, LAYERS_PROTOCOL, addresses=record.addresses
+        )
+        try:
+            await codec.send_frame(stream, check)
+            limit_bytes = 4 * ROWS * self._engine.hidden + 1024
+            frame = await codec.read_frame(stream, limit_bytes=limit_bytes)
+        finally:
+            await stream.close()
+        if not isinstance(frame.message, LayerRows):
+            raise codec.MalformedError(f"{type(frame.message).__name__} shows no layers")
+        (rows,) = split_rows(frame.body, DTYPE, self._engine.hidden, [ROWS])
+        return rows
+
+
+def _name(record: NodeRecord) -> tuple[str, int, int]:
+    return record.peer_id, record.start, record.end

@@ -1,0 +1,289 @@
+"""Peers show that they hold layers; who does not hold them cannot."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dht.errors import PeerError
+from dht.messages import codec
+from dht.messages.peer import LayerCheck, LayerRows
+from dht.simulated.clock import run_virtual
+from dht.simulated.network import MemoryNetwork
+from dht.transport.interface import LAYERS_PROTOCOL, Stream
+from node.engine.engine import Engine, EngineConfig
+from node.links.wire_rows import join_rows
+from node.stage.layer_check import (
+    ANSWER_S,
+    ASKED_AT_ONCE,
+    LAYERS_CHECKED_MAX,
+    ROWS,
+    LayerChecker,
+    LayerCheckServer,
+    agree,
+    rows_for,
+)
+from node.weights.store import WeightStore
+from tests.unit.coordinator.conftest import make_record
+
+BROOK = Path(__file__).resolve().parents[4] / "models" / "brook"
+WIDTH = 8
+NONCE = bytes(16)
+GOLDEN = [0.034181829541921616, 0.11505188792943954, 0.0009092158870771527]
+"""The first rows' numbers at width 3, for the peer "peer"."""
+
+
+class Layers:
+    """Layer number n adds n + 1."""
+
+    hidden = WIDTH
+
+    def __init__(self, start: int, end: int) -> None:
+        self.held = range(start, end)
+        self.runs = 0
+
+    async def run_rows(self, start: int, end: int, rows: torch.Tensor) -> torch.Tensor | None:
+        if not self.held.start <= start < end <= self.held.stop:
+            return None
+        self.runs += 1
+        return rows + sum(range(start + 1, end + 1))
+
+
+def swarm() -> tuple[MemoryNetwork, LayerChecker]:
+    """A network, and a peer that holds layers 0 to 7 and asks others."""
+    network = MemoryNetwork(random.Random(1))
+    return network, LayerChecker(network.transport(), Layers(0, 8))
+
+
+async def holder(network: MemoryNetwork, start: int, end: int) -> tuple[Any, Layers]:
+    """The record and the engine of a peer that holds what it says."""
+    transport, engine = network.transport(), Layers(start, end)
+    await LayerCheckServer(transport, engine).start()
+    return make_record(transport.peer_id, start, end), engine
+
+
+async def liar(
+    network: MemoryNetwork, serve: Callable[[Stream, LayerCheck], Awaitable[None]]
+) -> Any:
+    """The record of a peer that says that it holds layers 0 to 7 and answers as ``serve`` does."""
+    transport = network.transport()
+
+    async def heard(stream: Stream) -> None:
+        await serve(stream, (await codec.read_frame(stream)).message)
+
+    await transport.serve(LAYERS_PROTOCOL, heard)
+    return make_record(transport.peer_id, 0, 8)
+
+
+def test_who_holds_layers_shows_it_and_is_not_asked_again_at_once():
+    async def scenario() -> None:
+        network, checker = swarm()
+        record, engine = await holder(network, 4, 12)
+        for _ in range(3):
+            shown = await checker.proven([record], range(8), range(4, 8))
+            assert shown == {record.peer_id}
+        assert engine.runs == 1
+        await asyncio.sleep(100)
+        assert await checker.proven([record], range(8), range(4, 8))
+        assert engine.runs == 2, "it may have moved since"
+
+    run_virtual(scenario(), limit_s=1000)
+
+
+def test_only_as_many_are_asked_as_the_layers_need():
+    async def scenario() -> None:
+        network, checker = swarm()
+        found = [await holder(network, 0, 8) for _ in range(10)]
+        shown = await checker.proven([record for record, _ in found], range(8), range(2, 4))
+        assert len(shown) == sum(engine.runs for _, engine in found) == ASKED_AT_ONCE
+        assert await checker.proven([record for record, _ in found], range(8), range(2, 4)) == shown
+        assert sum(engine.runs for _, engine in found) == ASKED_AT_ONCE
+
+    run_virtual(scenario(), limit_s=1000)
+
+
+async def _echo(stream: Stream, check: LayerCheck) -> None:
+    rows = rows_for(check.nonce, "somebody else", WIDTH)
+    await codec.send_frame(stream, LayerRows(), join_rows([rows]))
+
+
+async def _nothing(stream: Stream, check: LayerCheck) -> None:
+    await codec.send_frame(stream, LayerRows())
+
+
+async def _not_numbers(stream: Stream, check: LayerCheck) -> None:
+    rows = torch.full((ROWS, WIDTH), float("nan"))
+    await codec.send_frame(stream, LayerRows(), join_rows([rows]))
+
+
+async def _too_much(stream: Stream, check: LayerCheck) -> None:
+    await codec.send_frame(stream, LayerRows(), bytes(1 << 20))
+
+
+async def _another_message(stream: Stream, check: LayerCheck) -> None:
+    await codec.send_frame(stream, check)
+
+
+async def _silence(stream: Stream, check: LayerCheck) -> None:
+    await asyncio.sleep(1000)
+
+
+@pytest.mark.parametrize(
+    "serve", [_echo, _nothing, _not_numbers, _too_much, _another_message, _silence]
+)
+def test_who_does_not_hold_them_shows_nothing(serve):
+    async def scenario() -> None:
+        network, checker = swarm()
+        record = await liar(network, serve)
+        begun_s = asyncio.get_running_loop().time()
+        assert await checker.proven([record], range(8), range(8)) == frozenset()
+        assert asyncio.get_running_loop().time() - begun_s <= ANSWER_S + 1
+        honest, _ = await holder(network, 0, 8)
+        assert await checker.proven([record, honest], range(8), range(8)) == {honest.peer_id}
+
+    run_virtual(scenario(), limit_s=1000)
+
+
+def test_another_peers_rows_show_nothing():
+    """A stranger passes the question on to an honest holder, which answers for itself alone."""
+
+    async def scenario() -> None:
+        network, checker = swarm()
+        honest, engine = await holder(network, 0, 8)
+        relay = network.transport()
+
+        async def passed_on(stream: Stream) -> None:
+            check = (await codec.read_frame(stream)).message
+            further = await relay.open_stream(honest.peer_id, LAYERS_PROTOCOL)
+            await codec.send_frame(further, check)
+            told = await codec.read_frame(further)
+            await codec.send_frame(stream, told.message, told.body)
+
+        await relay.serve(LAYERS_PROTOCOL, passed_on)
+        record = make_record(relay.peer_id, 0, 8)
+        checker._engine.run_rows = engine.run_rows = _small_steps
+        assert await checker.proven([record], range(8), range(8)) == frozenset()
+        assert await checker.proven([honest], range(8), range(8)) == {honest.peer_id}
+
+    run_virtual(scenario(), limit_s=1000)
+
+
+async def _small_steps(start: int, end: int, rows: torch.Tensor) -> torch.Tensor:
+    """Rows stay close to what came in, so that those of other rows are far away."""
+    return 1.1 * rows
+
+
+def test_strangers_cannot_make_a_peer_run_rows_without_end():
+    async def scenario() -> None:
+        network, _ = swarm()
+        record, engine = await holder(network, 0, 8)
+
+        async def asked(times: int) -> None:
+            stranger = network.transport()
+            for _ in range(times):
+                stream = await stranger.open_stream(record.peer_id, LAYERS_PROTOCOL)
+                await codec.send_frame(stream, LayerCheck(nonce=NONCE, start=0, end=1))
+                await codec.read_frame(stream)
+                await stream.close()
+
+        await asked(50)
+        assert engine.runs == 4, "one stranger"
+        for _ in range(50):
+            await asked(2)
+        assert engine.runs == 16, "identities cost nothing"
+
+    run_virtual(scenario(), limit_s=1000)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(0, LAYERS_CHECKED_MAX + 1), (2, 2), (3, 1)], ids=["many", "none", "turned"]
+)
+def test_a_check_is_of_a_few_layers(start, end):
+    async def scenario() -> None:
+        network, _ = swarm()
+        server = LayerCheckServer(network.transport(), Layers(0, 100))
+        near, far = await _streams(network, server)
+        await codec.send_frame(near, LayerCheck(nonce=NONCE, start=start, end=end))
+        with pytest.raises(PeerError):
+            await server._serve(far)
+
+    run_virtual(scenario(), limit_s=1000)
+
+
+async def _streams(network: MemoryNetwork, server: LayerCheckServer) -> tuple[Stream, Stream]:
+    """Both ends of a stream."""
+    found: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
+    one, two = network.transport(), network.transport()
+
+    async def taken(stream: Stream) -> None:
+        found.set_result(stream)
+        await asyncio.sleep(100)
+
+    await two.serve(LAYERS_PROTOCOL, taken)
+    near = await one.open_stream(two.peer_id, LAYERS_PROTOCOL)
+    return near, await found
+
+
+@pytest.fixture(scope="module")
+def exact() -> Engine:
+    return _brook("float32", None)
+
+
+def _brook(dtype: str, quantize: str | None) -> Engine:
+    store = WeightStore.open(str(BROOK))
+    engine = Engine(
+        EngineConfig(
+            store=store, name="brook", dtype=dtype, quantize=quantize, memory_bytes=1 << 28
+        )
+    )
+    engine.load(0, engine.spec.layers)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantize"),
+    [("float32", None), ("bfloat16", None), ("float16", None), ("float32", "int8"),
+     ("float32", "int4"), ("bfloat16", "int4")],
+)  # fmt: skip
+def test_precision_does_not_keep_layers_from_being_recognised(exact, dtype, quantize):
+    other = _brook(dtype, quantize)
+    layers = exact.spec.layers
+    for start in range(layers - LAYERS_CHECKED_MAX + 1):
+        end = start + LAYERS_CHECKED_MAX
+        given = rows_for(bytes([start] * 16), "peer", exact._width)
+        mine, theirs = exact.run_rows(start, end, given), other.run_rows(start, end, given)
+        assert mine is not None
+        assert theirs is not None
+        assert agree(given, mine.float(), theirs.float())
+
+
+def test_other_layers_are_told_apart(exact):
+    layers = exact.spec.layers
+    given = rows_for(NONCE, "peer", exact._width)
+    for start in range(layers - 1):
+        mine = exact.run_rows(start, start + 1, given)
+        other = exact.run_rows(start + 1, start + 2, given)
+        assert mine is not None
+        assert other is not None
+        assert not agree(given, mine, other)
+        assert not agree(given, mine, given)
+        assert not agree(given, mine, replace_rows(mine))
+    assert exact.run_rows(0, layers + 1, given) is None
+    assert exact.kv_tokens_free == exact.kv_tokens
+
+
+def replace_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of the same sizes in other directions."""
+    return rows[:, torch.randperm(rows.shape[1], generator=torch.Generator().manual_seed(1))]
+
+
+def test_rows_are_the_same_everywhere():
+    """Peers on other machines and versions must draw the same rows."""
+    rows = rows_for(NONCE, "peer", 3)
+    assert rows.shape == (ROWS, 3)
+    assert rows[0].tolist() == pytest.approx(GOLDEN)
+    assert rows_for(NONCE, "reep", 3)[0].tolist() != pytest.approx(GOLDEN)
