@@ -13,6 +13,7 @@ from dht.records.helper import RecordHelper, SignedRecords
 from dht.simulated.clock import run_virtual
 from dht.transport.interface import HOP_PROTOCOL, RECORDS_PROTOCOL
 from node.links.reachability import ReachServer
+from node.stage.layer_check import LayerCheckServer
 from tests.sim.paper_swarm import LAYERS, SPEC, PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.wrong_ways import PROMPT, WAYS, Way, WrongPeer, ended
 
@@ -43,6 +44,7 @@ async def serve_everything(swarm: PaperSwarm) -> None:
         peer = await swarm.add(start, end)
         await PlanStore(peer.transport, peer.directory).serve()
         await ReachServer(peer.transport).start()
+        await LayerCheckServer(peer.transport, peer.engine).start()
 
 
 def refusals(peer: PaperPeer) -> Counter[str]:

@@ -8,6 +8,7 @@ from dht.identity.grant import grant
 from dht.messages import codec
 from dht.messages.kv import KvCopy, KvPages, KvTaken
 from dht.messages.peer import (
+    LayerCheck,
     PlanRequest,
     ProbeData,
     ProbeRequest,
@@ -41,6 +42,7 @@ from dht.messages.session import (
 )
 from dht.transport.interface import (
     HOP_PROTOCOL,
+    LAYERS_PROTOCOL,
     PLAN_PROTOCOL,
     PROBE_PROTOCOL,
     REACH_PROTOCOL,
@@ -140,6 +142,7 @@ KV = Said(KvPages(session=S, attempt=0, position=0, tokens=1, dtype="float32"), 
 TOKENS = Tokens(session=S, attempt=0, position=0, token_ids=(1,))
 RECORDS = RecordsRequest(keys=("n/m/nodes",))
 FOUND = RecordsFound(records=(), more=False, unix_s=1.0)
+CHECK = LayerCheck(nonce=bytes(16), start=0, end=1)
 PING, PONG = Ping(nonce=1), Pong(nonce=1)
 PLAN = PlanRequest(sha256="0" * 64)
 HUGE = (codec.FRAME_BYTES_MAX + 1).to_bytes(4, "little") + bytes(4)
@@ -186,6 +189,7 @@ SILENCES = (
     Way("plans without a word", PLAN_PROTOCOL, (), "TimeoutError", 61),
     Way("a probe without a word", PROBE, (), "TimeoutError", 61),
     Way("reach without a word", REACH, (), "TimeoutError", 9),
+    Way("a layer check without a word", LAYERS_PROTOCOL, (), "TimeoutError", 61),
     Way("records without a word", BOOK, (), "ended", 181),
     Way("half an open", SESSION, (Half(PROMPTED),), "streams_silent", 16),
     Way("half an attach", LAST, (Half(ATTACHED),), "streams_silent", 16),
@@ -193,6 +197,7 @@ SILENCES = (
     Way("half a plan request", PLAN_PROTOCOL, (Half(PLAN),), "TimeoutError", 61),
     Way("half a probe", PROBE, (Half(PING),), "TimeoutError", 61),
     Way("half a reach request", REACH, (Half(ReachRequest(port=1)),), "TimeoutError", 9),
+    Way("half a layer check", LAYERS_PROTOCOL, (Half(CHECK),), "TimeoutError", 61),
     Way("half a records request", BOOK, (Half(RECORDS),), "ended", 181),
     Way("an open and no more", SESSION, (OPEN, Told(SessionAccepted)), "streams_silent", 31),
     Way("a hop that opened and rests", HOP, (
@@ -225,6 +230,8 @@ WRONG_WORDS = (
     Way("probes of 8 MiB and a byte", PROBE, (
         ProbeRequest(size_bytes=8 << 20), [Told(ProbeData)] * 256,
         ProbeRequest(size_bytes=1)), "MalformedError"),
+    Way("a check of five layers", LAYERS_PROTOCOL, (
+        LayerCheck(nonce=bytes(16), start=0, end=5),), "MalformedError"),
     Way("a record that is none", BOOK, (
         RecordStore(record=b"x"), Told(RecordStored, "no signed record"))),
     Way("records under no key", BOOK, (RecordsRequest(keys=("x",)),), "RecordError"),
@@ -245,6 +252,7 @@ WRONG_PROTOCOL = tuple(
         (PLAN_PROTOCOL, (PONG, CLOSED, RECORDS, ProbeRequest(size_bytes=1)), "MalformedError"),
         (PROBE, (PONG, CLOSED, PLAN, ReachRequest(port=1)), "MalformedError"),
         (REACH, (PING, CLOSED, RECORDS), "MalformedError"),
+        (LAYERS_PROTOCOL, (PING, CLOSED, RECORDS), "MalformedError"),
         (BOOK, (PONG, CLOSED, PLAN, FOUND), "MalformedError"),
     )
     for message in messages

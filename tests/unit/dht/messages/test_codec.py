@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.peer import (
+    LayerCheck,
+    LayerRows,
     ReachAnswer,
     ReachRequest,
     RecordsBusy,
@@ -83,6 +85,12 @@ GOLDEN: list[tuple[Any, str]] = [
         ReachAnswer(reached=None, host="::1"),
         "9303ac72656163682d616e7377657282a772656163686564c0a4686f7374a33a3a31",
     ),
+    (
+        LayerCheck(nonce=bytes(16), start=1, end=5),
+        "9303ab6c617965722d636865636b83a56e6f6e6365c41000000000000000000000000000000000a573746172"
+        "7401a3656e6405",
+    ),
+    (LayerRows(), "9303aa6c617965722d726f777380"),
     (
         RecordStore(record=b"ab"),
         "9303ac7265636f72642d73746f726582a67265636f7264c4026162a97265706c6963617465c3",
