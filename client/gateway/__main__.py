@@ -60,9 +60,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--wait",
         type=float,
-        default=10.0,
+        default=30.0,
         metavar="S",
-        help="seconds to wait for missing layers before a 503 (10)",
+        help="seconds to wait for missing layers before a 503 (30)",
     )
     parser.add_argument(
         "--drain", type=float, default=30.0, metavar="S", help="for answers after Ctrl-C (30)"
