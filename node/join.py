@@ -69,7 +69,6 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         own = f"/p2p/{identity.peer_id}"
         arguments.initial_peers = [a for a in arguments.initial_peers if not a.endswith(own)]
     traffic = _traffic(arguments)
-    traffic.refuse_if_exhausted()
     # Before others are told to join, because this command ends if the machine lacks something.
     found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory)
     machine = at_most(found, arguments.max_vram)

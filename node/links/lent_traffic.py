@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coordinator.links.token_bucket import Allowance, MonthlyUse
-from dht.errors import UserError
 from dht.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class LentTraffic:
         return self.down.limited and self.down.wait_us(loop_us()) > 0
 
     def exhausted(self) -> str | None:
-        """Why this peer must leave for the rest of the month, or None. Books the use so far."""
+        """Why this peer lends nothing for the rest of the month, or None. Books the use so far."""
         total = self.sent_bytes + self.received_bytes
         self.month = self.month.spent(total - self._saved_bytes, time.time())
         self._saved_bytes = total
@@ -74,11 +73,6 @@ class LentTraffic:
             f"{self.month.used_bytes / 1e9:.2f} GB of this month's {self.month_bytes_max / 1e9:g}"
             f" GB are used; the count starts again on {self.month.next_month} (UTC)"
         )
-
-    def refuse_if_exhausted(self) -> None:
-        """Raise UserError if nothing is left of the month."""
-        if (why := self.exhausted()) is not None:
-            raise UserError(f"{why}; a higher --monthly-cap lends more")
 
     def save(self) -> None:
         """Save the month's count for later runs, if the file can be written."""

@@ -1,4 +1,4 @@
-"""Decides when the owner wants the machine, and when it is free again. Pure.
+"""Decides when the owner lends nothing of the machine, and when it is free again. Pure.
 
 The input is what was seen of the machine, with the time; the output is a decision with its reason.
 :mod:`node.owner.machine_watch` looks at the machine, :mod:`node.peer.peer` drains and comes back.
@@ -75,6 +75,8 @@ class Seen:
     input_ago_s: float | None = None
     processes: frozenset[str] = frozenset()
     """Names of the running programs, in lower case."""
+    month_used: str = ""
+    """Why nothing is left of the month's traffic; "": something is, or it has no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,9 @@ class ComeBack:
 
 
 def why_aside(config: UseConfig, seen: Seen) -> tuple[str, bool] | None:
-    """Why the owner wants the machine now, and whether that counts at once; None if it is free."""
+    """Why the owner lends nothing now, and whether that counts at once; None if it is free."""
+    if seen.month_used:
+        return seen.month_used, True
     if config.windows and not any(window.holds(seen.minute) for window in config.windows):
         return "it is not the time of day to serve in", True
     running = sorted(config.processes & seen.processes)

@@ -7,7 +7,7 @@ everything else.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from coordinator.plans.store import PlanStore
@@ -154,7 +154,7 @@ class Peer:
             self._announcer.run,
             self._links.run,
             self._balancer.run,
-            self._keep_within_month,
+            self._count_traffic,
             self._follower.follow,
             self._follower.help_oneself,
             self._mind_owner,
@@ -219,23 +219,19 @@ class Peer:
 
     # What the owner lends
 
-    async def _keep_within_month(self) -> None:
-        """Count the traffic, and leave once the month's share is used."""
+    async def _count_traffic(self) -> None:
+        """Keep the month's count of traffic, and report what it was for."""
         traffic = self._stage.traffic
         while True:
             await asyncio.sleep(SAVE_EVERY_S)
             traffic.save()
             self._reporter.event("traffic", bytes=dict(traffic.purposes))
-            if (why := traffic.exhausted()) is not None and not self._leaving.is_set():
-                self._reporter.event("month_used", reason=why)
-                self._reporter.say(f"{why}.")
-                self.leave()
 
     # Stepping aside for the machine's owner
 
     async def _mind_owner(self) -> None:
-        """Step aside when the owner wants the machine, and come back when it is free."""
-        if self._machine is None:
+        """Step aside when the owner lends nothing for a while, and come back after that."""
+        if self._machine is None and self._stage.traffic.month_bytes_max is None:
             return
         use = OwnerUse(config=self._config.use, aside=self._follower.aside)
         if use.aside:  # this part failed meanwhile, perhaps before the memory was free
@@ -243,7 +239,7 @@ class Peer:
                 await self._free_memory()
         clock = asyncio.get_running_loop()
         while True:
-            seen = await asyncio.to_thread(self._machine.look)
+            seen = await self._look()
             match use.step(seen, clock.time()):
                 case StepAside(reason=reason):
                     async with self._follower.moving:
@@ -252,6 +248,12 @@ class Peer:
                     async with self._follower.moving:
                         await self._come_back()
             await asyncio.sleep(self._config.look_s)
+
+    async def _look(self) -> Seen:
+        """What the machine does, and what is left of the month's traffic."""
+        machine = self._machine
+        seen = Seen(minute=0) if machine is None else await asyncio.to_thread(machine.look)
+        return replace(seen, month_used=self._stage.traffic.exhausted() or "")
 
     async def _step_aside(self, reason: str) -> None:
         """Move sessions elsewhere, then free all memory."""
@@ -264,17 +266,17 @@ class Peer:
             self._stage.stay()
         await self._free_memory()
         self._reporter.event("aside", reason=reason)
-        self._reporter.say("All memory is free; this peer comes back when the machine is idle.")
+        self._reporter.say("All memory is free; this peer comes back by itself.")
 
     async def _free_memory(self) -> None:
-        self._stage.fail_outside(0, 0, "the peer's owner needs the machine")
+        self._stage.fail_outside(0, 0, "the peer's owner lends nothing now")
         await self._engine.unload()
 
     async def _come_back(self) -> None:
         """Offer this machine again, and take the layers that the plan has for it."""
         self._follower.aside = False
         self._reporter.event("back")
-        self._reporter.say("The machine is free: coming back.")
+        self._reporter.say("The machine may be used again: coming back.")
         self._announcer.set(NodeState.WAITING, 0, 0, self._announcer.record.plan_version)
         await self._announcer.announce()
         if (plan := self._plans.newest) is not None:

@@ -131,7 +131,7 @@ PARTS = [
     (Announcer, "_note_load"),
     (LinkKeeper, "_round"),
     (Balancer, "look"),
-    (LentTraffic, "exhausted"),
+    (LentTraffic, "save"),
     (PlanFollower, "_mind_waiting"),
     (PlanFollower, "enter"),
     (LoadingEngine, "load"),

@@ -7,9 +7,11 @@ Only one peer may coordinate here, and it dies.
 import asyncio
 import io
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +28,7 @@ from dht.simulated.network import MemoryNetwork, MemoryTransport
 from dht.supervision import Supervisor
 from node.engine.worker import WorkerTimes
 from node.links.hops import HopConfig
+from node.links.lent_traffic import LentTraffic
 from node.links.measured_links import MeasuredLinks
 from node.owner.idle_policy import UseConfig
 from node.owner.reporter import Reporter
@@ -104,7 +107,11 @@ class World:
         self.leader = ""
 
     def join(
-        self, layers: int, rate: float = 100.0, machine: LooksAtMachine | None = None
+        self,
+        layers: int,
+        rate: float = 100.0,
+        machine: LooksAtMachine | None = None,
+        traffic: LentTraffic | None = None,
     ) -> Living:
         """A peer with memory for so many layers, and one end of the model. With ``machine``, it
         makes way for other work there."""
@@ -118,6 +125,7 @@ class World:
             transport,
             engine,
             StageConfig(chunk_tokens=16, hops=HopConfig(idle_s=30.0)),
+            traffic,
             parts=parts,
             addresses_of=directory.addresses_of,
         )
@@ -322,6 +330,34 @@ def test_a_strangers_plan_for_layers_that_peers_do_not_have_ends_nobody(lie, pat
             assert not any(living.task.done() for living in swarm.peers)
             assert swarm.covered()
             await swarm.ask()
+
+    run_virtual(scenario(), limit_s=2000)
+
+
+def test_a_peer_whose_month_is_used_lends_again_in_the_next(monkeypatch: pytest.MonkeyPatch):
+    async def scenario() -> None:
+        begun_s = asyncio.get_running_loop().time()
+        new_year = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
+
+        def calendar() -> float:
+            return new_year - 600 + asyncio.get_running_loop().time() - begun_s
+
+        monkeypatch.setattr(time, "time", calendar)
+        async with world(8, 8, seed=3) as swarm:
+            traffic = LentTraffic(month_bytes_max=1e9)
+            lender = swarm.join(8, traffic=traffic)
+            await swarm.until(lambda: lender.held != (0, 0), SETTLE_S)
+            traffic.sent(2_000_000_000)
+            await swarm.until(lambda: lender.held == (0, 0), SETTLE_S)
+            said = lender.out.getvalue()
+            assert "Stepping aside, 2.00 GB of this month's 1 GB are used" in said
+            assert "the count starts again on 2027-01-01 (UTC)" in said
+            await asyncio.sleep(300)
+            assert lender.held == (0, 0)
+            assert not lender.task.done()
+            back_s = UseConfig().calm_for_s + SETTLE_S
+            await swarm.until(lambda: lender.held != (0, 0), 300 + back_s)
+            assert calendar() >= new_year
 
     run_virtual(scenario(), limit_s=2000)
 

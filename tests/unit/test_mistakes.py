@@ -1,10 +1,8 @@
 """Mistakes: one plain line on stderr, exit code 2, no traceback."""
 
-import json
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -127,10 +125,3 @@ def test_absurd_sampling_values(option: str, value: str) -> None:
 )
 def test_a_lent_connection_of_nothing(tmp_path: Path, flag: str, value: str) -> None:
     assert_plain(join(tmp_path, MODEL, "--cpu", flag, value), flag, "at least")
-
-
-def test_a_month_that_is_used_up(tmp_path: Path) -> None:
-    month = datetime.now(UTC).strftime("%Y-%m")
-    kept = {"month": month, "used_bytes": 5_000_000_000}
-    (tmp_path / "id.traffic.json").write_text(json.dumps(kept))
-    assert_plain(join(tmp_path, MODEL, "--cpu", "--monthly-cap", "5"), "5.00 GB", "--monthly-cap")
