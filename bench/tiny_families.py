@@ -68,6 +68,15 @@ LATENT = {
     "moe_intermediate_size": 24,
 }
 
+SPARSE = {
+    **LATENT,
+    "n_group": 1,
+    "index_topk": 8,
+    "index_head_dim": 16,
+    "index_n_heads": 16,  # with few, many tokens have no score at all, and ties fall at random
+}
+"""Attention to the tokens that an indexer chooses."""
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
@@ -120,6 +129,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("cohere2", {"logit_scale": 0.25, "sliding_window": WINDOW}),
     "deepseek_v2": ("deepseek_v2", {**LATENT, "topk_method": "greedy"}),
     "deepseek_v3": ("deepseek_v3", LATENT),
+    "deepseek_v32": ("deepseek_v32", SPARSE),
+    "glm_moe_dsa": ("glm_moe_dsa", SPARSE),
     "gpt2": ("gpt2", {"n_positions": CONTEXT}),
     "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "bart": (

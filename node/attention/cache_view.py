@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from node.attention.paged_attention import Segment
-from node.kv.layer_pool import LayerPool
+from node.kv.layer_pool import KvShape, LayerPool
 from node.kv.session_state import SessionState
 
 
 class PoolCache:
-    """The cache interface that models need; a model that keeps something else fails here."""
+    """The cache interface that models need: keys, values, indexer keys, and states. A model that
+    keeps something else fails here."""
 
     is_compileable = False
 
@@ -95,19 +96,28 @@ class PoolCache:
         """-1: the cache grows without a fixed length."""
         return -1
 
+    def _fresh(self) -> slice | torch.Tensor:
+        """Pool rows of the new tokens."""
+        segment, slots = self._segment, self._segment.slots
+        if isinstance(slots, slice):
+            return slice(slots.start + segment.position, slots.stop)
+        return slots[segment.position :]
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """Write indexer keys ``[1, tokens, width]``; returns those of the whole context."""
+        kept = self._pools[layer_idx].indexer
+        assert kept is not None  # noqa: S101 - the layer was seen to keep them
+        kept[self._fresh()] = indexer_key_states.transpose(0, 1).to(kept.dtype)
+        return kept[self._segment.slots].transpose(0, 1)
+
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write ``[1, kv_heads, tokens, width]``, return keys and values of the whole context."""
         if layer_idx in self._written:
             raise NotImplementedError("a layer that attends twice")
-        segment, pool = self._segment, self._pools[layer_idx]
-        slots = segment.slots
-        if isinstance(slots, slice):
-            fresh: slice | torch.Tensor = slice(slots.start + segment.position, slots.stop)
-        else:
-            fresh = slots[segment.position :]
-        pool.write(fresh, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        slots, pool = self._segment.slots, self._pools[layer_idx]
+        pool.write(self._fresh(), key[0].transpose(0, 1), value[0].transpose(0, 1))
         self._written.add(layer_idx)
         return (
             pool.keys[slots].transpose(0, 1)[None],
@@ -131,16 +141,28 @@ class LookingCache(PoolCache):
         )
         self.layers: set[int] = set()
         """Layers that would keep something."""
-        self.kv_shapes: dict[int, tuple[int, int, int]] = {}
-        """``(kv_heads, key width, value width)`` by layer."""
+        self.kv_shapes: dict[int, KvShape] = {}
+        """By layer."""
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Note the layer's shape; nothing is written."""
-        self.kv_shapes[layer_idx] = (key.shape[1], key.shape[-1], value.shape[-1])
-        self.layers.add(layer_idx)
+        self._note(layer_idx, kv_heads=key.shape[1])
+        self._note(layer_idx, key_width=key.shape[-1], value_width=value.shape[-1])
         return key, value
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """Note the width of a layer's indexer keys."""
+        if indexer_key_states.shape[:2] != (1, self._segment.rows):
+            shape = tuple(indexer_key_states.shape)
+            raise NotImplementedError(f"it keeps indexer keys of shape {shape}")
+        self._note(layer_idx, indexer_width=indexer_key_states.shape[-1])
+        return indexer_key_states
+
+    def _note(self, layer_idx: int, **widths: int) -> None:
+        self.layers.add(layer_idx)
+        self.kv_shapes[layer_idx] = self.kv_shapes.get(layer_idx, KvShape())._replace(**widths)
 
     def _states_of(self, layer_idx: int) -> Any:
         self.layers.add(layer_idx)

@@ -28,7 +28,7 @@ from node.kv.export import KvBytes, KvRows
 from node.kv.layer_pool import LayerPool
 from node.kv.page_names import NO_NAMES, PageNames
 from node.kv.pool import KvPool
-from node.model.layer_range import LoadedRange, ModelLayout, kv_shape
+from node.model.layer_range import LoadedRange, ModelLayout
 from node.weights.hashes import Progress
 from node.weights.store import WeightStore
 
@@ -220,15 +220,8 @@ class Engine:
 
     def _pool(self, pages: int, layer: int) -> LayerPool:
         rows = pages * self.config.page_tokens + 1
-        kv_heads, key_width, value_width = kv_shape(self.layout, layer)
-
-        def empty(width: int) -> torch.Tensor:
-            shape = (rows, kv_heads, width)
-            made = torch.empty(shape, dtype=self.layout.dtype, device=self.device)
-            made[-1] = 0
-            return made
-
-        return LayerPool(keys=empty(key_width), values=empty(value_width))
+        shape = self.layout.anatomy.kv_shapes[layer]
+        return LayerPool.empty(shape, rows, self.layout.dtype, self.device)
 
     @property
     def kv_tokens(self) -> int:

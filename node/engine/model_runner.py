@@ -85,8 +85,7 @@ class ModelRunner:
         self._by_pages_alone = not any(map(looks_at_sessions, layout.anatomy.calls))
         """Whether no layer needs a context's pool rows if ``attend_pages`` or a table is there."""
         self._kv_bytes = layout.dtype.itemsize * max(
-            kv_heads * (key_width + value_width)
-            for kv_heads, key_width, value_width in layout.anatomy.kv_shapes
+            shape.numbers for shape in layout.anatomy.kv_shapes
         )
 
     @property

@@ -4,6 +4,7 @@ KV is append-only, so exported KV stays valid while the session goes on decoding
 §4.2): most of it is copied while the session runs, the rest once it has stopped.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,19 +21,20 @@ class KvRows:
     start: int
     end: int
     position: int
-    keys: tuple[torch.Tensor, ...]
-    """Keys per layer, ``[tokens, kv_heads, width]``, on the CPU."""
-    values: tuple[torch.Tensor, ...]
+    layers: tuple[tuple[torch.Tensor, ...], ...]
+    """Parts of each layer's pool (:attr:`node.kv.layer_pool.LayerPool.parts`), each ``[tokens,
+    heads, width]``, on the CPU."""
 
     @property
     def tokens(self) -> int:
         """Number of tokens."""
-        return int(self.keys[0].shape[0]) if self.keys else 0
+        return int(self.layers[0][0].shape[0]) if self.layers and self.layers[0] else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvBytes:
-    """:class:`KvRows` as sent: per layer the keys of all tokens, then their values."""
+    """:class:`KvRows` as sent: per layer the keys of all tokens, then their values, then
+    their indexer keys where the layer has any."""
 
     start: int
     end: int
@@ -43,8 +45,8 @@ class KvBytes:
 
 def pack_kv(rows: KvRows) -> bytes:
     """Body of :class:`KvBytes` for ``rows``."""
-    pairs = zip(rows.keys, rows.values, strict=True)
-    parts = [part.contiguous().view(torch.uint8).flatten() for pair in pairs for part in pair]
+    flat = itertools.chain.from_iterable(rows.layers)
+    parts = [part.contiguous().view(torch.uint8).flatten() for part in flat]
     return torch.cat(parts).numpy().tobytes()
 
 
@@ -56,25 +58,22 @@ def unpack_kv(pools: Mapping[int, LayerPool], packed: KvBytes) -> KvRows | str:
         return f"KV of layers [{packed.start}, {packed.end}) came, which are not all held here"
     layers = [pools[index] for index in range(packed.start, packed.end)]
     shapes = [
-        ((packed.tokens, *pool.shape[1:]), pool.dtype)
-        for layer in layers
-        for pool in (layer.keys, layer.values)
+        ((packed.tokens, *part.shape[1:]), part.dtype) for layer in layers for part in layer.parts
     ]
     sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in shapes]
     if len(packed.body) != sum(sizes):
         return f"{len(packed.body)} bytes of KV came, {sum(sizes)} expected"
     flat = torch.split(torch.frombuffer(bytearray(packed.body), dtype=torch.uint8), sizes)
     # A part may start at an address unaligned for its dtype; a view then needs its own memory.
-    parts = [
+    parts = (
         part.clone().view(dtype).view(shape)
         for part, (shape, dtype) in zip(flat, shapes, strict=True)
-    ]
+    )
     return KvRows(
         start=packed.start,
         end=packed.end,
         position=packed.position,
-        keys=tuple(parts[::2]),
-        values=tuple(parts[1::2]),
+        layers=tuple(tuple(itertools.islice(parts, len(layer.parts))) for layer in layers),
     )
 
 
@@ -87,21 +86,17 @@ def take(
         start=start,
         end=end,
         position=position,
-        keys=tuple(pool.keys[slots.to(pool.keys.device)].to("cpu") for pool in layers),
-        values=tuple(pool.values[slots.to(pool.values.device)].to("cpu") for pool in layers),
+        layers=tuple(
+            tuple(part[slots.to(part.device)].to("cpu") for part in pool.parts) for pool in layers
+        ),
     )
 
 
 def put(pools: Mapping[int, LayerPool], slots: torch.Tensor, rows: KvRows) -> None:
     """Write rows to the pools; :func:`kv_refusal` must have accepted them."""
-    for index, keys, values in zip(
-        range(rows.start, rows.end), rows.keys, rows.values, strict=True
-    ):
-        pool = pools[index]
-        device = pool.keys.device
-        where = slots.to(device)
-        pool.keys[where] = keys.to(device)
-        pool.values[where] = values.to(device)
+    for index, parts in zip(range(rows.start, rows.end), rows.layers, strict=True):
+        for held, came in zip(pools[index].parts, parts, strict=True):
+            held[slots.to(held.device)] = came.to(held.device)
 
 
 def kv_refusal(pools: Mapping[int, LayerPool], rows: KvRows) -> str | None:
@@ -109,15 +104,15 @@ def kv_refusal(pools: Mapping[int, LayerPool], rows: KvRows) -> str | None:
     span = f"layers [{rows.start}, {rows.end})"
     if not rows.start < rows.end or any(i not in pools for i in range(rows.start, rows.end)):
         return f"KV of {span} came, which are not all held here"
-    if not len(rows.keys) == len(rows.values) == rows.end - rows.start:
-        return f"KV of {len(rows.keys)} and {len(rows.values)} layers came for {span}"
+    if len(rows.layers) != rows.end - rows.start:
+        return f"KV of {len(rows.layers)} layers came for {span}"
     if rows.tokens < 1:
         return "KV of no tokens came"
-    for index, keys, values in zip(
-        range(rows.start, rows.end), rows.keys, rows.values, strict=True
-    ):
-        pool = pools[index]
-        for what, came, have in (("keys", keys, pool.keys), ("values", values, pool.values)):
+    for index, parts in zip(range(rows.start, rows.end), rows.layers, strict=True):
+        held = pools[index].parts
+        if len(parts) != len(held):
+            return f"{len(parts)} parts of layer {index} came, {len(held)} expected"
+        for what, came, have in zip(("keys", "values", "indexer keys"), parts, held, strict=False):
             shape = (rows.tokens, *have.shape[1:])
             if tuple(came.shape) != shape:
                 return f"{what} of layer {index} have shape {tuple(came.shape)}, {shape} expected"

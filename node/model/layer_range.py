@@ -143,7 +143,7 @@ class ModelLayout:
         given twice as much, and a model without keys and values its states for ``STATE_TOKENS``.
         """
         item, anatomy = self.dtype.itemsize, self.anatomy
-        kv = [_kv_numbers(shape) * item for shape in anatomy.kv_shapes]
+        kv = [shape.numbers * item for shape in anatomy.kv_shapes]
         states = anatomy.state_bytes or (0,) * len(kv)
         both = [2 * size if state else size for size, state in zip(kv, states, strict=True)]
         return max(both) or -(-2 * max(states) // STATE_TOKENS)
@@ -155,7 +155,7 @@ class ModelLayout:
         per_token, item = self.kv_bytes_per_token_layer, self.dtype.itemsize
         kept = zip(self.anatomy.kv_shapes, self.anatomy.state_bytes, strict=False)
         return max(
-            (-(-2 * size // (per_token - _kv_numbers(kv) * item)) for kv, size in kept if size),
+            (-(-2 * size // (per_token - kv.numbers * item)) for kv, size in kept if size),
             default=0,
         )
 
@@ -190,16 +190,6 @@ class ModelLayout:
         if parameter in self.kept_float32:
             return torch.float32
         return self.dtype
-
-
-def kv_shape(layout: ModelLayout, layer: int) -> tuple[int, int, int]:
-    """``(kv_heads, key width, value width)`` that a layer writes per token."""
-    return layout.anatomy.kv_shapes[layer]
-
-
-def _kv_numbers(shape: tuple[int, int, int]) -> int:
-    kv_heads, key_width, value_width = shape
-    return kv_heads * (key_width + value_width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

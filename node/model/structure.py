@@ -17,6 +17,7 @@ from torch import nn
 
 from node.attention.cache_view import LookingCache
 from node.attention.paged_attention import KvShapeFound, set_looking
+from node.kv.layer_pool import KvShape
 from node.kv.session_state import SessionState
 from node.model.argument_tracing import Arguments, Hidden, Positions, Tracer, Untraceable, same
 from node.model.layer_traits import FAILURES, LayerTraits, on_meta, ran_without_numbers, traits_of
@@ -63,8 +64,8 @@ class ModelStructure:
     sources: tuple[LayerSource, ...] = ()
     calls: tuple[Arguments, ...] = ()
     """Arguments of each layer, if ``packed``."""
-    kv_shapes: tuple[tuple[int, int, int], ...] = ()
-    """``(kv_heads, key width, value width)`` of each layer; zeros where it keeps none."""
+    kv_shapes: tuple[KvShape, ...] = ()
+    """What each layer keeps per token."""
     state_bytes: tuple[int, ...] = ()
     """Bytes of the states beside keys and values that each layer keeps for a session."""
     states_per_layer: int = 1
@@ -385,8 +386,8 @@ class _Inspection:
             for layer, call in zip(self._layers, self._first.layers, strict=True)
         )
 
-    def _kept(self, index: int) -> tuple[tuple[int, int, int], int]:
-        """The KV shape that a layer writes per token, and the bytes of its states per session;
+    def _kept(self, index: int) -> tuple[KvShape, int]:
+        """What a layer keeps per token, and the bytes of its states per session;
         found on the meta device, at no cost."""
         layer = copy.deepcopy(self._layers[index]).to("meta")
         call = self._first.layers[index]
@@ -403,14 +404,12 @@ class _Inspection:
         except KvShapeFound as found:
             if found.layer != index:
                 raise Unservable(f"layer {index} uses the keys of layer {found.layer}") from None
-            return found.shape, 0
+            return KvShape(*found.shape), 0
         finally:
             set_looking(False)
         raise Unservable(f"layer {index} does not call attention")
 
-    def _kept_in_view(
-        self, index: int, layer: nn.Module, call: LayerCall
-    ) -> tuple[tuple[int, int, int], int]:
+    def _kept_in_view(self, index: int, layer: nn.Module, call: LayerCall) -> tuple[KvShape, int]:
         """Like :meth:`_kept`, for a layer that has a view of the pool as its cache."""
         view = LookingCache(TOKENS, self._states_per_layer)
 
@@ -428,7 +427,7 @@ class _Inspection:
             pass  # experts may need numbers; what was not noted then fails in the trial of a load
         if others := view.layers - {index}:
             raise Unservable(f"layer {index} uses what layer {min(others)} keeps")
-        return view.kv_shapes.get(index, (0, 0, 0)), view.state_bytes(index)
+        return view.kv_shapes.get(index, KvShape()), view.state_bytes(index)
 
 
 def _may_keep_state(model: nn.Module, layers: Sequence[nn.Module]) -> bool:

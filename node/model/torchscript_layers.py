@@ -162,7 +162,7 @@ class TorchScriptLayers:
         self, index: int, rows: int, dtype: torch.dtype, weights: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Arguments of a recorded layer, each row being the last of a context of a few tokens."""
-        kv_heads, key_width, value_width = self._anatomy.kv_shapes[index]
+        kv_heads, key_width, value_width, _ = self._anatomy.kv_shapes[index]
         starts = CONTEXT_COMPARED * torch.arange(rows)
         hidden = _hidden(rows, self._anatomy.width, dtype)
         positions = starts[None] + 1

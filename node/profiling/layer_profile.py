@@ -24,7 +24,6 @@ from dht.errors import UserError
 from dht.messages.types import LayerTimes, ModelSpec
 from node.engine.engine import Engine, WorkItem
 from node.kv.export import KvRows
-from node.model.layer_range import kv_shape
 from node.profiling.layer_fit import LayerFit, Timing, announced, fit
 
 STEP_OVERHEAD_S = 0.002
@@ -203,13 +202,12 @@ class EngineLayer:
 
     def _empty_kv(self, tokens: int) -> KvRows:
         layout = self._engine.layout
-        kv_heads, key_width, value_width = kv_shape(layout, self._index)
+        parts = layout.anatomy.kv_shapes[self._index].parts
         return KvRows(
             start=self._index,
             end=self._index + 1,
             position=0,
-            keys=(torch.zeros(tokens, kv_heads, key_width, dtype=layout.dtype),),
-            values=(torch.zeros(tokens, kv_heads, value_width, dtype=layout.dtype),),
+            layers=(tuple(torch.zeros(tokens, *part, dtype=layout.dtype) for part in parts),),
         )
 
     def _time(self, items: Sequence[WorkItem]) -> float:

@@ -1,6 +1,7 @@
 """KV that moves between engines, and KV that sessions share."""
 
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def test_only_the_layers_of_the_session_travel(directory: Path) -> None:
     assert engine.step([item])[0].error is None
     rows = engine.export_kv("s", 2, 100)
     assert (rows.start, rows.end, rows.position, rows.tokens) == (1, 2, 2, 3)
-    assert len(rows.keys) == len(rows.values) == 1
+    assert [len(parts) for parts in rows.layers] == [2]
 
 
 def test_what_cannot_be_exported_raises(directory: Path) -> None:
@@ -102,22 +103,25 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_changes(directory: Path) -
     there.reserve("s", 18)
     first = run(here, "s", 0, PROMPT[:18])
     good = here.export_kv("s", 0, 18)
-    nan = tuple(keys.clone() for keys in good.keys)
-    nan[1][3, 0, 0] = torch.nan
-    long = KvRows(
-        start=0, end=LAYERS, position=0,
-        keys=tuple(torch.zeros(19, *k.shape[1:]) for k in good.keys),
-        values=tuple(torch.zeros(19, *k.shape[1:]) for k in good.keys),
-    )  # fmt: skip
+
+    def but(change: Callable[[int, torch.Tensor], torch.Tensor]) -> KvRows:
+        """The rows with another number ``at`` each of a layer's parts: keys, then values."""
+        parts = (tuple(change(at, part) for at, part in enumerate(kept)) for kept in good.layers)
+        return replace(good, layers=tuple(parts))
+
+    nan = but(lambda at, part: part.clone())
+    nan.layers[1][0][3, 0, 0] = torch.nan
+    long = but(lambda at, part: torch.zeros(19, *part.shape[1:]))
     bad = {
         "not all held": replace(good, end=LAYERS + 1),
-        "2 and 3 layers": replace(good, keys=good.keys[:2]),
-        "shape": replace(good, values=tuple(v[:, :, 1:] for v in good.values)),
-        "float16": replace(good, keys=tuple(k.half() for k in good.keys)),
-        "not finite": replace(good, keys=nan),
+        "2 layers": replace(good, layers=good.layers[:2]),
+        "3 parts": replace(good, layers=tuple((*kept, kept[0]) for kept in good.layers)),
+        "shape": but(lambda at, part: part[:, :, at:]),
+        "float16": but(lambda at, part: part if at else part.half()),
+        "not finite": nan,
         "0 comes next": replace(good, position=1),
         "18 reserved": long,
-        "no tokens": replace(good, keys=(), values=(), end=0),
+        "no tokens": replace(good, layers=(), end=0),
     }
     for told, rows in bad.items():
         reason = there.import_kv("s", rows)

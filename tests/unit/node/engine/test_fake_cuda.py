@@ -315,7 +315,7 @@ def test_a_session_moves(tmp_path: Path) -> None:
             assert engine.reserve("a", 64) is None
         step(one, seen, [item(one, "a", (1,) * 20, 0)])
         rows = one.export_kv("a", 0, 20)
-        assert {part.device.type for part in (*rows.keys, *rows.values)} == {"cpu"}
+        assert {part.device.type for kept in rows.layers for part in kept} == {"cpu"}
         assert other.import_kv("a", rows) is None
         step(other, seen, [item(other, "a", (1,), 20)])
 

@@ -160,7 +160,7 @@ class Pools(RuleBasedStateMachine):
                     reservation.layers = LAYERS
                     rows = pool.take(name, 0, each.at)
                     assert rows.tokens == each.at
-                    for keys, values in zip(rows.keys, rows.values, strict=True):
+                    for keys, values in rows.layers:
                         assert keys[:, 0, 1].tolist() == self.numbers_of(each, each.at)
                         assert (-values[:, 0, 0]).tolist() == self.numbers_of(each, each.at)
 
