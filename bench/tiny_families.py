@@ -131,6 +131,36 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", LATENT),
     "deepseek_v32": ("deepseek_v32", SPARSE),
     "glm_moe_dsa": ("glm_moe_dsa", SPARSE),
+    "glm_moe_dsa, chosen before": (
+        "glm_moe_dsa",
+        {**SPARSE, "indexer_types": ["full", "shared", "shared", "full"]},
+    ),
+    "gemma4, inputs and shared keys": (
+        "gemma4_text",
+        {
+            "head_dim": 16,
+            "global_head_dim": 24,
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 3,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+    ),
+    "gemma3n": (
+        "gemma3n_text",
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "laurel_rank": 8,
+        },
+    ),
     "gpt2": ("gpt2", {"n_positions": CONTEXT}),
     "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "bart": (
@@ -206,10 +236,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent_gemma": ("recurrent_gemma", {"lru_width": 32}),
-    "gemma3n_text": (
-        "gemma3n_text",
-        {"head_dim": 16, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0},
-    ),
     "rwkv": ("rwkv", {}),
 }
 """Families that cannot be served, likewise."""

@@ -281,6 +281,10 @@ async def _serve(
     from node.peer.plan_follower import FollowConfig
     from node.stage.server import StageConfig, StageServer
 
+    if arguments.int8_rows != "off" and engine.carries_more:
+        raise UserError(
+            "--int8-rows cannot be used: this model's rows carry more than hidden states"
+        )
     directory = Directory(transport, arguments.network, model_key(engine.spec.name))
     await _refuse_other_weights(directory, engine.spec)
     _invite(arguments, transport.addresses, engine.spec, reporter)

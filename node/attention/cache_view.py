@@ -125,17 +125,42 @@ class PoolCache:
         )
 
 
+class SharedKv:
+    """Stands for the mapping in which layers pass keys and values on to layers behind them.
+
+    Each layer that takes some writes those of the new tokens to pages of its own: the layer that
+    made them may be on another machine.
+    """
+
+    def __init__(self, cache: PoolCache, rows: int, fresh: dict[Any, Any]) -> None:
+        """``fresh`` has what came from layers elsewhere, for the step's ``rows`` tokens."""
+        self._cache = cache
+        self._rows = rows
+        self.fresh = fresh
+        """Keys and values of the step's tokens, ``[1, kv_heads, tokens, width]``, by name."""
+        self.layer = 0
+        """The layer that runs."""
+
+    def __setitem__(self, key: Any, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.fresh[key] = tuple(part[:, :, -self._rows :] for part in pair)
+
+    def __getitem__(self, key: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._cache.update(*self.fresh[key], self.layer)
+
+
 class LookingCache(PoolCache):
     """The cache of a trial run on the meta device: notes what each layer would keep."""
 
-    def __init__(self, tokens: int, states_per_layer: int = 1) -> None:
+    def __init__(self, tokens: int, states_per_layer: int = 1, context_tokens: int = 0) -> None:
+        """``tokens`` rows at the end of a context, by default the whole of it."""
+        context = context_tokens or tokens
         super().__init__(
             {},
             Segment(
                 first=0,
                 last=tokens,
-                context_tokens=tokens,
-                slots=slice(0, tokens),
+                context_tokens=context,
+                slots=slice(0, context),
                 state=SessionState(states_per_layer),
             ),
         )
@@ -150,15 +175,20 @@ class LookingCache(PoolCache):
         """Note the layer's shape; nothing is written."""
         self._note(layer_idx, kv_heads=key.shape[1])
         self._note(layer_idx, key_width=key.shape[-1], value_width=value.shape[-1])
-        return key, value
+        context = self._segment.context_tokens
+        return (
+            key.new_empty(*key.shape[:2], context, key.shape[-1]),
+            value.new_empty(*value.shape[:2], context, value.shape[-1]),
+        )
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """Note the width of a layer's indexer keys."""
         if indexer_key_states.shape[:2] != (1, self._segment.rows):
             shape = tuple(indexer_key_states.shape)
             raise NotImplementedError(f"it keeps indexer keys of shape {shape}")
-        self._note(layer_idx, indexer_width=indexer_key_states.shape[-1])
-        return indexer_key_states
+        width = indexer_key_states.shape[-1]
+        self._note(layer_idx, indexer_width=width)
+        return indexer_key_states.new_empty(1, self._segment.context_tokens, width)
 
     def _note(self, layer_idx: int, **widths: int) -> None:
         self.layers.add(layer_idx)

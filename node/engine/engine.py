@@ -17,10 +17,9 @@ from dht.errors import MachineError, UserError
 from dht.messages.types import ModelSpec, PlannerNode, fits, stage_bytes
 from node.attention.block_table import AttendPages
 from node.device.heap import give_back
-from node.device.tensors import is_finite
 from node.engine.batch_rows import StepRows
 from node.engine.model_runner import AcceleratorError, ModelRunner, lost
-from node.engine.work_check import WorkBounds, work_refusal
+from node.engine.work_check import WorkBounds, is_unsound, work_refusal
 from node.engine.work_item import WorkItem, WorkResult
 from node.kernels.choice import experts_kernel, pages_kernel
 from node.kernels.moe import GroupedKernel
@@ -80,7 +79,7 @@ class Engine:
         self.device = torch.device(config.device)
         self.layout = ModelLayout.of(config.store, config.dtype, config.quantize)
         self.spec = self.layout.spec(config.name)
-        self._width = self.layout.anatomy.width
+        self._width = self.layout.anatomy.row_width
         self.state_tokens = self.layout.state_tokens
         """KV tokens that a session is charged with for the states of its layers."""
         self.kv_tokens_min = kv_tokens_least(self.spec)
@@ -302,6 +301,7 @@ class Engine:
             width=self._width,
             vocab=self.spec.vocab,
             context_tokens=self.spec.context_tokens,
+            carried=self.layout.anatomy.carried,
         )
         for index, item in enumerate(items):
             reservation = self._kv.get(item.session)
@@ -316,7 +316,7 @@ class Engine:
                     rows.append(StepRows(index=index, item=item, reservation=reservation))
                     continue
                 error = "this session has ended"
-            unsound = item.hidden is not None and not is_finite(item.hidden)
+            unsound = is_unsound(item, bounds)
             results[index] = WorkResult(item=item, error=error, unsound_input=unsound)
         if rows:
             with torch.inference_mode():

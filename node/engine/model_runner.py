@@ -101,9 +101,11 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Run one row through every layer; UserError if its attention cannot be computed here."""
         where = self._layout.store.directory
-        row = torch.zeros(1, self._layout.anatomy.width, dtype=self._layout.dtype)
-        row, position = row.to(self.device), torch.zeros(1, dtype=torch.long, device=self.device)
+        anatomy = self._layout.anatomy
+        zeros = torch.zeros(1, anatomy.row_width, dtype=self._layout.dtype, device=self.device)
+        position = torch.zeros(1, dtype=torch.long, device=self.device)
         for index in self._pools:
+            row = anatomy.trial_rows(index, zeros)
             step = Step(pools=self._pools, write_slots=ALONE, segments=[self._trial(0, 1)])
             kept = _tensors_kept(self._loaded.layers[index])
             try:
@@ -113,14 +115,14 @@ class ModelRunner:
                 raise  # tells nothing about the model
             except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
                 raise UserError(f"{where} cannot be served yet: {error}") from error
-            if (self._layout.anatomy.packed and step.calls != 1) or out.shape != row.shape:
+            if (anatomy.packed and step.calls != 1) or out.shape != row.shape:
                 raise UserError(
                     f"{where} cannot be served yet: its layers do not call attention through"
                     " transformers' interface"
                 )
             if _tensors_kept(self._loaded.layers[index]) != kept:
                 raise UserError(f"{where} cannot be served yet: its layers keep a state themselves")
-            if not self._layout.anatomy.packed and not self._is_causal(index):
+            if not anatomy.packed and not self._is_causal(index):
                 raise UserError(
                     f"{where} cannot be served yet: its layers answer otherwise where rows come one"
                     " by one, beside another session's"
@@ -141,16 +143,18 @@ class ModelRunner:
 
         For masks and states that are not ours, only a trial tells.
         """
-        new_state = self._layout.anatomy.new_state
+        anatomy = self._layout.anatomy
+        new_state = anatomy.new_state
         generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(ROWS_TRIED, self._layout.anatomy.width, generator=generator)
-        rows = rows.to(self.device, self._layout.dtype)
+        rows = torch.randn(ROWS_TRIED, anatomy.row_width, generator=generator)
+        rows = anatomy.trial_rows(layer, rows.to(self.device, self._layout.dtype))
 
         def made(first: int, last: int, state: SessionState | None) -> torch.Tensor:
             segments = [self._trial(first, last, state)]
             step = Step(pools=self._pools, write_slots=slice(first, last), segments=segments)
             positions = torch.arange(first, last, device=self.device)
-            return self._loaded.run(layer, layer + 1, step, rows[first:last], positions).float()
+            out = self._loaded.run(layer, layer + 1, step, rows[first:last], positions)
+            return out[:, : anatomy.width].float()  # not the order in which tokens were chosen
 
         def one(at: int, state: SessionState | None) -> torch.Tensor:
             made(at, at + 1, new_state())  # a state of the modules' own would be mixed up

@@ -7,6 +7,7 @@ import torch
 from node.device.tensors import is_finite
 from node.engine.work_item import WorkItem
 from node.kv.block_manager import Reservation
+from node.model.carried import Carried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +18,12 @@ class WorkBounds:
     end: int
     page_tokens: int
     width: int
-    """Width of hidden states."""
+    """Numbers per row."""
     vocab: int
     context_tokens: int
     """Longest context that the model supports; there are no positions beyond it."""
+    carried: Carried | None = None
+    """What rows carry beyond hidden states, if anything."""
 
 
 def work_refusal(item: WorkItem, reservation: Reservation | None, bounds: WorkBounds) -> str | None:
@@ -52,7 +55,7 @@ def work_refusal(item: WorkItem, reservation: Reservation | None, bounds: WorkBo
         return "exactly one of token ids and hidden states is taken"
     if item.token_ids is not None:
         return _tokens_refusal(item.token_ids, item.start, bounds.vocab)
-    return None if item.hidden is None else _hidden_refusal(item.hidden, item, bounds.width)
+    return None if item.hidden is None else _hidden_refusal(item.hidden, item, bounds)
 
 
 def _tokens_refusal(token_ids: tuple[int, ...], start: int, vocab: int) -> str | None:
@@ -64,7 +67,8 @@ def _tokens_refusal(token_ids: tuple[int, ...], start: int, vocab: int) -> str |
     return None
 
 
-def _hidden_refusal(hidden: torch.Tensor, item: WorkItem, width: int) -> str | None:
+def _hidden_refusal(hidden: torch.Tensor, item: WorkItem, bounds: WorkBounds) -> str | None:
+    width = bounds.width
     if hidden.shape[1:] != (width,):
         shape = tuple(hidden.shape)
         return f"hidden states of shape {shape}, ({item.tokens}, {width}) expected"
@@ -72,4 +76,21 @@ def _hidden_refusal(hidden: torch.Tensor, item: WorkItem, width: int) -> str | N
         return f"hidden states of {hidden.dtype}, floating point expected"
     if not is_finite(hidden):
         return f"hidden states that are not finite came in for layers [{item.start}, {item.end})"
-    return None
+    return _carried_refusal(hidden, item, bounds)
+
+
+def _carried_refusal(hidden: torch.Tensor, item: WorkItem, bounds: WorkBounds) -> str | None:
+    if bounds.carried is None:
+        return None
+    return bounds.carried.refusal(item.start, hidden, item.position + item.tokens)
+
+
+def is_unsound(item: WorkItem, bounds: WorkBounds) -> bool:
+    """Whether a refused item's rows have numbers that no sound stage sends."""
+    hidden = item.hidden
+    if hidden is None or not hidden.is_floating_point():
+        return False
+    if not is_finite(hidden):
+        return True
+    fits = hidden.shape[1:] == (bounds.width,) and bounds.start <= item.start < bounds.end
+    return fits and _carried_refusal(hidden, item, bounds) is not None

@@ -15,10 +15,12 @@ from node.attention.cache_view import PoolCache
 from node.attention.paged_attention import Segment, Step, set_step
 from node.device.tensors import to_device
 from node.kernels.rms_norm import fuse_norms
+from node.model.carried import Carried, Passed
 from node.model.cuda_graphs import Capture, CudaGraphs, recordable
+from node.model.layers_inside import LayersInside
 from node.model.merged_linear import share_products
 from node.model.packed_linear import favour_few_rows
-from node.model.skeleton import Skeleton
+from node.model.skeleton import Skeleton, argument_of, blank_input
 from node.model.structure import ModelStructure
 from node.model.torchscript_layers import TorchScriptLayers
 from node.packed.experts import run_packed_experts
@@ -104,20 +106,26 @@ class LayerForward:
             positions=torch.arange(start, end, device=device)[None],
             cache=PoolCache({}, segment),
         )
-        return heard.layers[0].hidden[0]
+        passed = Passed(hidden=heard.layers[0].hidden)
+        for index, call in enumerate(heard.layers):
+            for argument, _ in self._carried.inputs[index]:
+                passed.inputs[index, argument] = argument_of(call, argument)
+        return self._carried.pack(0, passed)
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits ``[rows, vocabulary]`` from output rows of the last layer."""
+        hidden = hidden[:, : self._anatomy.width]
         if self._anatomy.plain_tail:
             flowing = hidden
             for name in self._anatomy.behind:
                 flowing = self._parts[name](flowing)
             return flowing
         rows = hidden[None]
-        positions = torch.arange(hidden.shape[0], device=hidden.device)[None]
+        if self._anatomy.carried is not None:
+            rows = self._carried.hidden.tensor(hidden)
         heard = self._skeleton.run(
-            embedded=rows.new_zeros(1, hidden.shape[0], self._embed_width),
-            positions=positions,
+            **self._blank(hidden),
+            positions=torch.arange(hidden.shape[0], device=hidden.device)[None],
             answer=lambda _, __: rows,
         )
         assert heard.logits is not None  # noqa: S101 - the forward returned them
@@ -228,20 +236,31 @@ class LayerForward:
         hidden: torch.Tensor,
         positions: torch.Tensor,
     ) -> torch.Tensor:
-        """Run each session alone, with the arguments that the model's own forward computes."""
+        """Run each session alone: the model's own forward around the layers ``[start, end)``."""
         out = []
         for segment in itertools.chain.from_iterable(map(self._runs, step.segments)):
-            rows = hidden[None, segment.first : segment.last]
-            heard = self._skeleton.run(
-                embedded=rows.new_zeros(1, segment.rows, self._embed_width),
+            rows = hidden[segment.first : segment.last]
+            cache = PoolCache(step.pools, segment)
+            tuples = self._anatomy.tuples
+            inside = LayersInside(self._carried, layers, start, end, rows, cache, tuples=tuples)
+            self._skeleton.run(
+                **self._blank(rows),
                 positions=positions[None, segment.first : segment.last],
-                cache=PoolCache(step.pools, segment),
+                cache=cache,
+                perform=inside.perform,
             )
-            for index in range(start, end):
-                call = heard.layers[index]
-                rows = _hidden(layers[index](rows, *call.positional, **call.named))
-            out.append(rows[0])
+            out.append(inside.rows())
         return _joined(out)
+
+    @property
+    def _carried(self) -> Carried:
+        carried = self._anatomy.carried
+        assert carried is not None  # noqa: S101 - known where sessions run alone
+        return carried
+
+    def _blank(self, rows: torch.Tensor) -> dict[str, Any]:
+        width = None if self._anatomy.by_ids else self._embed_width
+        return blank_input(rows.shape[0], width, rows)
 
 
 def _one_row(segment: Segment, at: int) -> Segment:

@@ -25,8 +25,9 @@ from node.model.layer_traits import FAILURES
 from node.model.meta_model import build_meta_model, kept_float32, layers_name, ties
 from node.model.packed_linear import favour_few_rows
 from node.model.quantize import experts_of, held_bytes, quantised, quantize_linears
+from node.model.session_inspection import Unservable
 from node.model.skeleton import Skeleton
-from node.model.structure import ModelStructure, Unservable, inspect_model
+from node.model.structure import ModelStructure, inspect_model
 from node.packed.experts import run_packed_experts
 from node.packed.formats import stored_weights
 from node.packed.stored import Stored
@@ -130,7 +131,7 @@ class ModelLayout:
             embed_bytes=before,
             head_bytes=behind,
             kv_bytes_per_token_layer=self.kv_bytes_per_token_layer,
-            activation_bytes=self.anatomy.width * item,
+            activation_bytes=self.anatomy.row_width * item,
             context_tokens=longest,
             vocab=vocab,
         )

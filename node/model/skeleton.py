@@ -8,7 +8,7 @@ what a layer receives and what becomes of the last layer's output.
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,12 @@ from node.model.lean_transformers import without_compiler
 
 Answer = Callable[[int, torch.Tensor], torch.Tensor]
 """(layer, its input hidden states) → its output hidden states."""
+Perform = Callable[[int, torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]
+"""(layer, its input hidden states, arguments beside them) → all that the layer returns."""
+
+
+class EnoughHeard(Exception):
+    """Ends a forward pass whose rest is of no use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +34,11 @@ class LayerCall:
     hidden: torch.Tensor
     positional: tuple[Any, ...]
     named: dict[str, Any]
+
+
+def argument_of(call: LayerCall, argument: int | str) -> Any:
+    """An argument beside the hidden states, by its place or name."""
+    return call.positional[argument] if isinstance(argument, int) else call.named[argument]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,8 +83,7 @@ class Slot(nn.Module):
             hidden, rest = given[0], given[1:]
         else:
             hidden, rest = named.pop("hidden_states"), ()
-        out = self.__dict__["skeleton"].hear(self._index, hidden, rest, named)
-        return (out, None) if self.__dict__["skeleton"].tuples else out
+        return self.__dict__["skeleton"].hear(self._index, hidden, rest, named)
 
 
 class StandIn(nn.Module):
@@ -157,7 +167,7 @@ class Skeleton:
             self._model.set_submodule(name, StandIn(part, self._device))
         self._takes = inspect.signature(model.forward).parameters
         self._heard = Heard()
-        self._answer: Answer = lambda _, hidden: hidden
+        self._perform: Perform = self._answering(None)
 
     def put(self, name: str, part: nn.Module) -> None:
         """Replace a part's stand-in by the module with weights."""
@@ -201,11 +211,18 @@ class Skeleton:
 
     def hear(
         self, index: int, hidden: torch.Tensor, positional: tuple[Any, ...], named: dict[str, Any]
-    ) -> torch.Tensor:
+    ) -> Any:
         """Record a layer's call and return its output; called by a slot."""
         self._heard.order.append(index)
         self._heard.layers.append(LayerCall(hidden=hidden, positional=positional, named=named))
-        return self._answer(index, hidden)
+        return self._perform(index, hidden, positional, named)
+
+    def _answering(self, answer: Answer | None, beside: Sequence[Any] = ()) -> Perform:
+        def perform(index: int, hidden: torch.Tensor, *_: Any) -> Any:
+            out = hidden if answer is None else answer(index, hidden)
+            return (out, beside[index] if beside else None) if self.tuples else out
+
+        return perform
 
     def run(
         self,
@@ -215,15 +232,18 @@ class Skeleton:
         positions: torch.Tensor,
         cache: Any = None,
         answer: Answer | None = None,
+        beside: Sequence[Any] = (),
+        perform: Perform | None = None,
         listen: bool = False,
     ) -> Heard:
         """Run one forward pass over ids ``[1, tokens]`` or embeddings ``[1, tokens, hidden]``.
 
-        ``answer`` computes the layers' outputs (None: their inputs); ``listen`` also records the
-        calls of all other modules.
+        ``answer`` computes the layers' outputs (None: their inputs), and ``beside`` has what each
+        returns behind them, if layers return tuples; or ``perform`` runs them, and may end the pass
+        with EnoughHeard. ``listen`` also records the calls of all other modules.
         """
         self._heard = heard = Heard()
-        self._answer = answer or (lambda _, hidden: hidden)
+        self._perform = perform or self._answering(answer, beside)
         called = "cache_params" if "cache_params" in self._takes else "past_key_values"
         given: dict[str, Any] = {"use_cache": cache is not None, called: cache}
         if "position_ids" in self._takes or "kwargs" in self._takes:
@@ -235,6 +255,8 @@ class Skeleton:
         hooks = list(self._hooks(heard)) if listen else []
         try:
             heard.logits = self._model(**given).logits
+        except EnoughHeard:
+            pass
         finally:
             for hook in hooks:
                 hook.remove()
@@ -258,6 +280,14 @@ class Skeleton:
         for name, module in self._model.named_modules():
             if not isinstance(module, Slot) and not list(module.children()):
                 yield module.register_forward_hook(hook_for(name), with_kwargs=True)
+
+
+def blank_input(tokens: int, width: int | None, like: torch.Tensor) -> dict[str, Any]:
+    """What :meth:`Skeleton.run` enters for ``tokens`` tokens whose embedding is of no use:
+    embeddings of ``width``, or ids if it is None."""
+    if width is None:
+        return {"token_ids": torch.zeros(1, tokens, dtype=torch.long, device=like.device)}
+    return {"embedded": like.new_zeros(1, tokens, width)}
 
 
 def _parents(name: str) -> list[str]:

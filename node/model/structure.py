@@ -20,15 +20,13 @@ from node.attention.paged_attention import KvShapeFound, set_looking
 from node.kv.layer_pool import KvShape
 from node.kv.session_state import SessionState
 from node.model.argument_tracing import Arguments, Hidden, Positions, Tracer, Untraceable, same
+from node.model.carried import Carried, TokenForm
 from node.model.layer_traits import FAILURES, LayerTraits, on_meta, ran_without_numbers, traits_of
 from node.model.lean_transformers import without_compiler
-from node.model.skeleton import Answer, Heard, LayerCall, PartCall, Skeleton
+from node.model.session_inspection import SessionFlow, SessionInspection, Unservable
+from node.model.skeleton import Answer, Heard, PartCall, Skeleton, blank_input
 
 TOKENS = 3
-
-
-class Unservable(Exception):
-    """The reason why a model cannot be run part by part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +64,10 @@ class ModelStructure:
     """Arguments of each layer, if ``packed``."""
     kv_shapes: tuple[KvShape, ...] = ()
     """What each layer keeps per token."""
+    carried: Carried | None = None
+    """What rows carry beyond hidden states; None if that is nothing."""
+    by_ids: bool = False
+    """Whether its forward runs for token ids alone, not for embeddings."""
     state_bytes: tuple[int, ...] = ()
     """Bytes of the states beside keys and values that each layer keeps for a session."""
     states_per_layer: int = 1
@@ -81,6 +83,15 @@ class ModelStructure:
     def new_state(self) -> SessionState | None:
         """What a new session keeps beside keys and values; None if that is nothing."""
         return SessionState(self.states_per_layer) if self.keeps_state else None
+
+    @property
+    def row_width(self) -> int:
+        """Numbers of a row between layers."""
+        return self.width if self.carried is None else self.carried.width
+
+    def trial_rows(self, layer: int, numbers: torch.Tensor) -> torch.Tensor:
+        """Rows that layers from ``layer`` on can run, made of ``numbers``, ``[tokens, width]``."""
+        return numbers if self.carried is None else self.carried.trial(layer, numbers)
 
     @property
     def by_length(self) -> bool:
@@ -144,7 +155,21 @@ class _Inspection:
             raise Unservable("its layers keep a state beside keys and values")
         self._states_per_layer = _states_per_layer(model)
         self._skeleton, self._first = self._rightly_answered(model, layers_name)
-        self._width = int(self._first.layers[0].hidden.shape[-1])
+        hidden = self._first.layers[0].hidden
+        self._form = TokenForm(shape=(1, hidden.shape[-1]), dim=1)
+        self._flow: SessionFlow | None = None
+        if not packed:
+            inspection = SessionInspection(
+                self._skeleton,
+                self._layers,
+                states_per_layer=self._states_per_layer,
+                context_tokens=context_tokens,
+                answer=_noisy(0),
+                other_answer=_noisy(1),
+            )
+            self._form = inspection.form()
+            self._flow = inspection.flow(self._noise(self._embedded_width(), 5)[None])
+        self._width = self._form.width
         loose = self._skeleton.loose(self._first)
         if loose:
             raise Unservable(f"beside its layers it has {loose[0]}, which belongs to no module")
@@ -181,7 +206,7 @@ class _Inspection:
         if heard.order != list(range(len(self._layers))):
             raise Unservable("its layers are not called once each, in order")
         expected = heard.layers[0].hidden
-        if expected.dim() != 3 or expected.shape[:2] != (1, TOKENS):
+        if self._packed and (expected.dim() != 3 or expected.shape[:2] != (1, TOKENS)):
             raise Unservable(f"its layers pass on tensors of shape {tuple(expected.shape)}")
         answer = _noisy(0)
         for index, call in enumerate(heard.layers):
@@ -191,15 +216,17 @@ class _Inspection:
 
     def anatomy(self) -> ModelStructure:
         before, behind = self._sides()
-        self._check_independence()
-        sources, calls = self._traced() if self._packed else ((), ())
-        if self._packed:
+        flow = self._flow
+        if flow is None:
+            self._check_independence()
+        sources, calls = self._traced() if flow is None else ((), ())
+        if flow is None:
             self._check_entry_is_by_row()
         self._check_tail()
-        kept = [self._kept(index) for index in range(len(self._layers))]
+        layers = range(len(self._layers))
         return ModelStructure(
             tuples=self._skeleton.tuples,
-            packed=self._packed,
+            packed=flow is None,
             width=self._width,
             before=before,
             behind=behind,
@@ -207,11 +234,18 @@ class _Inspection:
             plain_tail=self._plain_tail(behind),
             sources=sources,
             calls=calls,
-            kv_shapes=tuple(shape for shape, _ in kept),
-            state_bytes=tuple(size for _, size in kept),
+            kv_shapes=flow.kv_shapes if flow else tuple(self._kept(index) for index in layers),
+            state_bytes=flow.state_bytes if flow else (0,) * len(layers),
+            carried=flow.carried if flow else None,
+            by_ids=flow is not None and flow.by_ids,
             states_per_layer=self._states_per_layer,
-            traits=self._traits() if self._packed else (),
+            traits=self._traits() if flow is None else (),
         )
+
+    def _noise(self, width: int, seed: int) -> torch.Tensor:
+        """Random numbers ``[TOKENS, width]``."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(TOKENS, width, generator=generator).to(self._dtype)
 
     def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Parts with weights, before and behind the layers."""
@@ -233,11 +267,9 @@ class _Inspection:
 
     def _check_independence(self) -> None:
         """Raise Unservable if the layers' arguments depend on hidden states or token ids."""
-        generator = torch.Generator().manual_seed(5)
-        noise = torch.randn(1, TOKENS, self._embedded_width(), generator=generator)
         with torch.inference_mode():
             other = self._skeleton.run(
-                embedded=noise.to(self._dtype),
+                embedded=self._noise(self._embedded_width(), 5)[None],
                 positions=_positions(0, TOKENS),
                 cache=self._cache(TOKENS),
                 answer=_noisy(1),
@@ -338,21 +370,22 @@ class _Inspection:
 
     def _check_tail(self) -> None:
         """Raise Unservable if a row's logits depend on other rows."""
-        generator = torch.Generator().manual_seed(6)
-        hidden = torch.randn(1, TOKENS, self._width, generator=generator).to(self._dtype)
+        hidden = self._noise(self._width, 6)
+        by_ids = self._flow is not None and self._flow.by_ids
 
         def logits(rows: torch.Tensor) -> torch.Tensor:
+            tokens = rows.shape[0]
             with torch.inference_mode():
                 heard = self._skeleton.run(
-                    embedded=torch.zeros(1, rows.shape[1], self._embedded_width()).to(rows.dtype),
-                    positions=_positions(0, rows.shape[1]),
-                    answer=lambda _, __: rows,
+                    **blank_input(tokens, None if by_ids else self._embedded_width(), rows),
+                    positions=_positions(0, tokens),
+                    answer=lambda _, __: self._form.tensor(rows),
                 )
             assert heard.logits is not None  # noqa: S101 - the forward returned them
             return heard.logits
 
         whole = logits(hidden)
-        alone = [logits(hidden[:, at : at + 1]) for at in range(TOKENS)]
+        alone = [logits(hidden[at : at + 1]) for at in range(TOKENS)]
         if whole.shape[:2] != (1, TOKENS) or not torch.allclose(whole, torch.cat(alone, dim=1)):
             raise Unservable("it mixes tokens behind the last layer")
 
@@ -386,13 +419,10 @@ class _Inspection:
             for layer, call in zip(self._layers, self._first.layers, strict=True)
         )
 
-    def _kept(self, index: int) -> tuple[KvShape, int]:
-        """What a layer keeps per token, and the bytes of its states per session;
-        found on the meta device, at no cost."""
+    def _kept(self, index: int) -> KvShape:
+        """What a layer keeps per token; found on the meta device, at no cost."""
         layer = copy.deepcopy(self._layers[index]).to("meta")
         call = self._first.layers[index]
-        if not self._packed:
-            return self._kept_in_view(index, layer, call)
         set_looking(True)
         try:
             with torch.inference_mode():
@@ -404,30 +434,10 @@ class _Inspection:
         except KvShapeFound as found:
             if found.layer != index:
                 raise Unservable(f"layer {index} uses the keys of layer {found.layer}") from None
-            return KvShape(*found.shape), 0
+            return KvShape(*found.shape)
         finally:
             set_looking(False)
         raise Unservable(f"layer {index} does not call attention")
-
-    def _kept_in_view(self, index: int, layer: nn.Module, call: LayerCall) -> tuple[KvShape, int]:
-        """Like :meth:`_kept`, for a layer that has a view of the pool as its cache."""
-        view = LookingCache(TOKENS, self._states_per_layer)
-
-        def viewed(value: Any) -> Any:
-            return view if isinstance(value, LookingCache) else on_meta(value)
-
-        try:
-            with torch.inference_mode():
-                layer(
-                    call.hidden.to("meta"),
-                    *(viewed(value) for value in call.positional),
-                    **{name: viewed(value) for name, value in call.named.items()},
-                )
-        except FAILURES:
-            pass  # experts may need numbers; what was not noted then fails in the trial of a load
-        if others := view.layers - {index}:
-            raise Unservable(f"layer {index} uses what layer {min(others)} keeps")
-        return view.kv_shapes.get(index, KvShape()), view.state_bytes(index)
 
 
 def _may_keep_state(model: nn.Module, layers: Sequence[nn.Module]) -> bool:

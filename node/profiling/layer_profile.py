@@ -197,8 +197,10 @@ class EngineLayer:
         return WorkItem(session=name, start=index, end=index + 1, position=position, hidden=hidden)
 
     def _hidden(self, rows: int) -> torch.Tensor:
-        width = self._engine.spec.activation_bytes // self._engine.layout.dtype.itemsize
-        return torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
+        anatomy = self._engine.layout.anatomy
+        generator = torch.Generator().manual_seed(0)
+        numbers = torch.randn(rows, anatomy.row_width, generator=generator)
+        return anatomy.trial_rows(self._index, numbers)
 
     def _empty_kv(self, tokens: int) -> KvRows:
         layout = self._engine.layout

@@ -181,6 +181,12 @@ class LocalEngine:
         return self._engine.spec.activation_bytes // self._engine.layout.dtype.itemsize
 
     @property
+    def carries_more(self) -> bool:
+        """Whether rows carry more than hidden states, such as integers, which int8 would ruin."""
+        anatomy = self._engine.layout.anatomy
+        return anatomy.row_width > anatomy.width
+
+    @property
     def is_local(self) -> bool:
         """Whether all files of the model are on this machine."""
         return self._engine.config.store.is_local

@@ -258,7 +258,6 @@ def test_a_checkpoint_that_is_quantised_is_not_taken_for_numbers(tmp_path: Path)
 
 
 REASONS = dict.fromkeys(REFUSED, "state other than keys and values") | {
-    "gemma3n_text": "tensors of shape",
     "recurrent_gemma": "keep a state themselves",
     "rwkv": "cannot be run one by one",
 }
