@@ -135,6 +135,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "glm_moe_dsa",
         {**SPARSE, "indexer_types": ["full", "shared", "shared", "full"]},
     ),
+    "minimax_m3": (
+        "minimax_m3_vl_text",
+        {
+            "head_dim": 16,
+            "rotary_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+            "index_block_size": 4,
+            "index_topk_blocks": 3,
+            "index_head_dim": 16,
+        },
+    ),
     "gemma4, inputs and shared keys": (
         "gemma4_text",
         {

@@ -4,6 +4,7 @@ For families whose layers do not call attention through the interface, or add a 
 forward computes. They run session by session, with this view of the page pool as their cache.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -103,12 +104,22 @@ class PoolCache:
             return slice(slots.start + segment.position, slots.stop)
         return slots[segment.position :]
 
+    @property
+    def layers(self) -> "LayerViews":
+        """What families ask for to call methods of their own cache layers."""
+        return LayerViews(self)
+
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """Write indexer keys ``[1, tokens, width]``; returns those of the whole context."""
+        return self.append(layer_idx, "update_indexer", indexer_key_states)
+
+    def append(self, layer_idx: int, method: str, fresh: torch.Tensor) -> torch.Tensor:
+        """Write indexer keys ``[…, tokens, width]``, where all other sizes are 1, that a layer
+        appends by the named method; returns those of the whole context."""
         kept = self._pools[layer_idx].indexer
         assert kept is not None  # noqa: S101 - the layer was seen to keep them
-        kept[self._fresh()] = indexer_key_states.transpose(0, 1).to(kept.dtype)
-        return kept[self._segment.slots].transpose(0, 1)
+        kept[self._fresh()] = fresh.reshape(-1, 1, fresh.shape[-1]).to(kept.dtype)
+        return kept[self._segment.slots].reshape(*fresh.shape[:-2], -1, fresh.shape[-1])
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: object, **__: object
@@ -123,6 +134,23 @@ class PoolCache:
             pool.keys[slots].transpose(0, 1)[None],
             pool.values[slots].transpose(0, 1)[None],
         )
+
+
+class LayerViews:
+    """Stands for a cache's list of layers, whose methods append indexer keys."""
+
+    def __init__(self, cache: PoolCache, layer: int | None = None) -> None:
+        self._cache = cache
+        self._layer = layer
+
+    def __getitem__(self, layer_idx: int) -> "LayerViews":
+        return LayerViews(self._cache, layer_idx)
+
+    def __getattr__(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        layer = self._layer
+        if layer is None or not name.startswith("update_"):
+            raise AttributeError(f"its cache holds more than keys and values ({name})")
+        return lambda fresh: self._cache.append(layer, name, fresh)
 
 
 class SharedKv:
@@ -151,8 +179,17 @@ class SharedKv:
 class LookingCache(PoolCache):
     """The cache of a trial run on the meta device: notes what each layer would keep."""
 
-    def __init__(self, tokens: int, states_per_layer: int = 1, context_tokens: int = 0) -> None:
-        """``tokens`` rows at the end of a context, by default the whole of it."""
+    def __init__(
+        self,
+        tokens: int,
+        states_per_layer: int = 1,
+        context_tokens: int = 0,
+        own_layer: Callable[[int], Any] | None = None,
+    ) -> None:
+        """``tokens`` rows at the end of a context, by default the whole of it.
+
+        ``own_layer`` makes an empty layer of the cache that ``transformers`` would use.
+        """
         context = context_tokens or tokens
         super().__init__(
             {},
@@ -164,7 +201,8 @@ class LookingCache(PoolCache):
                 state=SessionState(states_per_layer),
             ),
         )
-        self.layers: set[int] = set()
+        self._own_layer = own_layer
+        self.seen: set[int] = set()
         """Layers that would keep something."""
         self.kv_shapes: dict[int, KvShape] = {}
         """By layer."""
@@ -181,21 +219,36 @@ class LookingCache(PoolCache):
             value.new_empty(*value.shape[:2], context, value.shape[-1]),
         )
 
-    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
-        """Note the width of a layer's indexer keys."""
-        if indexer_key_states.shape[:2] != (1, self._segment.rows):
-            shape = tuple(indexer_key_states.shape)
+    def append(self, layer_idx: int, method: str, fresh: torch.Tensor) -> torch.Tensor:
+        """Note the width of a layer's indexer keys, if the method does no more than append them."""
+        shape = tuple(fresh.shape)
+        if fresh.numel() != self._segment.rows * shape[-1] or shape[-2] != self._segment.rows:
             raise NotImplementedError(f"it keeps indexer keys of shape {shape}")
-        width = indexer_key_states.shape[-1]
-        self._note(layer_idx, indexer_width=width)
-        return indexer_key_states.new_empty(1, self._segment.context_tokens, width)
+        if method != "update_indexer" and not self._appends(layer_idx, method, shape):
+            raise NotImplementedError(f"its cache holds more than keys and values ({method})")
+        if self.kv_shapes.get(layer_idx, KvShape()).indexer_width:
+            raise NotImplementedError("it keeps indexer keys of several kinds")
+        self._note(layer_idx, indexer_width=shape[-1])
+        return fresh.new_empty(*shape[:-2], self._segment.context_tokens, shape[-1])
+
+    def _appends(self, layer_idx: int, method: str, shape: tuple[int, ...]) -> bool:
+        """Whether the method of the layer that ``transformers`` would use returns all that it was
+        given, one after the other."""
+        if self._own_layer is None:
+            return False
+        generator = torch.Generator().manual_seed(0)
+        one, other = (torch.randn(shape, generator=generator) for _ in range(2))
+        append = getattr(self._own_layer(layer_idx), method)
+        both = append(one), append(other)
+        expected = one, torch.cat([one, other], dim=-2)
+        return all(map(torch.equal, both, expected))
 
     def _note(self, layer_idx: int, **widths: int) -> None:
-        self.layers.add(layer_idx)
+        self.seen.add(layer_idx)
         self.kv_shapes[layer_idx] = self.kv_shapes.get(layer_idx, KvShape())._replace(**widths)
 
     def _states_of(self, layer_idx: int) -> Any:
-        self.layers.add(layer_idx)
+        self.seen.add(layer_idx)
         return super()._states_of(layer_idx)
 
     def state_bytes(self, layer_idx: int) -> int:

@@ -7,7 +7,7 @@ it takes from layers before it, and under which name.
 """
 
 import copy
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,10 +81,13 @@ class SessionInspection:
         *,
         states_per_layer: int,
         context_tokens: int,
+        own_layer: Callable[[int], Any],
         answer: Answer,
         other_answer: Answer,
     ) -> None:
-        """``answer`` and ``other_answer`` are outputs of layers that differ."""
+        """``own_layer`` makes an empty cache layer of ``transformers``; ``answer`` and
+        ``other_answer`` are outputs of layers that differ."""
+        self._own_layer = own_layer
         self._skeleton, self._layers = skeleton, layers
         self._states = states_per_layer
         self._context_tokens = context_tokens
@@ -130,7 +133,7 @@ class SessionInspection:
         looked = self._look(self._first, len(IDS), len(IDS), chains, shares)
         kept = []
         for index, each in enumerate(looked):
-            if others := each.view.layers - {index}:
+            if others := each.view.seen - {index}:
                 raise Unservable(f"layer {index} uses what layer {min(others)} keeps")
             own = each.view.kv_shapes.get(index, KvShape())
             shared = shares.taken.get(index)
@@ -252,7 +255,7 @@ class SessionInspection:
         shares: LookingShares,
         given: dict[Argument, Any],
     ) -> _Looked:
-        view = LookingCache(tokens, self._states, context_tokens)
+        view = LookingCache(tokens, self._states, context_tokens, self._own_layer)
         looked = _Looked(view=view)
 
         def seen(argument: Argument, value: Any) -> Any:

@@ -164,6 +164,7 @@ class _Inspection:
                 self._layers,
                 states_per_layer=self._states_per_layer,
                 context_tokens=context_tokens,
+                own_layer=lambda index: _cache_layer(model, index),
                 answer=_noisy(0),
                 other_answer=_noisy(1),
             )
@@ -448,6 +449,13 @@ def _may_keep_state(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
 def _states_per_layer(model: Any) -> int:
     """Maximum number of convolutions or recurrences of one layer."""
     return int(getattr(model.config.get_text_config(), "number_of_conv_states", None) or 1)
+
+
+def _cache_layer(model: Any, index: int) -> Any:
+    """An empty layer of the cache that ``transformers`` uses for the model."""
+    from transformers.cache_utils import DynamicCache
+
+    return DynamicCache(config=model.config).layers[index]
 
 
 def _origins(arguments: Arguments) -> list[Any]:
