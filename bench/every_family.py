@@ -9,6 +9,7 @@ that cannot be made small this way is said to be unknown. Each runs in a process
 
 import argparse
 import json
+import multiprocessing
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from bench.report import provenance, write
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "families.md"
 BEGIN = "<!-- figures: python -m bench.every_family -->"
+BEGIN_LARGE = "<!-- figures: python -m bench.every_family --large -->"
 END = "<!-- end of every family -->"
 
 SEED = 0
@@ -46,6 +48,8 @@ SMALL: dict[str, Any] = {
     "kv_channels": 16,
     "num_experts_per_tok": 2,
     "vocab_size": 128,
+    "vocab_size_per_layer_input": 128,
+    "hidden_size_per_layer_input": 16,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -80,16 +84,17 @@ EQUALS = (("num_key_value_heads", "num_attention_heads"), ("head_dim", "qk_rope_
 SAME, REFUSED, WRONG, UNKNOWN, FAILED = "same", "refused", "wrong", "unknown", "failed"
 
 
-def small_config(name: str) -> Any:
+def small_config(name: str, shape: dict[str, Any] | None = None, text_type: str = "") -> Any:
     """The configuration of ``name``, with few and narrow layers of each of its kinds.
 
-    A model that also sees or hears keeps the parts that do.
+    A model that also sees or hears keeps the parts that do. ``shape`` goes before :data:`SMALL`;
+    ``text_type`` is the language model's class where it is not the default.
     """
     from transformers import CONFIG_MAPPING
 
     whole = CONFIG_MAPPING[name]()
     text = whole.get_text_config()
-    small = small_text(text)
+    small = small_text(CONFIG_MAPPING[text_type]() if text_type else text, shape)
     if text is whole:
         return small
     rope = getattr(small, "rope_parameters", None) or {}
@@ -125,27 +130,32 @@ def _narrowed(config: Any, table: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def small_text(text: Any) -> Any:
+def small_text(text: Any, shape: dict[str, Any] | None = None) -> Any:
     """A text configuration of the same type, with few and narrow layers."""
     known = text.to_dict()
-    given = _narrowed(text, SMALL)
+    given = _narrowed(text, {**SMALL, **(shape or {})})
     for one, other in EQUALS:  # what is the same in the full size stays the same
         if one in given and other in given and known.get(one) == known.get(other):
             given[one] = given[other]
     kinds = list(dict.fromkeys(known.get("layer_types") or ()))
-    if kinds:
+    if kinds and "layer_types" not in (shape or {}):
         given["layer_types"] = [kinds[at % len(kinds)] for at in range(LAYERS)]
     return type(text)(**given)
 
 
 def made(name: str, directory: Path) -> list[int]:
     """Write the model; returns what ``transformers`` answers, without a cache."""
+    write_random(small_config(name), directory)
+    return greedy(directory)
+
+
+def write_random(config: Any, directory: Path) -> None:
+    """Write a model with random weights."""
     import torch
 
     from node.model.meta_model import auto_class
 
     torch.manual_seed(SEED)
-    config = small_config(name)
     family = auto_class(config)
     model: Any = family.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -153,7 +163,17 @@ def made(name: str, directory: Path) -> list[int]:
             if parameter.dim() > 1:
                 parameter.normal_(0, SPREAD)
     model.save_pretrained(directory)
-    model = family.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def greedy(directory: Path) -> list[int]:
+    """What ``transformers`` answers, without a cache."""
+    import torch
+
+    from dht.model_files import library_config
+    from node.model.meta_model import auto_class
+
+    family = auto_class(library_config(directory))
+    model: Any = family.from_pretrained(directory, dtype=torch.float32).eval()
     seen = torch.tensor([PROMPT])
     with torch.no_grad():
         for _ in range(NEW_TOKENS):
@@ -204,17 +224,18 @@ def outcome(name: str) -> tuple[str, str]:
         try:
             expected = made(name, Path(directory))
         except Exception as error:  # noqa: BLE001 - whatever its code says to such a configuration
-            return UNKNOWN, _line(error)
+            return UNKNOWN, line_of(error)
         try:
             given = answered(Path(directory))
         except UserError as error:
             return REFUSED, str(error).rpartition("cannot be served yet: ")[2]
         except Exception as error:  # noqa: BLE001 - this is what is looked for
-            return FAILED, _line(error)
+            return FAILED, line_of(error)
     return (SAME, "") if given == expected else (WRONG, f"{given} instead of {expected}")
 
 
-def _line(error: Exception) -> str:
+def line_of(error: Exception) -> str:
+    """An error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
 
 
@@ -263,9 +284,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.every_family", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--large", action="store_true", help="large models by name, as published")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     parser.add_argument("--docs", action="store_true", help="renew docs/families.md")
     arguments = parser.parse_args()
+    if arguments.large:
+        return _large(arguments)
     if arguments.one:
         print(json.dumps(outcome(arguments.one)))
         return 0
@@ -288,6 +312,27 @@ def main() -> int:
         from bench.families import renew
 
         renew(DOCUMENT, table(result), BEGIN, END)
+    return 1 if counts[WRONG] else 0
+
+
+def _large(arguments: argparse.Namespace) -> int:
+    from bench import large_models
+
+    models: dict[str, tuple[str, str]] = {}
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as each_apart:
+        names = arguments.only or list(large_models.LARGE)
+        for name, found in zip(names, each_apart.imap(large_models.outcome, names), strict=True):
+            models[name] = found
+            print(f"{name:24} {': '.join(part for part in found if part)}", flush=True)
+    counts = Counter(found for found, _ in models.values())
+    print(dict(counts))
+    result = {**provenance(SEED), "counts": counts, "models": models}
+    if arguments.out is not None:
+        write(arguments.out, result)
+    if arguments.docs:
+        from bench.families import renew
+
+        renew(DOCUMENT, large_models.table(result), BEGIN_LARGE, END)
     return 1 if counts[WRONG] else 0
 
 
