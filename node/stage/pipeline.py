@@ -23,14 +23,13 @@ from dht.messages.session import (
     Tokens,
 )
 from node.device.tensors import DTYPES
-from node.drafting.pace import StepCost
-from node.drafting.session_drafts import SessionDrafts
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopTable
 from node.links.wire_rows import INT8, RowsError, quantized, split_int8_rows, split_rows
 from node.sessions.session import StageSession, StageState, UnsoundTokensError
 from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
+from node.stage.drafting import StageDrafting
 from node.stage.kv_copy import REST_ROWS
 from node.stage.outbox import Outbox, rows_bytes
 from node.stage.stage_kv import StageKv
@@ -78,7 +77,7 @@ class StagePipeline:
         self.decode_waits = StepTimes()
         """Times from a decode's arrival to its step's end: this stage's part of a token's time."""
         self.sizer = ChunkSizer()
-        self._draft_cost = StepCost()
+        self._drafting = StageDrafting(engine, config, table, self.sizer, counters)
         self.serialisation_s = 0.0
         """Seconds spent converting tensors to frames and frames to tensors, writing included."""
 
@@ -142,16 +141,10 @@ class StagePipeline:
         if not taken:
             self._counters["stale_inputs"] += 1
             return
-        self._accepted(live, token.token_ids)
+        self._drafting.came(live, token.token_ids)
         self._copy_certain(live)
         live.touch()
         self.push(live)
-
-    def _accepted(self, live: Live, token_ids: Sequence[int]) -> None:
-        """At the first stage: let the drafter know what came of a round."""
-        self._counters["accepted_drafts"] += len(token_ids) - 1
-        if live.drafting is not None:
-            live.drafting.came(token_ids, asyncio.get_running_loop().time())
 
     def take_activations(
         self, peer_id: str, activations: Activations, body: bytes | memoryview
@@ -265,31 +258,10 @@ class StagePipeline:
                 self._stalled[session.key] = None
                 return
         if session.is_first:
-            work = session.next_chunk(self._chunk_tokens(live), self._drafts(live))
+            work = session.next_chunk(self._chunk_tokens(live), self._drafting.drafts(live))
             if work is not None:
                 self._submit(work)
-                if live.drafting is not None and session.decodes:
-                    now_s = asyncio.get_running_loop().time()
-                    live.drafting.sent(len(session.drafts), now_s)
-                    self._counters["drafted"] += len(session.drafts)
-
-    def _drafts(self, live: Live) -> tuple[int, ...]:
-        """Tokens to run behind the newest one, as many as pay."""
-        session = live.session
-        if not session.open.draft_tokens or session.is_warming or self._engine.state_tokens:
-            return ()
-        if session.unknown:  # a drafter follows no placeholders
-            return ()
-        if live.drafting is None:
-            if self._table.holding > self._config.drafting_sessions_max:
-                return ()
-            live.drafting = SessionDrafts(drafter=self._config.drafter())
-        most = session.drafts_most
-        if not most:
-            live.drafting.follow(session.inputs)
-            return ()
-        others_s = self._draft_cost.others_s(len(session.open.route), self.sizer.row_s)
-        return live.drafting.propose(session.inputs, most, others_s)
+                self._drafting.sent(live)
 
     def _chunk_tokens(self, live: Live) -> int:
         """Rows of the session's next chunk, from measured times of steps and the next link."""
@@ -430,10 +402,9 @@ class StagePipeline:
                 self.decode_waits.add(now_s - item.queued_s)
         if not any(item.background for item in items):  # background rows wait on purpose
             decodes_only = all(item.decodes for item in items)
-            drafted = sum(len(item.drafts) for item in items)
             if decodes_only:
-                self._draft_cost.ran(len(items), drafted, took_s, self.sizer.fixed_s)
-            if not drafted:
+                self._drafting.ran(items, took_s)
+            if not any(item.drafts for item in items):
                 rows = sum(item.tokens for item in items)
                 self.sizer.ran(rows, took_s, decodes_only=decodes_only)
 
@@ -494,7 +465,7 @@ class StagePipeline:
         self._counters["sampled"] += len(token_ids)
         if session.finish_reason is None:
             if session.ring_peer is None:
-                self._accepted(live, token_ids)
+                self._drafting.came(live, token_ids)
                 self.take_inputs(open_.session, open_.attempt, position, token_ids)
             else:
                 token = RingToken(
