@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from dht.transport.metered import ByteMeter
     from node.device.hardware import Machine
     from node.links.lent_traffic import LentTraffic
+    from node.stage.draft_engine import DraftEngine
     from node.stage.local_engine import LocalEngine
     from node.weights.store import WeightStore
 
@@ -76,6 +78,9 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         f"{machine.device.name}: {gibibytes(machine.free_bytes)} free,"
         f" {gibibytes(machine.lend_bytes)} lent"
     )
+    drafts = await _open_drafts(arguments, store, machine, reporter)
+    if drafts is not None:
+        machine = replace(machine, lend_bytes=machine.lend_bytes - drafts.memory_bytes)
     meter = ByteMeter(traffic.sent, traffic.received)
     traffic.purposes = meter.purposes
     parts = Supervisor(
@@ -86,6 +91,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     try:
         with held_to(machine.driver_name, arguments.power_limit):
             engine = await _open_engine(arguments, store, machine, reporter)
+            engine.drafts = drafts
             try:
                 metered = MeteredTransport(transport, meter)
                 if arguments.test:
@@ -215,6 +221,40 @@ def _command() -> str:
     return f"{shlex.quote(sys.executable if path.startswith(os.pardir) else path)} -m {COMMAND}"
 
 
+async def _open_drafts(
+    arguments: argparse.Namespace, store: "WeightStore", machine: "Machine", reporter: Reporter
+) -> "DraftEngine | None":
+    """The draft model that was named, or lies beside the model and takes little. Raises UserError
+    and NetworkError."""
+    from node.model import lean_transformers
+    from node.stage.draft_engine import SHARE_FOUND, DraftEngine, found_beside
+
+    named = arguments.draft
+    model = found_beside(arguments.model) if named is None else named
+    if model is None or named == "none":
+        return None
+    with reporter.phase("Opening the draft model"):
+        await asyncio.to_thread(lean_transformers.prepare_transformers)
+        share = 1.0 if named else SHARE_FOUND
+        try:
+            drafts = await DraftEngine.prepared(
+                model,
+                store,
+                device=machine.torch_device,
+                dtype=arguments.dtype or machine.dtype,
+                memory_bytes=int(share * machine.lend_bytes),
+            )
+        except UserError as error:
+            if named:
+                raise
+            reporter.say(f"Nothing is drafted by a model: {error}")
+            return None
+    taken = gibibytes(drafts.memory_bytes)
+    reporter.event("drafts", model=model, memory_bytes=drafts.memory_bytes)
+    reporter.say(f"{model} drafts for it, with {taken} of what is lent")
+    return drafts
+
+
 async def _open_engine(
     arguments: argparse.Namespace, store: "WeightStore", machine: "Machine", reporter: Reporter
 ) -> "LocalEngine":
@@ -292,7 +332,7 @@ async def _serve(
     stage = StageServer(
         transport,
         engine,
-        StageConfig(int8=arguments.int8_rows),
+        StageConfig(int8=arguments.int8_rows, draft_model=engine.drafts),
         traffic,
         addresses_of=directory.addresses_of,
         bandwidth_from=measured.bandwidth_from,

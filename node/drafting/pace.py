@@ -2,15 +2,21 @@
 
 A round is one way of a token around the ring. A drafted row lengthens it, for this session and for
 those that run in the same steps; an accepted one saves a whole round. So k drafts are worth
-(1 + a + … + a^k) / (round + k · row) tokens per second, where ``a`` is the share of drafts of this
-grade that were accepted lately. Drafts that are not sent are watched: whether the token that came
-was the proposed one. So a session in which nothing can be foretold stops to draft and begins again
-at no cost.
+(1 + a + … + a^k) / (round + k · row + wait) tokens per second, where ``a`` is the share of drafts
+of this grade that were accepted lately, and ``wait`` the time until all k are there: a draft model
+draws them one after the other. Of several drafters the one whose drafts are worth the most is
+taken. Drafts that are not sent are watched: whether the token that came was the proposed one. So a
+session in which nothing can be foretold stops to draft and begins again at no cost.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-ACCEPTED_AT_FIRST = (0.3, 0.5, 0.7, 0.8)
+from node.drafting.drafter import GRADES
+
+MODEL_GRADE = GRADES
+"""Grade of a draft model's drafts, behind those of drafters that copy."""
+ACCEPTED_AT_FIRST = (0.3, 0.5, 0.7, 0.8, 0.6)
 """Assumed share of accepted drafts by grade, until it is measured."""
 OBSERVED_WEIGHT = 0.15
 """Weight of the newest draft in the share of accepted ones."""
@@ -30,6 +36,19 @@ ROW_FORGOTTEN = 0.998
 """Share of the measured cost of a row that a plain round leaves: a high one is tried again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a drafter has, and what it could have."""
+
+    grade: int
+    ready: int
+    """Drafts that are there."""
+    most: int
+    """Drafts that may be had."""
+    token_s: float | None = None
+    """Time until each further one is there; None: not known, so none is waited for."""
+
+
 @dataclass(slots=True, kw_only=True)
 class DraftPace:
     """Chooses the number of drafts of one session, and learns from what came of them."""
@@ -45,27 +64,44 @@ class DraftPace:
     """Most drafts of a round since they were last found too dear; the next take twice as many at
     most, so that what rows cost is known before many are sent."""
 
-    def choose(self, most: int, grade: int, others_s: float) -> int:
-        """Number of drafts that pays best, up to ``most``.
+    def choose(self, offers: Sequence[Offer], others_s: float) -> tuple[int, int]:
+        """Index of the offer that pays best, and how many of its drafts; 0 where nothing pays.
 
         ``others_s``: the time that a drafted row takes of others (:class:`StepCost`).
         """
+        best = [self.best(offer, others_s) for offer in offers]
+        gains = [gain for _, gain in best]
+        index = gains.index(max(gains))
+        if self.is_due_plain:
+            return index, 0
+        likely = any(each.ready and self.accepted[each.grade] > GAIN_LEAST - 1 for each in offers)
+        if likely and not best[index][0]:
+            self._paid = 0
+        return index, best[index][0]
+
+    @property
+    def is_due_plain(self) -> bool:
+        """Whether the next round is to be plain, so that its time is known."""
+        return self.plain_s is None or self._since_plain >= PLAIN_EVERY
+
+    def best(self, offer: Offer, others_s: float) -> tuple[int, float]:
+        """Number of the offer's drafts that pays best, and its gain over plain decoding."""
         plain_s = self.plain_s
-        if plain_s is None or self._since_plain >= PLAIN_EVERY:
-            return 0
-        share = self.accepted[grade]
+        if plain_s is None:
+            return 0, 1.0
+        share, token_s = self.accepted[offer.grade], offer.token_s
+        most = offer.ready if token_s is None else offer.most
         cost_s = others_s + max(self.row_s or 0.0, ROW_SHARE_LEAST * plain_s)
         best, best_gain = 0, GAIN_LEAST
         tokens, likely = 1.0, 1.0
         for count in range(1, min(most, 1 + 2 * self._paid) + 1):
             likely *= share
             tokens += likely
-            gain = tokens / (1.0 + count * cost_s / plain_s)
+            wait_s = max(0, count - offer.ready) * (token_s or 0.0)
+            gain = tokens / (1.0 + (count * cost_s + wait_s) / plain_s)
             if gain > best_gain:
                 best, best_gain = count, gain
-        if not best and 1.0 + share > GAIN_LEAST:
-            self._paid = 0
-        return best
+        return best, best_gain if best else 1.0
 
     def came(self, *, grade: int, tried: int, right: int) -> None:
         """Learn from a draft whose first ``tried`` tokens were compared with what came, the first

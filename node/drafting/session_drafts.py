@@ -3,23 +3,50 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from node.drafting.chain import ModelDrafts
 from node.drafting.drafter import Draft, Drafter
-from node.drafting.pace import DraftPace
+from node.drafting.pace import MODEL_GRADE, DraftPace, Offer
 
 FOLLOWED_TOKENS_MAX = 2048
 """Tokens that a drafter follows at once: about a millisecond. A long prompt takes several."""
+AHEAD_AT_FIRST = 4
+"""Tokens that a draft model draws ahead while nothing is measured."""
+WATCHED_EVERY = 8
+"""Where a draft model does not pay, one round in ``WATCHED_EVERY`` shows whether it would now."""
+LATE_FACTOR = 2.0
+"""Drafts that take ``LATE_FACTOR`` times what was expected are not waited for any longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Drafts that pay are on their way: a chunk may wait for them."""
+
+    count: int
+    until_s: float
 
 
 @dataclass(slots=True, kw_only=True)
 class SessionDrafts:
-    """A drafter, its pace, and the round that is under way."""
+    """The drafters of a session, their pace, and the round that is under way."""
 
     drafter: Drafter
+    model: ModelDrafts | None = None
+    """A draft model's proposals, if there is a draft model."""
     pace: DraftPace = field(default_factory=DraftPace)
+    by_model: bool = False
+    """Whether the round's drafts are the draft model's."""
     _draft: Draft = field(default_factory=Draft)
-    """What was proposed for the present round, sent or not."""
+    """What the drafter that copies proposed for the present round, sent or not."""
+    _wait: Wait | None = None
+    _ahead: int = AHEAD_AT_FIRST
+    _rounds: int = 0
     _sent_s: float | None = None
     _sent: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the session's chunk waits for drafts."""
+        return self._wait is not None
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """Let the drafter catch up with the session's tokens so far, for a bounded time."""
@@ -27,18 +54,59 @@ class SessionDrafts:
         if known < len(token_ids):
             self.drafter.extend(token_ids[known : known + FOLLOWED_TOKENS_MAX])
 
-    def propose(self, token_ids: Sequence[int], most: int, others_s: float) -> tuple[int, ...]:
+    def propose(
+        self, token_ids: Sequence[int], most: int, others_s: float, now_s: float
+    ) -> tuple[int, ...] | Wait:
         """Drafts of the tokens behind ``token_ids``, as many as pay, up to ``most``.
 
-        ``others_s`` is as in :meth:`DraftPace.choose`.
+        Where they are being drawn, how long to wait for them; asked again, it gives what is there
+        of them at that time. ``others_s`` is as in :meth:`DraftPace.choose`.
         """
+        if self._wait is not None:
+            return self._awaited(self._wait, now_s)
         self.follow(token_ids)
-        self._draft, self._sent_s = Draft(), None
-        if self.drafter.known < len(token_ids):
-            return ()
-        self._draft = self.drafter.propose(most)
-        count = self.pace.choose(len(self._draft.token_ids), self._draft.grade, others_s)
-        return self._draft.token_ids[:count]
+        self._draft, self._sent_s, self.by_model = Draft(), None, False
+        if self.drafter.known == len(token_ids):
+            self._draft = self.drafter.propose(most)
+        copied = len(self._draft.token_ids)
+        offers = [Offer(grade=self._draft.grade, ready=copied, most=copied)]
+        if self.model is not None and not self.model.failed:
+            self.model.follow(token_ids, self._ahead)
+            ready = min(len(self.model.ready), most)
+            offered = Offer(grade=MODEL_GRADE, ready=ready, most=most, token_s=self.model.token_s)
+            offers.append(offered)
+            self._look_ahead(offered, others_s)
+        index, count = self.pace.choose(offers, others_s)
+        if index == 0:
+            return self._draft.token_ids[:count]
+        assert self.model is not None  # noqa: S101 - it made the offer
+        self.by_model = True
+        late = count - offers[index].ready
+        if late > 0:
+            self.model.follow(token_ids, count)
+            self.model.wake_at(count)
+            wait_s = LATE_FACTOR * late * (self.model.token_s or 0.0)
+            self._wait = Wait(count=count, until_s=now_s + wait_s)
+            return self._awaited(self._wait, now_s)
+        return self.model.ready[:count]
+
+    def _awaited(self, wait: Wait, now_s: float) -> tuple[int, ...] | Wait:
+        ready = () if self.model is None else self.model.ready
+        failed = self.model is None or self.model.failed
+        if len(ready) < wait.count and now_s < wait.until_s and not failed:
+            return wait
+        self._wait = None
+        return ready[: wait.count]
+
+    def _look_ahead(self, offer: Offer, others_s: float) -> None:
+        """Choose how far the draft model goes on while a round is under way: over this round's
+        drafts and the next one's, or not at all where that does not pay."""
+        if self.pace.plain_s is None:
+            return
+        self._rounds += 1
+        count, _ = self.pace.best(offer, others_s)
+        watched = self._rounds % WATCHED_EVERY == 0
+        self._ahead = 2 * count + 1 if count else int(watched)
 
     def sent(self, count: int, now_s: float) -> None:
         """A round begins, with ``count`` drafts: less than were proposed where there is no room."""
@@ -49,10 +117,15 @@ class SessionDrafts:
         if self._sent_s is None:
             return
         self.pace.took(now_s - self._sent_s, self._sent)
-        proposed = self._draft.token_ids
-        tried = min(max(1, self._sent), len(proposed))
-        right = 0
-        while right < min(tried, len(token_ids)) and proposed[right] == token_ids[right]:
-            right += 1
-        self.pace.came(grade=self._draft.grade, tried=tried, right=right)
+        self._judge(self._draft.grade, self._draft.token_ids, token_ids)
+        if self.model is not None:
+            self._judge(MODEL_GRADE, self.model.ready, token_ids)
         self._sent_s = None
+
+    def _judge(self, grade: int, proposed: Sequence[int], came: Sequence[int]) -> None:
+        """Compare what a drafter proposed, sent or not, with what came."""
+        compared = min(len(proposed), len(came))
+        right = 0
+        while right < compared and proposed[right] == came[right]:
+            right += 1
+        self.pace.came(grade=grade, tried=min(right + 1, compared), right=right)

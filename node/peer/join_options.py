@@ -65,6 +65,8 @@ def join_parser() -> Parser:
     add("--config", type=Path, metavar="FILE", help="these flags in TOML; typed ones go before")
     add("--model", metavar="M", help="directory, or hub id org/name[@revision]")
     rare("--model-name", metavar="NAME", help="serve it as NAME (its hub id or directory's name)")
+    small = "small model of the same tokens that drafts for it, or none (draft/ in the model's)"
+    rare("--draft", metavar="M", help=small)
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
     device.add_argument("--cpu", action="store_true", help="compute on the CPU")

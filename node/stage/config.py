@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from coordinator.links.chunk_sizer import QUEUED_BYTES_MAX
 from dht.messages.session import Sampling
+from node.drafting.chain import DraftRunner
 from node.drafting.drafter import Drafter
 from node.drafting.suffix import SuffixDrafter
 from node.engine.work_item import WorkItem, WorkResult
@@ -52,6 +53,8 @@ class StageConfig:
     from those of one process (``bench/int8.py`` measures by how much)."""
     drafter: Callable[[], Drafter] = SuffixDrafter
     """Makes what drafts a session's tokens at its first stage."""
+    draft_model: DraftRunner | None = None
+    """A small model that drafts, too, where that pays more."""
     drafting_sessions_max: int = 64
     """The first stage drafts for no new session while it holds more than these: each remembers up
     to 4 MB of tokens, and with so many no row is free."""

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coordinator.links.chunk_sizer import ChunkSizer
+from node.drafting.chain import ModelDrafts
 from node.drafting.pace import StepCost
-from node.drafting.session_drafts import SessionDrafts
+from node.drafting.session_drafts import SessionDrafts, Wait
 from node.engine.work_item import WorkItem
 from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
@@ -22,16 +23,24 @@ class StageDrafting:
         table: SessionTable,
         sizer: ChunkSizer,
         counters: Counter[str],
+        push: Callable[[Live], None],
     ) -> None:
+        """``push`` is called for a session whose chunk waited for drafts."""
         self._engine = engine
         self._config = config
         self._table = table
         self._sizer = sizer
         self._counters = counters
+        self._push = push
         self._cost = StepCost()
+        self._models: dict[str, ModelDrafts] = {}
+        """What the draft model draws, by the sessions' names in the engine."""
 
-    def drafts(self, live: Live) -> tuple[int, ...]:
-        """Tokens to run behind the session's newest one, as many as pay."""
+    def drafts(self, live: Live) -> tuple[int, ...] | None:
+        """Tokens to run behind the session's newest one, as many as pay.
+
+        None where they are about to be there: ``push`` is called then.
+        """
         session = live.session
         if not session.open.draft_tokens or session.is_warming or self._engine.state_tokens:
             return ()
@@ -41,12 +50,45 @@ class StageDrafting:
             if self._table.holding > self._config.drafting_sessions_max:
                 return ()
             live.drafting = SessionDrafts(drafter=self._config.drafter())
-        most = session.drafts_most
+        drafting, most = live.drafting, session.drafts_most
         if not most:
-            live.drafting.follow(session.inputs)
+            drafting.follow(session.inputs)
             return ()
+        if drafting.model is None:
+            drafting.model = self._model(live)
+        loop = asyncio.get_running_loop()
         others_s = self._cost.others_s(len(session.open.route), self._sizer.row_s)
-        return live.drafting.propose(session.inputs, most, others_s)
+        drafts = drafting.propose(session.inputs, most, others_s, loop.time())
+        if not isinstance(drafts, Wait):
+            return drafts
+        loop.call_at(drafts.until_s, self._resume, live, drafting)
+        return None
+
+    def _model(self, live: Live) -> ModelDrafts | None:
+        """The draft model's part in a session, if there is one with room for it."""
+        session, runner = live.session, self._config.draft_model
+        key = session.kv_key
+        if runner is None or key in self._models or not runner.open(key, session.kv_tokens):
+            return None
+        drafting = live.drafting
+        model = ModelDrafts(
+            runner, key, session.open.sampling, lambda: self._resume(live, drafting)
+        )
+        self._models[key] = model
+        return model
+
+    def _resume(self, live: Live, drafting: SessionDrafts | None) -> None:
+        """Go on with a session whose chunk waits for drafts."""
+        current = self._table.get(live.session.key) is live and live.drafting is drafting
+        if current and drafting is not None and drafting.waits:
+            self._push(live)
+
+    def drop(self, key: str) -> None:
+        """Forget what is drafted in a session, by its name in the engine."""
+        if (model := self._models.pop(key, None)) is not None:
+            model.stop()
+            assert self._config.draft_model is not None  # noqa: S101 - it opened the session
+            self._config.draft_model.free(key)
 
     def sent(self, live: Live) -> None:
         """A chunk of the session left, with its drafts."""
@@ -54,11 +96,15 @@ class StageDrafting:
         if live.drafting is not None and session.decodes:
             live.drafting.sent(len(session.drafts), asyncio.get_running_loop().time())
             self._counters["drafted"] += len(session.drafts)
+            if live.drafting.by_model:
+                self._counters["drafted_by_model"] += len(session.drafts)
 
     def came(self, live: Live, token_ids: Sequence[int]) -> None:
         """A round is over: the accepted drafts and one more token came."""
         self._counters["accepted_drafts"] += len(token_ids) - 1
         if live.drafting is not None:
+            if live.drafting.by_model:
+                self._counters["accepted_by_model"] += len(token_ids) - 1
             live.drafting.came(token_ids, asyncio.get_running_loop().time())
 
     def ran(self, items: Sequence[WorkItem], took_s: float) -> None:

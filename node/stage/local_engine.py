@@ -23,6 +23,7 @@ from node.profiling.profile_cache import default_folder, profiled
 from node.profiling.refined import RefinedTimes, StepSeen
 from node.sampling.grammar import GrammarState
 from node.sampling.grammars import Grammars
+from node.stage.draft_engine import DraftEngine
 from node.stage.open_checks import StageView
 from node.weights.hashes import Progress
 from node.weights.store import WeightStore
@@ -85,6 +86,8 @@ class LocalEngine:
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = self._loop.create_future()
         """Resolves to the reason once the device has failed for good."""
+        self.drafts: DraftEngine | None = None
+        """A draft model, held while this engine holds the first layer."""
         self._worker = Worker(
             lambda batch: self._watched(lambda: self._step(batch)),
             self._deliver,
@@ -210,12 +213,16 @@ class LocalEngine:
         def report(done_bytes: int, total_bytes: int) -> None:
             loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
 
+        if self.drafts is not None:
+            await self.drafts.hold(wanted=start == 0)
         return await self._worker.call(
             lambda: self._watched(lambda: self._engine.load(start, end, report))
         )
 
     async def unload(self) -> None:
         """Free the memory of weights and KV. No session may be live."""
+        if self.drafts is not None:
+            await self.drafts.hold(wanted=False)
         await self._worker.call(self._engine.unload)
 
     def start_serving(self, start: int, end: int) -> None:
@@ -294,6 +301,8 @@ class LocalEngine:
 
     def close(self) -> None:
         """End the worker's thread."""
+        if self.drafts is not None:
+            self.drafts.close()
         self._worker.stop()
 
     def refined(self, record: NodeRecord) -> NodeRecord:

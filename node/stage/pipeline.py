@@ -77,7 +77,7 @@ class StagePipeline:
         self.decode_waits = StepTimes()
         """Times from a decode's arrival to its step's end: this stage's part of a token's time."""
         self.sizer = ChunkSizer()
-        self._drafting = StageDrafting(engine, config, table, self.sizer, counters)
+        self._drafting = StageDrafting(engine, config, table, self.sizer, counters, self.push)
         self.serialisation_s = 0.0
         """Seconds spent converting tensors to frames and frames to tensors, writing included."""
 
@@ -196,6 +196,7 @@ class StagePipeline:
     def drop(self, key: str) -> None:
         """Forget what a session still had to run."""
         self.pace.dropped(key)
+        self._drafting.drop(key)
         self._without_kv.pop(key, None)
         self._kv.waits_no_more(key)
 
@@ -258,7 +259,10 @@ class StagePipeline:
                 self._stalled[session.key] = None
                 return
         if session.is_first:
-            work = session.next_chunk(self._chunk_tokens(live), self._drafting.drafts(live))
+            drafts = self._drafting.drafts(live)
+            if drafts is None:
+                return
+            work = session.next_chunk(self._chunk_tokens(live), drafts)
             if work is not None:
                 self._submit(work)
                 self._drafting.sent(live)

@@ -25,6 +25,7 @@ from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory
 from dht.simulated.network import MemoryNetwork, MemoryTransport
 from dht.transport.interface import Transport
+from node.drafting.chain import Chain
 from node.drafting.drafter import Draft
 from node.drafting.suffix import SuffixDrafter
 from node.engine.work_item import WorkItem, WorkResult
@@ -276,6 +277,58 @@ class RiggedDrafter:
         return Draft(token_ids=tuple(n + bad for n, bad in zip(right, wrong, strict=True)), grade=3)
 
 
+class PaperDrafts:
+    """A draft model that takes ``token_s`` for a token, and is wrong about one token in five."""
+
+    def __init__(
+        self, foretell: Callable[[Sequence[int], int], Sequence[int]], token_s: float = 0.002
+    ) -> None:
+        """``foretell`` is as in :class:`RiggedDrafter`."""
+        self._foretell = foretell
+        self.token_s = token_s
+        self.fails_at: int | None = None
+        """Number of drawn tokens at which it breaks; None: never."""
+        self.rows: dict[str, list[int]] = {}
+        """Tokens whose rows were run, by session."""
+        self._drawn = 0
+        self._chance = random.Random(7)
+
+    def open(self, key: str, tokens: int) -> bool:
+        assert key not in self.rows, "opened twice"
+        self.rows[key] = []
+        return True
+
+    def free(self, key: str) -> None:
+        del self.rows[key]
+
+    def draw(self, chain: Chain, told: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(self.token_s, self._step, chain, told)
+
+    def _step(self, chain: Chain, told: Callable[[], None]) -> None:
+        if chain.goes_on:
+            self._run(chain)
+            if chain.goes_on:
+                if len(chain.drawn) == chain.wakes_at:
+                    told()
+                self.draw(chain, told)
+                return
+        chain.running = False
+        told()
+
+    def _run(self, chain: Chain) -> None:
+        token_ids, draws = chain.rows()
+        rows = self.rows[chain.key]
+        assert chain.ran <= len(rows), "rows are lacking"
+        rows[chain.ran :] = token_ids
+        chain.ran += len(token_ids)
+        chain.spent_s += self.token_s
+        if draws:
+            self._drawn += 1
+            chain.failed = self._drawn == self.fails_at
+            (right,) = self._foretell(rows, 1)
+            chain.drawn.append(right + (self._chance.random() < 0.2))
+
+
 @dataclass(slots=True)
 class PaperPeer:
     """One peer: its transport, its engine and its stage server."""
@@ -337,6 +390,9 @@ class PaperSwarm:
     foretold = False
     """Whether first stages draft what is mostly right; else they find little that repeats."""
 
+    modelled = False
+    """Whether first stages have a draft model."""
+
     def foretell(self, tokens: Sequence[int], most: int) -> Sequence[int]:
         """What comes behind ``tokens``; a test may know better."""
         return answer_of(tokens, most)
@@ -346,6 +402,8 @@ class PaperSwarm:
         self.budget = budget
         self.network = MemoryNetwork(random.Random(seed))
         self.peers: list[PaperPeer] = []
+        self.drafts: dict[str, PaperDrafts] = {}
+        """The peers' draft models, by peer id."""
 
     async def transport(self) -> Transport:
         """A transport for one more peer."""
@@ -373,7 +431,10 @@ class PaperSwarm:
             transport.peer_id, start, end, kv_tokens=kv_tokens, step_s=step_s
         )
         engine.state_tokens = self.state_tokens
+        if self.modelled:
+            self.drafts[transport.peer_id] = PaperDrafts(self.foretell)
         config = StageConfig(
+            draft_model=self.drafts.get(transport.peer_id),
             chunk_tokens=16,
             hops=HopConfig(idle_s=30.0),
             log_bytes_max=log_bytes_max,
@@ -464,11 +525,13 @@ async def paper_swarm(
     log_bytes_max: int = 1 << 20,
     budget: Budget | None = None,
     foretold: bool = False,
+    modelled: bool = False,
     state_tokens: int = 0,
 ) -> AsyncIterator[PaperSwarm]:
-    """A swarm with one peer per span; ``foretold``, ``state_tokens``: see :class:`PaperSwarm`."""
+    """A swarm with one peer per span; for the options see :class:`PaperSwarm`."""
     swarm = PaperSwarm(seed, budget)
-    swarm.foretold, swarm.state_tokens = foretold, state_tokens
+    swarm.foretold, swarm.modelled = foretold, modelled
+    swarm.state_tokens = state_tokens
     try:
         for start, end in spans:
             await swarm.add(start, end, log_bytes_max=log_bytes_max)

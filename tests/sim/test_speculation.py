@@ -209,3 +209,70 @@ def test_a_stage_that_sends_other_rows_than_a_decode_has_is_named(
             assert tuple(tokens) == answer_of(PROMPT, NEW)
 
     run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("token_s", [0.0005, 0.01])
+def test_a_draft_model_changes_no_token_and_saves_rounds(token_s: float) -> None:
+    async def scenario() -> None:
+        async with (
+            paper_swarm((0, 3), (3, 6), (6, 8), modelled=True) as swarm,
+            swarm.client() as client,
+        ):
+            loop = asyncio.get_running_loop()
+            for drafts in swarm.drafts.values():
+                drafts.token_s = token_s
+            took_s = {}
+            for speculate in (False, True):
+                begun_s = loop.time()
+                options = GenerationOptions(max_new_tokens=NEW, speculate=speculate)
+                answer = await client.generate(PROMPT, options)
+                took_s[speculate] = loop.time() - begun_s
+                assert answer.token_ids == answer_of(PROMPT, NEW)
+            assert took_s[True] < took_s[False] * (0.5 if token_s < 0.01 else 0.8)
+            counts = swarm.peers[0].stage.counters
+            assert NEW / 4 < counts["accepted_by_model"] < counts["drafted_by_model"]
+            assert not any(drafts.rows for drafts in swarm.drafts.values()), "held for nobody"
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize(("token_s", "fails_at"), [(5.0, None), (0.2, None), (0.0005, 30)])
+def test_a_draft_model_that_is_slow_or_broken_costs_nothing(
+    token_s: float, fails_at: int | None
+) -> None:
+    async def scenario() -> None:
+        async with (
+            paper_swarm((0, 3), (3, 6), (6, 8), modelled=True) as swarm,
+            swarm.client() as client,
+        ):
+            loop = asyncio.get_running_loop()
+            for drafts in swarm.drafts.values():
+                drafts.token_s, drafts.fails_at = token_s, fails_at
+            took_s = {}
+            for speculate in (False, True):
+                begun_s = loop.time()
+                options = GenerationOptions(max_new_tokens=NEW, speculate=speculate)
+                answer = await client.generate(PROMPT, options)
+                took_s[speculate] = loop.time() - begun_s
+                assert answer.token_ids == answer_of(PROMPT, NEW)
+            assert took_s[True] <= took_s[False] / 0.97
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_stage_lost_amid_a_draft_models_drafts_costs_no_token(stage: int) -> None:
+    async def scenario() -> None:
+        spans = ((0, 3), (3, 6), (6, 8)) * 2
+        async with paper_swarm(*spans, modelled=True) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, GenerationOptions(max_new_tokens=NEW))
+            tokens: list[int] = []
+            async for piece in running:
+                if len(tokens) < 20 <= len(tokens) + len(piece.token_ids):
+                    swarm.kill(owner(swarm, running.route[stage].peer_id))
+                tokens += piece.token_ids
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
+            assert running.answer().failovers >= 1
+            assert counted(swarm)["accepted_by_model"] > 0
+
+    run_virtual(scenario(), limit_s=600)

@@ -53,6 +53,18 @@ def test_a_corrupted_file(tmp_path: Path, damage: str) -> None:
     assert_plain(join(tmp_path, model, "--cpu"), "model.safetensors")
 
 
+def test_a_draft_model_of_another_vocabulary(tmp_path: Path) -> None:
+    draft = copied(tmp_path)
+    path = draft / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    vocab = tokenizer["model"]["vocab"]
+    one, other = list(vocab)[500:502]
+    vocab[one], vocab[other] = vocab[other], vocab[one]
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    done = join(tmp_path, MODEL, "--cpu", "--draft", str(draft))
+    assert_plain(done, f"--draft {draft} has another vocabulary")
+
+
 @pytest.mark.parametrize("address", ["nonsense", "/ip4/127.0.0.1/tcp/4001", "127.0.0.1:4001"])
 def test_an_address_that_is_no_multiaddr(tmp_path: Path, address: str) -> None:
     assert_plain(join(tmp_path, MODEL, "--cpu", "--initial-peers", address), address)

@@ -7,11 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.drafting.drafter import GRADES
-from node.drafting.pace import PLAIN_EVERY, DraftPace, StepCost
-from node.drafting.session_drafts import SessionDrafts
+from node.drafting.pace import PLAIN_EVERY, DraftPace, Offer, StepCost
+from node.drafting.session_drafts import SessionDrafts, Wait
 from node.drafting.suffix import SuffixDrafter
 
 MOST = 15
+
+
+def chosen(pace: DraftPace, most: int, grade: int, others_s: float) -> int:
+    """How many drafts of a drafter that has ``most`` are taken."""
+    return pace.choose([Offer(grade=grade, ready=most, most=most)], others_s)[1]
 
 
 def speed(
@@ -21,7 +26,7 @@ def speed(
     rng = random.Random(1)
     pace, tokens, took_s = DraftPace(), 0, 0.0
     for _ in range(rounds):
-        count = pace.choose(MOST, 0, known_row_s)
+        count = chosen(pace, MOST, 0, known_row_s)
         good = 0
         while good < max(1, count) and rng.random() < right:
             good += 1
@@ -51,29 +56,29 @@ def test_rows_that_cost_as_much_as_a_round_are_not_drafted() -> None:
 
 def test_a_full_step_is_not_made_fuller() -> None:
     pace = DraftPace(plain_s=0.1)
-    assert pace.choose(MOST, GRADES - 1, 0.0) == 3
-    assert pace.choose(MOST, GRADES - 1, 0.1) == 0
-    assert pace.choose(MOST, GRADES - 1, 0.0) == 1, "begins with little again"
+    assert chosen(pace, MOST, GRADES - 1, 0.0) == 3
+    assert chosen(pace, MOST, GRADES - 1, 0.1) == 0
+    assert chosen(pace, MOST, GRADES - 1, 0.0) == 1, "begins with little again"
 
 
 def test_what_is_foretold_again_is_drafted_again() -> None:
     pace = DraftPace(plain_s=0.1)
     for _ in range(50):
         pace.came(grade=0, tried=1, right=0)
-    assert pace.choose(MOST, 0, 0.0) == 0
+    assert chosen(pace, MOST, 0, 0.0) == 0
     for _ in range(20):
         pace.came(grade=0, tried=1, right=1)
-    assert pace.choose(MOST, 0, 0.0) > 0
+    assert chosen(pace, MOST, 0, 0.0) > 0
 
 
 def test_a_plain_round_is_timed_now_and_then() -> None:
     pace = DraftPace(plain_s=0.1)
     for _ in range(PLAIN_EVERY):
-        assert pace.choose(MOST, GRADES - 1, 0.0) > 0
+        assert chosen(pace, MOST, GRADES - 1, 0.0) > 0
         pace.took(0.1, MOST)
-    assert pace.choose(MOST, GRADES - 1, 0.0) == 0
+    assert chosen(pace, MOST, GRADES - 1, 0.0) == 0
     pace.took(0.1, 0)
-    assert pace.choose(MOST, GRADES - 1, 0.0) > 0
+    assert chosen(pace, MOST, GRADES - 1, 0.0) > 0
 
 
 @given(
@@ -88,7 +93,7 @@ def test_it_never_drafts_more_than_it_may(
     for round_s, drafted, right in rounds:
         pace.took(round_s, drafted)
         pace.came(grade=1, tried=max(1, drafted), right=min(right, drafted))
-    assert 0 <= pace.choose(most, 1, row_s) <= most
+    assert 0 <= chosen(pace, most, 1, row_s) <= most
     assert all(0.0 <= share <= 1.0 for share in pace.accepted)
 
 
@@ -96,7 +101,8 @@ def test_a_session_that_repeats_itself_is_drafted() -> None:
     drafts, tokens, now_s = SessionDrafts(drafter=SuffixDrafter()), [1, 2, 3, 4, 5] * 4, 0.0
     rounds = 0
     while len(tokens) < 200:
-        proposed = drafts.propose(tokens, MOST, 0.0)
+        proposed = drafts.propose(tokens, MOST, 0.0, now_s)
+        assert not isinstance(proposed, Wait)
         drafts.sent(len(proposed), now_s)
         now_s += 0.1
         came = [(tokens[-1] + at) % 5 + 1 for at in range(len(proposed) + 1)]
@@ -108,12 +114,12 @@ def test_a_session_that_repeats_itself_is_drafted() -> None:
 
 def test_a_long_prompt_is_followed_bit_by_bit() -> None:
     drafts, tokens = SessionDrafts(drafter=SuffixDrafter()), [1, 2, 3] * 2000
-    assert drafts.propose(tokens, MOST, 0.0) == ()
+    assert drafts.propose(tokens, MOST, 0.0, 0.0) == ()
     while drafts.drafter.known < len(tokens):
         drafts.follow(tokens)
     drafts.sent(0, 0.0)
     drafts.came((1,), 0.1)
-    assert drafts.propose([*tokens, 1], 3, 0.0) == (2, 3, 1)
+    assert drafts.propose([*tokens, 1], 3, 0.0, 0.1) == (2, 3, 1)
 
 
 def test_a_drafted_row_costs_all_who_run_in_the_same_steps() -> None:
