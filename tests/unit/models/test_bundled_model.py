@@ -13,6 +13,8 @@ import torch
 from models.sample import load, tell
 from models.stories import texts
 from models.train import BOS, DEFAULT_OUT, Recipe, story_loss, train
+from models.train_draft import DRAFT, DraftRecipe, accepted_share
+from models.train_draft import train as train_draft
 from models.words import HE_NAMES, SHE_NAMES
 
 FRESH_SEED = 987_654
@@ -107,3 +109,21 @@ def test_two_steps_of_training_are_repeatable(tmp_path: Path) -> None:
     for name in names:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
     assert first["held_out_loss"] == second["held_out_loss"]
+
+
+def test_the_drafter_says_mostly_what_the_model_says(bundled: tuple[Any, Any]) -> None:
+    from transformers import LlamaForCausalLM
+
+    tokenizer, model = bundled
+    drafter = LlamaForCausalLM.from_pretrained(DEFAULT_OUT / DRAFT, dtype=torch.float32)
+    assert drafter.config.num_hidden_layers == 2
+    fresh = [list(tokenizer(text)["input_ids"]) for text in itertools.islice(texts(FRESH_SEED), 12)]
+    assert accepted_share(model, drafter, fresh) > 0.8
+
+
+def test_two_steps_of_a_drafters_training_are_repeatable(tmp_path: Path) -> None:
+    recipe = DraftRecipe(steps=2, length=64, batch_tokens=256, answers=4, held_out_stories=1)
+    for name in ("first", "second"):
+        train_draft(recipe, DEFAULT_OUT, tmp_path / name)
+    first, second = (tmp_path / name / "model.safetensors" for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
