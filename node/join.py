@@ -226,7 +226,6 @@ async def _open_drafts(
 ) -> "DraftEngine | None":
     """The draft model that was named, or lies beside the model and takes little. Raises UserError
     and NetworkError."""
-    from node.model import lean_transformers
     from node.stage.draft_engine import SHARE_FOUND, DraftEngine, found_beside
 
     named = arguments.draft
@@ -234,7 +233,6 @@ async def _open_drafts(
     if model is None or named == "none":
         return None
     with reporter.phase("Opening the draft model"):
-        await asyncio.to_thread(lean_transformers.prepare_transformers)
         share = 1.0 if named else SHARE_FOUND
         try:
             drafts = await DraftEngine.prepared(

@@ -15,9 +15,11 @@ from dht.errors import MachineError, NetworkError, UserError
 from dht.json_file import read_object
 from dht.messages.session import DRAFT_TOKENS_MAX
 from dht.messages.types import ModelSpec, stage_bytes
+from dht.model_files import library_config, sizes_of
 from node.drafting.chain import Chain
 from node.engine.engine import Engine, EngineConfig
 from node.engine.work_item import WorkItem
+from node.model import lean_transformers
 from node.model.layer_range import ModelLayout
 from node.weights.hub_shards import open_model
 from node.weights.store import WeightStore
@@ -57,13 +59,14 @@ def vocabulary(directory: Path) -> dict[str, int] | None:
 class DraftEngine:
     """Implements :class:`node.drafting.chain.DraftRunner` over an engine."""
 
-    def __init__(self, engine: Engine, vocab: int) -> None:
-        """``vocab``: tokens of the model for which this one drafts."""
+    def __init__(self, engine: Engine, vocab: int, *, held: bool = False) -> None:
+        """``vocab``: tokens of the model for which this one drafts; ``held``: whether the weights
+        are loaded."""
         self._engine = engine
         self._vocab = vocab
         self._layers = (0, engine.spec.layers)
         self._open: set[str] = set()
-        self._held = False
+        self._held = held
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drafts")
         self._loop = asyncio.get_running_loop()
 
@@ -79,11 +82,10 @@ class DraftEngine:
         """
 
         def build() -> tuple[Engine, int]:
-            vocab = ModelLayout.of(store, dtype).spec("model").vocab
             drafts = open_model(model)
+            vocab = _shared_vocabulary(model, drafts.directory, store.directory)
             layout = ModelLayout.of(drafts, dtype)
             spec = layout.spec(model)
-            _refuse_other_tokens(model, drafts, spec, store, vocab)
             if layout.state_tokens:
                 raise UserError(f"--draft {model}: its layers keep a state, which cannot be cut")
             need_bytes = memory_of(spec)
@@ -212,13 +214,18 @@ def memory_of(spec: ModelSpec) -> int:
     return stage_bytes(spec, 0, spec.layers, kv_tokens)
 
 
-def _refuse_other_tokens(
-    model: str, drafts: WeightStore, spec: ModelSpec, store: WeightStore, vocab: int
-) -> None:
-    own, theirs = vocabulary(drafts.directory), vocabulary(store.directory)
-    known = own is not None and theirs is not None
-    if own != theirs if known else spec.vocab != vocab:
-        raise UserError(
-            f"--draft {model} has another vocabulary than the model ({spec.vocab} tokens, the model"
-            f" {vocab}, or others under the same ids); its drafts would mean nothing"
-        )
+def _shared_vocabulary(model: str, own: Path, theirs: Path) -> int:
+    """Number of tokens of the model in the directory ``theirs``; raises UserError if those of the
+    draft model ``model``, in ``own``, are others."""
+    other = UserError(
+        f"--draft {model} has another vocabulary than the model, so its drafts would mean nothing:"
+        " give one with the same tokens, or none"
+    )
+    tokens = [vocabulary(each) for each in (own, theirs)]
+    if None not in tokens and tokens[0] != tokens[1]:
+        raise other
+    lean_transformers.prepare_transformers()  # after what needs no transformers
+    sizes = [sizes_of(library_config(each))[2] for each in (own, theirs)]
+    if None in tokens and sizes[0] != sizes[1]:
+        raise other
+    return sizes[1]
