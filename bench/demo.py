@@ -1,7 +1,9 @@
 """``make demo``: three peers, none of which can hold the model, answer a prompt together.
 
 Each peer is a process of its own. The demo prints who holds which layers, the plan's flow, the
-text as it streams, its figures, and whether the same model in one process says the same. With
+text as it streams, once with a token a round and once with drafts (several tokens a round, drafted
+by the small model beside the model and by what repeats), the tokens/s of both, and whether the same
+model in one process says the same. All peers are on this machine: no link makes a round long. With
 ``--keep`` (``make swarm``) the swarm stays until Ctrl-C.
 """
 
@@ -15,12 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.local_swarm import ROOT, LocalSwarm, PeerStartError
-from bench.reference import Reference, memory_for
+from bench.reference import Reference, draft_memory_for, memory_for
 from bench.starting import Watching
 from client import Answer, Swarm
 from dht.command_line import EXIT_INTERRUPTED
 from dht.identity.peer_id import short_name
 from dht.messages.types import Plan
+from node.stage.draft_engine import DIRECTORY
 
 MODEL = ROOT / "models" / "brook"
 SHARES = (0.62, 0.45, 0.36)
@@ -45,8 +48,9 @@ def parse() -> argparse.Namespace:
 
 async def ask(
     console: Console, addresses: list[str], arguments: argparse.Namespace
-) -> tuple[Plan | None, dict[str, str], Answer, float]:
-    """Connect one client and stream an answer; the plan and the peers' names come with it."""
+) -> tuple[dict[str, str], dict[bool, Answer]]:
+    """Connect one client and stream the answer without drafts and with them; the peers' names come
+    with both."""
     async with Swarm.connect(
         addresses,
         model=str(arguments.model),
@@ -57,13 +61,19 @@ async def ask(
         plan, names = swarm.view.plan, {peer: node.name for peer, node in swarm.view.nodes.items()}
         if plan is not None:
             console.print(plan_table(plan, names))
-        console.print(f"\n[bold]{arguments.prompt}[/bold]", end="", highlight=False)
-        running = swarm.begin(arguments.prompt, max_new_tokens=arguments.max_new_tokens)
-        started_s = time.perf_counter()
-        async for piece in running:
-            console.print(piece.text, end="", highlight=False, markup=False, soft_wrap=True)
-        console.print("\n")
-        return plan, names, running.answer(), time.perf_counter() - started_s
+        answers = {}
+        for speculate in (False, True):
+            told = "several tokens a round, as drafted" if speculate else "a token a round"
+            console.print(f"\n[dim]With {told}:[/dim]", highlight=False)
+            console.print(f"[bold]{arguments.prompt}[/bold]", end="", highlight=False)
+            running = swarm.begin(
+                arguments.prompt, max_new_tokens=arguments.max_new_tokens, speculate=speculate
+            )
+            async for piece in running:
+                console.print(piece.text, end="", highlight=False, markup=False, soft_wrap=True)
+            console.print("\n")
+            answers[speculate] = running.answer()
+        return names, answers
 
 
 def plan_table(plan: Plan, names: dict[str, str]) -> Table:
@@ -99,12 +109,13 @@ def main() -> int:
 
 def run(console: Console, arguments: argparse.Namespace) -> int:
     """The whole demo; 0 where the swarm's text is what one process says."""
-    whole = memory_for(arguments.model)
+    whole, drafter = memory_for(arguments.model), draft_memory_for(arguments.model)
     shares = [share * whole for share in SHARES]
     console.print(
         f"The model needs {whole / 2**20:.1f} MiB; the three peers lend"
         f" {', '.join(f'{share / 2**20:.1f}' for share in shares)} MiB, so none can hold it."
-        " Starting them; the first time each measures this machine, which takes longer.",
+        + (f" Each lends {drafter / 2**20:.1f} MiB more to the draft model." if drafter else "")
+        + " Starting them; the first time each measures this machine, which takes longer.",
         soft_wrap=True,
         highlight=False,
     )
@@ -112,18 +123,21 @@ def run(console: Console, arguments: argparse.Namespace) -> int:
         watching = Watching(console, swarm)
         for index, share in enumerate(shares):
             name = f"volunteer-{index + 1}"
-            watching.until_listening(swarm.start_peer(memory_gib=share / 2**30, name=name))
+            extra = ("--draft", str(arguments.model / DIRECTORY)) if drafter else ()
+            lent_gib = (share + drafter) / 2**30
+            watching.until_listening(swarm.start_peer(memory_gib=lent_gib, name=name, extra=extra))
         watching.until_settled()
         console.print(f"All three serve after {watching.elapsed_s:.0f} s. Asking them …\n")
-        _, names, answer, total_s = asyncio.run(ask(console, swarm.addresses, arguments))
+        names, answers = asyncio.run(ask(console, swarm.addresses, arguments))
+        plain, drafted = answers[False], answers[True]
         route = " → ".join(
             f"{names.get(stage.peer_id, short_name(stage.peer_id))} [{stage.start}, {stage.end})"
-            for stage in answer.route
+            for stage in drafted.route
         )
-        rate = len(answer.token_ids) / total_s
         console.print(
-            f"{len(answer.token_ids)} tokens, first after {answer.ttft_s * 1e3:.0f} ms,"
-            f" {rate:.1f} tokens/s, over {route}",
+            f"{len(drafted.token_ids)} tokens, first after {drafted.ttft_s * 1e3:.0f} ms, over"
+            f" {route}: {1 / drafted.tpot_s:.1f} tokens/s with drafts, {1 / plain.tpot_s:.1f}"
+            f" without ({plain.tpot_s / drafted.tpot_s:.2f} ×).",
             soft_wrap=True,
             highlight=False,
         )
@@ -132,10 +146,10 @@ def run(console: Console, arguments: argparse.Namespace) -> int:
         prompt_ids = reference.encode(arguments.prompt)
         reference.greedy(prompt_ids, 4)  # what runs first is slow for everybody
         expected, single_s = reference.greedy(prompt_ids, arguments.max_new_tokens)
-        identical = tuple(expected) == answer.token_ids
+        identical = tuple(expected) == plain.token_ids == drafted.token_ids
         console.print(
             f"One process, transformers' generate: {len(expected) / single_s:.1f} tokens/s;"
-            f" its text is {'identical' if identical else 'DIFFERENT'}.",
+            f" its text and both of the swarm's are {'identical' if identical else 'DIFFERENT'}.",
             soft_wrap=True,
             highlight=False,
         )

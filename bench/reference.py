@@ -23,6 +23,17 @@ def memory_for(model: Path, dtype: str = "float32") -> int:
     return stage_bytes(spec, 0, spec.layers, kv_tokens_least(spec))
 
 
+def draft_memory_for(model: Path) -> int:
+    """Bytes that the draft model takes which lies beside ``model``; 0 without one."""
+    from node.model.layer_range import ModelLayout
+    from node.stage.draft_engine import found_beside, memory_of
+    from node.weights.store import WeightStore
+
+    if (found := found_beside(str(model))) is None:
+        return 0
+    return memory_of(ModelLayout.of(WeightStore.open(found), "float32").spec(found))
+
+
 class Reference:
     """``transformers`` with the model's weights as float32 on the CPU."""
 

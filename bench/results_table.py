@@ -38,7 +38,7 @@ from bench.results_sessions import (
     prefix,
     storms,
 )
-from bench.results_speculation import speculation
+from bench.results_speculation import draft_model, speculation
 from bench.results_stale import warning
 
 RESULTS = ROOT / "bench" / "results"
@@ -72,6 +72,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "papers/molink": links,
         "wan_real": real_links,
         "speculation": speculation,
+        "draft_model": draft_model,
         "wan_groups": groups,
         "balance_virtual": balance,
         "kv": kv,
