@@ -70,8 +70,9 @@ def draft_model(result: dict[str, Any]) -> str:
     differ = sum(not row["identical"] for row in rows)
     return (
         "Brook's own stories with the drafter that is bundled with it: the tokens are real, and so"
-        " are the drafts; time is simulated: stages of an 8 B model on RTX 3090s, 3 ms for a drafted"
-        " token, 100 Mbit/s and round trips as named between the stages, one answer at a time."
+        " are the drafts; time is simulated: stages of an 8 B model on RTX 3090s, 3 ms for a"
+        " drafted token, 100 Mbit/s and round trips as named between the stages, one answer at a"
+        " time."
         f" In {differ} of {len(rows)} rows an answer differed from that without drafts"
         f" {made('draft_model')}:\n\n"
         + table(
@@ -87,4 +88,5 @@ MODELS = {
     "alone": "stand-in, 8 B, on paper",
     "stand_in": "stand-in, 8 B",
     "brook": "brook",
+    "brook_drafter": "brook and its drafter",
 }

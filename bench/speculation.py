@@ -9,8 +9,10 @@ there and back, and a client near all of them.
   (:mod:`bench.timed_engine`). Its answers are given texts, so that a model that copies, edits or
   extracts is at hand; a token is a word with the space before it, a run of spaces, or a sign.
   Drafts, rows and links are real; what the model would say is not.
-- ``brook``: the bundled model as real peers, on the processor. It was trained on little stories
-  alone, so it copies nothing; it repeats itself in long answers.
+- ``brook``: the bundled model as real peers, on the processor, without a draft model. It was
+  trained on little stories alone, so it copies nothing; it repeats itself in long answers.
+- ``brook_drafter``: its stories with the drafter that is bundled with it, over three and five
+  stages.
 - ``alone``: the stand-in under a virtual clock, where nothing else takes time; ``full_load``: so
   many answers at once that steps are full.
 
@@ -19,6 +21,7 @@ Every answer is compared with the one without drafts, token by token.
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -30,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.local_swarm import ROOT, LocalSwarm
-from bench.reference import memory_for
+from bench.reference import draft_memory_for, memory_for
 from bench.report import provenance, write
 from bench.stand_in import (
     PATIENT,
@@ -58,6 +61,7 @@ from node.drafting.suffix import SuffixDrafter
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopConfig
 from node.stage.config import StageConfig
+from node.stage.draft_engine import DIRECTORY
 
 RTX_3090 = GpuTimes(step_s=5.7e-3, decode_s=2e-5, prefill_s=7.5e-5)
 """A third of 16 GB of fp16 weights at 936 GB/s; a third of 16 GFLOP a token at 71 TFLOP/s."""
@@ -66,13 +70,14 @@ NEAR = Shape(mbit=1000, delay_ms=0.1)
 MBIT = 100.0
 ROUND_TRIPS_MS = (20.0, 50.0)
 CLIENT = len(SPANS)
+PARTS = ("stand_in", "brook", "brook_drafter", "on_paper")
 ANSWER_TOKENS = 250
 END_S = 420.0
 LOADED = 64
 LOADED_TOKENS = 100
 LOADED_KINDS = ("copying", "prose", "random")
 BROOK = ROOT / "models" / "brook"
-BROOK_SPANS = ("0:3", "3:6", "6:8")
+BROOK_SPANS = {3: ("0:3", "3:6", "6:8"), 5: ("0:2", "2:4", "4:5", "5:7", "7:8")}
 BROOK_PROMPT = "Once upon a time there was"
 BROOK_TOKENS = {"story": 120, "repeating": 400}
 
@@ -205,12 +210,13 @@ async def run_client(host: str, peers: tuple[str, ...]) -> dict[str, Any]:
     return rows
 
 
-async def run_brook(peers: tuple[str, ...]) -> dict[str, Any]:
+async def run_brook(peers: tuple[str, ...], kinds: Sequence[str]) -> dict[str, Any]:
     """Ask the real model, greedily and sampled."""
     rows = {}
     async with Swarm.connect(peers, model=str(BROOK)) as client:
         await client.generate(BROOK_PROMPT, max_new_tokens=4)
-        for kind, tokens in BROOK_TOKENS.items():
+        for kind in kinds:
+            tokens = BROOK_TOKENS[kind]
             for temperature in (0.0, 0.8):
                 options = GenerationOptions(
                     max_new_tokens=tokens, temperature=temperature, seed=7, ignore_eos=True
@@ -233,12 +239,14 @@ def stages(lab: WanLab) -> AbstractContextManager[list[str]]:
 
 
 @contextmanager
-def brook_peers(lab: WanLab) -> Iterator[list[str]]:
+def brook_peers(lab: WanLab, spans: Sequence[str], *, drafter: bool) -> Iterator[list[str]]:
     """Real peers of the bundled model, each on its host; yields their addresses."""
-    with LocalSwarm(BROOK, extra=("--threads", "1")) as swarm:
-        for number, span in enumerate(BROOK_SPANS):
+    extra = ("--threads", "1", "--draft", str(BROOK / DIRECTORY) if drafter else "none")
+    memory_bytes = memory_for(BROOK) + draft_memory_for(BROOK)
+    with LocalSwarm(BROOK, extra=extra) as swarm:
+        for number, span in enumerate(spans):
             swarm.start_peer(
-                memory_gib=memory_for(BROOK) / 2**30,
+                memory_gib=memory_bytes / 2**30,
                 host=lab.address(number),
                 run_on=lab.command(number, []),
                 extra=("--layers", span),
@@ -248,18 +256,39 @@ def brook_peers(lab: WanLab) -> Iterator[list[str]]:
         yield swarm.addresses
 
 
+@contextmanager
+def linked(stages: int, round_trip_ms: float) -> Iterator[WanLab]:
+    """A lab with links of one round trip between the hosts of stages; the client's comes last."""
+    with WanLab(stages + 1, NEAR) as lab:
+        link = Shape(mbit=MBIT, delay_ms=round_trip_ms / 2)
+        for one, other in itertools.permutations(range(stages), 2):
+            lab.shape(one, other, link)
+        yield lab
+
+
+def asked(lab: WanLab, client: int, peers: list[str], model: str) -> dict[str, Any]:
+    """What the client on its host finds."""
+    command = _command(lab.address(client), peers, model)
+    found: dict[str, Any] = json.loads(lab.output(client, command, END_S))
+    return found
+
+
 def between_processes(model: str, round_trip_ms: float) -> dict[str, Any]:
     """All texts over links of one round trip."""
-    with WanLab(len(SPANS) + 1, NEAR) as lab:
-        link = Shape(mbit=MBIT, delay_ms=round_trip_ms / 2)
-        for one in range(len(SPANS)):
-            for other in range(len(SPANS)):
-                if one != other:
-                    lab.shape(one, other, link)
-        with (stages if model == "stand_in" else brook_peers)(lab) as addresses:
-            command = _command(lab.address(CLIENT), addresses, model)
-            found: dict[str, Any] = json.loads(lab.output(CLIENT, command, END_S))
-    return found
+    with linked(len(SPANS), round_trip_ms) as lab:
+        spans = BROOK_SPANS[len(SPANS)]
+        peers = stages(lab) if model == "stand_in" else brook_peers(lab, spans, drafter=False)
+        with peers as addresses:
+            return asked(lab, CLIENT, addresses, model)
+
+
+def with_drafter(count: int, round_trip_ms: float) -> dict[str, Any]:
+    """Brook's stories with its drafter, over ``count`` stages."""
+    with (
+        linked(count, round_trip_ms) as lab,
+        brook_peers(lab, BROOK_SPANS[count], drafter=True) as addresses,
+    ):
+        return asked(lab, count, addresses, "story")
 
 
 def on_paper(
@@ -327,7 +356,9 @@ def _run_job(text: str) -> None:
             case "stand_in":
                 print(json.dumps(runner.run(run_client(job["host"], peers))))
             case "brook":
-                print(json.dumps(runner.run(run_brook(peers))))
+                print(json.dumps(runner.run(run_brook(peers, tuple(BROOK_TOKENS)))))
+            case "story":
+                print(json.dumps(runner.run(run_brook(peers, ("story",)))))
             case number:
                 runner.run(run_stage(number, job["host"], peers))
 
@@ -339,9 +370,9 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    parser.add_argument(
-        "--only", choices=("stand_in", "brook", "on_paper"), help="measure this part alone"
-    )
+    parser.add_argument("--only", choices=PARTS, help="measure this part alone")
+    few = "brook's drafter over so many stages alone"
+    parser.add_argument("--stages", type=int, choices=BROOK_SPANS, help=few)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
@@ -359,6 +390,14 @@ def main() -> None:
                 f"{each:.0f} ms": between_processes(model, each) for each in ROUND_TRIPS_MS
             }
             print(json.dumps(result[model], indent=1), flush=True)
+    if arguments.only in {None, "brook_drafter"}:
+        counts = BROOK_SPANS if arguments.stages is None else (arguments.stages,)
+        result["brook_drafter"] = result.get("brook_drafter", {}) | {
+            f"{count} stages, {each:.0f} ms": with_drafter(count, each)
+            for count in counts
+            for each in ROUND_TRIPS_MS
+        }
+        print(json.dumps(result["brook_drafter"], indent=1), flush=True)
     if arguments.only in {None, "on_paper"}:
         result["alone"], result["full_load"] = alone(), full_load()
         print(json.dumps([result["alone"], result["full_load"]], indent=1))
