@@ -32,8 +32,9 @@ from dht.messages.types import (
     NodeState,
     PlannerNode,
     Problem,
+    kv_tokens_least,
 )
-from node.engine.engine import KV_TOKENS_MOST, kv_tokens_least
+from node.engine.engine import KV_TOKENS_MOST
 from node.peer.link_keeper import probe_order
 from node.profiling.layer_profile import BATCHES, CHUNKS, Profile, measure_layer, rates
 

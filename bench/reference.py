@@ -14,8 +14,7 @@ transformers_logging.disable_progress_bar()
 
 def memory_for(model: Path, dtype: str = "float32") -> int:
     """Bytes that a peer would have to lend to hold the whole model with its least KV room."""
-    from dht.messages.types import stage_bytes
-    from node.engine.engine import kv_tokens_least
+    from dht.messages.types import kv_tokens_least, stage_bytes
     from node.model.layer_range import ModelLayout
     from node.weights.store import WeightStore
 

@@ -17,6 +17,7 @@ from dht.messages.types import (
     Count,
     LeaseRecord,
     LinksRecord,
+    ModelRecord,
     NodeRecord,
     PeerId,
     Plan,
@@ -405,6 +406,7 @@ class Delivered:
 
 for _kind, _cls in {
     "node": NodeRecord,
+    "model": ModelRecord,
     "links": LinksRecord,
     "lease": LeaseRecord,
     "plan-head": PlanHead,

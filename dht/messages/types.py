@@ -208,6 +208,23 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """A peer's entry in its network's directory of models (lifetime 5 min).
+
+    It outlives the peer's node record, so that a model that lost its holders is still known. It
+    says that a model exists; what is served of it follows from the model's node records.
+    """
+
+    peer_id: PeerId
+    model: ModelSpec
+    """The model, with its sizes in this peer's precision."""
+    precision: Annotated[str, Meta(max_length=32)] = ""
+    start: LayerIndex = 0
+    end: LayerIndex = 0
+    """End of the layers that the peer holds or loads; ``start``: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """One measured directed link, timed by the receiver."""
 
@@ -380,6 +397,14 @@ def in_precision_of(model: ModelSpec, peers: ModelSpec) -> ModelSpec:
         head_bytes=peers.head_bytes,
         kv_bytes_per_token_layer=peers.kv_bytes_per_token_layer,
     )
+
+
+KV_TOKENS_LEAST_MAX = 2048
+
+
+def kv_tokens_least(model: ModelSpec) -> int:
+    """Minimum KV tokens that a peer keeps per layer: one full context, but at most 2048."""
+    return min(model.context_tokens, KV_TOKENS_LEAST_MAX)
 
 
 def stage_bytes(model: ModelSpec, start: int, end: int, kv_tokens: int) -> int:

@@ -1,7 +1,8 @@
-"""Typed access to the DHT's records of one model in one network.
+"""Typed access to the DHT's records of one model in one network, and of the network's models.
 
-Keys are ``<network>/<model key>/<kind>``; each is a dictionary by author's peer id. Records are
-published with their kind's lifetime; :mod:`dht.records.signed` refuses more than twice that.
+Keys are ``<network>/<model key>/<kind>``; each is a dictionary by author's peer id. The directory
+of models is no model's: its key has ``EVERY_MODEL`` in that place. Records are published with their
+kind's lifetime; :mod:`dht.records.signed` refuses more than twice that.
 """
 
 from contextlib import suppress
@@ -10,11 +11,13 @@ from typing import Any
 
 from dht.errors import NetworkError
 from dht.messages import codec
-from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, PlanHead
+from dht.messages.types import LeaseRecord, LinksRecord, ModelRecord, NodeRecord, PlanHead
 from dht.records.sightings import Sightings
 from dht.transport.interface import Transport
 
 DEFAULT_NETWORK = "anabranch"
+EVERY_MODEL = "*"
+"""Stands for the model in the key of a network's directory of models."""
 
 
 class RecordKind(StrEnum):
@@ -22,6 +25,7 @@ class RecordKind(StrEnum):
     LINKS = "links"
     LEASE = "lease"
     PLAN = "plan"
+    MODELS = "models"
 
 
 LIFETIME_S: dict[RecordKind, float] = {
@@ -29,6 +33,7 @@ LIFETIME_S: dict[RecordKind, float] = {
     RecordKind.LINKS: 300.0,
     RecordKind.LEASE: 30.0,
     RecordKind.PLAN: 600.0,
+    RecordKind.MODELS: 300.0,
 }
 
 RECORD_TYPES: dict[RecordKind, type] = {
@@ -36,6 +41,7 @@ RECORD_TYPES: dict[RecordKind, type] = {
     RecordKind.LINKS: LinksRecord,
     RecordKind.LEASE: LeaseRecord,
     RecordKind.PLAN: PlanHead,
+    RecordKind.MODELS: ModelRecord,
 }
 
 
@@ -61,11 +67,22 @@ class Directory:
         self.sightings = Sightings()
         """What :meth:`nodes_as_seen` read, and when."""
 
+    @classmethod
+    def of_models(cls, transport: Transport, network: str) -> "Directory":
+        """The network's directory of models: :meth:`models` reads it."""
+        return cls(transport, network, EVERY_MODEL)
+
+    @property
+    def network(self) -> str:
+        return self._network
+
     @property
     def model_key(self) -> str:
         return self._model_key
 
-    async def publish(self, record: NodeRecord | LinksRecord | LeaseRecord | PlanHead) -> bool:
+    async def publish(
+        self, record: NodeRecord | LinksRecord | LeaseRecord | PlanHead | ModelRecord
+    ) -> bool:
         """Store this peer's record for its kind's lifetime; False when no peer took it."""
         kind = next(kind for kind, cls in RECORD_TYPES.items() if type(record) is cls)
         return await self._transport.store(
@@ -107,6 +124,10 @@ class Directory:
     async def plan_heads(self) -> dict[str, PlanHead]:
         """All living plan heads, by the peer that published them."""
         return await self._read(RecordKind.PLAN)
+
+    async def models(self, *, latest: bool = False) -> dict[str, ModelRecord]:
+        """The network's living model records, by the peer that holds a part of the model."""
+        return await self._read(RecordKind.MODELS, latest=latest)
 
     async def _read(self, kind: RecordKind, *, latest: bool = False) -> dict[str, Any]:
         key = record_key(self._network, self._model_key, kind)

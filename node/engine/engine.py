@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from dht.errors import MachineError, UserError
-from dht.messages.types import ModelSpec, PlannerNode, fits, stage_bytes
+from dht.messages.types import PlannerNode, fits, kv_tokens_least, stage_bytes
 from node.attention.block_table import AttendPages
 from node.device.heap import give_back
 from node.engine.batch_rows import StepRows
@@ -35,13 +35,7 @@ __all__ = ["Engine", "EngineConfig", "KvRows", "WorkItem", "WorkResult"]
 
 logger = logging.getLogger(__name__)
 
-KV_TOKENS_LEAST_MAX = 2048
 KV_TOKENS_MOST = 1 << 20
-
-
-def kv_tokens_least(spec: ModelSpec) -> int:
-    """Minimum KV tokens that a peer keeps per layer: one full context, but at most 2048."""
-    return min(spec.context_tokens, KV_TOKENS_LEAST_MAX)
 
 
 class DeviceLostError(MachineError):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dht.errors import NetworkError
-from dht.messages.types import NodeRecord, NodeState, PlanVersion, Reach
+from dht.messages.types import ModelRecord, NodeRecord, NodeState, PlanVersion, Reach
 from dht.records.directory import LIFETIME_S, Directory, RecordKind
 from dht.transport.interface import Transport
 from dht.transport.relay_reservation import with_circuits
@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 RENEW_S = 0.6 * LIFETIME_S[RecordKind.NODES]
 """Maximum age of an unchanged record before it is published again."""
+RENEW_MODEL_S = 0.6 * LIFETIME_S[RecordKind.MODELS]
+"""The same of this peer's entry in the directory of models."""
 
 
 class Announcer:
@@ -46,6 +48,9 @@ class Announcer:
         self._refined = refined
         self._told: NodeRecord | None = None
         self._told_s = 0.0
+        self._models = Directory.of_models(transport, directory.network)
+        self._told_model: ModelRecord | None = None
+        self._told_model_s = 0.0
         self._changed = asyncio.Event()
         self._beside: tuple[str, ...] = ()
 
@@ -84,8 +89,24 @@ class Announcer:
                 self._told, self._told_s = record, now_s
             else:
                 logger.info("nobody took this peer's announcement")
+            await self._announce_model(record)
         except NetworkError as error:
             logger.info("cannot announce: %s", error)
+
+    async def _announce_model(self, record: NodeRecord) -> None:
+        """Keep this peer's entry in the directory of models: it changes with its layers alone."""
+        entry = ModelRecord(
+            peer_id=record.peer_id,
+            model=record.model,
+            precision=record.precision,
+            start=record.start,
+            end=record.end,
+        )
+        now_s = asyncio.get_running_loop().time()
+        if entry == self._told_model and now_s - self._told_model_s < RENEW_MODEL_S:
+            return
+        if await self._models.publish(entry):
+            self._told_model, self._told_model_s = entry, now_s
 
     async def run(self) -> None:
         """Publish whenever something changed, and before the record expires."""

@@ -56,6 +56,7 @@ from dht.messages.types import (
     LeaseRecord,
     Link,
     LinksRecord,
+    ModelRecord,
     ModelSpec,
     NodeRecord,
     NodeState,
@@ -69,6 +70,31 @@ from tests.examples import examples
 S = "session-1"
 # What this version looks like on the wire. A change here breaks every peer that runs today.
 GOLDEN: list[tuple[Any, str]] = [
+    (
+        ModelRecord(
+            peer_id="peer",
+            model=ModelSpec(
+                name="m",
+                root="r",
+                layers=2,
+                layer_bytes=3,
+                embed_bytes=4,
+                head_bytes=5,
+                kv_bytes_per_token_layer=6,
+                activation_bytes=7,
+                context_tokens=8,
+                vocab=9,
+            ),
+            precision="int4 in bfloat16",
+            start=0,
+            end=2,
+        ),
+        "9303a56d6f64656c85a7706565725f6964a470656572a56d6f64656c8aa46e616d65a16da4726f6f74a172a6"
+        "6c617965727302ab6c617965725f627974657303ab656d6265645f627974657304aa686561645f6279746573"
+        "05b86b765f62797465735f7065725f746f6b656e5f6c6179657206b061637469766174696f6e5f6279746573"
+        "07ae636f6e746578745f746f6b656e7308a5766f63616209a9707265636973696f6eb0696e743420696e2062"
+        "666c6f61743136a5737461727400a3656e6402",
+    ),
     (Ping(nonce=7), "9303a470696e6781a56e6f6e636507"),
     (
         RecordsRequest(keys=("n/m/nodes",), known=bytes(8)),

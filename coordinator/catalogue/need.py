@@ -1,0 +1,77 @@
+"""Which model, and which of its layers, need a volunteer's memory the most. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.catalogue.served import ServedModel
+from dht.messages.types import ModelSpec, kv_tokens_least, stage_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Layers ``[start, end)`` of a model that a volunteer should hold."""
+
+    model: ModelSpec
+    start: int
+    end: int
+    holders: int
+    """Number of peers that hold or load the least held of these layers now."""
+    weight_bytes: int
+    """Bytes of these layers' weights, in the precision that peers announce."""
+
+
+def needs(served: Sequence[ServedModel], memory_bytes: int) -> tuple[Need, ...]:
+    """What a volunteer with this memory could do for each model that fits it, most needed first.
+
+    The model whose least held layer has the fewest holders comes first; of several, one that this
+    volunteer alone would make whole, then the one whose layers have fewer holders on average.
+    """
+    found = []
+    for model in served:
+        need = _need_of(model, memory_bytes)
+        if need is None:
+            continue
+        left = sum(
+            not count and not need.start <= layer < need.end
+            for layer, count in enumerate(model.coming)
+        )
+        mean = sum(model.coming) / len(model.coming)
+        key = (min(model.coming), left > 0, mean, model.name, model.spec.fingerprint)
+        found.append((key, need))
+    return tuple(need for _, need in sorted(found, key=lambda each: each[0]))
+
+
+def _need_of(model: ServedModel, memory_bytes: int) -> Need | None:
+    """Of the longest windows that fit at each layer, the one with the most of the least held
+    layers, then the longest, then the one with the fewest holders. None where no layer fits."""
+    spec, coming = model.spec, model.coming
+    least = min(coming)
+    windows = [(start, _longest(spec, start, memory_bytes)) for start in range(spec.layers)]
+    kept = [(start, end) for start, end in windows if end > start]
+    if not kept:
+        return None
+
+    def worth(window: tuple[int, int]) -> tuple[int, int, int, int]:
+        start, end = window
+        held = coming[start:end]
+        return -held.count(least), start - end, sum(held), start
+
+    start, end = min(kept, key=worth)
+    return Need(
+        model=spec,
+        start=start,
+        end=end,
+        holders=min(coming[start:end]),
+        weight_bytes=stage_bytes(spec, start, end, 0),
+    )
+
+
+def _longest(spec: ModelSpec, start: int, memory_bytes: int) -> int:
+    """End of the longest window from ``start`` on that fits into the memory."""
+    kv_tokens = kv_tokens_least(spec)
+    each = max(1, spec.layer_bytes + kv_tokens * spec.kv_bytes_per_token_layer)
+    left = memory_bytes - (spec.embed_bytes if start == 0 else 0)
+    end = min(spec.layers, start + max(0, left // each))
+    if end == spec.layers and stage_bytes(spec, start, end, kv_tokens) > memory_bytes:
+        end -= 1
+    return max(start, end)
