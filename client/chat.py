@@ -55,7 +55,7 @@ def parse() -> argparse.Namespace:
     add("--no-history", action="store_true", help=f"do not keep what you type ({HISTORY})")
     add_generation(parser)
     arguments = parser.parse_args()
-    settle_swarm(arguments)
+    settle_swarm(arguments, model="")
     return arguments
 
 
@@ -217,6 +217,7 @@ async def main(arguments: argparse.Namespace) -> int:
         _keep_history(HISTORY)
     async with settled_swarm(arguments, lambda text: print_note(f"({text})")) as swarm:
         remember_swarm(arguments, swarm)
+        await swarm.ready_text()
         chat = Chat(swarm, options, arguments.system)
         with on_interrupt(chat.interrupt, (signal.SIGINT,)):
             await chat.run()

@@ -56,7 +56,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    settle_swarm(arguments)
+    settle_swarm(arguments, model="")
     return arguments
 
 
@@ -191,6 +191,8 @@ async def main(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.wait <= 86_400:
         raise UserError(f"--wait is {arguments.wait}; it must be between 0 and 86400 seconds")
     async with settled_swarm(arguments, print_note, wait_s=arguments.wait) as swarm:
+        if isinstance(prompt, str) or options.stop:
+            await swarm.ready_text()
         has_text = swarm.text.tokenizer is not None
         running = swarm.begin(prompt, options)
         async for piece in running:

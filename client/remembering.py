@@ -55,8 +55,9 @@ def remember_swarm(
         for address in rule.admitted(stage.peer_id, nodes[stage.peer_id].addresses)[:1]
     ]
     first, *others = arguments.initial_peers
-    directory = Path(arguments.model)
-    model = str(directory.resolve()) if directory.is_dir() else arguments.model
+    named = arguments.model or swarm.text.name
+    directory = Path(named)
+    model = str(directory.resolve()) if directory.is_dir() else named
     remember(
         Remembered(
             network=arguments.network,

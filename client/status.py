@@ -39,7 +39,7 @@ def parse() -> argparse.Namespace:
     add_model(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object (docs/health.md)")
     arguments = parser.parse_args()
-    settle_swarm(arguments)
+    settle_swarm(arguments, model="")
     return arguments
 
 

@@ -89,6 +89,17 @@ DIALS = Rate(name="dials", unit="", per_s=1, burst=16, all_per_s=8, all_burst=64
 """Dials, for a client, of peers that were not reached at the last try."""
 LAYER_CHECKS = Rate(name="layer_checks", unit="", per_s=0.1, burst=4, all_per_s=1, all_burst=16)
 """Requests to run a few rows through a few layers: neighbours ask before they give up layers."""
+TEXT_STREAMS = Amount(name="text_streams", unit="", per_peer=2, in_all=32)
+"""Streams that ask for a model's text files."""
+TEXT_BYTES = Rate(
+    name="text_bytes",
+    unit="MiB",
+    per_s=1 << 20,
+    burst=96 << 20,
+    all_per_s=4 << 20,
+    all_burst=192 << 20,
+)
+"""Text files given: at once as much as the largest model has, then a trickle."""
 LIMITS: tuple[Limit, ...] = (
     STREAMS,
     FRAME_BYTES,
@@ -106,6 +117,8 @@ LIMITS: tuple[Limit, ...] = (
     DIALS_BACK_TO,
     DIALS,
     LAYER_CHECKS,
+    TEXT_STREAMS,
+    TEXT_BYTES,
 )
 
 

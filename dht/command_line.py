@@ -157,8 +157,8 @@ def settle_swarm(
 
     Addresses come from the command line, else from ``ANABRANCH_PEERS``, else from what is
     remembered; the last is never mixed with what the user typed of another network. ``model`` is
-    the default. With ``may_found`` there may be no addresses: a command that names a model then
-    founds a network. Raises UserError.
+    the default; an empty one leaves the model to the network. With ``may_found`` there may be no
+    addresses: a command that names a model then founds a network. Raises UserError.
 
     ``arguments.recalled`` says whether the addresses were remembered; ``said_model`` and
     ``said_fingerprint`` are what an invitation or the memory says of the model.

@@ -29,6 +29,7 @@ TEXT_FILES = (
     "chat_template.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
 )
 """Files of a model that a client needs; a model may lack some."""
 VOCABULARIES = (
@@ -40,7 +41,6 @@ VOCABULARIES = (
     "vocab.txt",
     "vocab.json",
     "merges.txt",
-    "special_tokens_map.json",
     "added_tokens.json",
 )
 """What a tokenizer is made of in a model without a ``tokenizer.json``."""

@@ -6,7 +6,6 @@ a weight. A directory's hashes are in its manifest, which the first ``node.join`
 """
 
 import hashlib
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any
@@ -17,12 +16,11 @@ from dht.errors import UserError
 from dht.hub import HubListing, notes_directory
 from dht.json_file import decode_json, read_object
 from dht.messages.types import fingerprint_of
+from dht.text_files import digest_of, text_hashes
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-VOLATILE = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
-"""Configuration keys that do not tell two models apart."""
 MANIFEST = "anabranch.sha256.json"
 MANIFEST_BYTES_MAX = 256 << 20
 CONTEXT_TOKENS = 2048
@@ -48,11 +46,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shards: dict[str, ShardHashes]
 
 
-def root_of(config: Mapping[str, Any], hashes: Mapping[str, str]) -> str:
-    """SHA-256 over a configuration and the SHA-256 of each weight file, by name; as hex."""
-    known = {key: value for key, value in config.items() if key not in VOLATILE}
-    text = json.dumps([known, sorted(hashes.items())], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+def root_of(texts: Mapping[str, str], weights: str) -> str:
+    """The root of a model, as hex: SHA-256 over the SHA-256 of its text files, by name, and over
+    the digest of its weight files (:func:`dht.text_files.digest_of`).
+
+    So whoever knows the root can check the text files without knowing the weight files.
+    """
+    return hashlib.sha256(f"{digest_of(texts)} {weights}".encode()).hexdigest()
 
 
 def directory_root(directory: Path) -> str:
@@ -63,10 +63,10 @@ def directory_root(directory: Path) -> str:
     manifest = manifest_of(directory)
     if manifest is None or not (directory / "config.json").is_file():
         return ""
-    config = read_config(directory)
+    read_config(directory)
     shards = shards_of(directory)
     hashes = {shard: known_hashes(manifest, shard, directory).sha256 for shard in shards}
-    return root_of(config, hashes)
+    return root_of(text_hashes(directory), digest_of(hashes))
 
 
 def listed_root(listing: HubListing, directory: Path) -> str:
@@ -80,7 +80,8 @@ def listed_root(listing: HubListing, directory: Path) -> str:
         for shard in shard_names(listing.repo, listing.files, read_index(directory))
     }
     known = {shard: sha256 for shard, sha256 in hashes.items() if sha256 is not None}
-    return root_of(read_config(directory, listing.repo), known) if known == hashes else ""
+    read_config(directory, listing.repo)
+    return root_of(text_hashes(directory), digest_of(known)) if known == hashes else ""
 
 
 # Hashes

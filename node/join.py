@@ -61,6 +61,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from dht.transport.metered import ByteMeter, MeteredTransport
     from node.device.hardware import at_most, machine_of
     from node.device.nvidia import held_to
+    from node.links.text_server import ServedTexts, TextServer
     from node.peer.dry_run import rehearse
     from node.weights.hub_shards import open_model
 
@@ -94,6 +95,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
             engine.drafts = drafts
             try:
                 metered = MeteredTransport(transport, meter)
+                texts = ServedTexts.of(store.directory, store.root, store.weights_digest)
                 if arguments.test:
                     await rehearse(
                         metered,
@@ -105,6 +107,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
                         port=arguments.port,
                     )
                     return EXIT_DONE
+                await TextServer(metered, texts, traffic, budget).start()
                 await _serve(arguments, metered, traffic, engine, machine, parts, budget, reporter)
             finally:
                 traffic.save()
@@ -197,7 +200,7 @@ def _invite(
     reporter.say("Invite others (on this machine with an --identity FILE of their own):")
     reporter.say(f"  {command} join {text}{at_home}")
     reporter.say("Anyone asks with:")
-    reporter.say(f"  {command} ask {text}{at_home} --prompt 'One morning'")
+    reporter.say(f"  {command} ask {text} --prompt 'One morning'")
     remember(
         Remembered(
             network=arguments.network,

@@ -79,7 +79,7 @@ def parse() -> argparse.Namespace:
         help="a line per request on stderr: method, path, status, seconds; nothing of its text",
     )
     arguments = parser.parse_args()
-    settle_swarm(arguments)
+    settle_swarm(arguments, model="")
     return arguments
 
 

@@ -43,7 +43,7 @@ def parse() -> argparse.Namespace:
         help="seconds between its own requests (30)",
     )
     arguments = parser.parse_args()
-    settle_swarm(arguments, model="brook")
+    settle_swarm(arguments, model="")
     return arguments
 
 

@@ -13,12 +13,15 @@ from client.errors import StatusCallback
 from client.session.attempt import AttemptConfig
 from client.session.failover import SessionController
 from client.session.session import SessionDriver
+from client.swarm.peer_texts import fetched_texts
 from client.text.tokenizer import Detokenizer, ModelText, StopStrings
 from client.view.reader import ReaderConfig, SwarmReader
 from client.view.view import Route
+from coordinator.catalogue.reading import network_models
+from coordinator.catalogue.served import only_model
 from coordinator.problem.model_pin import ModelPin, checked_fingerprint, named_peers
 from dht.connecting import connect
-from dht.errors import UserError
+from dht.errors import NetworkError, UserError
 from dht.hub import HubId, fetch_small_files, list_model
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
@@ -87,10 +90,12 @@ class Swarm:
         """A swarm reached through ``initial_peers`` (multiaddresses), for ``async with``.
 
         ``model`` is a local directory, a hub id (its tokenizer is used) or the name that peers
-        serve it under (token ids only). Files hold the peers to their weights; a name alone follows
+        serve it under: token ids only, until :meth:`ready_text`. Empty: the only model that the
+        network announces. Files hold the peers to their weights; a name alone follows
         the first of ``initial_peers`` that serves it, unless ``config.fingerprint`` is given.
 
-        Entering raises UserError for malformed addresses and for a model that is not on the hub,
+        Entering raises UserError for malformed addresses, for a model that is not on the hub and
+        where it is not clear which model is meant,
         HubUnreachableError, and NetworkError when nobody answers.
         """
         from dht.identity.peer_id import Identity
@@ -98,9 +103,10 @@ class Swarm:
         config = config or SwarmConfig()
         if not initial_peers:
             raise UserError("give the address of at least one peer of the swarm")
-        text = _text_of(model)
+        on_status = on_status or (lambda line: logger.info("%s", line))
+        text = _text_of(model) if model else None
         if isinstance(text, HubId):
-            text = await asyncio.to_thread(_fetched_text, text)
+            text = await _hub_text(text, config, on_status)
         transport = await connect(
             TransportConfig(
                 identity=Identity.generate(),
@@ -110,6 +116,8 @@ class Swarm:
             )
         )
         named = named_peers(initial_peers)
+        if text is None:
+            text = ModelText(name=await _only_name(transport, config.network, named))
         async with cls.over(transport, text, config, on_status, named) as swarm:
             yield swarm
 
@@ -130,6 +138,24 @@ class Swarm:
                 yield swarm
         finally:
             await transport.close()
+
+    async def ready_text(self) -> None:
+        """Take the model's tokenizer and text files from its peers, where none are here.
+
+        Waits for a first peer as long as an answer would. Where no peer has them, that is said, and
+        prompts are token ids. Raises UnavailableError where no peer came, and UserError for a
+        tokenizer that cannot be read.
+        """
+        if self.text.directory is not None:
+            return
+        spec = await self.reader.ready_spec()
+        same = {p: r for p, r in self.view.nodes.items() if r.model.serves_with(spec)}
+        try:
+            directory = await fetched_texts(self.transport, spec.root, same)
+        except NetworkError as error:
+            self._on_status(str(error))
+            return
+        self.text = await asyncio.to_thread(ModelText.load, self.text.name, directory, spec.root)
 
     def begin(
         self, prompt: str | Sequence[int], options: GenerationOptions | None = None, **named: object
@@ -266,6 +292,27 @@ class Generation:
             logprobs=tuple(owner.log.scores) if self._options.logprobs is not None else None,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+
+async def _only_name(transport: Transport, network: str, named: tuple[str, ...]) -> str:
+    """The name of the only model that the network announces; closes the transport on an error."""
+    try:
+        return only_model(await network_models(transport, network, named), network).name
+    except BaseException:
+        await transport.close()
+        raise
+
+
+async def _hub_text(hub_id: HubId, config: SwarmConfig, on_status: StatusCallback) -> ModelText:
+    """The text side of a model on the hub. Where that cannot be reached and a fingerprint holds the
+    peers to the model, its name alone."""
+    try:
+        return await asyncio.to_thread(_fetched_text, hub_id)
+    except NetworkError as error:
+        if not config.fingerprint:
+            raise
+        on_status(f"{error}; the model's text files are taken from its peers")
+        return ModelText(name=str(hub_id))
 
 
 def _fetched_text(hub_id: HubId) -> ModelText:

@@ -16,6 +16,11 @@ REQUESTS_MAX = 64
 """Maximum requests on one stream of the plan protocol."""
 
 NONCE_BYTES = 16
+TEXTS_MAX = 8
+"""Maximum text files of a model."""
+TEXT_BYTES_MAX = 64 << 20
+"""Maximum size of one of them; the largest tokenizers have 33 MB."""
+TEXT_PIECE_BYTES = 256 << 10
 KNOWN_BYTES = 8
 KEYS_ASKED_MAX = 16
 """Maximum keys in one request for records: four kinds of records of four models."""
@@ -172,6 +177,53 @@ class LayerRows:
     """
 
 
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextsRequest:
+    """Asks which text files the model of this root has."""
+
+    root: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFile:
+    """One of a model's text files, as :func:`dht.text_files.text_bytes` gives it."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    size_bytes: Annotated[int, Meta(ge=0, le=TEXT_BYTES_MAX)]
+    sha256: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextsFound:
+    """The answer to a :class:`TextsRequest`: the files, and the digest of the model's weights.
+
+    Together they have the model's root (:func:`dht.model_files.root_of`). Without files the root
+    is not known here.
+    """
+
+    files: Annotated[tuple[TextFile, ...], Meta(max_length=TEXTS_MAX)]
+    weights: Annotated[str, Meta(max_length=64)] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """Asks for the piece of a text file that begins at ``start``."""
+
+    sha256: Digest
+    start: Annotated[int, Meta(ge=0, le=TEXT_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPiece:
+    """The answer to a :class:`TextRequest`: the frame's body has ``TEXT_PIECE_BYTES``, or what is
+    left."""
+
+    start: Annotated[int, Meta(ge=0, le=TEXT_BYTES_MAX)]
+
+
 codec.register_message("signed", SignedRecord, framed=False)
 for _kind, _cls in {
     "probe-request": ProbeRequest,
@@ -189,5 +241,9 @@ for _kind, _cls in {
     "reach-answer": ReachAnswer,
     "layer-check": LayerCheck,
     "layer-rows": LayerRows,
+    "texts-request": TextsRequest,
+    "texts-found": TextsFound,
+    "text-request": TextRequest,
+    "text-piece": TextPiece,
 }.items():
     codec.register_message(_kind, _cls)

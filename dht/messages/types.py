@@ -69,7 +69,7 @@ class ModelSpec:
 
     name: ShortText
     root: Annotated[str, Meta(max_length=64)]
-    """SHA-256 over the configuration and the weight files (:func:`dht.model_files.root_of`)."""
+    """SHA-256 over the text files and the weight files (:func:`dht.model_files.root_of`)."""
     layers: Annotated[int, Meta(ge=1, le=LAYERS_MAX)]
     layer_bytes: Count
     """Bytes of the largest layer's weights, in the dtype that peers compute in."""

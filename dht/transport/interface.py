@@ -25,6 +25,9 @@ LAYERS_PROTOCOL = "/anabranch/layers/1"
 RECORDS_PROTOCOL = "/anabranch/records/2"
 """Requests to a full peer for records of the DHT, and to store them."""
 
+TEXT_PROTOCOL = "/anabranch/text/1"
+"""A model's small text files, by hash."""
+
 
 class Stream(Protocol):
     """A reliable, ordered, two-way byte stream to one peer."""

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -19,6 +20,7 @@ from dht.model_files import (
     root_of,
     shards_of,
 )
+from dht.text_files import digest_of, text_hashes
 from dht.whole_file import write_whole
 from node.weights.hashes import Progress, check_header, check_tensor, hash_shards, read_header
 from node.weights.safetensors_header import DamagedError, TensorEntry, parse_header
@@ -102,11 +104,16 @@ class WeightStore:
                 )
         return cls(source, config, tensors)
 
-    @property
+    @cached_property
     def root(self) -> str:
-        """What stands for the configuration and all weights (:func:`dht.model_files.root_of`)."""
+        """What stands for the text files and all weights (:func:`dht.model_files.root_of`)."""
+        return root_of(text_hashes(self.directory), self.weights_digest)
+
+    @cached_property
+    def weights_digest(self) -> str:
+        """What stands for the weight files alone (:func:`dht.text_files.digest_of`)."""
         shards = self._source.shards
-        return root_of(self.config, {shard: self._source.sha256(shard) for shard in shards})
+        return digest_of({shard: self._source.sha256(shard) for shard in shards})
 
     @property
     def layers_max(self) -> int:

@@ -21,6 +21,7 @@ COMMANDS = (
     "client.gateway",
     "client.health",
     "client.status",
+    "client.models",
     "client.invite",
     "client.forget",
     "coordinator.plan",

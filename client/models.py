@@ -1,0 +1,114 @@
+"""``anabranch models``: what the network serves, whether it is whole, and how much room it has."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from coordinator.catalogue.reading import network_models, served_models
+from coordinator.catalogue.served import ServedModel
+from coordinator.problem.model_pin import DIGITS_MIN, named_peers
+from dht.command_line import (
+    EXIT_DONE,
+    EXIT_SWARM,
+    Parser,
+    add_swarm,
+    printable,
+    run_command,
+    settle_swarm,
+)
+from dht.connecting import connect
+from dht.transport.config import TransportConfig
+
+
+def parse() -> argparse.Namespace:
+    """The command's arguments; raises UserError."""
+    parser = Parser(
+        prog="python -m client.models",
+        usage="%(prog)s [anabranch:…] [options]",
+        description="List the models that a network serves, at its peers' word.",
+        epilog="example: %(prog)s anabranch:…",
+        exit_codes="0 done, 2 your mistake, 3 none is served or not reached",
+    )
+    add_swarm(parser)
+    parser.add_argument("--json", action="store_true", help="a JSON list on stdout")
+    arguments = parser.parse_args()
+    arguments.model = None
+    settle_swarm(arguments, model="")
+    return arguments
+
+
+async def main(arguments: argparse.Namespace) -> int:
+    """Read the directory, then each model's own records, and print them."""
+    from dht.identity.peer_id import Identity
+
+    transport = await connect(
+        TransportConfig(
+            identity=Identity.generate(),
+            kind=arguments.transport,
+            initial_peers=tuple(arguments.initial_peers),
+            client_mode=True,
+        )
+    )
+    try:
+        named = named_peers(arguments.initial_peers)
+        specs = await network_models(transport, arguments.network, named)
+        models = await served_models(transport, arguments.network, specs)
+    finally:
+        await transport.close()
+    if arguments.json:
+        print(json.dumps([as_json(model) for model in models]))
+    else:
+        print(printable(table(models, arguments.network)))
+    return EXIT_DONE if any(model.replicas for model in models) else EXIT_SWARM
+
+
+def as_json(model: ServedModel) -> dict[str, object]:
+    """The model as an object of ``--json``."""
+    spec = model.spec
+    return {
+        "name": spec.name,
+        "fingerprint": spec.fingerprint,
+        "layers": spec.layers,
+        "covered": model.covered,
+        "replicas": model.replicas,
+        "holders": list(model.holders),
+        "peers": model.peers,
+        "precisions": list(model.precisions),
+        "layer_bytes": spec.layer_bytes,
+        "context_tokens": spec.context_tokens,
+        "tokens_per_s": round(model.tokens_per_s, 3),
+        "kv_tokens_free": model.kv_tokens_free,
+    }
+
+
+def table(models: Sequence[ServedModel], network: str) -> str:
+    """The models as lines for people, those that are served first."""
+    if not models:
+        return f"Nobody in network {network} announces a model."
+    width = max(len(model.name) for model in models)
+    lines = [f"{'model':<{width}}  {'served':<28}{'peers':>6}{'tokens/s':>10}  fingerprint"]
+    lines += [
+        f"{model.name:<{width}}  {_served(model):<28}{model.peers:>6}"
+        f"{model.tokens_per_s:>10.0f}  {model.spec.fingerprint[:DIGITS_MIN]}"
+        for model in sorted(models, key=lambda each: (each.replicas == 0, each.name))
+    ]
+    return "\n".join(lines)
+
+
+def _served(model: ServedModel) -> str:
+    layers = model.spec.layers
+    if not model.replicas:
+        return f"no: {model.covered} of {layers} layers"
+    if model.replicas == 1:
+        return f"fragile: {layers} layers"
+    return f"yes: {layers} layers, {model.replicas} times"
+
+
+def run() -> int:
+    """Run the command; returns its exit code."""
+    return run_command(parse, main)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,172 @@
+"""A model's small text files from its peers, for clients that have none of its files.
+
+Whatever a peer sends is checked against the model's root before it is used or kept. What is kept is
+checked again when it is read.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from dht.errors import NetworkError, PeerError
+from dht.hub import TEXT_FILES
+from dht.json_file import decode_json
+from dht.messages import codec
+from dht.messages.peer import (
+    TEXT_PIECE_BYTES,
+    TextFile,
+    TextPiece,
+    TextRequest,
+    TextsFound,
+    TextsRequest,
+)
+from dht.messages.types import NodeRecord
+from dht.model_files import root_of
+from dht.transport.interface import TEXT_PROTOCOL, Stream, Transport
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+PEERS_ASKED_MAX = 8
+PEER_LIMIT_S = 120.0
+"""Time for one peer to send all files."""
+ANSWER_LIMIT_S = 10.0
+BYTES_MAX = 96 << 20
+"""Maximum size of a model's text files together."""
+KEPT_MAX = 16
+"""Maximum models whose files are kept; those unused for longest go first."""
+LIST = "files.json"
+LIST_BYTES_MAX = 16 << 10
+
+
+def texts_folder() -> Path:
+    """``$XDG_CACHE_HOME/anabranch/texts``, by default below ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "anabranch" / "texts"
+
+
+async def fetched_texts(
+    transport: Transport, root: str, nodes: Mapping[str, NodeRecord], folder: Path | None = None
+) -> Path:
+    """The directory with the text files of the model of this root, from the cache or its peers.
+
+    ``nodes`` are the peers that announce it. Raises NetworkError where none gives them.
+    """
+    folder = folder or texts_folder()
+    if (kept := await asyncio.to_thread(_kept, folder, root)) is not None:
+        return kept
+    reasons = []
+    for peer_id in sorted(nodes)[:PEERS_ASKED_MAX]:
+        try:
+            async with asyncio.timeout(PEER_LIMIT_S):
+                found, texts = await _asked(transport, peer_id, nodes[peer_id].addresses, root)
+        except (NetworkError, PeerError, TimeoutError) as error:
+            logger.info("no text files from %s: %s", peer_id, error or "it took too long")
+            reasons.append(str(error) or "it took too long")
+            continue
+        return await asyncio.to_thread(_keep, folder, root, found, texts)
+    why = reasons[-1] if reasons else "no peer announces it"
+    raise NetworkError(f"no peer gives the model's tokenizer and text files: {why}")
+
+
+def checked(found: TextsFound, root: str) -> TextsFound:
+    """``found`` if it is of this root; raises MalformedError."""
+    names = [file.name for file in found.files]
+    if not set(names) <= set(TEXT_FILES) or len(set(names)) != len(names):
+        raise codec.MalformedError("it lists files that no model passes on")
+    if sum(file.size_bytes for file in found.files) > BYTES_MAX:
+        raise codec.MalformedError(f"its text files have more than {BYTES_MAX} bytes")
+    if root_of({file.name: file.sha256 for file in found.files}, found.weights) != root:
+        raise codec.MalformedError("its text files are not those of the model's fingerprint")
+    return found
+
+
+async def _asked(
+    transport: Transport, peer_id: str, addresses: tuple[str, ...], root: str
+) -> tuple[TextsFound, dict[str, bytes]]:
+    stream = await transport.open_stream(peer_id, TEXT_PROTOCOL, addresses=addresses)
+    try:
+        found, _ = await _ask(stream, TextsRequest(root=root), TextsFound, LIST_BYTES_MAX)
+        if not found.files:
+            raise NetworkError("it has no text files of this model")
+        checked(found, root)
+        return found, {file.name: await _file(stream, file) for file in found.files}
+    finally:
+        await stream.close()
+
+
+async def _file(stream: Stream, file: TextFile) -> bytes:
+    data = bytearray()
+    while len(data) < file.size_bytes:
+        request = TextRequest(sha256=file.sha256, start=len(data))
+        _, body = await _ask(stream, request, TextPiece, TEXT_PIECE_BYTES + 1024)
+        if not body or len(data) + len(body) > file.size_bytes:
+            raise codec.MalformedError(f"{file.name} comes with another length than listed")
+        data += body
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise codec.MalformedError(f"{file.name} has another hash than listed")
+    return bytes(data)
+
+
+async def _ask(stream: Stream, request: object, kind: type[T], limit_bytes: int) -> tuple[T, bytes]:
+    async with asyncio.timeout(ANSWER_LIMIT_S):
+        await codec.send_frame(stream, request)
+        frame = await codec.read_frame(stream, limit_bytes=limit_bytes)
+    if not isinstance(frame.message, kind):
+        raise codec.MalformedError(f"{type(frame.message).__name__} instead of {kind.__name__}")
+    return frame.message, bytes(frame.body)
+
+
+# On disk
+
+
+def _kept(folder: Path, root: str) -> Path | None:
+    """The kept files of this root, checked anew; None where there are none or others."""
+    directory = folder / root
+    try:
+        with (directory / LIST).open("rb") as file:
+            found = decode_json(file.read(LIST_BYTES_MAX), TextsFound)
+        checked(found, root)
+        for each in found.files:
+            data = (directory / each.name).read_bytes()
+            if hashlib.sha256(data).hexdigest() != each.sha256:
+                return None
+        os.utime(directory)
+    except (OSError, ValueError, PeerError):
+        return None
+    return directory
+
+
+def _keep(folder: Path, root: str, found: TextsFound, texts: Mapping[str, bytes]) -> Path:
+    """Keep the files under their root. Where the cache cannot be written, in a passing place."""
+    directory = folder / root
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".", dir=folder))
+    except OSError as error:
+        logger.info("cannot keep text files in %s: %s", folder, error)
+        directory = made = Path(tempfile.mkdtemp(prefix="anabranch-texts-"))
+    for name, data in {**texts, LIST: msgspec.json.encode(found)}.items():
+        (made / name).write_bytes(data)
+    if made != directory:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.replace(made, directory)
+        _prune(folder)
+    return directory
+
+
+def _prune(folder: Path) -> None:
+    kept = sorted(
+        (path for path in folder.iterdir() if path.is_dir()),
+        key=lambda path: path.stat().st_mtime,
+    )
+    for path in kept[:-KEPT_MAX]:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,107 @@
+"""Passes on the small text files of this peer's model, so that clients need no files of it."""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from dht.budget import TEXT_BYTES, TEXT_STREAMS, Budget
+from dht.errors import NetworkError
+from dht.hub import TEXT_FILES
+from dht.messages import codec
+from dht.messages.peer import (
+    TEXT_PIECE_BYTES,
+    TextFile,
+    TextPiece,
+    TextRequest,
+    TextsFound,
+    TextsRequest,
+)
+from dht.text_files import CONFIGURATIONS, text_bytes
+from dht.transport.interface import TEXT_PROTOCOL, Stream, Transport
+from dht.transport.requests import answer, next_request
+from node.links.lent_traffic import LentTraffic
+
+REQUESTS_MAX = 2048
+"""Maximum requests on one stream."""
+STREAM_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedTexts:
+    """The text files that a peer passes on."""
+
+    root: str
+    directory: Path
+    found: TextsFound
+
+    @classmethod
+    def of(cls, directory: Path, root: str, weights: str) -> "ServedTexts":
+        """Those of the model in ``directory``, whose weight files have the digest ``weights``.
+
+        Raises UserError for a file that cannot be read.
+        """
+        read = {name: text_bytes(directory, name) for name in TEXT_FILES}
+        files = tuple(
+            TextFile(name=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+            for name, data in read.items()
+            if data is not None
+        )
+        return cls(root=root, directory=directory, found=TextsFound(files=files, weights=weights))
+
+    def piece(self, sha256: str, start: int) -> bytes:
+        """A piece of the file with this hash; nothing beyond its end or of an unknown file."""
+        named = next((file.name for file in self.found.files if file.sha256 == sha256), None)
+        if named is None:
+            return b""
+        if named in CONFIGURATIONS:
+            return (text_bytes(self.directory, named) or b"")[start : start + TEXT_PIECE_BYTES]
+        with (self.directory / named).open("rb") as file:
+            file.seek(start)
+            return file.read(TEXT_PIECE_BYTES)
+
+
+class TextServer:
+    """Answers requests for text files, within bounds per peer and in all."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        texts: ServedTexts,
+        traffic: LentTraffic | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        budget = budget or Budget()
+        self._transport = transport
+        self._texts = texts
+        self._traffic = traffic or LentTraffic()
+        self._streams = budget.held(TEXT_STREAMS)
+        self._bytes = budget.rate(TEXT_BYTES)
+
+    async def start(self) -> None:
+        await self._transport.serve(TEXT_PROTOCOL, self._serve)
+
+    async def _serve(self, stream: Stream) -> None:
+        share = self._streams.of(stream.remote_peer_id)
+        share.take(1)
+        try:
+            async with asyncio.timeout(STREAM_LIMIT_S):
+                for _ in range(REQUESTS_MAX):
+                    await self._answer(stream)
+        finally:
+            share.give_back(1)
+
+    async def _answer(self, stream: Stream) -> None:
+        match await next_request(stream):
+            case TextsRequest(root=root):
+                known = root == self._texts.root
+                await answer(stream, self._texts.found if known else TextsFound(files=()))
+            case TextRequest(sha256=sha256, start=start):
+                now_s = asyncio.get_running_loop().time()
+                if not self._bytes.take(stream.remote_peer_id, TEXT_PIECE_BYTES, now_s):
+                    raise NetworkError("this peer took its share of text files")
+                await self._traffic.wait_up()
+                data = await asyncio.to_thread(self._texts.piece, sha256, start)
+                await answer(stream, TextPiece(start=start), data)
+            case _:
+                raise codec.MalformedError("this stream takes requests for text files")
