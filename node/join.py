@@ -63,10 +63,8 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from node.device.nvidia import held_to
     from node.links.text_server import ServedTexts, TextServer
     from node.peer.dry_run import rehearse
-    from node.weights.hub_shards import open_model
 
-    with reporter.phase("Reading the model's headers; new files are hashed", counted=True) as bar:
-        store = await asyncio.to_thread(open_model, arguments.model, bar.update)
+    store = await _open_store(arguments, reporter) if arguments.model else None
     identity = Identity.load_or_create(arguments.identity.expanduser())
     if arguments.recalled:  # who founded the network founds it again
         own = f"/p2p/{identity.peer_id}"
@@ -90,6 +88,9 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     budget = Budget()
     transport = await _connect(arguments, identity, meter, parts, budget, reporter)
     try:
+        if store is None:
+            await _choose(arguments, transport, machine, reporter)
+            store = await _open_store(arguments, reporter)
         with held_to(machine.driver_name, arguments.power_limit):
             engine = await _open_engine(arguments, store, machine, reporter)
             engine.drafts = drafts
@@ -118,6 +119,31 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     reporter.event("left")
     reporter.say("Left the swarm.")
     return EXIT_DONE
+
+
+async def _open_store(arguments: argparse.Namespace, reporter: Reporter) -> "WeightStore":
+    from node.weights.hub_shards import open_model
+
+    with reporter.phase("Reading the model's headers; new files are hashed", counted=True) as bar:
+        return await asyncio.to_thread(open_model, arguments.model, bar.update)
+
+
+async def _choose(
+    arguments: argparse.Namespace, transport: "Transport", machine: "Machine", reporter: Reporter
+) -> None:
+    """Settle on the model that needs this machine the most; raises as :func:`choices`."""
+    from coordinator.problem.model_pin import named_peers
+    from node.peer.choosing import agreed, choices
+
+    named = named_peers(arguments.initial_peers)
+    allowed = [each for entry in arguments.models for each in entry.split(",") if each]
+    found = await choices(transport, arguments.network, named, machine.lend_bytes, allowed)
+    choice = await agreed(found, yes=arguments.yes)
+    reporter.say(f"Needed most by {choice.sentence()}")
+    need = choice.need
+    reporter.event("chosen", model=need.model.name, start=need.start, end=need.end)
+    arguments.model, arguments.model_name = choice.files, need.model.name
+    arguments.fingerprint = need.model.fingerprint
 
 
 def _traffic(arguments: argparse.Namespace) -> "LentTraffic":

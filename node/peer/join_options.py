@@ -54,9 +54,8 @@ def join_parser() -> Parser:
     parser = Parser(
         prog="python -m node.join",
         usage="%(prog)s [anabranch:…] [--model M] [options]",
-        description="Lend this machine to a swarm that serves one large language model. With"
-        " --model and no address it founds one; with neither it joins the last one again. Ctrl-C"
-        " leaves cleanly, a second one at once.",
+        description="Lend this machine to a swarm: --model alone founds one, an address alone"
+        " joins where it is needed, neither joins the last one again. Ctrl-C leaves cleanly.",
         epilog="example: %(prog)s --model models/brook",
         exit_codes="0 left, 1 the machine broke, 2 your mistake, 3 no swarm or hub",
         allow_abbrev=False,
@@ -64,6 +63,8 @@ def join_parser() -> Parser:
     add, rare = parser.add_argument, parser.add_rare
     add("--config", type=Path, metavar="FILE", help="these flags in TOML; typed ones go before")
     add("--model", metavar="M", help="directory, or hub id org/name[@revision]")
+    add("--models", nargs="+", default=[], metavar="M", help="or the neediest of these")
+    rare("--yes", action="store_true", help="do not ask before one of --models is taken")
     rare("--model-name", metavar="NAME", help="serve it as NAME (its hub id or directory's name)")
     small = "small model of the same tokens that drafts for it, or none (draft/ in the model's)"
     rare("--draft", metavar="M", help=small)
@@ -134,10 +135,20 @@ def _settle(arguments: argparse.Namespace) -> None:
     A peer needs the files of its model. From a directory it serves what the network names.
     """
     is_named = arguments.model is not None
-    settle_swarm(arguments, may_found=True)
+    if is_named and arguments.models:
+        raise UserError("--model says which model, --models among which to choose; give one")
+    if arguments.yes and not arguments.models:
+        raise UserError("--yes goes with --models: else strangers say what this machine fetches")
+    settle_swarm(arguments, may_found=True, model="")
+    if not arguments.model and not arguments.initial_peers:
+        raise UserError("which model? give --model: its directory or its hub id")
+    if arguments.models or not arguments.model:
+        arguments.model, arguments.model_name, arguments.fingerprint = "", None, ""
+        return
     if not is_named and HubId.parse(arguments.model) is None and not Path(arguments.model).is_dir():
         raise UserError(
-            f"the network's model {arguments.model} is no hub id: give its directory with --model"
+            f"the network's model {arguments.model} is no hub id: give its directory with --model,"
+            " or several with --models"
         )
     arguments.model_name = arguments.model_name or arguments.said_model or None
     is_same = arguments.model_name == arguments.said_model
@@ -150,9 +161,9 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.gpu is None and not arguments.cpu:
         arguments.cpu = not has_gpu()
         arguments.gpu = None if arguments.cpu else 0
-    if arguments.model_name is None:
+    if arguments.model and arguments.model_name is None:
         arguments.model_name = served_name(arguments.model)
-    if not 0 < len(arguments.model_name) <= MODEL_NAME_MAX:
+    if arguments.model and not 0 < len(arguments.model_name) <= MODEL_NAME_MAX:
         raise UserError(
             f"the model's name has {len(arguments.model_name)} characters; give one of 1 to"
             f" {MODEL_NAME_MAX} with --model-name"

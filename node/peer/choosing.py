@@ -1,0 +1,97 @@
+"""``node.join`` without a model: finds the model that needs this machine the most."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.catalogue.need import Need, needs
+from coordinator.catalogue.reading import network_models, served_models
+from dht.command_line import printable
+from dht.errors import SwarmError, UserError
+from dht.hub import HubId, served_name
+from dht.transport.interface import Transport
+
+SHOWN_MAX = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A model that this machine may serve, and where its files are."""
+
+    need: Need
+    files: str
+    """A directory here, or a hub id."""
+
+    @property
+    def fetch_bytes(self) -> int:
+        """About how many bytes must be fetched; 0 where the files are here."""
+        return 0 if Path(self.files).is_dir() else self.need.weight_bytes
+
+    def sentence(self) -> str:
+        """The choice in words."""
+        need = self.need
+        count = {0: "nobody", 1: "1 peer"}.get(need.holders, f"{need.holders} peers")
+        fetched = (
+            f"about {self.fetch_bytes / 1e9:.1f} GB to fetch"
+            if self.fetch_bytes
+            else "its files are here"
+        )
+        return (
+            f"{need.model.name}: layers {need.start}-{need.end - 1} of {need.model.layers},"
+            f" the least held of them by {count}; {fetched}"
+        )
+
+
+def files_of(name: str, allowed: Sequence[str]) -> str | None:
+    """Where the files of the model called ``name`` are; None where it is not ``allowed`` or they
+    are not known. Nothing here that only happens to be called so counts."""
+    for entry in allowed:
+        if Path(entry).expanduser().is_dir() and served_name(entry) == name:
+            return entry
+    listed = name in allowed or not allowed
+    return name if listed and HubId.parse(name) is not None and not Path(name).exists() else None
+
+
+async def choices(
+    transport: Transport,
+    network: str,
+    named: Sequence[str],
+    memory_bytes: int,
+    allowed: Sequence[str],
+) -> tuple[Choice, ...]:
+    """What this machine could serve, most needed first.
+
+    Raises NetworkError, SwarmError where the network announces no model, and UserError where this
+    machine can serve none of its models.
+    """
+    specs = await network_models(transport, network, named)
+    if not specs:
+        raise SwarmError(f"network {network} announces no model; found one with --model")
+    wanted = needs(await served_models(transport, network, specs), memory_bytes)
+    if not wanted:
+        names = ", ".join(spec.name for spec in specs[:SHOWN_MAX])
+        raise UserError(f"no layer of {names} fits; lend more with --memory")
+    found = [(need, files_of(need.model.name, allowed)) for need in wanted]
+    kept = tuple(Choice(need=need, files=files) for need, files in found if files is not None)
+    if not kept:
+        names = ", ".join(need.model.name for need in wanted[:SHOWN_MAX])
+        why = "--models allows none of them" if allowed else "their files are not here"
+        raise UserError(f"{names}: {why}; give directories or hub ids with --models")
+    return kept
+
+
+async def agreed(found: Sequence[Choice], *, yes: bool) -> Choice:
+    """The first choice, once the owner agrees; raises UserError where nobody can or does."""
+    if yes:
+        return found[0]
+    lines = [f"Needed most by {found[0].sentence()}"]
+    lines += [f"       then by {each.sentence()}" for each in found[1:SHOWN_MAX]]
+    print(printable("\n".join(lines)), flush=True)
+    if not sys.stdin.isatty():
+        raise UserError("nobody is asked here: say --yes with --models, or which with --model")
+    answer = await asyncio.to_thread(input, "Go? [Y/n] ")
+    if answer.strip().lower() not in {"", "y", "yes"}:
+        raise UserError("nothing was joined; --model says which model to serve")
+    return found[0]

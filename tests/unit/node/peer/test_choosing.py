@@ -1,0 +1,90 @@
+"""Which model of a network a peer without one takes, and who decides on that."""
+
+import asyncio
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dht.errors import SwarmError, UserError
+from dht.messages.types import ModelRecord, ModelSpec
+from dht.records.directory import Directory
+from dht.simulated.network import MemoryNetwork
+from node.peer import join_options
+from node.peer.choosing import Choice, agreed, choices, files_of
+from tests.unit.records import MODEL, record_of
+
+RARE = replace(MODEL, name="org/rare")
+OFTEN = replace(MODEL, name="org/often")
+PLENTY = 1 << 30
+
+
+async def found(
+    models: Sequence[tuple[ModelSpec, int]], allowed: Sequence[str] = (), memory: int = PLENTY
+) -> tuple[Choice, ...]:
+    """The choices in a network where so many peers serve each of these models."""
+    network = MemoryNetwork(random.Random(0))
+    for spec, holders in models:
+        for _ in range(holders):
+            peer = network.transport()
+            entry = ModelRecord(peer_id=peer.peer_id, model=spec, start=0, end=spec.layers)
+            await Directory.of_models(peer, "n").publish(entry)
+            record = record_of(peer.peer_id, 0, spec.layers, model=spec)
+            await Directory(peer, "n", spec.key).publish(record)
+    return await choices(network.transport(), "n", (), memory, allowed)
+
+
+def test_it_goes_where_holders_are_fewest_and_the_owner_allows() -> None:
+    both = asyncio.run(found([(OFTEN, 2), (RARE, 1)]))
+    assert [each.files for each in both] == ["org/rare", "org/often"]
+    (allowed,) = asyncio.run(found([(OFTEN, 2), (RARE, 1)], ("org/often",)))
+    assert allowed.files == "org/often"
+    assert "about" in allowed.sentence()
+
+
+def test_why_there_is_no_choice() -> None:
+    with pytest.raises(SwarmError, match="announces no model"):
+        asyncio.run(found([]))
+    with pytest.raises(UserError, match=r"org/rare.*lend more"):
+        asyncio.run(found([(RARE, 1)], memory=1))
+    with pytest.raises(UserError, match="allows none"):
+        asyncio.run(found([(RARE, 1)], ("org/other",)))
+    with pytest.raises(UserError, match="not here"):
+        asyncio.run(found([(MODEL, 1)]))
+
+
+def test_a_network_names_no_files_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "rare").mkdir(parents=True)
+    assert files_of("org/rare", ()) is None
+    assert files_of("rare", ("org/rare",)) == "org/rare"
+    assert files_of("rare", ()) is None
+
+
+def test_nothing_is_fetched_before_the_owner_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = asyncio.run(found([(OFTEN, 2), (RARE, 1)]))
+    assert asyncio.run(agreed(both, yes=True)) is both[0]
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    with pytest.raises(UserError, match="--yes"):
+        asyncio.run(agreed(both, yes=False))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--yes", "--initial-peers", "/ip4/1.2.3.4"), "--yes goes with --models"),
+        (("--model", "a", "--models", "b"), "give one"),
+        (("--cpu",), "which model"),
+    ],
+)
+def test_what_must_be_said(
+    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANABRANCH_MEMORY", "")
+    monkeypatch.delenv("ANABRANCH_PEERS", raising=False)
+    monkeypatch.setattr(sys, "argv", ["join", *words])
+    with pytest.raises(UserError, match=said):
+        join_options.parse()
