@@ -189,8 +189,11 @@ class LocalSwarm:
         python: str = sys.executable,
         environment: dict[str, str] | None = None,
         initial: Sequence[str] | None = None,
+        models: Sequence[Path] = (),
     ) -> LocalPeer:
         """Start one peer; the first founds the swarm. Returns at once.
+
+        It serves the swarm's model, or chooses among ``models``.
 
         ``initial`` are the addresses that it joins through, of two living peers if None.
         ``run_on`` is put before the command: it runs it elsewhere, where ``host`` is its address.
@@ -199,7 +202,9 @@ class LocalSwarm:
         name = name or f"peer{len(self.peers)}"
         if initial is None:
             initial = [peer.address for peer in self.peers if peer.process.poll() is None][:2]
-        command = [*run_on, python, "-m", "node.join", "--model", str(self.model), "--cpu"]
+        among = ["--models", *map(str, models), "--yes"]
+        which = among if models else ["--model", str(self.model)]
+        command = [*run_on, python, "-m", "node.join", *which, "--cpu"]
         command += ["--json-log", "--name", name, "--host", host]
         command += ["--identity", str(self.directory / f"{name}.key")]
         command += [] if memory_gib is None else ["--memory", f"{memory_gib:.9f}"]

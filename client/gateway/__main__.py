@@ -5,11 +5,16 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from client.gateway.requests import Defaults
 from client.remembering import remember_swarm, settled_swarm
+from client.swarm.swarm import Swarm, beside, named_of
 from client.text.chat_template import ChatTemplate
+from coordinator.problem.model_pin import DIGITS_MIN
 from dht.command_line import (
     EXIT_DONE,
     Parser,
@@ -21,6 +26,10 @@ from dht.command_line import (
 )
 from dht.errors import UserError
 from dht.json_file import read_object
+
+if TYPE_CHECKING:
+    from client.gateway.answers import Answers
+    from client.gateway.service import CompletionService
 
 KEYS_VARIABLE = "ANABRANCH_API_KEYS"
 
@@ -36,6 +45,13 @@ def parse() -> argparse.Namespace:
     )
     add_swarm(parser)
     add_model(parser)
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=[],
+        metavar="M",
+        help="these, too: directory, hub id, or NAME=FINGERPRINT",
+    )
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="listen here (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, metavar="P", help="0 takes any (8000)")
     parser.add_argument(
@@ -116,8 +132,8 @@ async def main(arguments: argparse.Namespace) -> int:
     from client.gateway.answers import Answers
     from client.gateway.app import Gateway, GatewayConfig, hosts_of, requests
     from client.gateway.metrics import Metrics
+    from client.gateway.models import GatewayModels, OpenModel
     from client.gateway.server import drain, serving
-    from client.gateway.service import CompletionService
 
     config = GatewayConfig(
         api_keys=check(arguments),
@@ -129,19 +145,29 @@ async def main(arguments: argparse.Namespace) -> int:
     if arguments.log_requests:
         requests.setLevel(logging.INFO)
     async with settled_swarm(arguments, _say, wait_s=arguments.wait, pings_always=True) as swarm:
-        remember_swarm(arguments, swarm)
-        template, defaults = _text_side(swarm.text.directory)
+        if (spec := swarm.view.spec) is not None and swarm.is_vouched_for(spec):
+            remember_swarm(arguments, swarm)
         parts = swarm.reader.parts
-        metrics = Metrics(swarm.text.name)
+        metrics = Metrics()
         metrics.registry.register(parts)
         answers = Answers(
-            swarm,
-            metrics,
-            at_once_max=config.answers_at_once_max,
-            queued_max=config.requests_max,
+            metrics, at_once_max=config.answers_at_once_max, queued_max=config.requests_max
         )
-        service = CompletionService(swarm, answers, template=template, defaults=defaults)
-        gateway = Gateway(service, answers, metrics, config, swarm)
+        await take_text(swarm)
+        others = {named_of(entry): entry for entry in arguments.models}
+        others.pop(swarm.text.name, None)
+
+        @asynccontextmanager
+        async def opened(name: str) -> AsyncIterator[OpenModel]:
+            if name == swarm.text.name:
+                yield OpenModel(swarm=swarm, service=_service(swarm, answers))
+                return
+            async with beside(swarm, others[name], _say) as other:
+                await take_text(other)
+                yield OpenModel(swarm=other, service=_service(other, answers))
+
+        models = GatewayModels((swarm.text.name, *others), opened)
+        gateway = Gateway(models, answers, metrics, config, swarm)
         interrupts: asyncio.Queue[None] = asyncio.Queue()
         with on_interrupt(lambda: interrupts.put_nowait(None)):
             async with serving(
@@ -149,7 +175,8 @@ async def main(arguments: argparse.Namespace) -> int:
             ) as port:
                 host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
                 url = f"http://{host}:{port}/v1"
-                print(f"serving {swarm.text.name} at {url} (Ctrl-C stops)", flush=True)
+                names = ", ".join((swarm.text.name, *others))
+                print(f"serving {names} at {url} (Ctrl-C stops)", flush=True)
                 await interrupts.get()
                 if answers.requests:
                     _say(f"requests being finished: {answers.requests} (Ctrl-C ends them)")
@@ -159,7 +186,34 @@ async def main(arguments: argparse.Namespace) -> int:
                 for task in (ending, again):
                     task.cancel()
                 await asyncio.gather(ending, again, return_exceptions=True)
+        await models.close()
     return EXIT_DONE
+
+
+async def take_text(swarm: Swarm) -> None:
+    """Take a model's text files from its peers, if they are those that the owner means.
+
+    A stranger's chat template could go on for ever, and so could a stranger's tokenizer.
+    """
+    if swarm.text.directory is not None:
+        return
+    spec = swarm.view.spec
+    if spec is None:
+        _say(f"nobody announces {swarm.text.name} now: it takes token ids only")
+    elif swarm.is_vouched_for(spec):
+        await swarm.ready_text()
+    else:
+        _say(
+            f"{swarm.text.name} takes token ids only: a stranger's tokenizer and template are not"
+            f" run here; --models {swarm.text.name}={spec.fingerprint[:DIGITS_MIN]} vouches for it"
+        )
+
+
+def _service(swarm: Swarm, answers: "Answers") -> "CompletionService":
+    from client.gateway.service import CompletionService
+
+    template, defaults = _text_side(swarm.text.directory)
+    return CompletionService(swarm, answers, template=template, defaults=defaults)
 
 
 def _text_side(directory: Path | None) -> tuple[ChatTemplate | None, Defaults]:

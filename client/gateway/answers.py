@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from client.answer.generation import Answer, GenerationOptions, Piece
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
-from client.gateway.metrics import Metrics
+from client.gateway.metrics import Metrics, ModelMetrics
 from client.swarm.swarm import Swarm
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages.logprobs import TokenScore
@@ -41,11 +41,8 @@ class ChoicePart:
 class Answers:
     """Runs choices for all requests of a gateway, first come, first served."""
 
-    def __init__(
-        self, swarm: Swarm, metrics: Metrics, *, at_once_max: int, queued_max: int
-    ) -> None:
+    def __init__(self, metrics: Metrics, *, at_once_max: int, queued_max: int) -> None:
         """``at_once_max`` choices run, ``queued_max`` requests wait or run."""
-        self._swarm = swarm
         self._metrics = metrics
         self._turns = asyncio.Semaphore(at_once_max)
         self._queued_max = queued_max
@@ -76,13 +73,15 @@ class Answers:
             if not self._requests:
                 self.idle.set()
 
-    async def parts(self, tasks: Sequence[ChoiceTask]) -> AsyncGenerator[ChoicePart, None]:
+    async def parts(
+        self, swarm: Swarm, tasks: Sequence[ChoiceTask]
+    ) -> AsyncGenerator[ChoicePart, None]:
         """Parts of all ``tasks`` as they come, interleaved; close it to free every session.
 
         Raises ApiError for what goes wrong with any of them, and ends the others.
         """
         queue: asyncio.Queue[ChoicePart | ApiError] = asyncio.Queue(PIECES_QUEUED_MAX)
-        running = [asyncio.create_task(self._run(task, queue)) for task in tasks]
+        running = [asyncio.create_task(self._run(swarm, task, queue)) for task in tasks]
         left = len(tasks)
         try:
             while left:
@@ -96,13 +95,16 @@ class Answers:
                 each.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _run(self, task: ChoiceTask, queue: "asyncio.Queue[ChoicePart | ApiError]") -> None:
+    async def _run(
+        self, swarm: Swarm, task: ChoiceTask, queue: "asyncio.Queue[ChoicePart | ApiError]"
+    ) -> None:
+        metrics = self._metrics.of(swarm.text.name)
         try:
-            with self._metrics.waiting.track_inprogress():
+            with metrics.waiting.track_inprogress():
                 await self._turns.acquire()
             try:
-                with self._metrics.running.track_inprogress():
-                    await self._answer(task, queue)
+                with metrics.running.track_inprogress():
+                    await self._answer(swarm, metrics, task, queue)
             finally:
                 self._turns.release()
         except (UserError, SwarmError, NetworkError) as error:
@@ -111,11 +113,15 @@ class Answers:
             await queue.put(_Fault(error))
 
     async def _answer(
-        self, task: ChoiceTask, queue: "asyncio.Queue[ChoicePart | ApiError]"
+        self,
+        swarm: Swarm,
+        metrics: ModelMetrics,
+        task: ChoiceTask,
+        queue: "asyncio.Queue[ChoicePart | ApiError]",
     ) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        running = self._swarm.begin(task.prompt_ids, task.options)
+        running = swarm.begin(task.prompt_ids, task.options)
         pieces = aiter(running)
         first = True
         try:
@@ -126,24 +132,24 @@ class Answers:
         finally:
             await pieces.aclose()
         answer = running.answer()
-        self._record(answer, loop.time() - started_s)
+        _record(metrics, answer, loop.time() - started_s)
         await queue.put(
             ChoicePart(index=task.index, piece=Piece(text="", token_ids=()), answer=answer)
         )
 
-    def _record(self, answer: Answer, latency_s: float) -> None:
-        metrics = self._metrics
-        metrics.prompt_tokens.inc(answer.prompt_tokens)
-        metrics.cached_tokens.inc(answer.cached_tokens)
-        metrics.generation_tokens.inc(len(answer.token_ids))
-        metrics.prompt_size.observe(answer.prompt_tokens)
-        metrics.answer_size.observe(len(answer.token_ids))
-        metrics.first_token_s.observe(answer.ttft_s)
-        if len(answer.token_ids) > 1:
-            metrics.per_token_s.observe(answer.tpot_s)
-        metrics.latency_s.observe(latency_s)
-        metrics.failovers.inc(answer.failovers)
-        metrics.succeeded("length" if answer.finish_reason is FinishReason.LENGTH else "stop")
+
+def _record(metrics: ModelMetrics, answer: Answer, latency_s: float) -> None:
+    metrics.prompt_tokens.inc(answer.prompt_tokens)
+    metrics.cached_tokens.inc(answer.cached_tokens)
+    metrics.generation_tokens.inc(len(answer.token_ids))
+    metrics.prompt_size.observe(answer.prompt_tokens)
+    metrics.answer_size.observe(len(answer.token_ids))
+    metrics.first_token_s.observe(answer.ttft_s)
+    if len(answer.token_ids) > 1:
+        metrics.per_token_s.observe(answer.tpot_s)
+    metrics.latency_s.observe(latency_s)
+    metrics.failovers.inc(answer.failovers)
+    metrics.succeeded("length" if answer.finish_reason is FinishReason.LENGTH else "stop")
 
 
 class _Fault(ApiError):

@@ -26,9 +26,9 @@ from client.gateway.messages import (
     message_of,
 )
 from client.gateway.metrics import Metrics
+from client.gateway.models import GatewayModels, Json
 from client.gateway.openapi import document
 from client.gateway.requests import ChatRequest, CompletionRequest, parse_request
-from client.gateway.service import CompletionService, Json
 from client.swarm.swarm import Swarm
 from coordinator.routing.routes import NoRoute
 
@@ -70,17 +70,18 @@ class GatewayConfig:
 
 
 class Gateway:
-    """The web application. ``swarm`` pings its peers, so that ``/health`` knows who answers."""
+    """The web application. ``swarm``, of the first model, pings its peers, so that ``/health``
+    knows who answers."""
 
     def __init__(
         self,
-        service: CompletionService,
+        models: GatewayModels,
         answers: Answers,
         metrics: Metrics,
         config: GatewayConfig,
         swarm: Swarm,
     ) -> None:
-        self._service = service
+        self._served = models
         self._answers = answers
         self._metrics = metrics
         self._config = config
@@ -228,21 +229,22 @@ class Gateway:
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         """Anthropic's interface, translated; its streams name each event and have no end mark."""
         async with self._admitted(request) as body:
-            job = await self._service.understand(
-                chat_of(parse_request(body, MessagesRequest)), request.get("caller", "")
-            )
-            if not job.streams:
-                return _json(message_of(await self._service.whole(job)))
-            events = MessageEvents(job.prompt_tokens)
-            async with aclosing(self._service.chunks(job)) as chunks:
+            parsed = chat_of(parse_request(body, MessagesRequest))
+            async with self._served.use(parsed.model) as model:
+                service = model.service
+                job = await service.understand(parsed, request.get("caller", ""))
+                if not job.streams:
+                    return _json(message_of(await service.whole(job)))
+                events = MessageEvents(job.prompt_tokens)
+                async with aclosing(service.chunks(job)) as chunks:
 
-                async def translated() -> AsyncGenerator[Json, None]:
-                    async for chunk in chunks:
-                        for event in events.push(chunk):
-                            yield event
+                    async def translated() -> AsyncGenerator[Json, None]:
+                        async for chunk in chunks:
+                            for event in events.push(chunk):
+                                yield event
 
-                async with aclosing(translated()) as named:
-                    return await self._stream(request, named)
+                    async with aclosing(translated()) as named:
+                        return await self._stream(request, named)
 
     @asynccontextmanager
     async def _admitted(self, request: web.Request) -> AsyncIterator[bytes]:
@@ -258,11 +260,13 @@ class Gateway:
     ) -> web.StreamResponse:
         async with self._admitted(request) as body:
             parsed: ChatRequest | CompletionRequest = parse_request(body, kind)
-            job = await self._service.understand(parsed, request.get("caller", ""))
-            if not job.streams:
-                return _json(await self._service.whole(job))
-            async with aclosing(self._service.chunks(job)) as chunks:
-                return await self._stream(request, chunks)
+            async with self._served.use(parsed.model) as model:
+                service = model.service
+                job = await service.understand(parsed, request.get("caller", ""))
+                if not job.streams:
+                    return _json(await service.whole(job))
+                async with aclosing(service.chunks(job)) as chunks:
+                    return await self._stream(request, chunks)
 
     async def _body(self, request: web.Request) -> bytes:
         if request.content_type != "application/json":
@@ -332,14 +336,14 @@ class Gateway:
         raise bad_request("embeddings are not served here: the swarm's model writes text")
 
     async def _models(self, request: web.Request) -> web.Response:
-        return _json(self._service.models())
+        return _json(self._served.list())
 
     async def _model(self, request: web.Request) -> web.Response:
-        return _json(self._service.model(request.match_info["model"]))
+        return _json(self._served.entry(request.match_info["model"]))
 
     async def _health(self, request: web.Request) -> web.Response:
-        """200 where a route covers all layers now, 503 with the layers that nobody holds or answers
-        for: peers are pinged, so this needs no request that fails."""
+        """200 where a route covers all layers of the first model now, 503 with the layers that
+        nobody holds or answers for: peers are pinged, so this needs no request that fails."""
         route = self._swarm.view.answering_route(asyncio.get_running_loop().time())
         if isinstance(route, NoRoute):
             raise unavailable(no_route_text(route), RETRY_AFTER_S)

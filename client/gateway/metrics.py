@@ -1,39 +1,62 @@
 """The gateway's figures for Prometheus, named after vLLM's with ``anabranch:`` for ``vllm:``."""
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 60)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 
+class ModelMetrics:
+    """The figures of one model."""
+
+    def __init__(self, metrics: "Metrics", model_name: str) -> None:
+        labelled = {name: each.labels(model_name) for name, each in metrics.by_model.items()}
+        self.running: Gauge = labelled["num_requests_running"]
+        self.waiting: Gauge = labelled["num_requests_waiting"]
+        self.prompt_tokens: Counter = labelled["prompt_tokens"]
+        self.cached_tokens: Counter = labelled["prefix_cache_hits"]
+        self.generation_tokens: Counter = labelled["generation_tokens"]
+        self.failovers: Counter = labelled["failovers"]
+        self.first_token_s: Histogram = labelled["time_to_first_token_seconds"]
+        self.per_token_s: Histogram = labelled["request_time_per_output_token_seconds"]
+        self.latency_s: Histogram = labelled["e2e_request_latency_seconds"]
+        self.prompt_size: Histogram = labelled["request_prompt_tokens"]
+        self.answer_size: Histogram = labelled["request_generation_tokens"]
+        self._success = metrics.success
+        self._model_name = model_name
+
+    def succeeded(self, finish_reason: str) -> None:
+        """Count one completed answer."""
+        self._success.labels(self._model_name, finish_reason).inc()
+
+
 class Metrics:
     """One registry per gateway, so that several can live in one process."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._model_name = model_name
-        self.running = self._gauge("num_requests_running", "Answers that are being made.")
-        self.waiting = self._gauge("num_requests_waiting", "Answers that wait for their turn.")
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens that were answered.")
-        self.cached_tokens = self._counter(
-            "prefix_cache_hits", "Prompt tokens whose KV the peers had kept."
-        )
-        self.generation_tokens = self._counter("generation_tokens", "Tokens that were generated.")
-        self.failovers = self._counter("failovers", "Stages lost while an answer was made.")
-        self.first_token_s = self._histogram(
+        self.by_model: dict[str, Any] = {}
+        """The collectors that are labelled by model, by name."""
+        self._gauge("num_requests_running", "Answers that are being made.")
+        self._gauge("num_requests_waiting", "Answers that wait for their turn.")
+        self._counter("prompt_tokens", "Prompt tokens that were answered.")
+        self._counter("prefix_cache_hits", "Prompt tokens whose KV the peers had kept.")
+        self._counter("generation_tokens", "Tokens that were generated.")
+        self._counter("failovers", "Stages lost while an answer was made.")
+        self._histogram(
             "time_to_first_token_seconds", "From the request to its first token.", SECONDS
         )
-        self.per_token_s = self._histogram(
+        self._histogram(
             "request_time_per_output_token_seconds", "Per token after the first.", SECONDS
         )
-        self.latency_s = self._histogram(
+        self._histogram(
             "e2e_request_latency_seconds", "From the request to the end of its answer.", SECONDS
         )
-        self.prompt_size = self._histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
-        self.answer_size = self._histogram(
-            "request_generation_tokens", "Tokens of an answer.", TOKENS
-        )
-        self._success = Counter(
+        self._histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
+        self._histogram("request_generation_tokens", "Tokens of an answer.", TOKENS)
+        self.success = Counter(
             "anabranch:request_success",
             "Answers that were completed, by their finish reason.",
             ("model_name", "finished_reason"),
@@ -46,23 +69,22 @@ class Metrics:
             registry=self.registry,
         )
 
-    def _gauge(self, name: str, text: str) -> Gauge:
+    def of(self, model_name: str) -> ModelMetrics:
+        """The figures of a model that this gateway serves; others' names are not asked for."""
+        return ModelMetrics(self, model_name)
+
+    def _gauge(self, name: str, text: str) -> None:
         gauge = Gauge(f"anabranch:{name}", text, ("model_name",), registry=self.registry)
-        return gauge.labels(self._model_name)
+        self.by_model[name] = gauge
 
-    def _counter(self, name: str, text: str) -> Counter:
+    def _counter(self, name: str, text: str) -> None:
         counter = Counter(f"anabranch:{name}", text, ("model_name",), registry=self.registry)
-        return counter.labels(self._model_name)
+        self.by_model[name] = counter
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> None:
+        self.by_model[name] = Histogram(
             f"anabranch:{name}", text, ("model_name",), registry=self.registry, buckets=buckets
         )
-        return histogram.labels(self._model_name)
-
-    def succeeded(self, finish_reason: str) -> None:
-        """Count one completed answer."""
-        self._success.labels(self._model_name, finish_reason).inc()
 
     def responded(self, path: str, status: int) -> None:
         """Count one HTTP response."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from client.answer.generation import GenerationOptions
 from client.gateway.answers import Answers, ChoicePart, ChoiceTask, as_api_error
-from client.gateway.errors import ApiError, bad_request
+from client.gateway.errors import bad_request
 from client.gateway.requests import (
     ChatRequest,
     CompletionRequest,
@@ -114,7 +114,6 @@ class CompletionService:
             if special:
                 swarm.text = replace(swarm.text, tokenizer=tokenizer.showing(MARKS))
         self._characters_per_token = None if tokenizer is None else tokenizer.characters_per_token()
-        self._started_s = int(time.time())
 
     # Understanding
 
@@ -123,7 +122,6 @@ class CompletionService:
 
         Requests of different ``caller`` share no KV, unless they ask for it.
         """
-        self._check_model(request.model)
         check_supported(request)
         check_stops((request.stop,) if isinstance(request.stop, str) else request.stop or ())
         try:
@@ -177,16 +175,6 @@ class CompletionService:
         if wanted and calls:
             raise bad_request("response_format and such tools cannot be followed at once", "tools")
         return wanted or calls
-
-    def _check_model(self, model: str | None) -> None:
-        known = self._swarm.text.name
-        if model is not None and model != known:
-            raise ApiError(
-                404,
-                f"the model {model[:200]!r} is not served here; {known!r} is",
-                param="model",
-                code="model_not_found",
-            )
 
     def _head(self, is_chat: bool, streams: bool) -> Head:
         kind = "text_completion"
@@ -321,7 +309,7 @@ class CompletionService:
         """The whole answer as one object; raises ApiError."""
         writers = [_Choice(self, job, task) for task in job.tasks]
         usage = Usage(prompt_tokens=job.prompt_tokens)
-        async with aclosing(self._answers.parts(job.tasks)) as parts:
+        async with aclosing(self._answers.parts(self._swarm, job.tasks)) as parts:
             async for part in parts:
                 writers[part.index].add(part)
                 _count(usage, job, part)
@@ -335,7 +323,7 @@ class CompletionService:
         writers = [_Choice(self, job, task) for task in job.tasks]
         usage = Usage(prompt_tokens=job.prompt_tokens)
         no_usage: Json = {"usage": None} if job.include_usage else {}
-        async with aclosing(self._answers.parts(job.tasks)) as parts:
+        async with aclosing(self._answers.parts(self._swarm, job.tasks)) as parts:
             async for part in parts:
                 _count(usage, job, part)
                 writer = writers[part.index]
@@ -347,22 +335,6 @@ class CompletionService:
                     yield {**job.head.body([choice]), **no_usage}
         if job.include_usage:
             yield {**job.head.body([]), "usage": usage.body}
-
-    def models(self) -> Json:
-        """The list of models, which has one."""
-        return {"object": "list", "data": [self.model(self._swarm.text.name)]}
-
-    def model(self, name: str) -> Json:
-        """One model; raises ApiError (404)."""
-        self._check_model(name)
-        spec = self._swarm.view.spec
-        return {
-            "id": self._swarm.text.name,
-            "object": "model",
-            "created": self._started_s,
-            "owned_by": "anabranch",
-            "max_model_len": None if spec is None else spec.context_tokens,
-        }
 
 
 def _offers(request: CompletionRequest | ChatRequest) -> bool:

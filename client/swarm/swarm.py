@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +25,7 @@ from dht.errors import NetworkError, UserError
 from dht.hub import HubId, fetch_small_files, list_model
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
+from dht.messages.types import ModelSpec
 from dht.model_files import INDEX, directory_root, listed_root
 from dht.transport.config import TransportConfig, TransportKind
 from dht.transport.interface import Transport
@@ -62,6 +63,7 @@ class Swarm:
         self.text = text
         """The model's name, tokenizer and directory."""
         self._config = config
+        self._named = named
         self._on_status = on_status or (lambda line: logger.info("%s", line))
         self.reader = SwarmReader(
             transport,
@@ -138,6 +140,23 @@ class Swarm:
                 yield swarm
         finally:
             await transport.close()
+
+    @property
+    def config(self) -> SwarmConfig:
+        return self._config
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The peers that the user named."""
+        return self._named
+
+    def is_vouched_for(self, spec: ModelSpec) -> bool:
+        """Whether more than a stranger's word says that ``spec`` is the model that is meant: its
+        files, its fingerprint, or a peer that the user named."""
+        if self.text.root or self._config.fingerprint:
+            return True
+        nodes = self.view.nodes
+        return any(p in nodes and nodes[p].model.serves_with(spec) for p in self._named)
 
     async def ready_text(self) -> None:
         """Take the model's tokenizer and text files from its peers, where none are here.
@@ -292,6 +311,40 @@ class Generation:
             logprobs=tuple(owner.log.scores) if self._options.logprobs is not None else None,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+
+def named_of(entry: str) -> str:
+    """The name in the swarm of a model given as a directory, a hub id, a name, or NAME=FINGERPRINT.
+
+    Raises UserError.
+    """
+    name, _ = _entry(entry)
+    return Path(name).resolve().name if Path(name).is_dir() else name
+
+
+def _entry(entry: str) -> tuple[str, str]:
+    """A model as for :meth:`Swarm.connect`, and its fingerprint or nothing. Raises UserError."""
+    name, _, fingerprint = entry.partition("=")
+    if not fingerprint or Path(entry).is_dir():
+        return entry, ""
+    return name, checked_fingerprint(fingerprint)
+
+
+@asynccontextmanager
+async def beside(swarm: Swarm, entry: str, on_status: StatusCallback) -> AsyncIterator[Swarm]:
+    """Another model of the same network, over the same connection, for ``async with``.
+
+    ``entry`` is as for :func:`named_of`; with a fingerprint the peers' text files are taken, else
+    those of the directory or the hub. Raises as :meth:`Swarm.connect`.
+    """
+    name, fingerprint = await asyncio.to_thread(_entry, entry)
+    config = replace(swarm.config, fingerprint=fingerprint)
+    text = ModelText(name=name) if fingerprint else await asyncio.to_thread(_text_of, name)
+    if isinstance(text, HubId):
+        text = await _hub_text(text, config, on_status)
+    other = Swarm(swarm.transport, text, config, on_status, swarm.named)
+    async with other.reader.reading():
+        yield other
 
 
 async def _only_name(transport: Transport, network: str, named: tuple[str, ...]) -> str:

@@ -14,6 +14,7 @@ from client.answer.generation import AnswerRequest
 from client.gateway.answers import Answers
 from client.gateway.app import Gateway, GatewayConfig
 from client.gateway.metrics import Metrics
+from client.gateway.models import GatewayModels, OpenModel
 from client.gateway.requests import Defaults
 from client.gateway.server import serving
 from client.gateway.service import CompletionService
@@ -160,10 +161,10 @@ async def paper_gateway(
 ) -> AsyncIterator[PaperGateway]:
     config = config or GatewayConfig()
     swarm = PaperSwarm(tokenizer=Tokenizer.load(MODEL) if tokenizer else None, step_s=step_s)
-    metrics, parts = Metrics(swarm.text.name), Supervisor()
+    metrics, parts = Metrics(), Supervisor()
     metrics.registry.register(parts)
     answers = Answers(
-        swarm, metrics, at_once_max=config.answers_at_once_max, queued_max=config.requests_max
+        metrics, at_once_max=config.answers_at_once_max, queued_max=config.requests_max
     )
     service = CompletionService(
         swarm,
@@ -171,7 +172,13 @@ async def paper_gateway(
         template=ChatTemplate(template, {"bos_token": "<|bos|>"}) if template else None,
         defaults=defaults or Defaults(temperature=0.0),
     )
-    gateway = Gateway(service, answers, metrics, config, swarm)
+
+    @asynccontextmanager
+    async def opened(_: str) -> AsyncIterator[OpenModel]:
+        yield OpenModel(swarm=swarm, service=service)
+
+    models = GatewayModels((swarm.text.name,), opened)
+    gateway = Gateway(models, answers, metrics, config, swarm)
     async with (
         serving(gateway, parts, host="127.0.0.1", port=0, head_s=head_s) as port,
         aiohttp.ClientSession() as http,

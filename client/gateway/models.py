@@ -1,0 +1,154 @@
+"""The models that a gateway answers for: opened when they are asked for, few of them at a time.
+
+Which ones these are says the gateway's owner. A stranger could announce a model whose chat template
+never ends, or whose tokenizer takes for ever; such a model is not opened here.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from client.gateway.errors import ApiError, unavailable
+from client.gateway.service import CompletionService
+from client.swarm.swarm import Swarm
+
+logger = logging.getLogger(__name__)
+
+OPEN_MAX = 8
+"""Maximum models that are open at a time."""
+RETRY_AFTER_S = 5
+NAMED_MAX = 16
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenModel:
+    """A model that requests are answered from."""
+
+    swarm: Swarm
+    service: CompletionService
+
+
+Opener = Callable[[str], AbstractAsyncContextManager[OpenModel]]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """An open model, or one that is being opened, in a task of its own."""
+
+    ready: asyncio.Future[OpenModel]
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    users: int = 0
+    task: asyncio.Task[None] | None = None
+
+
+class GatewayModels:
+    """Opens models by name, and closes the one unused for longest where there are too many."""
+
+    def __init__(self, names: Sequence[str], opener: Opener, open_max: int = OPEN_MAX) -> None:
+        """``names`` are served, the first where a request names none."""
+        self._names = tuple(names)
+        self._opener = opener
+        self._open_max = open_max
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        """By name, the one unused for longest first."""
+        self._started_s = int(time.time())
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[OpenModel]:
+        """A model, open within the block; raises ApiError (404, 503)."""
+        name = self.checked(name)
+        kept = self._kept.get(name) or await self._begin(name)
+        self._kept.move_to_end(name)
+        kept.users += 1
+        try:
+            yield await asyncio.shield(kept.ready)
+        finally:
+            kept.users -= 1
+
+    def checked(self, name: str | None) -> str:
+        """The name of a model that is served here; raises ApiError (404)."""
+        if name is None:
+            return self._names[0]
+        if name not in self._names:
+            raise ApiError(
+                404,
+                f"the model {name[:200]!r} is not served here;"
+                f" {', '.join(map(repr, self._names[:NAMED_MAX]))} {_are(len(self._names))}",
+                param="model",
+                code="model_not_found",
+            )
+        return name
+
+    async def _begin(self, name: str) -> _Kept:
+        while len(self._kept) >= self._open_max:
+            idle = next((each for each, kept in self._kept.items() if not kept.users), None)
+            if idle is None:
+                raise unavailable(f"{len(self._kept)} models are in use here", RETRY_AFTER_S)
+            await self._end(self._kept.pop(idle))
+            if name in self._kept:  # another request opened it meanwhile
+                return self._kept[name]
+        kept = self._kept[name] = _Kept(asyncio.get_running_loop().create_future())
+        kept.task = asyncio.create_task(self._keep(name, kept))
+        return kept
+
+    async def _keep(self, name: str, kept: _Kept) -> None:
+        """Open the model, and hold it open in this one task until it is to be closed."""
+        try:
+            async with self._opener(name) as model:
+                kept.ready.set_result(model)
+                await kept.closing.wait()
+        except Exception as error:  # noqa: BLE001  whoever waits for the model gets it
+            if kept.ready.done():
+                logger.warning("%s is closed: %s", name, error)
+            else:
+                kept.ready.set_exception(_failed(error))
+                kept.ready.exception()  # it is no fault that nobody waits any more
+        finally:
+            kept.ready.cancel()  # where it was neither opened nor failed
+            if self._kept.get(name) is kept:
+                del self._kept[name]
+
+    async def _end(self, kept: _Kept) -> None:
+        kept.closing.set()
+        if kept.task is not None:
+            await asyncio.gather(kept.task, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close all models."""
+        while self._kept:
+            _, kept = self._kept.popitem()
+            if not kept.ready.done() and kept.task is not None:
+                kept.task.cancel()
+            await self._end(kept)
+
+    def list(self) -> Json:
+        """The models that are served here, in OpenAI's form."""
+        return {"object": "list", "data": [self.entry(name) for name in self._names]}
+
+    def entry(self, name: str) -> Json:
+        """One model; raises ApiError (404). Its context is known once it was asked for."""
+        kept = self._kept.get(self.checked(name))
+        spec = None
+        if kept is not None and kept.ready.done() and kept.ready.exception() is None:
+            spec = kept.ready.result().swarm.view.spec
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started_s,
+            "owned_by": "anabranch",
+            "max_model_len": None if spec is None else spec.context_tokens,
+        }
+
+
+def _failed(error: Exception) -> ApiError:
+    return unavailable(f"this model cannot be opened now: {error}", RETRY_AFTER_S)
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"

@@ -1,0 +1,135 @@
+"""Two models, five peers, one network: who needs what is found by looking at the network."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.local_swarm import ROOT, LocalSwarm
+from bench.reference import Reference, memory_for
+from client.text.tokenizer import Tokenizer
+from tests.e2e.conftest import MODEL
+from tests.e2e.test_gateway import GatewayProcess
+from tests.forked import forked
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+PROMPT = "Once upon a time there was"
+SHARE_GIB = 1.05 * memory_for(MODEL) / 2**30
+
+
+@pytest.fixture(scope="module")
+def creek(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model with half its context, which makes it another model."""
+    directory = tmp_path_factory.mktemp("models") / "creek"
+    shutil.copytree(MODEL, directory)
+    config = json.loads((MODEL / "config.json").read_text())
+    config["max_position_embeddings"] //= 2
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def network(creek: Path) -> Iterator[LocalSwarm]:
+    """Three peers that hold all of brook, and one that holds all of creek."""
+    with LocalSwarm(MODEL, extra=("--threads", "1"), start=forked) as swarm:
+        for _ in range(3):
+            swarm.start_peer(memory_gib=SHARE_GIB)
+        swarm.wait_serving()
+        swarm.model = creek
+        swarm.start_peer(memory_gib=SHARE_GIB)
+        swarm.wait_serving()
+        yield swarm
+
+
+def text_of(ids: list[int]) -> str:
+    tokenizer = Tokenizer.load(MODEL)
+    assert tokenizer is not None
+    return tokenizer.decode(ids)
+
+
+def ran(cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command of somebody who has no files, in a directory without any."""
+    environment = {"ANABRANCH_MEMORY": "", "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "anabranch", *words],
+        cwd=cache,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def post(url: str, **body: object) -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(  # noqa: S310  the gateway's own address
+        url + "/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def listed(network: LocalSwarm, cache: Path) -> dict[str, dict[str, Any]]:
+    """What ``anabranch models`` says, by name."""
+    done = ran(cache, "models", "--json", "--initial-peers", network.addresses[0])
+    assert done.returncode == 0, done.stderr
+    return {each["name"]: each for each in json.loads(done.stdout)}
+
+
+def test_a_stranger_sees_both_and_joins_where_holders_are_fewest(
+    network: LocalSwarm, creek: Path, tmp_path: Path
+) -> None:
+    models = listed(network, tmp_path)
+    assert {name: each["replicas"] for name, each in models.items()} == {"brook": 3, "creek": 1}
+    fifth = network.start_peer(memory_gib=SHARE_GIB, models=(MODEL, creek))
+    assert fifth.wait_for("chosen")["model"] == "creek"
+    fifth.wait_for("serving")
+    assert listed(network, tmp_path)["creek"]["replicas"] == 2
+
+
+def test_one_gateway_answers_for_both(
+    network: LocalSwarm, reference: Reference, tmp_path: Path
+) -> None:
+    fingerprint = listed(network, tmp_path)["creek"]["fingerprint"]
+    ids, _ = reference.greedy(reference.encode(PROMPT), 12)
+    gateway = GatewayProcess(network.addresses, MODEL, "--models", f"creek={fingerprint}")
+    try:
+        with urllib.request.urlopen(gateway.url + "/models", timeout=60) as response:  # noqa: S310
+            assert [each["id"] for each in json.load(response)["data"]] == ["brook", "creek"]
+        asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+        for model in ("brook", "creek"):
+            status, said = post(gateway.url, model=model, **asked)
+            assert status == 200, said
+            assert said["model"] == model
+            assert said["choices"][0]["text"] == text_of(ids)
+        status, said = post(gateway.url, model="delta", **asked)
+        assert status == 404
+        assert "'brook', 'creek' are" in said["error"]["message"]
+    finally:
+        gateway.stop()
+
+
+def test_an_address_is_enough(network: LocalSwarm, reference: Reference, tmp_path: Path) -> None:
+    ask = ("ask", "--initial-peers", network.addresses[0], "--prompt", PROMPT)
+    undecided = ran(tmp_path, *ask)
+    assert undecided.returncode == 2
+    assert "brook" in undecided.stderr
+    assert "creek: say which with --model" in undecided.stderr
+    for _ in range(2):  # from peers, then from what was kept
+        done = ran(tmp_path, *ask, "--model", "creek", "--max-new-tokens", "12")
+        assert done.returncode == 0, done.stderr
+        ids, _ = reference.greedy(reference.encode(PROMPT), 12)
+        assert done.stdout.rstrip("\n") == text_of(ids)
+    assert len(list((tmp_path / "anabranch" / "texts").iterdir())) == 1

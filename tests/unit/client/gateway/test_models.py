@@ -1,0 +1,187 @@
+"""Which models a gateway opens, how many at a time, and whose text files it runs."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import client.gateway.__main__ as command
+from client.gateway.errors import ApiError
+from client.gateway.models import GatewayModels, OpenModel
+from client.swarm.swarm import Swarm, SwarmConfig, beside, named_of
+from client.text.tokenizer import ModelText
+from dht.errors import NetworkError, UserError
+from dht.messages.types import ModelSpec
+from dht.model_files import root_of
+from dht.records.directory import Directory
+from dht.simulated.network import MemoryNetwork, MemoryTransport
+from dht.text_files import digest_of, text_hashes
+from node.links.text_server import ServedTexts, TextServer
+from tests.unit.records import MODEL, record_of
+
+
+class Opener:
+    """Opens nothing, and remembers what it was asked for."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.open: list[str] = []
+        self.opened = 0
+        self._broken = broken
+
+    @asynccontextmanager
+    async def __call__(self, name: str) -> AsyncIterator[OpenModel]:
+        if name == self._broken:
+            raise NetworkError("nobody answers")
+        self.open.append(name)
+        self.opened += 1
+        try:
+            await asyncio.sleep(0)
+            nothing: Any = name
+            yield OpenModel(swarm=nothing, service=nothing)
+        finally:
+            self.open.remove(name)
+
+
+def test_the_one_unused_for_longest_is_closed() -> None:
+    async def scenario() -> None:
+        opener = Opener()
+        models = GatewayModels(tuple("abcd"), opener, open_max=2)
+        for name in ("a", "b", "a", "c"):
+            async with models.use(name):
+                pass
+        assert opener.open == ["a", "c"]
+        async with models.use("a"), models.use("c"):
+            with pytest.raises(ApiError, match="2 models are in use") as refused:
+                async with models.use("d"):
+                    pass
+            assert refused.value.status == 503
+        async with models.use(None) as first:
+            assert first.swarm == "a"
+        assert opener.opened == 3
+        await models.close()
+        assert opener.open == []
+
+    asyncio.run(scenario())
+
+
+def test_many_requests_open_a_model_once() -> None:
+    async def scenario() -> None:
+        opener = Opener()
+        models = GatewayModels(("a", "b"), opener, open_max=1)
+
+        async def ask(name: str) -> str:
+            while True:
+                try:
+                    async with models.use(name) as model:
+                        return str(model.swarm)
+                except ApiError:
+                    await asyncio.sleep(0)
+
+        assert await asyncio.gather(*map(ask, "aabbab")) == list("aabbab")
+        assert len(opener.open) == 1
+        await models.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_is_not_served_is_a_404_with_the_list() -> None:
+    models = GatewayModels(("a", "b"), Opener())
+    with pytest.raises(ApiError, match="'a', 'b' are") as refused:
+        models.checked("c" * 5000)
+    assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+    assert len(refused.value.message) < 500
+    assert [each["id"] for each in models.list()["data"]] == ["a", "b"]
+
+
+def test_a_model_that_cannot_be_opened_is_tried_again() -> None:
+    async def scenario() -> None:
+        models = GatewayModels(("a", "b"), Opener(broken="b"))
+        for _ in range(2):
+            with pytest.raises(ApiError, match="nobody answers") as refused:
+                async with models.use("b"):
+                    pass
+            assert refused.value.status == 503
+        async with models.use("a"):
+            pass
+        await models.close()
+
+    asyncio.run(scenario())
+
+
+# A stranger's text files
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+CATASTROPHIC = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {
+        "type": "Split",
+        "pattern": {"Regex": "(a|aa|a?)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    },
+    "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+}
+
+
+async def announced(network: MemoryNetwork, directory: Path) -> tuple[MemoryTransport, ModelSpec]:
+    """A peer that serves a model with a hostile template and tokenizer."""
+    (directory / "config.json").write_text('{"model_type": "m"}')
+    (directory / "tokenizer.json").write_text(json.dumps(CATASTROPHIC))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": ENDLESS}))
+    weights = digest_of({})
+    spec = replace(MODEL, name="trap", root=root_of(text_hashes(directory), weights))
+    peer = network.transport()
+    await TextServer(peer, ServedTexts.of(directory, spec.root, weights)).start()
+    record = record_of(peer.peer_id, 0, 8, model=spec, addresses=peer.addresses)
+    await Directory(peer, "n", spec.key).publish(record)
+    return peer, spec
+
+
+@pytest.mark.parametrize("vouched", ["", "fingerprint", "named"])
+def test_a_strangers_template_and_tokenizer_are_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vouched: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    said: list[str] = []
+    monkeypatch.setattr(command, "_say", said.append)
+
+    async def taken() -> ModelText:
+        network = MemoryNetwork(random.Random(0))
+        (tmp_path / "model").mkdir()
+        peer, spec = await announced(network, tmp_path / "model")
+        config = SwarmConfig(
+            network="n", fingerprint=spec.fingerprint if vouched == "fingerprint" else ""
+        )
+        named = (peer.peer_id,) if vouched == "named" else ("somebody else",)
+        first = Swarm(network.transport(), ModelText(name="first"), config, named=named)
+        entry = f"trap={spec.fingerprint[:16]}" if vouched == "fingerprint" else "trap"
+        async with beside(first, entry, said.append) as swarm:
+            await command.take_text(swarm)
+            return swarm.text
+
+    text = asyncio.run(taken())
+    if vouched:  # its owner said that this is the one
+        assert text.directory is not None
+    else:
+        assert (text.directory, text.tokenizer) == (None, None)
+        assert "a stranger's tokenizer and template are not run here" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [("brook", "brook"), ("org/name", "org/name"), ("brook=" + "0" * 16, "brook")],
+)
+def test_a_model_is_named_in_one_word(entry: str, name: str) -> None:
+    assert named_of(entry) == name
+
+
+def test_a_fingerprint_that_is_none_is_refused() -> None:
+    with pytest.raises(UserError, match="no fingerprint"):
+        named_of("brook=12")
