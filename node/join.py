@@ -77,9 +77,6 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         f"{machine.device.name}: {gibibytes(machine.free_bytes)} free,"
         f" {gibibytes(machine.lend_bytes)} lent"
     )
-    drafts = await _open_drafts(arguments, store, machine, reporter)
-    if drafts is not None:
-        machine = replace(machine, lend_bytes=machine.lend_bytes - drafts.memory_bytes)
     meter = ByteMeter(traffic.sent, traffic.received)
     traffic.purposes = meter.purposes
     parts = Supervisor(
@@ -91,6 +88,9 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         if store is None:
             await _choose(arguments, transport, machine, reporter)
             store = await _open_store(arguments, reporter)
+        drafts = await _open_drafts(arguments, store, machine, reporter)
+        if drafts is not None:
+            machine = replace(machine, lend_bytes=machine.lend_bytes - drafts.memory_bytes)
         with held_to(machine.driver_name, arguments.power_limit):
             engine = await _open_engine(arguments, store, machine, reporter)
             engine.drafts = drafts

@@ -1,5 +1,6 @@
 """Mistakes: one plain line on stderr, exit code 2, no traceback."""
 
+import json
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
