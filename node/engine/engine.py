@@ -324,21 +324,31 @@ class Engine:
         return [result for result in results if result is not None]
 
     def run_rows(self, start: int, end: int, rows: torch.Tensor) -> torch.Tensor | None:
-        """What layers ``[start, end)`` make of ``rows``, ``[rows, hidden]``, in a session of their
-        own; None where they are not held, or there is no room for it."""
-        name = "rows"
+        """What layers ``[start, end)`` make of the hidden states of ``rows``, ``[rows, width]``, in
+        a session of their own; None where they are not held, or there is no room for it.
+
+        Integers that rows carry beside hidden states are set to 0.
+        """
+        name, anatomy = "rows", self.layout.anatomy
         if not self.held[0] <= start < end <= self.held[1]:
             return None
         if self.reserve(name, len(rows)) is not None:
             return None
         item = WorkItem(
-            session=name, start=start, end=end, position=0, hidden=rows, returns_rows=True
+            session=name,
+            start=start,
+            end=end,
+            position=0,
+            hidden=anatomy.trial_rows(start, rows),
+            returns_rows=True,
         )
         try:
             (result,) = self.step([item])
         finally:
             self.free(name)
-        return result.hidden
+        if anatomy.carried is None or result.hidden is None:
+            return result.hidden
+        return result.hidden[:, : anatomy.carried.hidden.width]
 
     def _raise_if_lost(self, error: Exception) -> None:
         """Raise DeviceLostError if the device itself reported ``error`` and no longer computes."""

@@ -56,7 +56,7 @@ class RunsLayers(Protocol):
     def hidden(self) -> int: ...
 
     async def run_rows(self, start: int, end: int, rows: torch.Tensor) -> torch.Tensor | None:
-        """What layers ``[start, end)`` make of ``rows``, ``[rows, hidden]``, at positions 0, 1, …
+        """What layers ``[start, end)`` make of the hidden states of ``rows``, ``[rows, hidden]``.
 
         None where they are not held, or there is no room.
         """
@@ -72,8 +72,11 @@ def rows_for(nonce: bytes, peer_id: str, hidden: int) -> torch.Tensor:
 
 
 def agree(given: torch.Tensor, mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether both peers ran the same layers over ``given``, each in its own precision."""
-    added = torch.linalg.vector_norm(mine - given)
+    """Whether both peers ran the same layers over ``given``, each in its own precision.
+
+    ``given`` may be wider: it is cut to the hidden states that come out.
+    """
+    added = torch.linalg.vector_norm(mine - given[:, : mine.shape[1]])
     return bool(torch.linalg.vector_norm(theirs - mine) <= APART_MAX * added)
 
 
@@ -158,7 +161,7 @@ class LayerChecker:
         check = LayerCheck(nonce=nonce, start=start, end=start + count)
         try:
             async with asyncio.timeout(ANSWER_S):
-                theirs = await self._ask(record, check)
+                theirs = await self._ask(record, check, made.shape[1])
         except (NetworkError, PeerError, RowsError, TimeoutError) as error:
             logger.info("peer %s does not show its layers: %s", record.peer_id, error)
             return False
@@ -167,19 +170,19 @@ class LayerChecker:
             return False
         return True
 
-    async def _ask(self, record: NodeRecord, check: LayerCheck) -> torch.Tensor:
+    async def _ask(self, record: NodeRecord, check: LayerCheck, width: int) -> torch.Tensor:
         stream = await self._transport.open_stream(
             record.peer_id, LAYERS_PROTOCOL, addresses=record.addresses
         )
         try:
             await codec.send_frame(stream, check)
-            limit_bytes = 4 * ROWS * self._engine.hidden + 1024
+            limit_bytes = 4 * ROWS * width + 1024
             frame = await codec.read_frame(stream, limit_bytes=limit_bytes)
         finally:
             await stream.close()
         if not isinstance(frame.message, LayerRows):
             raise codec.MalformedError(f"{type(frame.message).__name__} shows no layers")
-        (rows,) = split_rows(frame.body, DTYPE, self._engine.hidden, [ROWS])
+        (rows,) = split_rows(frame.body, DTYPE, width, [ROWS])
         return rows
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.tiny_families import make
 from dht.errors import PeerError
 from dht.messages import codec
 from dht.messages.peer import LayerCheck, LayerRows
@@ -287,3 +288,22 @@ def test_rows_are_the_same_everywhere():
     assert rows.shape == (ROWS, 3)
     assert rows[0].tolist() == pytest.approx(GOLDEN)
     assert rows_for(NONCE, "reep", 3)[0].tolist() != pytest.approx(GOLDEN)
+
+
+@pytest.mark.parametrize("family", ["glm_moe_dsa, chosen before", "gemma4, inputs and shared keys", "gemma3n"])
+def test_layers_are_shown_where_rows_carry_more_than_hidden_states(
+    family: str, tmp_path: Path
+) -> None:
+    make(tmp_path, family)
+    store = WeightStore.open(str(tmp_path))
+    engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=64 << 20))
+    engine.load(0, engine.spec.layers)
+    anatomy = engine.layout.anatomy
+    assert anatomy.carried is not None
+    given = rows_for(NONCE, "peer", anatomy.row_width)
+    for start in range(engine.spec.layers):
+        made = engine.run_rows(start, start + 1, given)
+        assert made is not None
+        assert made.shape == (ROWS, anatomy.carried.hidden.width)
+        assert agree(given, made, made)
+        assert not agree(given, made, given[:, : made.shape[1]])
