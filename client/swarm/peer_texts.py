@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -64,7 +65,8 @@ async def fetched_texts(
     if (kept := await asyncio.to_thread(_kept, folder, root)) is not None:
         return kept
     reasons = []
-    for peer_id in sorted(nodes)[:PEERS_ASKED_MAX]:
+    # Drawn: whoever makes up records could come first in any order that it knows.
+    for peer_id in random.sample(sorted(nodes), min(len(nodes), PEERS_ASKED_MAX)):
         try:
             async with asyncio.timeout(PEER_LIMIT_S):
                 found, texts = await _asked(transport, peer_id, nodes[peer_id].addresses, root)
