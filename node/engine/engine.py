@@ -124,6 +124,15 @@ class Engine:
         return self._steps.reads_in_place
 
     @property
+    def stacks_rows(self) -> bool:
+        """Whether single rows of sessions that have states run together."""
+        return self._range.stacks_rows
+
+    def stack_rows(self, stacks: bool) -> None:
+        """Run such rows together or one by one; a load chooses by a trial."""
+        self._range.stack_rows(stacks)
+
+    @property
     def kv_tokens_free(self) -> int:
         """KV tokens that a new session could reserve here."""
         return self._kv.free_tokens

@@ -3,6 +3,7 @@
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from node.kv.pool import pool_rows
 from node.kv.session_state import SessionState
 from node.model.cuda_graphs import looks_at_sessions
 from node.model.layer_range import LoadedRange, ModelLayout
+from node.model.layer_traits import FAILURES
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +106,7 @@ class ModelRunner:
         anatomy = self._layout.anatomy
         zeros = torch.zeros(1, anatomy.row_width, dtype=self._layout.dtype, device=self.device)
         position = torch.zeros(1, dtype=torch.long, device=self.device)
+        self._loaded.stack_rows(False)
         for index in self._pools:
             row = anatomy.trial_rows(index, zeros)
             step = Step(pools=self._pools, write_slots=ALONE, segments=[self._trial(0, 1)])
@@ -127,6 +130,55 @@ class ModelRunner:
                     f"{where} cannot be served yet: its layers answer otherwise where rows come one"
                     " by one, beside another session's"
                 )
+
+        self._loaded.stack_rows(anatomy.may_stack and all(map(self._stacks, self._pools)))
+
+    def _stacks(self, layer: int) -> bool:
+        """Whether single rows of two sessions give together what each gives alone."""
+        anatomy, dtype = self._layout.anatomy, self._layout.dtype
+        generator = torch.Generator().manual_seed(1)
+        rows = torch.randn(2 * ROWS_TRIED, anatomy.row_width, generator=generator)
+        rows = rows.to(self.device, dtype)
+        lengths = (ROWS_TRIED, ROWS_TRIED - 2)
+
+        def made(segments: list[Segment], given: torch.Tensor) -> torch.Tensor:
+            spans = [range(s.position, s.context_tokens) for s in segments]
+            at = torch.tensor(list(itertools.chain.from_iterable(spans)), device=self.device)
+            step = Step(pools=self._pools, write_slots=ALONE, segments=segments)
+            return self._loaded.run(layer, layer + 1, step, given, at).float()
+
+        def last_rows(stacks: bool) -> torch.Tensor:
+            self._loaded.stack_rows(False)
+            ends = []
+            for number, tokens in enumerate(lengths):
+                first = number * ROWS_TRIED
+                begun = Segment(
+                    first=0,
+                    last=tokens - 1,
+                    context_tokens=tokens - 1,
+                    slots=slice(first, first + tokens - 1),
+                    state=anatomy.new_state(),
+                )
+                made([begun], rows[first : first + tokens - 1])
+                slots = slice(first, first + tokens)
+                ends.append(
+                    replace(
+                        begun, first=number, last=number + 1, context_tokens=tokens, slots=slots
+                    )
+                )
+            self._loaded.stack_rows(stacks)
+            newest = [number * ROWS_TRIED + tokens - 1 for number, tokens in enumerate(lengths)]
+            return made(ends, rows[newest])
+
+        with torch.inference_mode():
+            alone = last_rows(False)
+            try:
+                apart = torch.linalg.vector_norm(last_rows(True) - alone)
+            except FAILURES as error:
+                logger.info("rows of several sessions run one by one: %s", str(error)[:200])
+                return False
+        least = EXACT_LEAST if dtype is torch.float32 else AHEAD_LEAST
+        return bool(apart <= least * torch.linalg.vector_norm(alone))
 
     def _trial(self, first: int, last: int, state: SessionState | None = None) -> Segment:
         """Rows ``[first, last)`` of a session that has the first pool rows."""

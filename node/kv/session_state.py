@@ -7,7 +7,10 @@ Storage and updates are ``transformers``' own, so that each family's layers find
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 
 class SessionState:
@@ -52,3 +55,40 @@ class SessionState:
     def ran(self, position: int) -> None:
         """The step is over; ``position`` comes next."""
         self._position = position
+
+
+class StackedStates:
+    """The states of several sessions along the batch dimension, for one step."""
+
+    def __init__(self, states: Sequence[SessionState]) -> None:
+        self._states = states
+        self._layers: dict[int, Any] = {}
+
+    def layer(self, index: int) -> Any:
+        """The states of a layer for all sessions, which must have some there."""
+        if index not in self._layers:
+            parts = [state.layer(index) for state in self._states]
+            stacked = copy.copy(parts[0])
+            for name in ("conv_states", "recurrent_states"):
+                of_each = [getattr(part, name) for part in parts]
+                setattr(
+                    stacked, name, {key: _stacked([e[key] for e in of_each]) for key in of_each[0]}
+                )
+            self._layers[index] = stacked
+        return self._layers[index]
+
+    def put_back(self) -> None:
+        """Give each session its own states."""
+        for index, stacked in self._layers.items():
+            for at, state in enumerate(self._states):
+                own = state.layer(index)
+                for name in ("conv_states", "recurrent_states"):
+                    for key, value in getattr(stacked, name).items():
+                        if value is not None:
+                            getattr(own, name)[key].copy_(value[at : at + 1])
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    if any(part is None for part in parts):
+        return None
+    return torch.cat(list(parts))

@@ -130,6 +130,11 @@ class Carried:
     shared: tuple[Shared | None, ...]
 
     @property
+    def plain(self) -> bool:
+        """Whether rows are hidden states alone, one per token."""
+        return self.width == self.hidden.width and self.hidden.shape == (1, self.width)
+
+    @property
     def width(self) -> int:
         """Numbers per row."""
         return max(self._bounds(at)[-1] for at in range(len(self.inputs) + 1))

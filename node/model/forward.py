@@ -6,11 +6,13 @@ own forward runs around the layers, with this peer's parts in it.
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from node.attention.batched_view import BatchedCache
 from node.attention.cache_view import PoolCache
 from node.attention.paged_attention import Segment, Step, set_step
 from node.device.tensors import to_device
@@ -45,6 +47,8 @@ class LayerForward:
         self.row_by_row = False
         """Whether rows that follow others of their session run alone, as some layers with a state
         need."""
+        self.stacks = False
+        """Whether single rows of several sessions run along the batch dimension."""
         self.graphs = None if capture is None else CudaGraphs(self._as_they_are, capture)
 
     def hold(self, parts: dict[str, nn.Module]) -> None:
@@ -236,7 +240,23 @@ class LayerForward:
         hidden: torch.Tensor,
         positions: torch.Tensor,
     ) -> torch.Tensor:
-        """Run each session alone: the model's own forward around the layers ``[start, end)``."""
+        """Run each session alone: the model's own forward around the layers ``[start, end)``.
+
+        Single rows of sessions that have states run together, where that was seen to be right.
+        """
+        stacked = [s for s in step.segments if s.rows == 1 and s.position > 0]
+        if self.stacks and len(stacked) > 1:
+            made = self._stacked(layers, start, end, step, stacked, hidden, positions)
+            others = [s for s in step.segments if s.rows > 1 or s.position == 0]
+            if not others:
+                return made
+            merged = hidden.clone()
+            merged[[segment.first for segment in stacked]] = made
+            for segment in others:
+                alone = replace(step, segments=[segment])
+                rows = self._session_by_session(layers, start, end, alone, hidden, positions)
+                merged[segment.first : segment.last] = rows
+            return merged
         out = []
         for segment in itertools.chain.from_iterable(map(self._runs, step.segments)):
             rows = hidden[segment.first : segment.last]
@@ -251,6 +271,34 @@ class LayerForward:
             )
             out.append(inside.rows())
         return _joined(out)
+
+    def _stacked(
+        self,
+        layers: dict[int, nn.Module],
+        start: int,
+        end: int,
+        step: Step,
+        segments: list[Segment],
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run one row of each session along the batch dimension."""
+        chosen = [segment.first for segment in segments]
+        rows = hidden if len(chosen) == len(hidden) else hidden[chosen]
+        cache = BatchedCache(step.pools, segments, rows.device)
+        tuples = self._anatomy.tuples
+        inside = LayersInside(
+            self._carried, layers, start, end, rows, cache, tuples=tuples, stacked=True
+        )
+        self._skeleton.run(
+            embedded=rows.new_zeros(len(chosen), 1, self._embed_width),
+            positions=positions[chosen][:, None],
+            cache=cache,
+            mask=cache.mask if any(kv.numbers for kv in self._anatomy.kv_shapes) else None,
+            perform=inside.perform,
+        )
+        cache.states.put_back()
+        return inside.rows()
 
     @property
     def _carried(self) -> Carried:

@@ -243,6 +243,15 @@ class LoadedRange:
         self._flow.row_by_row = True
 
     @property
+    def stacks_rows(self) -> bool:
+        """Whether single rows of sessions that have states run together."""
+        return self._flow.stacks
+
+    def stack_rows(self, stacks: bool) -> None:
+        """From now on run single rows of sessions that have states together, or not."""
+        self._flow.stacks = stacks
+
+    @property
     def has_graphs(self) -> bool:
         """Whether decode steps are captured; such steps must come with tables."""
         return self._flow.graphs is not None

@@ -28,9 +28,11 @@ class LayersInside:
         cache: PoolCache,
         *,
         tuples: bool,
+        stacked: bool = False,
     ) -> None:
         """``rows``, ``[tokens, width]``, go into layer ``start``; ``tuples``: whether layers return
-        tuples. Raises UnsoundRows."""
+        tuples; ``stacked``: whether each row is another session's. Raises UnsoundRows."""
+        self._stacked = stacked
         self._tuples = tuples
         self._carried, self._layers = carried, layers
         self._start, self._end = start, end
@@ -48,7 +50,7 @@ class LayersInside:
             argument: passed.inputs[index, argument] for argument, _ in self._carried.inputs[index]
         }
         if index == self._start:
-            hidden = passed.hidden
+            hidden = passed.hidden.transpose(0, 1) if self._stacked else passed.hidden
             if (chosen := self._carried.chosen[index]) is not None:
                 given[chosen.argument] = passed.chosen
         self._shared.layer = index
@@ -66,7 +68,8 @@ class LayersInside:
         if index < self._end - 1:
             return output
         parts = output if isinstance(output, tuple) else (output,)
-        passed.hidden, passed.chosen = parts[0], parts[1] if parts[1:] else None
+        passed.hidden = parts[0].transpose(0, 1) if self._stacked else parts[0]
+        passed.chosen = parts[1] if parts[1:] else None
         raise EnoughHeard
 
     def rows(self) -> torch.Tensor:

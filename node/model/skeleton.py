@@ -191,6 +191,10 @@ class Skeleton:
                     module._buffers[name] = buffer.to(device)
         return self
 
+    def modules(self) -> Iterator[nn.Module]:
+        """All modules but the layers."""
+        return self._model.modules()
+
     def module(self, name: str) -> nn.Module:
         """A module beside the layers."""
         found: nn.Module = self._model.get_submodule(name)
@@ -231,6 +235,7 @@ class Skeleton:
         embedded: torch.Tensor | None = None,
         positions: torch.Tensor,
         cache: Any = None,
+        mask: torch.Tensor | None = None,
         answer: Answer | None = None,
         beside: Sequence[Any] = (),
         perform: Perform | None = None,
@@ -240,7 +245,8 @@ class Skeleton:
 
         ``answer`` computes the layers' outputs (None: their inputs), and ``beside`` has what each
         returns behind them, if layers return tuples; or ``perform`` runs them, and may end the pass
-        with EnoughHeard. ``listen`` also records the calls of all other modules.
+        with EnoughHeard. ``mask``, ``[sessions, tokens]``, is 0 for padding before contexts.
+        ``listen`` also records the calls of all other modules.
         """
         self._heard = heard = Heard()
         self._perform = perform or self._answering(answer, beside)
@@ -248,6 +254,8 @@ class Skeleton:
         given: dict[str, Any] = {"use_cache": cache is not None, called: cache}
         if "position_ids" in self._takes or "kwargs" in self._takes:
             given["position_ids"] = positions
+        if mask is not None:
+            given["attention_mask"] = mask
         if token_ids is not None:
             given["input_ids"] = token_ids
         else:

@@ -66,6 +66,8 @@ class ModelStructure:
     """What each layer keeps per token."""
     carried: Carried | None = None
     """What rows carry beyond hidden states; None if that is nothing."""
+    rotates_by_length: bool = False
+    """Whether rotary frequencies depend on the length of the context."""
     by_ids: bool = False
     """Whether its forward runs for token ids alone, not for embeddings."""
     state_bytes: tuple[int, ...] = ()
@@ -92,6 +94,14 @@ class ModelStructure:
     def trial_rows(self, layer: int, numbers: torch.Tensor) -> torch.Tensor:
         """Rows that layers from ``layer`` on can run, made of ``numbers``, ``[tokens, width]``."""
         return numbers if self.carried is None else self.carried.trial(layer, numbers)
+
+    @property
+    def may_stack(self) -> bool:
+        """Whether rows of sessions with states may run along the batch dimension, if a trial shows
+        the same results."""
+        plain = self.carried is not None and self.carried.plain and not self.by_ids
+        indexed = any(shape.indexer_width for shape in self.kv_shapes)
+        return self.keeps_state and plain and not indexed and not self.rotates_by_length
 
     @property
     def by_length(self) -> bool:
@@ -239,6 +249,7 @@ class _Inspection:
             state_bytes=flow.state_bytes if flow else (0,) * len(layers),
             carried=flow.carried if flow else None,
             by_ids=flow is not None and flow.by_ids,
+            rotates_by_length=_rotates_by_length(self._skeleton),
             states_per_layer=self._states_per_layer,
             traits=self._traits() if flow is None else (),
         )
@@ -449,6 +460,12 @@ def _may_keep_state(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
 def _states_per_layer(model: Any) -> int:
     """Maximum number of convolutions or recurrences of one layer."""
     return int(getattr(model.config.get_text_config(), "number_of_conv_states", None) or 1)
+
+
+def _rotates_by_length(skeleton: Skeleton) -> bool:
+    """Whether a rotary embedding goes by the longest context in a batch."""
+    kinds = [str(getattr(module, "rope_type", "")) for module in skeleton.modules()]
+    return any("dynamic" in kind or kind == "longrope" for kind in kinds)
 
 
 def _cache_layer(model: Any, index: int) -> Any:
