@@ -166,8 +166,12 @@ class Carried:
         ]
         return [sum(widths[: at + 1]) for at in range(len(widths))]
 
-    def pack(self, boundary: int, passed: Passed) -> torch.Tensor:
-        """Rows ``[tokens, width]`` in front of layer ``boundary``."""
+    def pack(self, boundary: int, passed: Passed, position: int) -> torch.Tensor:
+        """Rows ``[tokens, width]`` in front of layer ``boundary``; the first is at ``position``.
+
+        Tokens behind a row, which a chunk's early rows choose for want of others, do not travel:
+        nothing attends to them, and in a replay they may not be there.
+        """
         dtype = passed.hidden.dtype
         parts = [self.hidden.rows(passed.hidden, dtype)]
         parts += [
@@ -179,7 +183,8 @@ class Carried:
                 raise UnsoundRows(f"layer {boundary} needs tokens chosen before it")
             lacking = chosen.most - passed.chosen.shape[-1]
             known = torch.nn.functional.pad(passed.chosen[0].long(), (0, lacking), value=-1)
-            parts.append(digits(known).to(dtype))
+            own = torch.arange(position, position + len(known), device=known.device)[:, None]
+            parts.append(digits(torch.where(known > own, -1, known)).to(dtype))
         for key in self._shared(boundary):
             parts += [each[0].transpose(0, 1).flatten(1) for each in passed.shared[key]]
         rows = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
@@ -196,8 +201,9 @@ class Carried:
         known = next(parts)
         if known.shape[1]:
             tokens = integers(known)
-            # A row that may choose fewer tokens repeats its first: they are a set.
-            passed.chosen = torch.where(tokens < 0, tokens[:, :1], tokens)[None].int()
+            # A row that chose fewer tokens repeats one of them: they are a set.
+            last = tokens.amax(1, keepdim=True)
+            passed.chosen = torch.where(tokens < 0, last, tokens)[None].int()
         for key, kv in self._shared(boundary).items():
             part = next(parts)
             keys = part[:, : kv.kv_heads * kv.key_width]
@@ -214,8 +220,11 @@ class Carried:
             chosen = self.unpack(boundary, rows).chosen
         except UnsoundRows as error:
             return str(error)
-        if chosen is not None and not 0 <= int(chosen.min()) <= int(chosen.max()) < context_tokens:
-            return f"tokens were chosen that are not among the {context_tokens} of the context"
+        if chosen is None:
+            return None
+        own = torch.arange(context_tokens - len(rows), context_tokens, device=rows.device)[:, None]
+        if not bool(((chosen >= 0) & (chosen <= own)).all()):
+            return "tokens were chosen that are not among those up to their row"
         return None
 
     def trial(self, boundary: int, hidden: torch.Tensor) -> torch.Tensor:

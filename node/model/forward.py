@@ -114,7 +114,7 @@ class LayerForward:
         for index, call in enumerate(heard.layers):
             for argument, _ in self._carried.inputs[index]:
                 passed.inputs[index, argument] = argument_of(call, argument)
-        return self._carried.pack(0, passed)
+        return self._carried.pack(0, passed, start)
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits ``[rows, vocabulary]`` from output rows of the last layer."""

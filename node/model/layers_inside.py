@@ -33,6 +33,7 @@ class LayersInside:
         """``rows``, ``[tokens, width]``, go into layer ``start``; ``tuples``: whether layers return
         tuples; ``stacked``: whether each row is another session's. Raises UnsoundRows."""
         self._stacked = stacked
+        self._position = cache.get_query_offset()
         self._tuples = tuples
         self._carried, self._layers = carried, layers
         self._start, self._end = start, end
@@ -74,4 +75,4 @@ class LayersInside:
 
     def rows(self) -> torch.Tensor:
         """Rows ``[tokens, width]`` behind the last layer."""
-        return self._carried.pack(self._end, self._passed)
+        return self._carried.pack(self._end, self._passed, self._position)
