@@ -136,6 +136,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
     # our own
     prefix_cache: Literal["own", "shared", "off"] | None = None
+    speculate: bool | None = None
 
 
 class CompletionRequest(Sampled, kw_only=True):
@@ -391,6 +392,7 @@ def request_options(
             priority=Priority.HIGH if (request.priority or 0) < 0 else Priority.NORMAL,
             prefix_cache=PrefixCache(request.prefix_cache or PrefixCache.OWN),
             cache_salt=request.cache_salt or "",
+            speculate=request.speculate is not False,
         )
     except UserError as error:
         raise bad_request(str(error)) from None

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from client.gateway.requests import Defaults
+from client.gateway.requests import (
+    CompletionRequest,
+    Defaults,
+    parse_request,
+    request_options,
+)
 from client.text.tokenizer import Tokenizer
 from dht.messages.session import Sampling
 from tests.unit.client.gateway.paper import MODEL, PaperGateway, PaperSwarm, paper_gateway
@@ -83,6 +88,13 @@ def test_usage_tells_what_peers_had_kept_and_salts_share_nothing() -> None:
             assert status == 400, body
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("asked", "drafted"), [(None, True), (True, True), (False, False)])
+def test_a_request_may_leave_drafts_out(asked: bool | None, drafted: bool) -> None:
+    body = json.dumps({"prompt": "a", "speculate": asked}).encode()
+    request = parse_request(body, CompletionRequest)
+    assert request_options(request, Defaults(), 4).speculate == drafted
 
 
 def test_a_stream_has_the_same_text_and_usage() -> None:
