@@ -46,7 +46,7 @@ TOKEN_S = 3e-3
 STAGES = (3, 5)
 ROUND_TRIPS_MS = (20.0, 50.0)
 PROMPTS = ("Once upon a time there was", "One rainy morning,")
-ANSWER_TOKENS = 160
+ANSWER_TOKENS = 100
 TEMPERATURES = {"greedy": 0.0, "sampled": 0.8}
 MEMORY_BYTES = 1 << 30
 
