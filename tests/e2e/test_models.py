@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from tests.forked import forked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PROMPT = "Once upon a time there was"
+NEWS_S = 40.0
 SHARE_GIB = 1.05 * memory_for(MODEL) / 2**30
 
 
@@ -39,7 +41,8 @@ def creek(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def network(creek: Path) -> Iterator[LocalSwarm]:
     """Three peers that hold all of brook, and one that holds all of creek."""
-    with LocalSwarm(MODEL, extra=("--threads", "1"), start=forked) as swarm:
+    extra = ("--threads", "1", "--layers", "0:8")
+    with LocalSwarm(MODEL, extra=extra, start=forked) as swarm:
         for _ in range(3):
             swarm.start_peer(memory_gib=SHARE_GIB)
         swarm.wait_serving()
@@ -88,15 +91,25 @@ def listed(network: LocalSwarm, cache: Path) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in json.loads(done.stdout)}
 
 
+def await_replicas(network: LocalSwarm, cache: Path, wanted: dict[str, int]) -> None:
+    """Wait until the list says so: what a peer did is known to all within 10 s."""
+    until_s = time.monotonic() + NEWS_S
+    while True:
+        found = {name: each["replicas"] for name, each in listed(network, cache).items()}
+        if found == wanted or time.monotonic() > until_s:
+            assert found == wanted
+            return
+        time.sleep(1.0)
+
+
 def test_a_stranger_sees_both_and_joins_where_holders_are_fewest(
     network: LocalSwarm, creek: Path, tmp_path: Path
 ) -> None:
-    models = listed(network, tmp_path)
-    assert {name: each["replicas"] for name, each in models.items()} == {"brook": 3, "creek": 1}
+    await_replicas(network, tmp_path, {"brook": 3, "creek": 1})
     fifth = network.start_peer(memory_gib=SHARE_GIB, models=(MODEL, creek))
     assert fifth.wait_for("chosen")["model"] == "creek"
     fifth.wait_for("serving")
-    assert listed(network, tmp_path)["creek"]["replicas"] == 2
+    await_replicas(network, tmp_path, {"brook": 3, "creek": 2})
 
 
 def test_one_gateway_answers_for_both(
