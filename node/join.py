@@ -24,6 +24,7 @@ from node.owner.reporter import Reporter, gibibytes
 from node.peer.join_options import parse, span_of, use_of
 
 if TYPE_CHECKING:
+    from coordinator.catalogue.need import Need
     from dht.budget import Budget
     from dht.identity.peer_id import Identity
     from dht.records.directory import Directory
@@ -48,7 +49,14 @@ async def main(arguments: argparse.Namespace) -> int:
     # slices.
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
     try:
-        return await _join(arguments, reporter)
+        arguments.moved = arguments.moves_on = False
+        arguments.loaded = None  # the identity, whose file this process keeps for itself
+        while True:
+            code = await _join(arguments, reporter)
+            if not arguments.moves_on:
+                return code
+            arguments.moved, arguments.moves_on = True, False
+            arguments.model, arguments.model_name, arguments.fingerprint = "", None, ""
     except (UserError, NetworkError) as error:
         reporter.event("error", message=str(error))
         raise
@@ -65,7 +73,8 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from node.peer.dry_run import rehearse
 
     store = await _open_store(arguments, reporter) if arguments.model else None
-    identity = Identity.load_or_create(arguments.identity.expanduser())
+    identity = arguments.loaded or Identity.load_or_create(arguments.identity.expanduser())
+    arguments.loaded = identity
     if arguments.recalled:  # who founded the network founds it again
         own = f"/p2p/{identity.peer_id}"
         arguments.initial_peers = [a for a in arguments.initial_peers if not a.endswith(own)]
@@ -136,14 +145,21 @@ async def _choose(
     from node.peer.choosing import agreed, choices
 
     named = named_peers(arguments.initial_peers)
-    allowed = [each for entry in arguments.models for each in entry.split(",") if each]
-    found = await choices(transport, arguments.network, named, machine.lend_bytes, allowed)
-    choice = await agreed(found, yes=arguments.yes)
+    found = await choices(
+        transport, arguments.network, named, machine.lend_bytes, _allowed(arguments)
+    )
+    # Who was asked once and named the models that may be chosen is not asked again.
+    choice = await agreed(found, yes=arguments.yes or arguments.moved)
     reporter.say(f"Needed most by {choice.sentence()}")
     need = choice.need
     reporter.event("chosen", model=need.model.name, start=need.start, end=need.end)
     arguments.model, arguments.model_name = choice.files, need.model.name
     arguments.fingerprint = need.model.fingerprint
+
+
+def _allowed(arguments: argparse.Namespace) -> list[str]:
+    """The entries of ``--models``, which commas may part, too."""
+    return [each for entry in arguments.models for each in entry.split(",") if each]
 
 
 def _traffic(arguments: argparse.Namespace) -> "LentTraffic":
@@ -335,6 +351,7 @@ async def _serve(
     from coordinator.plans.review import ReviewConfig
     from coordinator.plans.reviewer import Reviewer
     from coordinator.plans.store import PlanStore
+    from coordinator.problem.model_pin import named_peers
     from coordinator.runtime import Coordinator, CoordinatorConfig
     from dht.connecting import chosen_transport
     from dht.records.directory import Directory
@@ -346,6 +363,7 @@ async def _serve(
     from node.peer.own_figures import OwnFigures
     from node.peer.peer import Peer, PeerConfig, report_stats
     from node.peer.plan_follower import FollowConfig
+    from node.peer.roaming import MOVED_S, SETTLED_S, Roamer
     from node.stage.server import StageConfig, StageServer
 
     if arguments.int8_rows != "off" and engine.carries_more:
@@ -422,8 +440,30 @@ async def _serve(
     path = arguments.identity.expanduser().with_suffix(".contribution.json")
     finished = partial(stage.counters.__getitem__, "finished")
     watch = ContributionWatch(peer.figures, finished, reporter, path, gpu=machine.driver_name)
-    with on_interrupt(peer.leave):
-        await peer.run(watch.run)
+
+    def move(need: "Need") -> None:
+        reporter.event("moving", model=need.model.name, start=need.start, end=need.end)
+        reporter.say(f"{need.model.name} lost its last holder of some layers: moving there")
+        arguments.moves_on = True
+        peer.leave()
+
+    roamer = Roamer(
+        transport,
+        directory,
+        lambda: peer.record,
+        move,
+        named=named_peers(arguments.initial_peers),
+        allowed=_allowed(arguments),
+        stays_s=MOVED_S if arguments.moved else SETTLED_S,
+    )
+    roams = (roamer.run,) if len(_allowed(arguments)) > 1 else ()
+
+    def leave() -> None:
+        arguments.moves_on = False
+        peer.leave()
+
+    with on_interrupt(leave):
+        await peer.run(watch.run, *roams)
 
 
 def _relays(arguments: argparse.Namespace) -> bool:

@@ -75,3 +75,18 @@ def _longest(spec: ModelSpec, start: int, memory_bytes: int) -> int:
     if end == spec.layers and stage_bytes(spec, start, end, kv_tokens) > memory_bytes:
         end -= 1
     return max(start, end)
+
+
+def needed_elsewhere(
+    mine: ServedModel, start: int, end: int, others: Sequence[ServedModel], memory_bytes: int
+) -> Need | None:
+    """The most needed of ``others`` that lacks a holder of some layer, for a volunteer that holds
+    ``[start, end)`` of ``mine``.
+
+    None where none does, or where nobody else holds one of the volunteer's own layers: whoever
+    leaves must leave its model whole.
+    """
+    if start == end or min(mine.holders[start:end]) < 2:
+        return None
+    found = needs([other for other in others if not min(other.coming)], memory_bytes)
+    return next((need for need in found if not need.holders), None)

@@ -193,6 +193,11 @@ class Peer:
         device = self._announcer.record.device.name
         raise MachineError(f"{device} has failed, and joining again may help: {reason}")
 
+    @property
+    def record(self) -> NodeRecord:
+        """This peer's newest announcement."""
+        return self._announcer.record
+
     def figures(self) -> Figures:
         """Figures of this peer for its owner."""
         record, traffic = self._announcer.record, self._stage.traffic

@@ -23,7 +23,7 @@ from tests.forked import forked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PROMPT = "Once upon a time there was"
-NEWS_S = 40.0
+NEWS_S, LOST_S = 40.0, 120.0
 SHARE_GIB = 1.05 * memory_for(MODEL) / 2**30
 
 
@@ -40,11 +40,13 @@ def creek(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def network(creek: Path) -> Iterator[LocalSwarm]:
-    """Three peers that hold all of brook, and one that holds all of creek."""
+    """Three peers with all of brook, the third of which may serve creek, and one with creek."""
     extra = ("--threads", "1", "--layers", "0:8")
     with LocalSwarm(MODEL, extra=extra, start=forked) as swarm:
-        for _ in range(3):
+        for _ in range(2):
             swarm.start_peer(memory_gib=SHARE_GIB)
+        swarm.wait_serving()
+        swarm.start_peer(memory_gib=SHARE_GIB, models=(MODEL, creek))
         swarm.wait_serving()
         swarm.model = creek
         swarm.start_peer(memory_gib=SHARE_GIB)
@@ -146,3 +148,18 @@ def test_an_address_is_enough(network: LocalSwarm, reference: Reference, tmp_pat
         ids, _ = reference.greedy(reference.encode(PROMPT), 12)
         assert done.stdout.rstrip("\n") == text_of(ids)
     assert len(list((tmp_path / "anabranch" / "texts").iterdir())) == 1
+
+
+def test_a_model_that_lost_its_holders_gets_a_volunteer_within_2_minutes(
+    network: LocalSwarm, tmp_path: Path
+) -> None:
+    movable = network.peers[2]
+    assert movable.wait_for("chosen")["model"] == "brook"
+    for peer in network.peers[3:]:
+        peer.kill()
+    killed_s = time.monotonic()
+    seen = len(movable.read_events())
+    assert movable.wait_for("moving", LOST_S)["model"] == "creek"
+    movable.wait_for("serving", LOST_S, since=seen)
+    assert time.monotonic() - killed_s < LOST_S
+    await_replicas(network, tmp_path, {"brook": 2, "creek": 1})

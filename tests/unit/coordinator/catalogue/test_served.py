@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.catalogue.need import needs
+from coordinator.catalogue.need import needed_elsewhere, needs
 from coordinator.catalogue.served import (
     MODELS_MAX,
     announced_models,
@@ -112,3 +112,24 @@ def test_of_two_that_lack_layers_the_one_that_it_makes_whole_comes_first() -> No
 
 def test_what_does_not_fit_is_no_need_of_it() -> None:
     assert needs((served_model(MODEL, {}),), LAYER - 1) == ()
+
+
+def test_a_volunteer_moves_only_where_a_holder_is_lost_and_its_own_model_stays_whole() -> None:
+    twice = served_model(MODEL, {p: record_of(p, 0, 8) for p in ("a", "b")})
+    once = served_model(MODEL, {"a": record_of("a", 0, 8), "b": record_of("b", 0, 2)})
+    lost, held = (
+        served_model(SECOND, {}),
+        served_model(OTHER, {"c": record_of("c", 0, 8, model=OTHER)}),
+    )
+    much = 100 * LAYER
+    need = needed_elsewhere(twice, 0, 8, (held, lost), much)
+    assert need is not None
+    assert need.model == SECOND
+    assert needed_elsewhere(once, 0, 8, (lost,), much) is None
+    assert needed_elsewhere(once, 0, 2, (lost,), much) is not None
+    assert needed_elsewhere(twice, 0, 8, (held,), much) is None
+    assert needed_elsewhere(twice, 0, 8, (lost,), LAYER - 1) is None
+    coming = served_model(
+        SECOND, {"d": record_of("d", 0, 4, model=SECOND, state=NodeState.LOADING)}
+    )
+    assert needed_elsewhere(twice, 0, 8, (coming,), much) is None

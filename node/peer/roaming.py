@@ -1,0 +1,107 @@
+"""Moves a volunteer to another model that lost its last holder, where its owner allows that.
+
+It is rare and slow on purpose: a loss must last, the volunteer's own model must stay whole, and of
+many that could go, one goes at a time.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+
+from coordinator.catalogue.need import Need, needed_elsewhere
+from coordinator.catalogue.reading import network_models, served_models
+from dht.errors import NetworkError
+from dht.messages.types import NodeRecord, NodeState
+from dht.records.directory import Directory
+from dht.transport.interface import Transport
+from node.peer.choosing import files_of
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 10.0
+LASTS_S = 20.0
+"""Time for which a loss must last before anybody moves."""
+TURN_S = 10.0
+"""Time that each volunteer waits for the one before it in order to go."""
+TURNS_MAX = 4
+SETTLED_S = 60.0
+"""Time for which a volunteer stays at least where it joined."""
+MOVED_S = 600.0
+"""Time for which it stays at least where it moved to."""
+
+
+def turn_of(peer_id: str, model: str, peers: Sequence[str]) -> int:
+    """The place of a peer in the order in which ``peers`` move to ``model``: by hash, so that all
+    agree on it and nobody is always the first."""
+
+    def rank(peer: str) -> bytes:
+        return hashlib.sha256(f"{model} {peer}".encode()).digest()
+
+    return min(TURNS_MAX, sum(rank(other) < rank(peer_id) for other in peers if other != peer_id))
+
+
+class Roamer:
+    """Watches the network's other models, and calls ``move`` once one of them needs this peer."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        directory: Directory,
+        record: Callable[[], NodeRecord],
+        move: Callable[[Need], None],
+        *,
+        named: Sequence[str],
+        allowed: Sequence[str],
+        stays_s: float,
+    ) -> None:
+        """``directory`` is that of this peer's model, ``record`` its newest announcement,
+        ``allowed`` the models that its owner lends the machine to."""
+        self._transport = transport
+        self._directory = directory
+        self._record = record
+        self._move = move
+        self._named = named
+        self._allowed = allowed
+        self._stays_s = stays_s
+        self._wanted = ""
+        self._since_s = 0.0
+
+    async def run(self) -> None:
+        """Look every ``LOOK_S`` until there was a reason to move."""
+        await asyncio.sleep(self._stays_s)
+        while True:
+            try:
+                need = await self.look(asyncio.get_running_loop().time())
+            except NetworkError as error:
+                logger.info("cannot read what the network needs: %s", error)
+                need = None
+            if need is not None:
+                self._move(need)
+                await asyncio.Event().wait()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self, now_s: float) -> Need | None:
+        """What to move to now; None while there is no reason. Raises NetworkError."""
+        record, network = self._record(), self._directory.network
+        specs = await network_models(self._transport, network, self._named)
+        served = await served_models(self._transport, network, specs)
+        mine = next((each for each in served if each.spec.serves_with(record.model)), None)
+        others = [
+            each
+            for each in served
+            if each is not mine and files_of(each.name, self._allowed) is not None
+        ]
+        need = None
+        if mine is not None and record.state is NodeState.SERVING:
+            span = (record.start, record.end)
+            need = needed_elsewhere(mine, *span, others, record.memory_bytes)
+        wanted = "" if need is None else need.model.fingerprint
+        if wanted != self._wanted:
+            self._wanted, self._since_s = wanted, now_s
+        if need is None:
+            return None
+        nodes = await self._directory.nodes()
+        serving = [p for p, each in nodes.items() if each.state is NodeState.SERVING]
+        turn = turn_of(record.peer_id, wanted, serving)
+        return need if now_s - self._since_s >= LASTS_S + TURN_S * turn else None
