@@ -9,11 +9,14 @@ from pathlib import Path
 from coordinator.catalogue.need import Need, needs
 from coordinator.catalogue.reading import network_models, served_models
 from dht.command_line import printable
-from dht.errors import SwarmError, UserError
-from dht.hub import HubId, served_name
+from dht.errors import NetworkError, SwarmError, UserError
+from dht.hub import HubId, fetch_small_files, list_model, served_name
+from dht.model_files import INDEX, directory_root, listed_root
 from dht.transport.interface import Transport
 
 SHOWN_MAX = 4
+LOOKED_AT_MAX = 16
+"""Maximum models whose files are looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,29 @@ def files_of(name: str, allowed: Sequence[str]) -> str | None:
     return name if listed and HubId.parse(name) is not None and not Path(name).exists() else None
 
 
+def root_here(files: str) -> str:
+    """The root of the model whose files are there; empty where it is not known.
+
+    Raises UserError and NetworkError.
+    """
+    directory = Path(files).expanduser()
+    if directory.is_dir():
+        return directory_root(directory)
+    hub_id = HubId.parse(files)
+    if hub_id is None:
+        return ""
+    listing = list_model(hub_id)
+    return listed_root(listing, fetch_small_files(listing, INDEX))
+
+
+async def known_root(files: str) -> str:
+    """:func:`root_here`; empty, too, where the files cannot be read or the hub be asked."""
+    try:
+        return await asyncio.to_thread(root_here, files)
+    except (UserError, NetworkError):
+        return ""
+
+
 async def choices(
     transport: Transport,
     network: str,
@@ -74,10 +100,16 @@ async def choices(
         names = ", ".join(spec.name for spec in specs[:SHOWN_MAX])
         raise UserError(f"no layer of {names} fits; lend more with --memory")
     found = [(need, files_of(need.model.name, allowed)) for need in wanted]
-    kept = tuple(Choice(need=need, files=files) for need, files in found if files is not None)
+    known = [Choice(need=need, files=files) for need, files in found if files is not None]
+    # Anybody can announce other weights under a name.
+    roots = [await known_root(each.files) for each in known[:LOOKED_AT_MAX]]
+    kept = tuple(
+        each for each, root in zip(known, roots, strict=False) if root in {"", each.need.model.root}
+    )
     if not kept:
         names = ", ".join(need.model.name for need in wanted[:SHOWN_MAX])
         why = "--models allows none of them" if allowed else "their files are not here"
+        why = "files here have other weights" if known else why
         raise UserError(f"{names}: {why}; give directories or hub ids with --models")
     return kept
 

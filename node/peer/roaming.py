@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from coordinator.catalogue.need import Need, needed_elsewhere
 from coordinator.catalogue.reading import network_models, served_models
 from dht.errors import NetworkError
-from dht.messages.types import NodeRecord, NodeState
+from dht.messages.types import ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
-from node.peer.choosing import files_of
+from node.peer.choosing import files_of, known_root
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,8 @@ class Roamer:
         self._stays_s = stays_s
         self._wanted = ""
         self._since_s = 0.0
+        self._roots: dict[str, str] = {}
+        """Roots of the allowed models, where they are known."""
 
     async def run(self) -> None:
         """Look every ``LOOK_S`` until there was a reason to move."""
@@ -87,11 +89,8 @@ class Roamer:
         specs = await network_models(self._transport, network, self._named)
         served = await served_models(self._transport, network, specs)
         mine = next((each for each in served if each.spec.serves_with(record.model)), None)
-        others = [
-            each
-            for each in served
-            if each is not mine and files_of(each.name, self._allowed) is not None
-        ]
+        lacking = [each for each in served if each is not mine and not each.replicas]
+        others = [each for each in lacking if await self._is_here(each.spec)]
         need = None
         if mine is not None and record.state is NodeState.SERVING:
             span = (record.start, record.end)
@@ -104,4 +103,15 @@ class Roamer:
         nodes = await self._directory.nodes()
         serving = [p for p, each in nodes.items() if each.state is NodeState.SERVING]
         turn = turn_of(record.peer_id, wanted, serving)
-        return need if now_s - self._since_s >= LASTS_S + TURN_S * turn else None
+        if now_s - self._since_s < LASTS_S + TURN_S * turn:
+            return None
+        return need
+
+    async def _is_here(self, spec: ModelSpec) -> bool:
+        """Whether the owner allows this model and its very files are here, or on the hub."""
+        files = files_of(spec.name, self._allowed)
+        if files is None:
+            return False
+        if not self._roots.get(files):
+            self._roots[files] = await known_root(files)
+        return self._roots[files] == spec.root != ""
