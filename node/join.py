@@ -452,6 +452,7 @@ async def _serve(
         directory,
         lambda: peer.record,
         move,
+        peer.is_spare,
         named=named_peers(arguments.initial_peers),
         allowed=_allowed(arguments),
         stays_s=MOVED_S if arguments.moved else SETTLED_S,

@@ -132,6 +132,13 @@ class Peer:
         self._balancer = Balancer(directory, stage, lambda: self._announcer.record)
         self._reach = ReachKeeper(transport, directory, self._note_reach, relays=Relays(transport))
 
+    async def is_spare(self) -> bool:
+        """Whether others have shown that they hold all layers that this peer serves.
+
+        Raises NetworkError.
+        """
+        return await self._follower.is_spare()
+
     def leave(self) -> None:
         """Start to drain; a second call ends the drain at once."""
         if self._leaving.is_set():

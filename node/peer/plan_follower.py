@@ -261,6 +261,31 @@ class PlanFollower:
         )
         return why_wait(plan, mine, nodes, proven, self._transport.now(), self._config.turn)
 
+    async def is_spare(self) -> bool:
+        """Whether others have shown that they hold all layers that this peer serves.
+
+        Raises NetworkError.
+        """
+        mine = self._announcer.record
+        held = range(mine.start, mine.end)
+        others = [
+            record
+            for peer_id, record in (await self._directory.nodes()).items()
+            if peer_id != mine.peer_id
+            and record.state is NodeState.SERVING
+            and record.model.serves_with(mine.model)
+            and record.start < held.stop
+            and held.start < record.end
+        ]
+        proven = await self._checker.proven(others, held, held)
+        shown = {
+            layer
+            for record in others
+            if record.peer_id in proven
+            for layer in range(record.start, record.end)
+        }
+        return shown.issuperset(held)
+
     async def _make_room(self, mine: Assignment) -> None:
         """Take no new sessions, and let the others end or move, within bounds, to load ``mine``."""
         self._engine.stop_serving()

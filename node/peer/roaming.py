@@ -7,7 +7,7 @@ many that could go, one goes at a time.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from coordinator.catalogue.need import Need, needed_elsewhere
 from coordinator.catalogue.reading import network_models, served_models
@@ -50,17 +50,21 @@ class Roamer:
         directory: Directory,
         record: Callable[[], NodeRecord],
         move: Callable[[Need], None],
+        is_spare: Callable[[], Awaitable[bool]],
         *,
         named: Sequence[str],
         allowed: Sequence[str],
         stays_s: float,
     ) -> None:
-        """``directory`` is that of this peer's model, ``record`` its newest announcement,
-        ``allowed`` the models that its owner lends the machine to."""
+        """``directory`` is that of this peer's model, ``record`` its newest announcement;
+        ``is_spare`` tells whether others have shown that they hold its layers
+        (:mod:`node.stage.layer_check`); ``allowed`` are models that its owner lends the machine to.
+        """
         self._transport = transport
         self._directory = directory
         self._record = record
         self._move = move
+        self._is_spare = is_spare
         self._named = named
         self._allowed = allowed
         self._stays_s = stays_s
@@ -105,7 +109,7 @@ class Roamer:
         turn = turn_of(record.peer_id, wanted, serving)
         if now_s - self._since_s < LASTS_S + TURN_S * turn:
             return None
-        return need
+        return need if await self._is_spare() else None
 
     async def _is_here(self, spec: ModelSpec) -> bool:
         """Whether the owner allows this model and its very files are here, or on the hub."""

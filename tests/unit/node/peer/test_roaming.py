@@ -17,9 +17,13 @@ from tests.unit.records import MODEL, record_of
 BROOK = Path(__file__).parents[4] / "models" / "brook"
 
 
-async def moved(root: str, holders: int, after_s: float) -> str:
+async def moved(root: str, holders: int, after_s: float, *, shown: bool = True) -> str:
     """The model that a volunteer moves to, where brook with this root has no holder and its own
-    model has so many."""
+    model has so many, which have ``shown`` that they hold it."""
+
+    async def is_spare() -> bool:
+        return shown
+
     network = MemoryNetwork(random.Random(0))
     peers = [network.transport() for _ in range(holders)]
     records: list[NodeRecord] = []
@@ -40,6 +44,7 @@ async def moved(root: str, holders: int, after_s: float) -> str:
         Directory(peers[0], "n", MODEL.key),
         lambda: records[0],
         lambda need: None,
+        is_spare,
         named=(),
         allowed=(str(BROOK), "m"),
         stays_s=0.0,
@@ -57,6 +62,7 @@ def test_a_loss_must_last_and_the_own_model_stay_whole() -> None:
     assert asyncio.run(moved(root, 2, LONG_S)) == "brook"
     assert not asyncio.run(moved(root, 2, LASTS_S - 1))
     assert not asyncio.run(moved(root, 1, LONG_S))
+    assert not asyncio.run(moved(root, 2, LONG_S, shown=False))
 
 
 @pytest.mark.parametrize("root", ["0" * 64, "", "f"])

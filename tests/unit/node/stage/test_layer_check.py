@@ -290,7 +290,9 @@ def test_rows_are_the_same_everywhere():
     assert rows_for(NONCE, "reep", 3)[0].tolist() != pytest.approx(GOLDEN)
 
 
-@pytest.mark.parametrize("family", ["glm_moe_dsa, chosen before", "gemma4, inputs and shared keys", "gemma3n"])
+@pytest.mark.parametrize(
+    "family", ["glm_moe_dsa, chosen before", "gemma4, inputs and shared keys", "gemma3n"]
+)
 def test_layers_are_shown_where_rows_carry_more_than_hidden_states(
     family: str, tmp_path: Path
 ) -> None:
