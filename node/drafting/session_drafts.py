@@ -66,7 +66,7 @@ class SessionDrafts:
             return self._awaited(self._wait, now_s)
         self.follow(token_ids)
         self._draft, self._sent_s, self.by_model = Draft(), None, False
-        if self.drafter.known == len(token_ids):
+        if self.drafter.known >= len(token_ids):
             self._draft = self.drafter.propose(most)
         copied = len(self._draft.token_ids)
         offers = [Offer(grade=self._draft.grade, ready=copied, most=copied)]
