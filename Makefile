@@ -8,7 +8,7 @@ LIGHT := .venv-light
 
 .PHONY: demo test fuzz guided light-test swarm lint format lock clean bench gpu-check
 
-demo: $(READY)  ## three peers, one model that none of them can hold, text on the screen
+demo: $(READY)  ## three peers hold one model together; drafts; one is killed in mid-sentence
 	$(BIN)/python -m bench.demo
 
 swarm: $(READY)  ## the same swarm, left running until Ctrl-C

@@ -45,7 +45,8 @@ FIRST = (
 )  # fmt: skip
 WAITING = {
     "qwen3_moe": 2, "mixtral": 2, "gpt_oss": 2, "granitemoe": 2, "olmoe": 2, "deepseek_v2": 2,
-    "deepseek_v3": 2, "llama, dynamic rope": 1, "falcon, alibi": 4, "falcon, rotary": 4,
+    "deepseek_v3": 2, "deepseek_v32": 4, "glm_moe_dsa": 4, "glm_moe_dsa, chosen before": 4,
+    "minimax_m3": 4, "llama, dynamic rope": 1, "falcon, alibi": 4, "falcon, rotary": 4,
 }  # fmt: skip
 """Families whose own code waits for the device in a step, and how often in a layer at most, with
 two sessions."""
@@ -212,10 +213,10 @@ def every_kind_of_step(name: str, tmp_path: Path) -> None:
         assert step(engine, seen, [drawn, changed])[1].scores
         assert len(seen.waits) <= 5 + own_waits, seen.waits  # the token, the scores, its logits
         # Another part of the layers for each: rows pass through those that they do not need.
-        rows = torch.zeros(1, engine.spec.activation_bytes // engine.layout.dtype.itemsize)
+        half, anatomy = layers // 2, engine.layout.anatomy
+        rows = anatomy.trial_rows(half, torch.zeros(1, anatomy.row_width))
         engine.free("a")
         assert engine.reserve("a", 64) is None
-        half = layers // 2
         parts = [
             item(engine, "b", (5,), 23),
             WorkItem(session="a", start=half, end=layers, position=0, hidden=rows, sampling=GREEDY),
