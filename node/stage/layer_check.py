@@ -35,8 +35,8 @@ ROWS = 4
 LAYERS_CHECKED_MAX = 4
 """Maximum layers of one check: differences of precision grow with every layer."""
 APART_MAX = 0.5
-"""Maximum distance of two peers' rows, relative to what the layers add to them. Layers in int4 are
-0.1 apart from those in float32; rows that no layer ran are 1 apart, or more."""
+"""Maximum distance of two peers' rows, relative to what the layers add to them. Brook's layers in
+int4 are a quarter apart from those in float32; rows that no layer ran are 1 apart, or more."""
 SCALE = 0.1
 """Standard deviation of the rows that go in: as small as embeddings, so that layers add much."""
 DTYPE = "float32"
@@ -76,8 +76,13 @@ def agree(given: torch.Tensor, mine: torch.Tensor, theirs: torch.Tensor) -> bool
 
     ``given`` may be wider: it is cut to the hidden states that come out.
     """
+    return apart(given, mine, theirs) <= APART_MAX
+
+
+def apart(given: torch.Tensor, mine: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Distance of two peers' rows, relative to what this peer's layers add to ``given``."""
     added = torch.linalg.vector_norm(mine - given[:, : mine.shape[1]])
-    return bool(torch.linalg.vector_norm(theirs - mine) <= APART_MAX * added)
+    return float(torch.linalg.vector_norm(theirs - mine) / added)
 
 
 class LayerCheckServer:

@@ -20,12 +20,14 @@ from node.engine.engine import Engine, EngineConfig
 from node.links.wire_rows import join_rows
 from node.stage.layer_check import (
     ANSWER_S,
+    APART_MAX,
     ASKED_AT_ONCE,
     LAYERS_CHECKED_MAX,
     ROWS,
     LayerChecker,
     LayerCheckServer,
     agree,
+    apart,
     rows_for,
 )
 from node.weights.store import WeightStore
@@ -246,11 +248,11 @@ def _brook(dtype: str, quantize: str | None) -> Engine:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "quantize"),
-    [("float32", None), ("bfloat16", None), ("float16", None), ("float32", "int8"),
-     ("float32", "int4"), ("bfloat16", "int4")],
+    ("dtype", "quantize", "most"),
+    [("float32", None, 1e-4), ("bfloat16", None, 0.02), ("float16", None, 0.02),
+     ("float32", "int8", 0.1), ("float32", "int4", 0.25), ("bfloat16", "int4", 0.25)],
 )  # fmt: skip
-def test_precision_does_not_keep_layers_from_being_recognised(exact, dtype, quantize):
+def test_precision_does_not_keep_layers_from_being_recognised(exact, dtype, quantize, most):
     other = _brook(dtype, quantize)
     layers = exact.spec.layers
     for start in range(layers - LAYERS_CHECKED_MAX + 1):
@@ -259,7 +261,7 @@ def test_precision_does_not_keep_layers_from_being_recognised(exact, dtype, quan
         mine, theirs = exact.run_rows(start, end, given), other.run_rows(start, end, given)
         assert mine is not None
         assert theirs is not None
-        assert agree(given, mine.float(), theirs.float())
+        assert apart(given, mine.float(), theirs.float()) <= most < APART_MAX
 
 
 def test_other_layers_are_told_apart(exact):
