@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ from dht.transport.interface import TEXT_PROTOCOL, Stream, Transport
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+ROOT = re.compile("[0-9a-f]{64}")
 PEERS_ASKED_MAX = 8
 PEER_LIMIT_S = 120.0
 """Time for one peer to send all files."""
@@ -61,6 +63,8 @@ async def fetched_texts(
 
     ``nodes`` are the peers that announce it. Raises NetworkError where none gives them.
     """
+    if ROOT.fullmatch(root) is None:  # it becomes the name of a directory
+        raise NetworkError("peers announce a root of the model's files that is none")
     folder = folder or texts_folder()
     if (kept := await asyncio.to_thread(_kept, folder, root)) is not None:
         return kept

@@ -177,7 +177,7 @@ class LayerRows:
     """
 
 
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Digest = Annotated[str, Meta(min_length=64, max_length=64)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,3 +179,9 @@ def test_what_is_no_request_for_text_ends_its_stream(tmp_path: Path) -> None:
     with pytest.raises(NetworkError):
         asyncio.run(ask(Ping(nonce=1)))
     assert asyncio.run(ask(TextsRequest(root="0" * 64))) == TextsFound(files=())
+
+
+@pytest.mark.parametrize("root", ["", "../../etc", "/etc", "A" * 64, "0" * 63, "0" * 64 + "\n"])
+def test_a_root_that_is_none_names_no_directory_here(root: str, tmp_path: Path) -> None:
+    with pytest.raises(NetworkError, match="is none"):
+        asyncio.run(from_peer(tmp_path, lambda _: None, root))
