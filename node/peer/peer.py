@@ -247,17 +247,17 @@ class Peer:
             return
         use = OwnerUse(config=self._config.use, aside=self._follower.aside)
         if use.aside:  # this part failed meanwhile, perhaps before the memory was free
-            async with self._follower.moving:
+            async with self._follower.staying():
                 await self._free_memory()
         clock = asyncio.get_running_loop()
         while True:
             seen = await self._look()
             match use.step(seen, clock.time()):
                 case StepAside(reason=reason):
-                    async with self._follower.moving:
+                    async with self._follower.staying():
                         await self._step_aside(reason)
                 case ComeBack():
-                    async with self._follower.moving:
+                    async with self._follower.staying():
                         await self._come_back()
             await asyncio.sleep(self._config.look_s)
 

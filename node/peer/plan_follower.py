@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from coordinator.heuristics.uncoordinated import span_to_take
@@ -83,8 +85,10 @@ class PlanFollower:
         self._announcer = announcer
         self._config = config
         self._checker = LayerChecker(transport, engine)
-        self.moving = asyncio.Lock()
-        """Held while layers change."""
+        self._moving = asyncio.Lock()
+        """Held while layers change, and while this peer waits for its turn."""
+        self._stays = 0
+        """Number of callers in :meth:`staying`."""
         self.aside = False
         """Whether the machine's owner needs it: plans are noted and not followed."""
         self._waits_for = ""
@@ -97,11 +101,21 @@ class PlanFollower:
         while True:
             plan = await self._plans.wait_newer(version)
             version = plan.version
-            async with self.moving:
+            async with self._moving:
                 await self.enter(plan)
 
+    @asynccontextmanager
+    async def staying(self) -> AsyncIterator[None]:
+        """Layers do not change within the block. A wait for this peer's turn ends."""
+        self._stays += 1
+        try:
+            async with self._moving:
+                yield
+        finally:
+            self._stays -= 1
+
     async def enter(self, plan: Plan) -> None:
-        """Take the plan's layers for this peer; call it under ``moving``."""
+        """Take the plan's layers for this peer; call it within :meth:`staying`."""
         record = self._announcer.record
         if self.aside:
             self._announcer.set(record.state, record.start, record.end, plan.version)
@@ -191,7 +205,7 @@ class PlanFollower:
             except NetworkError as error:
                 logger.info("cannot see which layers are served the worst: %s", error)
                 continue
-            async with self.moving:
+            async with self._moving:
                 span = span_to_take(self._announcer.record, nodes)
                 if span is None or self._announcer.record.state is not NodeState.WAITING:
                     continue
@@ -229,10 +243,11 @@ class PlanFollower:
             await self._engine.fetch(mine.start, mine.end, meter.update)
 
     async def _wait_for_turn(self, plan: Plan) -> bool:
-        """Wait, within bounds, until this peer may give up its layers; False if the plan is old."""
+        """Wait until this peer may give up its layers; False if the plan is old, or somebody else
+        wants to change them."""
         clock = asyncio.get_running_loop()
         waited_s: dict[WaitFor, float] = {}
-        while self._plans.version <= plan.version:
+        while self._plans.version <= plan.version and not self._stays:
             waits = tuple(
                 each
                 for each in await self._look_at_turn(plan)

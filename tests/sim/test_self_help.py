@@ -30,7 +30,7 @@ from node.engine.worker import WorkerTimes
 from node.links.hops import HopConfig
 from node.links.lent_traffic import LentTraffic
 from node.links.measured_links import MeasuredLinks
-from node.owner.idle_policy import UseConfig
+from node.owner.idle_policy import Seen, UseConfig
 from node.owner.reporter import Reporter
 from node.peer.peer import LooksAtMachine, Peer, PeerConfig
 from node.stage.server import StageConfig, StageServer
@@ -406,5 +406,46 @@ def test_strangers_that_announce_all_layers_take_none_from_their_holders(rate: f
             for task in strangers:
                 task.cancel()
             assert len(versions) > 1, "the coordinator planned with the strangers"
+
+    run_virtual(scenario(), limit_s=3000)
+
+
+class Desk:
+    """A machine that somebody may sit down at."""
+
+    def __init__(self) -> None:
+        self.used = False
+
+    def look(self) -> Seen:
+        return Seen(minute=0, input_ago_s=0.0 if self.used else 1e9)
+
+
+def test_a_peer_that_waits_for_a_holder_makes_way_for_its_owner() -> None:
+    async def scenario() -> None:
+        async with world(LAYERS, 5) as swarm:
+            desks = [Desk() for _ in range(4)]
+            lenders = [swarm.join(5, machine=desk) for desk in desks]
+            await asyncio.sleep(90)
+            strangers = [
+                asyncio.create_task(made_up_holder(swarm, 0, LAYERS, 1000.0)) for _ in range(4)
+            ]
+
+            def waiting() -> list[int]:
+                return [
+                    number
+                    for number, living in enumerate(lenders)
+                    if living.held != (0, 0) and living.peer._follower._moving.locked()
+                ]
+
+            await asyncio.sleep(300)
+            held = waiting()
+            assert held, "the plan takes layers from nobody"
+            for number in held:
+                desks[number].used = True
+            await swarm.until(
+                lambda: all(lenders[number].held == (0, 0) for number in held), SETTLE_S
+            )
+            for task in strangers:
+                task.cancel()
 
     run_virtual(scenario(), limit_s=3000)
