@@ -117,6 +117,7 @@ class LayerChecker:
     def __init__(self, transport: Transport, engine: RunsLayers) -> None:
         self._transport = transport
         self._engine = engine
+        self._rng = random.Random(transport.peer_id)  # noqa: S311  who is asked first is no secret
         self._seen: dict[tuple[str, int, int], tuple[bool, float]] = {}
         """Whether each peer showed the layers of a record, and when."""
 
@@ -139,7 +140,7 @@ class LayerChecker:
                 left -= set(range(record.start, record.end))
             elif shown or now_s - at_s >= RETRY_S:
                 unknown.append(record)
-        random.shuffle(unknown)
+        self._rng.shuffle(unknown)
         for record in unknown:
             if left & set(range(record.start, record.end)) and len(asked) < ASKED_AT_ONCE:
                 asked.append(record)
