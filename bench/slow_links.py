@@ -49,13 +49,20 @@ class _End(asyncio.Protocol):
         asyncio.get_running_loop().call_later(self._one_way_s, self._leave)
 
     def _leave(self) -> None:
+        if self.other is None and self in self._ends:  # the other end is still being dialled
+            asyncio.get_running_loop().call_later(self._one_way_s, self._leave)
+            return
         data = self._waiting.popleft()
         if self.other is None:
             return
         if data is None:
             self.other.close()
-        elif self.other._transport is not None:
-            self.other._transport.write(data)
+        else:
+            self.other.write(data)
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
 
     def close(self) -> None:
         if self._transport is not None:
