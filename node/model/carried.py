@@ -11,7 +11,7 @@ inside the session's context.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -128,16 +128,20 @@ class Carried:
     """Arguments computed from token ids."""
     chosen: tuple[Chosen | None, ...]
     shared: tuple[Shared | None, ...]
+    _ends: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+    """By boundary, where each part of a row ends: rows are cut in every step."""
+    width: int = field(init=False, compare=False)
+    """Numbers per row."""
+
+    def __post_init__(self) -> None:
+        ends = tuple(self._ends_at(boundary) for boundary in range(len(self.inputs) + 1))
+        object.__setattr__(self, "_ends", ends)
+        object.__setattr__(self, "width", max(each[-1] for each in ends))
 
     @property
     def plain(self) -> bool:
         """Whether rows are hidden states alone, one per token."""
         return self.width == self.hidden.width and self.hidden.shape == (1, self.width)
-
-    @property
-    def width(self) -> int:
-        """Numbers per row."""
-        return max(self._bounds(at)[-1] for at in range(len(self.inputs) + 1))
 
     def _inputs(self, boundary: int) -> Iterator[tuple[int, Argument, TokenForm]]:
         for layer in range(boundary, len(self.inputs)):
@@ -155,7 +159,7 @@ class Carried:
             if each is not None and each.source < boundary
         }
 
-    def _bounds(self, boundary: int) -> list[int]:
+    def _ends_at(self, boundary: int) -> tuple[int, ...]:
         """Where each part of a row ends: hidden states, inputs, chosen tokens, keys and values."""
         chosen = self._chosen(boundary)
         widths = [
@@ -164,7 +168,7 @@ class Carried:
             0 if chosen is None else chosen.most * DIGITS,
             *(kv.numbers for kv in self._shared(boundary).values()),
         ]
-        return [sum(widths[: at + 1]) for at in range(len(widths))]
+        return tuple(accumulate(widths))
 
     def pack(self, boundary: int, passed: Passed, position: int) -> torch.Tensor:
         """Rows ``[tokens, width]`` in front of layer ``boundary``; the first is at ``position``.
@@ -193,7 +197,7 @@ class Carried:
 
     def unpack(self, boundary: int, rows: torch.Tensor) -> Passed:
         """Contents of ``rows`` in front of layer ``boundary``. Raises UnsoundRows."""
-        bounds = [0, *self._bounds(boundary)]
+        bounds = [0, *self._ends[boundary]]
         parts = iter([rows[:, start:end] for start, end in pairwise(bounds)])
         passed = Passed(hidden=self.hidden.tensor(next(parts)))
         for layer, argument, form in self._inputs(boundary):
@@ -232,7 +236,7 @@ class Carried:
         rows = hidden.clone()
         whole = [form.integers for _, _, form in self._inputs(boundary)]
         whole += [self._chosen(boundary) is not None]
-        for (start, end), integer in zip(pairwise(self._bounds(boundary)), whole, strict=False):
+        for (start, end), integer in zip(pairwise(self._ends[boundary]), whole, strict=False):
             if integer:  # 0 each
                 rows[:, start:end] = 0
                 rows[:, start:end:DIGITS] = 1
