@@ -6,7 +6,7 @@ the root, or the fingerprint over it, can take them from anybody.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,16 @@ def plain(config: Mapping[str, Any]) -> bytes:
     return json.dumps(known, sort_keys=True).encode()
 
 
+def texts_in(directory: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of each text file that the model in ``directory`` has. Raises UserError."""
+    for name in TEXT_FILES:
+        if (data := text_bytes(directory, name)) is not None:
+            yield name, data
+
+
 def text_hashes(directory: Path) -> dict[str, str]:
     """SHA-256 of each text file that the model in ``directory`` has. Raises UserError."""
-    found = {name: text_bytes(directory, name) for name in TEXT_FILES}
-    return {
-        name: hashlib.sha256(data).hexdigest() for name, data in found.items() if data is not None
-    }
+    return {name: hashlib.sha256(data).hexdigest() for name, data in texts_in(directory)}
 
 
 def digest_of(hashes: Mapping[str, str]) -> str:

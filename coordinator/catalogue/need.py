@@ -42,8 +42,8 @@ def needs(served: Sequence[ServedModel], memory_bytes: int) -> tuple[Need, ...]:
 
 
 def _need_of(model: ServedModel, memory_bytes: int) -> Need | None:
-    """Of the longest windows that fit at each layer, the one with the most of the least held
-    layers, then the longest, then the one with the fewest holders. None where no layer fits."""
+    """The window with the most of the least held layers, among the longest that fit from each layer
+    on; of several, the longest, then the one with the fewest holders. None where no layer fits."""
     spec, coming = model.spec, model.coming
     least = min(coming)
     windows = [(start, _longest(spec, start, memory_bytes)) for start in range(spec.layers)]

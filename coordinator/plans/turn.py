@@ -71,7 +71,7 @@ def why_wait(
     target = plan.assignment_of(mine.peer_id)
     if target is None or mine.state is not NodeState.SERVING:
         return ()
-    covered = _layers_of(_serving(plan, mine, nodes))
+    covered = layers_of(_serving(plan, mine, nodes))
     if not set(range(plan.model.layers)) - set(range(mine.start, mine.end)) <= covered:
         return ()
     waits = []
@@ -81,7 +81,7 @@ def why_wait(
     since_s = abs(now_unix_s - mine.moved_unix_s)
     if since_s < config.rest_s:
         waits.append(TurnWait(what=WaitFor.REST, text=f"it moved {since_s:.0f} s ago"))
-    shown = _layers_of(r for r in other_holders(plan, mine, nodes) if r.peer_id in proven)
+    shown = layers_of(r for r in other_holders(plan, mine, nodes) if r.peer_id in proven)
     alone = sorted(given_up(plan, mine) - shown)
     if alone:
         text = f"nobody else has shown to hold layer {alone[0]}"
@@ -101,12 +101,7 @@ def other_holders(
     plan: Plan, mine: NodeRecord, nodes: Mapping[str, NodeRecord]
 ) -> tuple[NodeRecord, ...]:
     """Planned peers that announce some of the layers that ``plan`` takes from ``mine``'s peer."""
-    given = given_up(plan, mine)
-    return tuple(
-        record
-        for record in _serving(plan, mine, nodes)
-        if not given.isdisjoint(range(record.start, record.end))
-    )
+    return with_layers(_serving(plan, mine, nodes), given_up(plan, mine))
 
 
 def _serving(plan: Plan, mine: NodeRecord, nodes: Mapping[str, NodeRecord]) -> Iterator[NodeRecord]:
@@ -116,7 +111,13 @@ def _serving(plan: Plan, mine: NodeRecord, nodes: Mapping[str, NodeRecord]) -> I
             yield record
 
 
-def _layers_of(records: Iterable[NodeRecord]) -> frozenset[int]:
+def with_layers(records: Iterable[NodeRecord], layers: Collection[int]) -> tuple[NodeRecord, ...]:
+    """The records of peers that announce some of ``layers``."""
+    return tuple(r for r in records if not set(layers).isdisjoint(range(r.start, r.end)))
+
+
+def layers_of(records: Iterable[NodeRecord]) -> frozenset[int]:
+    """Layers that at least one of the records announces."""
     return frozenset(layer for r in records for layer in range(r.start, r.end))
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from dht.budget import TEXT_BYTES, TEXT_STREAMS, Budget
 from dht.errors import NetworkError
-from dht.hub import TEXT_FILES
 from dht.messages import codec
 from dht.messages.peer import (
     TEXT_PIECE_BYTES,
@@ -17,7 +16,7 @@ from dht.messages.peer import (
     TextsFound,
     TextsRequest,
 )
-from dht.text_files import CONFIGURATIONS, text_bytes
+from dht.text_files import CONFIGURATIONS, text_bytes, texts_in
 from dht.transport.interface import TEXT_PROTOCOL, Stream, Transport
 from dht.transport.requests import answer, next_request
 from node.links.lent_traffic import LentTraffic
@@ -41,11 +40,9 @@ class ServedTexts:
 
         Raises UserError for a file that cannot be read.
         """
-        read = {name: text_bytes(directory, name) for name in TEXT_FILES}
         files = tuple(
             TextFile(name=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-            for name, data in read.items()
-            if data is not None
+            for name, data in texts_in(directory)
         )
         return cls(root=root, directory=directory, found=TextsFound(files=files, weights=weights))
 

@@ -109,7 +109,7 @@ def join_parser() -> Parser:
     )
     add("--max-up", type=float, metavar="MBIT", help="send at most so many megabits per second")
     add("--max-down", type=float, metavar="MBIT", help="receive at most so many")
-    add("--monthly-cap", type=float, metavar="GB", help="lend so many GB a month")
+    add("--monthly-cap", type=float, metavar="GB", help="GB to lend a month, both ways")
     rare(
         "--int8-rows",
         choices=("off", "prefill", "all"),

@@ -13,8 +13,10 @@ from coordinator.plans.turn import (
     TurnWait,
     WaitFor,
     given_up,
+    layers_of,
     other_holders,
     why_wait,
+    with_layers,
 )
 from coordinator.problem.from_records import problem_of
 from coordinator.runtime import Coordinator
@@ -283,23 +285,17 @@ class PlanFollower:
         """
         mine = self._announcer.record
         held = range(mine.start, mine.end)
-        others = [
+        nodes = await self._directory.nodes()
+        serving = (
             record
-            for peer_id, record in (await self._directory.nodes()).items()
+            for peer_id, record in nodes.items()
             if peer_id != mine.peer_id
             and record.state is NodeState.SERVING
             and record.model.serves_with(mine.model)
-            and record.start < held.stop
-            and held.start < record.end
-        ]
+        )
+        others = with_layers(serving, held)
         proven = await self._checker.proven(others, held, held)
-        shown = {
-            layer
-            for record in others
-            if record.peer_id in proven
-            for layer in range(record.start, record.end)
-        }
-        return shown.issuperset(held)
+        return layers_of(r for r in others if r.peer_id in proven).issuperset(held)
 
     async def _make_room(self, mine: Assignment) -> None:
         """Take no new sessions, and let the others end or move, within bounds, to load ``mine``."""

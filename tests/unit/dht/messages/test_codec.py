@@ -73,6 +73,18 @@ from dht.messages.types import (
 from tests.examples import examples
 
 S = "session-1"
+MODEL = ModelSpec(
+    name="m",
+    root="r",
+    layers=2,
+    layer_bytes=3,
+    embed_bytes=4,
+    head_bytes=5,
+    kv_bytes_per_token_layer=6,
+    activation_bytes=7,
+    context_tokens=8,
+    vocab=9,
+)
 # What this version looks like on the wire. A change here breaks every peer that runs today.
 GOLDEN: list[tuple[Any, str]] = [
     (
@@ -101,18 +113,7 @@ GOLDEN: list[tuple[Any, str]] = [
     (
         ModelRecord(
             peer_id="peer",
-            model=ModelSpec(
-                name="m",
-                root="r",
-                layers=2,
-                layer_bytes=3,
-                embed_bytes=4,
-                head_bytes=5,
-                kv_bytes_per_token_layer=6,
-                activation_bytes=7,
-                context_tokens=8,
-                vocab=9,
-            ),
+            model=MODEL,
             precision="int4 in bfloat16",
             start=0,
             end=2,
@@ -180,18 +181,7 @@ GOLDEN: list[tuple[Any, str]] = [
             name="n",
             software_version="1",
             device=DeviceSpec(kind="cuda", name="T4", memory_bytes=16),
-            model=ModelSpec(
-                name="m",
-                root="r",
-                layers=2,
-                layer_bytes=3,
-                embed_bytes=4,
-                head_bytes=5,
-                kv_bytes_per_token_layer=6,
-                activation_bytes=7,
-                context_tokens=8,
-                vocab=9,
-            ),
+            model=MODEL,
             memory_bytes=10,
             kv_tokens_min=11,
             tokens_per_s=(1.5,),
