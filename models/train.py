@@ -31,6 +31,11 @@ HELD_OUT_OFFSET = 1_000_000
 TOKENIZER_OFFSET = 2_000_000
 
 
+def cosine(done: float, final_share: float) -> float:
+    """Share of the learning rate after the share ``done`` of a cosine from 1 to ``final_share``."""
+    return final_share + (1 - final_share) * (1 + math.cos(math.pi * done)) / 2
+
+
 @dataclass(frozen=True)
 class Recipe:
     """All settings that decide the weights."""
@@ -63,8 +68,7 @@ class Recipe:
         if step < start:
             return self.learning_rate
         done = (step - start) / max(1.0, self.steps - start)
-        share = self.final_share + (1 - self.final_share) * (1 + math.cos(math.pi * done)) / 2
-        return self.learning_rate * share
+        return self.learning_rate * cosine(done, self.final_share)
 
     def drill_rows(self, step: int, rows: int) -> int:
         """Number of drills in a step's batch of ``rows``; it falls to none."""
@@ -253,6 +257,24 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
     settings.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
+def descend(
+    model: LlamaForCausalLM,
+    optimizer: torch.optim.AdamW,
+    loss: torch.Tensor,
+    rate: float,
+    clip: float,
+) -> None:
+    """One step down the gradient of ``loss``, its norm clipped, at a learning rate."""
+    import torch
+
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
 def train(recipe: Recipe, out: Path, save_every: int = 200) -> dict[str, object]:
     """Train by the recipe, write everything under ``out`` and return the summary."""
     import torch
@@ -273,13 +295,8 @@ def train(recipe: Recipe, out: Path, save_every: int = 200) -> dict[str, object]
     curve: list[dict[str, float]] = []
     for step in range(recipe.steps):
         ids = batches.batch(step)
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.rate(step)
         loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        descend(model, optimizer, loss, recipe.rate(step), recipe.clip)
         recent = [*recent[-49:], loss.item()]
         done = step + 1
         if done % 20 == 0 or done == recipe.steps:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.stories import texts
-from models.train import DEFAULT_OUT, Recipe, make_optimizer, token_stream
+from models.train import DEFAULT_OUT, Recipe, cosine, descend, make_optimizer, token_stream
 
 if TYPE_CHECKING:  # imported late: --help needs no torch
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -61,8 +60,7 @@ class DraftRecipe:
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        share = self.final_share + (1 - self.final_share) * (1 + math.cos(math.pi * done)) / 2
-        return self.learning_rate * share
+        return self.learning_rate * cosine(done, self.final_share)
 
 
 def make_student(teacher: LlamaForCausalLM, layers: tuple[int, ...]) -> LlamaForCausalLM:
@@ -168,16 +166,11 @@ def train(
         told = list(itertools.islice(told_before, of_answers))
         told += [list(itertools.islice(stories, recipe.length)) for _ in range(rows - of_answers)]
         ids = torch.tensor(told)
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.rate(step)
         with torch.no_grad():
             wanted = teacher(input_ids=ids).logits.log_softmax(-1)
         said = student(input_ids=ids).logits.log_softmax(-1)
         loss: Any = kl_div(said, wanted, log_target=True, reduction="none").sum(-1).mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(student.parameters(), recipe.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        descend(student, optimizer, loss, recipe.rate(step), recipe.clip)
         recent = [*recent[-19:], loss.item()]
         if (step + 1) % 20 == 0:
             point = {"step": step + 1, "divergence": round(sum(recent) / len(recent), 4)}
