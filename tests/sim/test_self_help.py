@@ -78,6 +78,22 @@ class LoadingEngine(PaperEngine):
         self.serving = False
 
 
+def record_of(transport: MemoryTransport, layers: int, rate: float) -> NodeRecord:
+    """The record of a peer that waits, with memory for so many layers, and one end of the model."""
+    return NodeRecord(
+        peer_id=transport.peer_id,
+        name="paper",
+        software_version="0",
+        device=DeviceSpec(kind="cpu", name="paper", memory_bytes=1),
+        model=SPEC,
+        memory_bytes=layers * LAYER_BYTES + 1,
+        kv_tokens_min=KV_TOKENS_MIN,
+        tokens_per_s=tuple(rate / j for j in range(1, LAYERS + 1)),
+        state=NodeState.WAITING,
+        joined_unix_s=transport.now(),
+    )
+
+
 @dataclass
 class Living:
     """One volunteer's whole process."""
@@ -131,18 +147,7 @@ class World:
         )
         out = io.StringIO()
         config = CoordinatorConfig(coordinators=frozenset({self.leader}))
-        record = NodeRecord(
-            peer_id=transport.peer_id,
-            name="paper",
-            software_version="0",
-            device=DeviceSpec(kind="cpu", name="paper", memory_bytes=1),
-            model=SPEC,
-            memory_bytes=layers * LAYER_BYTES + 1,
-            kv_tokens_min=KV_TOKENS_MIN,
-            tokens_per_s=tuple(rate / j for j in range(1, LAYERS + 1)),
-            state=NodeState.WAITING,
-            joined_unix_s=transport.now(),
-        )
+        record = record_of(transport, layers, rate)
         engine_of_any: Any = engine  # as much of a LocalEngine as a peer needs
         peer = Peer(
             transport=transport,
@@ -371,19 +376,8 @@ async def made_up_holder(swarm: World, start: int, end: int, rate: float) -> Non
     directory = Directory(transport, NETWORK, SPEC.key)
     await PlanStore(transport, directory).serve()
     while True:
-        record = NodeRecord(
-            peer_id=transport.peer_id,
-            name="made-up",
-            software_version="0",
-            device=DeviceSpec(kind="cpu", name="paper", memory_bytes=1),
-            model=SPEC,
-            memory_bytes=LAYERS * LAYER_BYTES + 1,
-            kv_tokens_min=KV_TOKENS_MIN,
-            tokens_per_s=tuple(rate / j for j in range(1, LAYERS + 1)),
-            state=NodeState.SERVING,
-            start=start,
-            end=end,
-            joined_unix_s=transport.now(),
+        record = replace(
+            record_of(transport, LAYERS, rate), state=NodeState.SERVING, start=start, end=end
         )
         await directory.publish(record)
         await asyncio.sleep(5)
