@@ -73,6 +73,7 @@ class TimedEngine:
             fingerprint=self._spec.fingerprint,
             layers=self._spec.layers,
             context_tokens=self._spec.context_tokens,
+            vocab=self._spec.vocab,
             start=self._span[0],
             end=self._span[1],
             serving=self.serving,

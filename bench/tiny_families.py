@@ -1,9 +1,12 @@
 """A tiny model with random weights of each family that the engine is held against."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from node.model.meta_model import auto_class
@@ -191,6 +194,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", {"sliding_window": WINDOW}),
     "nemotron": ("nemotron", {}),
     "glm4": ("glm4", {"head_dim": 16}),
+    "glm4_moe": (
+        "glm4_moe",
+        {
+            "head_dim": 16,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
     "smollm3": ("smollm3", {}),
     "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "phi": ("phi", {}),
@@ -273,3 +286,85 @@ def make(directory: Path, name: str, *, dtype: torch.dtype = torch.float32, **sh
                 parameter.add_(torch.randn_like(parameter) * 0.1)  # norms and biases count, too
     model.to(dtype).save_pretrained(directory)
     return model.float()
+
+
+HEADED = ("deepseek_v3", "glm4_moe", "qwen3_next")
+"""Families whose published checkpoints have a head of their own that foretells tokens."""
+BEHIND_LAYERS = {
+    "block": "model.layers.{layers}.",
+    "embedding_norm": "model.layers.{layers}.enorm.",
+    "hidden_norm": "model.layers.{layers}.hnorm.",
+    "projection": "model.layers.{layers}.eh_proj.",
+    "norm": "model.layers.{layers}.shared_head.norm.",
+}
+BESIDE_MODEL = {
+    "block": "mtp.layers.0.",
+    "embedding_norm": "mtp.pre_fc_norm_embedding.",
+    "hidden_norm": "mtp.pre_fc_norm_hidden.",
+    "projection": "mtp.fc.",
+    "norm": "mtp.norm.",
+}
+
+
+def _published(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors as they are published: experts one by one."""
+    for key, tensor in tensors.items():
+        stem, _, kind = key.rpartition(".experts.")
+        if kind not in ("gate_up_proj", "down_proj"):
+            yield key, tensor
+            continue
+        for number, expert in enumerate(tensor):
+            halves = expert.chunk(2) if kind == "gate_up_proj" else [expert]
+            parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+            for part, half in zip(parts, halves, strict=True):
+                yield f"{stem}.experts.{number}.{part}.weight", half.contiguous()
+
+
+def add_own_head(
+    directory: Path, name: str, *, copies_embedding: bool = False, **shape: Any
+) -> None:
+    """Add a head with random weights to the files of the named model in ``directory``, under the
+    names that its family publishes; ``shape`` as in :func:`make`.
+
+    ``copies_embedding``: one whose guess is what the output head says of the newest token's
+    embedding.
+    """
+    family, extra = FAMILIES[name]
+    kinds = {"layer_types": ["full_attention"]} if "layer_types" in extra else {}
+    dense = {"first_k_dense_replace": 0} if "first_k_dense_replace" in extra else {}
+    torch.manual_seed(2)
+    given = {**SHAPE, **extra, **shape, **kinds, **dense, "num_hidden_layers": 1}
+    config = AutoConfig.for_model(family, **given)
+    if hasattr(config, "mlp_layer_types"):  # a head has experts, whatever the first layers have
+        config.mlp_layer_types = ["sparse"]
+    model = auto_class(config).from_config(config)
+    width = int(config.hidden_size)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.dim() == 1 or parameter.abs().max() == 0:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            if copies_embedding and any(each in key for each in ("o_proj", "down_proj")):
+                parameter.zero_()  # the layer adds nothing
+    with tempfile.TemporaryDirectory() as made:
+        model.save_pretrained(made)
+        block = load_file(Path(made) / "model.safetensors")
+    names = BESIDE_MODEL if family == "qwen3_next" else BEHIND_LAYERS
+    layers = shape.get("num_hidden_layers", LAYERS)
+    names = {part: begin.format(layers=layers) for part, begin in names.items()}
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    norm = block["model.norm.weight"]
+    for key, tensor in _published(block):
+        if key.startswith("model.layers.0."):
+            tensors[names["block"] + key.removeprefix("model.layers.0.")] = tensor
+    projection = torch.randn(width, 2 * width) * 0.2
+    if copies_embedding:
+        projection = torch.cat([torch.eye(width), torch.zeros(width, width)], dim=1)
+    for part, tensor in {
+        "norm": norm,
+        "embedding_norm": norm + torch.randn(width) * 0.1,
+        "hidden_norm": norm + torch.randn(width) * 0.1,
+        "projection": projection,
+    }.items():
+        tensors[names[part] + "weight"] = tensor.contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})

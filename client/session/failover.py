@@ -72,6 +72,20 @@ class ControllerState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RouteStatus:
+    """How it stands with an answer's route."""
+
+    state: ControllerState
+    route: Route
+    """The present attempt's route; while none is drawn, the last one; empty before the first."""
+    lost: frozenset[str]
+    """Peers that failed or refused since every stage accepted a route."""
+    failovers: int
+    no_route: NoRoute | None = None
+    """Why there was no route when one was drawn last; None once tokens come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
     """A planned move in the making, while the present attempt serves on."""
 
@@ -133,6 +147,16 @@ class SessionController:
     @property
     def attempt(self) -> int:
         return self.log.attempt
+
+    def status(self, no_route: NoRoute | None) -> RouteStatus:
+        """How it stands with the route now."""
+        return RouteStatus(
+            state=self.state,
+            route=self.route or self.accepted,
+            lost=frozenset(self.lost),
+            failovers=self.failovers,
+            no_route=no_route,
+        )
 
     def start(self, now_s: float) -> list[Effect]:
         """The first effects of a new session."""

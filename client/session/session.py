@@ -31,7 +31,7 @@ from client.session.events import (
     RouteFound,
     TellWait,
 )
-from client.session.failover import ControllerState, SessionController
+from client.session.failover import ControllerState, RouteStatus, SessionController
 from client.view.prefixes import NamedPrompt
 from client.view.view import Route, SwarmView
 from coordinator.admission.lengths import ANSWER_TOKENS
@@ -40,7 +40,7 @@ from coordinator.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError
 from dht.identity.peer_id import short_name
 from dht.messages import codec
-from dht.messages.session import Priority, SessionClose, SessionOpen
+from dht.messages.session import HISTORY_TOKENS_MAX, Priority, SessionClose, SessionOpen
 from dht.transport.interface import SESSION_PROTOCOL, Transport
 
 LEAVE_S = 4.0
@@ -73,8 +73,13 @@ class SessionDriver:
         """The state machine that decides; it holds the log, the route and the failovers."""
         self._last_loss = ""
         """Why the last route failed, while no token has come since."""
-        self._waits_for = ""
+        self._waits_for = self._told_wait = ""
         """What the caller was told last that the answer waits for."""
+        self._no_route: NoRoute | None = None
+        """Why there is no route, while there is none."""
+        self.on_route: Callable[[RouteStatus], None] | None = None
+        """Hears how it stands with the route, whenever that changes."""
+        self._told: RouteStatus | None = None
         self._session = secrets.token_hex(16)
         use = request.prefix_cache
         self._named: NamedPrompt | None = None
@@ -102,6 +107,7 @@ class SessionDriver:
         todo = deque(owner.start(loop.time()))
         try:
             while owner.state is not ControllerState.DONE or todo:
+                self._tell_route()
                 if not todo:
                     event = self._judged(await self._next_event())
                     todo += owner.step(event, loop.time())
@@ -110,7 +116,8 @@ class SessionDriver:
                     continue
                 effect = todo.popleft()
                 if isinstance(effect, Deliver):
-                    self._last_loss = self._waits_for = ""
+                    self._last_loss = self._waits_for = self._told_wait = ""
+                    self._no_route = None
                     begins = len(effect.token_ids) == len(owner.log.token_ids)
                     peers = (stage.peer_id for stage in owner.route)
                     self._view.avoidance.worked(peers, had_room=begins and ordinary)
@@ -122,6 +129,14 @@ class SessionDriver:
         finally:
             self._was_answered()
             await self._end()
+
+    def _tell_route(self) -> None:
+        if self.on_route is None or self.owner.state is ControllerState.DONE:
+            return
+        status = self.owner.status(self._no_route)
+        if status != self._told:
+            self._told = status
+            self.on_route(status)
 
     def _was_answered(self) -> None:
         if self._asked:
@@ -239,12 +254,12 @@ class SessionDriver:
 
     def _tell(self, no_route: NoRoute) -> None:
         """Tell the caller what the answer waits for, where that is news."""
+        self._no_route = no_route
         text = no_route_text(no_route)
-        if self._last_loss:
-            text += f" ({self._last_loss})"
-        if text != self._waits_for:
-            self._waits_for = text
-            self._on_status(f"waiting: {text}")
+        self._waits_for = f"{text} ({self._last_loss})" if self._last_loss else text
+        if text != self._told_wait:  # the same loss, in other words, is no news
+            self._told_wait = text
+            self._on_status(f"waiting: {self._waits_for}")
 
     async def _drop_warm(self) -> None:
         if self._warm is not None:
@@ -302,9 +317,19 @@ class SessionDriver:
             scores_from=1 + len(log.prompt_scores),
             priority=request.priority,
             draft_tokens=request.draft_tokens,
+            prompt_ids=self._told_to(route),
             blocks=b"" if self._named is None else b"".join(self._named.names),
             shares_prefix=self._named is not None and self._named.is_shared,
         )
+
+    def _told_to(self, route: Route) -> tuple[int, ...]:
+        """The tokens so far, where the last stage foretells and has them from nowhere else."""
+        log, last = self.owner.log, self._view.nodes.get(route[-1].peer_id)
+        if last is None or not last.foretells or not self._request.draft_tokens:
+            return ()
+        so_far, told = log.replay_ids, len(log.history)
+        known = len(route) == 1 or told == len(so_far)
+        return () if known or told + len(so_far) > HISTORY_TOKENS_MAX else so_far
 
     def _leave(self, attempt: int, peers: list[str]) -> None:
         for peer_id in dict.fromkeys(peers):

@@ -163,6 +163,10 @@ class SessionOpen:
     """In a planned move: whether the stage before the new one has logged all rows so far."""
     draft_tokens: Annotated[int, Meta(ge=0, le=DRAFT_TOKENS_MAX)] = 0
     """Maximum tokens that the first stage may draft beyond the newest one; 0: plain decoding."""
+    prompt_ids: Annotated[tuple[TokenId, ...], Meta(max_length=HISTORY_TOKENS_MAX)] = ()
+    """Token ids of the whole prompt, for a last stage that foretells with the model's own head and
+    has them from nowhere else; empty: it is not told them. With ``history`` they are
+    ``HISTORY_TOKENS_MAX`` at most."""
     blocks: Annotated[bytes, Meta(max_length=BLOCKS_MAX * NAME_BYTES)] = b""
     """Names of the prompt's leading blocks (:mod:`dht.messages.prefix`), packed: a stage keeps
     their KV under these names, and finds what it kept. Empty: it does neither."""
@@ -316,6 +320,8 @@ class RingToken:
     attempt: RouteAttempt
     position: Position
     token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=1 + DRAFT_TOKENS_MAX)]
+    foretold: Annotated[tuple[TokenId, ...], Meta(max_length=DRAFT_TOKENS_MAX)] = ()
+    """Tokens that the model's own head, at the last stage, drafts behind them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

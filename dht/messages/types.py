@@ -201,6 +201,8 @@ class NodeRecord:
     reach: Reach = Reach.UNKNOWN
     relays: bool = False
     """Whether the peer is a relay for peers that others cannot reach."""
+    foretells: bool = False
+    """Whether the peer holds the model's own head, and drafts with it as a last stage."""
 
     def holds(self, start: int, end: int) -> bool:
         """Whether this peer now serves all layers of ``[start, end)``."""

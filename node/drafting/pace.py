@@ -16,7 +16,9 @@ from node.drafting.drafter import GRADES
 
 MODEL_GRADE = GRADES
 """Grade of a draft model's drafts, behind those of drafters that copy."""
-ACCEPTED_AT_FIRST = (0.3, 0.5, 0.7, 0.8, 0.6)
+HEAD_GRADE = MODEL_GRADE + 1
+"""Grade of the drafts of the model's own head."""
+ACCEPTED_AT_FIRST = (0.3, 0.5, 0.7, 0.8, 0.6, 0.6)
 """Assumed share of accepted drafts by grade, until it is measured."""
 OBSERVED_WEIGHT = 0.15
 """Weight of the newest draft in the share of accepted ones."""

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from node.drafting.chain import ModelDrafts
 from node.drafting.drafter import Draft, Drafter
-from node.drafting.pace import MODEL_GRADE, DraftPace, Offer
+from node.drafting.pace import HEAD_GRADE, MODEL_GRADE, DraftPace, Offer
 
 FOLLOWED_TOKENS_MAX = 2048
 """Tokens that a drafter follows at once: about a millisecond. A long prompt takes several."""
@@ -25,6 +26,14 @@ class Wait:
     until_s: float
 
 
+class Source(StrEnum):
+    """Who made a round's drafts."""
+
+    COPY = "copy"
+    MODEL = "model"
+    HEAD = "head"
+
+
 @dataclass(slots=True, kw_only=True)
 class SessionDrafts:
     """The drafters of a session, their pace, and the round that is under way."""
@@ -33,8 +42,10 @@ class SessionDrafts:
     model: ModelDrafts | None = None
     """A draft model's proposals, if there is a draft model."""
     pace: DraftPace = field(default_factory=DraftPace)
-    by_model: bool = False
-    """Whether the round's drafts are the draft model's."""
+    source: Source = Source.COPY
+    """Who made the round's drafts."""
+    _foretold: tuple[int, tuple[int, ...]] = (0, ())
+    """Number of the session's tokens at which the last stage foretold some, and these."""
     _draft: Draft = field(default_factory=Draft)
     """What the drafter that copies proposed for the present round, sent or not."""
     _wait: Wait | None = None
@@ -54,6 +65,10 @@ class SessionDrafts:
         if known < len(token_ids):
             self.drafter.extend(token_ids[known : known + FOLLOWED_TOKENS_MAX])
 
+    def foretell(self, known: int, token_ids: tuple[int, ...]) -> None:
+        """The model's own head, at the last stage, drafts these behind ``known`` tokens."""
+        self._foretold = known, token_ids
+
     def propose(
         self, token_ids: Sequence[int], most: int, others_s: float, now_s: float
     ) -> tuple[int, ...] | Wait:
@@ -65,23 +80,29 @@ class SessionDrafts:
         if self._wait is not None:
             return self._awaited(self._wait, now_s)
         self.follow(token_ids)
-        self._draft, self._sent_s, self.by_model = Draft(), None, False
+        self._draft, self._sent_s, self.source = Draft(), None, Source.COPY
+        if self._foretold[0] != len(token_ids):  # of an earlier round, or of another last stage
+            self._foretold = 0, ()
         if self.drafter.known >= len(token_ids):
             self._draft = self.drafter.propose(most)
         copied = len(self._draft.token_ids)
-        offers = [Offer(grade=self._draft.grade, ready=copied, most=copied)]
+        offers = {Source.COPY: Offer(grade=self._draft.grade, ready=copied, most=copied)}
+        if foretold := self._foretold[1][:most]:
+            told = len(foretold)
+            offers[Source.HEAD] = Offer(grade=HEAD_GRADE, ready=told, most=told)
         if self.model is not None and not self.model.failed:
             self.model.follow(token_ids, self._ahead)
             ready = min(len(self.model.ready), most)
             offered = Offer(grade=MODEL_GRADE, ready=ready, most=most, token_s=self.model.token_s)
-            offers.append(offered)
+            offers[Source.MODEL] = offered
             self._look_ahead(offered, others_s)
-        index, count = self.pace.choose(offers, others_s)
-        if index == 0:
-            return self._draft.token_ids[:count]
+        index, count = self.pace.choose(list(offers.values()), others_s)
+        self.source = list(offers)[index]
+        if self.source is not Source.MODEL:
+            of = {Source.COPY: self._draft.token_ids, Source.HEAD: foretold}
+            return of[self.source][:count]
         assert self.model is not None  # noqa: S101 - it made the offer
-        self.by_model = True
-        late = count - offers[index].ready
+        late = count - offers[Source.MODEL].ready
         if late > 0:
             self.model.follow(token_ids, count)
             self.model.wake_at(count)
@@ -118,6 +139,7 @@ class SessionDrafts:
             return
         self.pace.took(now_s - self._sent_s, self._sent)
         self._judge(self._draft.grade, self._draft.token_ids, token_ids)
+        self._judge(HEAD_GRADE, self._foretold[1], token_ids)
         if self.model is not None:
             self._judge(MODEL_GRADE, self.model.ready, token_ids)
         self._sent_s = None

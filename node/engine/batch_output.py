@@ -52,6 +52,7 @@ def results_of(
             WorkResult(
                 item=row.item,
                 hidden=passed_on[row.first : row.last] if returns else None,
+                behind=_behind(row, hidden, loaded),
                 token_ids=token_ids,
                 scores=scores,
                 prompt_scores=_prompt_scores(row, hidden, loaded, spec.vocab),
@@ -65,7 +66,7 @@ def draw_of(item: WorkItem) -> SamplingRow:
     assert item.sampling is not None  # noqa: S101 - for the type checker
     return SamplingRow(
         sampling=item.sampling,
-        position=item.position + item.tokens - len(item.drafts),
+        position=item.position + item.tokens - len(item.drafts) + item.drawn_later,
         history=item.history,
         drafts=item.drafts,
     )
@@ -89,6 +90,12 @@ def _sampled(
         row.index: (run, scored.get(row.index, (b"",) * len(run)))
         for row, run in zip(rows, runs, strict=True)
     }
+
+
+def _behind(row: StepRows, hidden: torch.Tensor, loaded: LoadedRange) -> torch.Tensor | None:
+    if not (row.item.foretells and loaded.is_drafted):
+        return None
+    return loaded.normed(hidden[row.first : row.last])
 
 
 def _prompt_scores(row: StepRows, hidden: torch.Tensor, loaded: LoadedRange, vocab: int) -> bytes:

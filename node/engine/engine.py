@@ -61,6 +61,8 @@ class EngineConfig:
     :mod:`node.kernels.choice`."""
     keep_prefixes: bool = True
     """Whether pages with a name outlive their session while there is room."""
+    layout: ModelLayout | None = None
+    """The model's parts, if they are known: a model's own head is a model within its files."""
 
 
 class Engine:
@@ -71,7 +73,7 @@ class Engine:
             torch.set_num_threads(config.threads)
         self.config = config
         self.device = torch.device(config.device)
-        self.layout = ModelLayout.of(config.store, config.dtype, config.quantize)
+        self.layout = config.layout or ModelLayout.of(config.store, config.dtype, config.quantize)
         self.spec = self.layout.spec(config.name)
         self._width = self.layout.anatomy.row_width
         self.state_tokens = self.layout.state_tokens
@@ -137,6 +139,11 @@ class Engine:
         """KV tokens that a new session could reserve here."""
         return self._kv.free_tokens
 
+    @property
+    def loaded(self) -> LoadedRange:
+        """The layers held, and the parts beside them."""
+        return self._range
+
     def fetch(self, start: int, end: int, progress: Progress | None = None) -> None:
         """Download the files of layers ``[start, end)`` to this machine; may run beside steps.
 
@@ -145,18 +152,25 @@ class Engine:
         self._range.fetch(start, end, progress)
 
     def load(
-        self, start: int, end: int, progress: Progress | None = None, *, made_up: bool = False
+        self,
+        start: int,
+        end: int,
+        progress: Progress | None = None,
+        *,
+        made_up: bool = False,
+        left_bytes: int = 0,
     ) -> int:
         """Hold exactly layers ``[start, end)`` and give the rest of the memory to KV pages.
 
         Sessions must have ended: their KV is gone afterwards. Returns bytes read from disk.
+        ``left_bytes`` of the lent memory are for something else.
         ``made_up``: load random weights, for timing only; the next load forgets them. Raises
         UserError if the range does not fit the lent memory or cannot be run, MachineError if there
         is less memory than lent or the device has failed.
         """
         if not 0 <= start < end <= self.spec.layers:
             raise UserError(f"layers [{start}, {end}) asked of {self.spec.layers}")
-        pages = self._pages_beside(start, end)
+        pages = self._pages_beside(start, end, left_bytes)
         if pages < 1:
             least = stage_bytes(self.spec, start, end, self.kv_tokens_min)
             raise UserError(self._too_little(f"layers [{start}, {end})", least))
@@ -201,16 +215,17 @@ class Engine:
         self.held, self._pools = (0, 0), {}
         self._kv, self._steps = self._kv_pool(0), self._step_run()
 
-    def _pages_beside(self, start: int, end: int) -> int:
+    def _pages_beside(self, start: int, end: int, left_bytes: int = 0) -> int:
         """Number of KV pages that fit in memory beside the weights of layers ``[start, end)``."""
-        weights = stage_bytes(self.spec, start, end, 0)
+        weights = stage_bytes(self.spec, start, end, 0) + left_bytes
         per_token = self.spec.kv_bytes_per_token_layer * (end - start)
         tokens = min((self.config.memory_bytes - weights) // per_token, KV_TOKENS_MOST)
         return tokens // self.config.page_tokens
 
-    def kv_tokens_beside(self, start: int, end: int) -> int:
-        """KV tokens that fit in memory beside the weights of layers ``[start, end)``."""
-        return self._pages_beside(start, end) * self.config.page_tokens
+    def kv_tokens_beside(self, start: int, end: int, left_bytes: int = 0) -> int:
+        """KV tokens that fit in memory beside the weights of layers ``[start, end)``, and beside
+        ``left_bytes`` of something else."""
+        return self._pages_beside(start, end, left_bytes) * self.config.page_tokens
 
     def _step_run(self) -> ModelRunner:
         return ModelRunner(

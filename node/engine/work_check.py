@@ -74,9 +74,15 @@ def _hidden_refusal(hidden: torch.Tensor, item: WorkItem, bounds: WorkBounds) ->
         return f"hidden states of shape {shape}, ({item.tokens}, {width}) expected"
     if not hidden.is_floating_point():
         return f"hidden states of {hidden.dtype}, floating point expected"
-    if not is_finite(hidden):
+    if not _is_sound(hidden):
         return f"hidden states that are not finite came in for layers [{item.start}, {item.end})"
     return _carried_refusal(hidden, item, bounds)
+
+
+def _is_sound(hidden: torch.Tensor) -> bool:
+    """Whether rows are finite. On a device they are this peer's own, and are looked at with what
+    becomes of them, without a wait; others' come on the CPU."""
+    return hidden.device.type != "cpu" or is_finite(hidden)
 
 
 def _carried_refusal(hidden: torch.Tensor, item: WorkItem, bounds: WorkBounds) -> str | None:
@@ -90,7 +96,7 @@ def is_unsound(item: WorkItem, bounds: WorkBounds) -> bool:
     hidden = item.hidden
     if hidden is None or not hidden.is_floating_point():
         return False
-    if not is_finite(hidden):
+    if not _is_sound(hidden):
         return True
     fits = hidden.shape[1:] == (bounds.width,) and bounds.start <= item.start < bounds.end
     return fits and _carried_refusal(hidden, item, bounds) is not None

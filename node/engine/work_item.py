@@ -35,6 +35,14 @@ class WorkItem:
     """At the last stage: tokens of the prompt against which rows are scored."""
     returns_rows: bool = False
     """Whether the hidden states behind the last layer are returned, too."""
+    foretells: bool = False
+    """At the last stage: whether the model's own head drafts what may come next, where one is
+    held."""
+    following: tuple[int, ...] = ()
+    """At the last stage, if ``foretells``: ids of the tokens behind the first rows, one for each,
+    as far as they are known before anything is drawn."""
+    drawn_later: int = 0
+    """Number of positions by which drawn tokens stand behind those that the rows' own say."""
     background: bool = False
     """Whether nobody waits for the item, as in a replay for a planned move."""
     urgent: bool = False
@@ -81,6 +89,10 @@ class WorkResult:
     """Packed score of each token (:mod:`dht.messages.logprobs`), if ``sampling`` asks for it."""
     prompt_scores: bytes = b""
     """Packed scores of the item's ``targets``."""
+    behind: "Tensor | None" = None
+    """Rows behind the last norm, ``[tokens, width]``, on the device, where the item foretells."""
+    foretold: tuple[int, ...] = ()
+    """Tokens that the model's own head drafts behind ``token_ids``."""
     error: str | None = None
     unsound_input: bool = False
     """Whether the rows that came in caused the error, or may have: they, or what was computed from

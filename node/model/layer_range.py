@@ -68,7 +68,9 @@ class ModelLayout:
         stored = stored_weights(str(store.directory), store.config, store.tensors)
         for packed in (True, False):  # all sessions in one row if that is right
             try:
-                studied = cls._studied(store, stored, DTYPES[dtype], packed)
+                attention = ATTENTION_NAME if packed else None
+                config, model = build_meta_model(store, DTYPES[dtype], attention)
+                studied = cls.studied(store, config, model, stored, DTYPES[dtype], packed=packed)
                 return replace(studied, quantize=quantize)
             except (Unservable, *FAILURES, OSError) as error:
                 lines = str(error).strip().splitlines()
@@ -78,10 +80,21 @@ class ModelLayout:
         raise UserError(f"{store.directory} cannot be served yet: {reason}")
 
     @classmethod
-    def _studied(
-        cls, store: WeightStore, stored: Mapping[str, Stored], dtype: torch.dtype, packed: bool
+    def studied(
+        cls,
+        store: WeightStore,
+        config: Any,
+        model: nn.Module,
+        stored: Mapping[str, Stored],
+        dtype: torch.dtype,
+        *,
+        packed: bool,
     ) -> "ModelLayout":
-        config, model = build_meta_model(store, dtype, ATTENTION_NAME if packed else None)
+        """The layout of ``model``, which is on the meta device, with the weights ``stored``, by
+        their names in checkpoints of its family.
+
+        ``packed``: whether its attention is ours. Raises what its code raises, and Unservable.
+        """
         stack = layers_name(model, config)
         anatomy = inspect_model(
             model,
@@ -112,6 +125,10 @@ class ModelLayout:
             names=names,
             kept_float32=kept_float32(model, dtype),
         )
+
+    def with_names(self, stored: Mapping[str, Stored]) -> "ModelLayout":
+        """The layout with the weights ``stored`` for all modules that the model has by now."""
+        return replace(self, names=CheckpointNames(str(self.store.directory), self.model, stored))
 
     def skeleton(self) -> Skeleton:
         """The model's own forward without weights, on the CPU."""
@@ -229,6 +246,8 @@ class LoadedRange:
         self.layers: dict[int, nn.Module] = {}
         self.parts: dict[str, nn.Module] = {}
         """Modules with weights beside the layers, by their names in the model."""
+        self.is_drafted = False
+        """Whether the model's own head is held and goes on from rows behind the last norm."""
         self._made_up = False
         capture = CudaCapture(device) if device.type == "cuda" else None
         self._flow = LayerForward(layout.anatomy, layout.skeleton().to(device), capture)
@@ -288,6 +307,13 @@ class LoadedRange:
         """Logits ``[rows, vocabulary]`` from output rows of the last layer."""
         return self._flow.leave(hidden)
 
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows of the last layer behind the model's last norm, where nothing else but the head is
+        behind that layer."""
+        for path in self._layout.anatomy.behind[:-1]:
+            hidden = self.parts[path](hidden)
+        return hidden
+
     def fetch(self, start: int, end: int, progress: Progress | None = None) -> None:
         """Download the files that layers ``[start, end)`` need beyond what is held."""
         if self._made_up:
@@ -340,6 +366,16 @@ class LoadedRange:
             give_back()  # what the sources of this part took, before those of the next
         self._flow.hold(self.parts)
         return store.bytes_read - before
+
+    def lend(self, parts: Mapping[str, nn.Module]) -> None:
+        """Use parts beside the layers that another range holds, by their names in the model, until
+        the next :meth:`clear`."""
+        self.parts |= parts
+
+    def filled(self, path: str) -> nn.Module:
+        """A module that is no part of the model's own forward, filled on the device."""
+        part = self._part(path)
+        return self._fill(part, self._tensors(part, None, _Meter(0, None)))
 
     def clear(self) -> None:
         """Hold nothing; the memory is free once nobody uses the parts."""

@@ -46,20 +46,25 @@ def build_meta_model(
 
     Raises whatever the model's code raises, and Unservable.
     """
+    check_layers(store)
+    config = library_config(store.directory)
+    return config, model_of(config, dtype, attention)
+
+
+def model_of(config: Any, dtype: torch.dtype, attention: str | None) -> nn.Module:
+    """The model of a configuration, which is changed to say nothing of packed weights."""
     from accelerate.big_modeling import init_empty_weights
     from transformers.initialization import no_init_weights
 
-    check_layers(store)
-    config = library_config(store.directory)
     for said in (config, config.get_text_config()):
         if hasattr(said, "quantization_config"):  # how files are packed, no part of the code
             del said.quantization_config
     chosen = {} if attention is None else {"attn_implementation": attention}
     with init_empty_weights(), no_init_weights():
-        model = auto_class(config).from_config(
+        model: nn.Module = auto_class(config).from_config(
             config, dtype=dtype, trust_remote_code=False, **chosen
         )
-    return config, model.eval()
+    return model.eval()
 
 
 def layers_name(model: nn.Module, config: Any) -> str:

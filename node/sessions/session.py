@@ -442,6 +442,7 @@ class StageSession:
     ) -> WorkItem:
         self.next_position, self.drafts = end, drafts
         samples = self.is_last and end >= self.open.prompt_tokens and not self.is_warming
+        foretells = self.is_last and self.open.draft_tokens > 0
         return WorkItem(
             session=self.kv_key,
             start=self.stage.start,
@@ -453,10 +454,22 @@ class StageSession:
             sampling=self.open.sampling if samples else None,
             history=self.history,
             targets=self._targets(position) if self.is_last else None,
+            foretells=foretells,
+            following=self._following(position, end) if foretells else (),
             background=self.is_warming,
             urgent=self.urgent,
             owner=self,
         )
+
+    def _following(self, position: int, end: int) -> tuple[int, ...]:
+        """Ids of the prompt's tokens behind the rows ``[position, end)``, for the model's own head;
+        none where not all of them are known."""
+        known = self.inputs if self.is_first else self.open.prompt_ids or self.open.history
+        first = 0 if self.is_first else self.open.prompt_tokens - len(known)
+        begin, end = position + 1, min(end + 1, self.open.prompt_tokens)
+        if not max(first, self.unknown) <= begin < end <= first + len(known):
+            return ()
+        return tuple(known[begin - first : end - first])
 
     def _targets(self, position: int) -> PromptTargets | None:
         """Prompt tokens to score the rows from ``position`` on against, or None."""

@@ -91,9 +91,8 @@ class DraftEngine:
             need_bytes = memory_of(spec)
             if need_bytes >= memory_bytes:
                 raise UserError(
-                    f"--draft {model} takes {need_bytes / 2**30:.4f} GiB of the"
-                    f" {memory_bytes / 2**30:.4f} GiB that are lent; lend more, or leave it out"
-                    " (--draft none)"
+                    f"--draft {model} takes {need_bytes / 2**30:.4f} GiB, of what is lent it may"
+                    f" take {memory_bytes / 2**30:.4f}; lend more, or leave it out (--draft none)"
                 )
             engine = Engine(
                 EngineConfig(

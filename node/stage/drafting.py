@@ -96,16 +96,28 @@ class StageDrafting:
         if live.drafting is not None and session.decodes:
             live.drafting.sent(len(session.drafts), asyncio.get_running_loop().time())
             self._counters["drafted"] += len(session.drafts)
-            if live.drafting.by_model:
-                self._counters["drafted_by_model"] += len(session.drafts)
+            self._counters[f"drafted_by_{live.drafting.source}"] += len(session.drafts)
 
     def came(self, live: Live, token_ids: Sequence[int]) -> None:
         """A round is over: the accepted drafts and one more token came."""
         self._counters["accepted_drafts"] += len(token_ids) - 1
         if live.drafting is not None:
-            if live.drafting.by_model:
-                self._counters["accepted_by_model"] += len(token_ids) - 1
+            self._counters[f"accepted_by_{live.drafting.source}"] += len(token_ids) - 1
             live.drafting.came(token_ids, asyncio.get_running_loop().time())
+
+    def foretold(self, live: Live, known: int, token_ids: tuple[int, ...]) -> None:
+        """The model's own head, at the last stage, drafts these behind the ``known`` tokens so far.
+
+        That stage may be a stranger's: a token that the model does not have is left out, and all
+        behind it.
+        """
+        if live.drafting is None or not token_ids:
+            return
+        vocab = self._engine.view.vocab
+        sound = next((at for at, each in enumerate(token_ids) if each >= vocab), len(token_ids))
+        if sound < len(token_ids):
+            self._counters["strange_drafts"] += len(token_ids) - sound
+        live.drafting.foretell(known, token_ids[:sound])
 
     def ran(self, items: Sequence[WorkItem], took_s: float) -> None:
         """Learn what drafted rows cost from a step of decodes alone."""

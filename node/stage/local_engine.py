@@ -1,6 +1,7 @@
 """Runs the engine in a worker thread, behind the interface of the stage server and the peer."""
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,13 +12,16 @@ from typing import TypeVar
 import torch
 
 from coordinator.batching.scheduler import limits_of
+from dht.errors import MachineError, NetworkError, UserError
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, NodeRecord
 from node.engine.engine import DeviceLostError, Engine, EngineConfig
+from node.engine.head_drafts import HeadDrafts
 from node.engine.work_item import WorkItem, WorkResult
 from node.engine.worker import Worker, WorkerTimes
 from node.kv.export import KvBytes, pack_kv
 from node.kv.page_names import NO_NAMES, PageNames
+from node.model.own_head import own_head
 from node.profiling.layer_profile import Profile, tokens_per_s
 from node.profiling.profile_cache import default_folder, profiled
 from node.profiling.refined import RefinedTimes, StepSeen
@@ -30,6 +34,12 @@ from node.weights.store import WeightStore
 
 T = TypeVar("T")
 
+
+logger = logging.getLogger(__name__)
+
+HEAD_KV_SHARE_LEAST = 0.5
+"""Minimum share of the KV room beside the last layer that the model's own head must leave: a
+session that finds no room has nothing of drafts."""
 
 STEPS_MAX = 2048
 """Maximum steps that are kept until the next look at them, the newest."""
@@ -70,9 +80,12 @@ class LocalEngine:
         profile: Profile,
         *,
         remembered: bool = False,
+        heads: HeadDrafts | None = None,
     ) -> None:
-        """``remembered``: whether the profile is from an earlier join."""
+        """``remembered``: whether the profile is from an earlier join; ``heads``: the model's own
+        head, held beside the last layer where it leaves enough room for KV."""
         self._engine = engine
+        self.heads = heads
         self._serving = (0, 0)
         self.profile = profile
         self.remembered = remembered
@@ -109,13 +122,15 @@ class LocalEngine:
         keep_prefixes: bool = True,
         profiles: Path | None = None,
         refresh_profile: bool = False,
+        foretells: bool = True,
     ) -> "LocalEngine":
         """Build the engine and measure it, in a thread. Raises UserError.
 
         A profile in the folder ``profiles`` (default: the user's cache) saves the measurement.
+        ``foretells``: whether the model's own head may draft, if its checkpoint has one.
         """
 
-        def build() -> tuple[Engine, Profile, bool]:
+        def build() -> tuple[Engine, HeadDrafts | None, Profile, bool]:
             engine = Engine(
                 EngineConfig(
                     store=store,
@@ -130,10 +145,14 @@ class LocalEngine:
                 )
             )
             folder = profiles or default_folder()
-            return engine, *profiled(engine, folder, refresh=refresh_profile)
+            profile, remembered = profiled(engine, folder, refresh=refresh_profile)
+            # Drafted rows are taken back where they are wrong, and a state cannot be.
+            layout = None if engine.state_tokens or not foretells else own_head(engine.layout)
+            heads = None if layout is None else HeadDrafts(engine.layout, layout, engine.config)
+            return engine, heads, profile, remembered
 
-        engine, profile, remembered = await asyncio.to_thread(build)
-        return cls(engine, profile, remembered=remembered)
+        engine, heads, profile, remembered = await asyncio.to_thread(build)
+        return cls(engine, profile, remembered=remembered, heads=heads)
 
     @property
     def spec(self) -> ModelSpec:
@@ -164,6 +183,7 @@ class LocalEngine:
             fingerprint=spec.fingerprint,
             layers=spec.layers,
             context_tokens=spec.context_tokens,
+            vocab=spec.vocab,
             start=start,
             end=end,
             serving=start < end,
@@ -205,6 +225,8 @@ class LocalEngine:
             loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
 
         await asyncio.to_thread(self._engine.fetch, start, end, report)
+        if self.heads is not None and self._left_for_head(start, end):
+            await asyncio.to_thread(self.heads.fetch)
 
     async def load(self, start: int, end: int, progress: Progress) -> int:
         """Hold exactly layers ``[start, end)``; returns bytes read. No session may be live."""
@@ -216,14 +238,46 @@ class LocalEngine:
         if self.drafts is not None:
             await self.drafts.hold(wanted=start == 0)
         return await self._worker.call(
-            lambda: self._watched(lambda: self._engine.load(start, end, report))
+            lambda: self._watched(lambda: self._load(start, end, report))
         )
+
+    def _left_for_head(self, start: int, end: int) -> int:
+        """Bytes of the lent memory that the model's own head takes beside layers ``[start, end)``;
+        0 where it is not held."""
+        engine = self._engine
+        if self.heads is None or end != engine.spec.layers:
+            return 0
+        left_bytes = self.heads.left_bytes(start)
+        tokens = engine.kv_tokens_beside(start, end, left_bytes)
+        least = max(engine.kv_tokens_min, HEAD_KV_SHARE_LEAST * engine.kv_tokens_beside(start, end))
+        return left_bytes if tokens >= least else 0
+
+    def _load(self, start: int, end: int, report: Progress) -> int:
+        """Load layers ``[start, end)``, and beside the last one the model's own head."""
+        if self.heads is not None:
+            self.heads.unload()
+        left_bytes = self._left_for_head(start, end)
+        read_bytes = self._engine.load(start, end, report, left_bytes=left_bytes)
+        if self.heads is not None and left_bytes:
+            try:
+                self.heads.load(self._engine.loaded)
+            except DeviceLostError:
+                raise
+            except (UserError, MachineError, NetworkError, RuntimeError, OSError):
+                logger.exception("the model's own head cannot be loaded")
+                self.heads.unload()
+        return read_bytes
+
+    def _unload(self) -> None:
+        if self.heads is not None:
+            self.heads.unload()
+        self._engine.unload()
 
     async def unload(self) -> None:
         """Free the memory of weights and KV. No session may be live."""
         if self.drafts is not None:
             await self.drafts.hold(wanted=False)
-        await self._worker.call(self._engine.unload)
+        await self._worker.call(self._unload)
 
     def start_serving(self, start: int, end: int) -> None:
         """Accept sessions over layers ``[start, end)`` from now on."""
@@ -241,7 +295,10 @@ class LocalEngine:
         likely_tokens: int,
         names: PageNames = NO_NAMES,
     ) -> int:
-        return self._engine.open_kv(key, tokens, layers, likely_tokens, names)
+        kept = self._engine.open_kv(key, tokens, layers, likely_tokens, names)
+        if self.heads is not None and layers[1] == self._engine.spec.layers:
+            self.heads.open(key, tokens)
+        return kept
 
     def keep_no_more(self, key: str) -> None:
         self._engine.keep_no_more(key)
@@ -252,6 +309,8 @@ class LocalEngine:
     def free(self, key: str) -> None:
         self._worker.drop(key)
         self._engine.free(key)
+        if self.heads is not None:
+            self.heads.free(key)
 
     def drop(self, key: str) -> None:
         self._worker.drop(key)
@@ -306,13 +365,14 @@ class LocalEngine:
         self._worker.stop()
 
     def refined(self, record: NodeRecord) -> NodeRecord:
-        """``record`` with layer times as real steps have refined them."""
+        """``record`` with layer times as real steps have refined them, and with what is held."""
         seen = [self._steps.popleft() for _ in range(len(self._steps))]
         self._times.take(seen, self._loop.time())
         return replace(
             record,
             decode_layer_ns=self._times.decode_times,
             prompt_layer_ns=self._times.prompt_times,
+            foretells=self.heads is not None and self.heads.held,
         )
 
     def _step(self, batch: Sequence[WorkItem]) -> list[WorkResult]:
@@ -321,7 +381,7 @@ class LocalEngine:
         seen = step_seen(batch, results, time.perf_counter() - started_s, self.spec.layers)
         if seen is not None:
             self._steps.append(seen)
-        return results
+        return results if self.heads is None else self.heads.follow(results)
 
     def _deliver(self, results: Sequence[WorkResult]) -> None:
         if self._on_results is not None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dht.messages.logprobs import SCORED_VALUES_MAX, scored_values
 from dht.messages.prefix import BLOCK_TOKENS, NAME_BYTES
-from dht.messages.session import RefusalCode, SessionOpen
+from dht.messages.session import HISTORY_TOKENS_MAX, RefusalCode, SessionOpen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +14,8 @@ class StageView:
     fingerprint: str
     layers: int
     context_tokens: int
+    vocab: int
+    """Number of the model's tokens."""
     start: int
     end: int
     serving: bool
@@ -77,6 +79,10 @@ def _refuse_sampling(open_: SessionOpen) -> str | None:
         return f"{open_.answered} tokens of answer in {open_.prompt_tokens} of prompt"
     if len(open_.history) != open_.history_tokens:
         return f"{len(open_.history)} token ids of history, {open_.history_tokens} expected"
+    if len(open_.prompt_ids) not in (0, open_.prompt_tokens):
+        return f"{len(open_.prompt_ids)} token ids of a prompt of {open_.prompt_tokens}"
+    if (ids := len(open_.prompt_ids) + len(open_.history)) > HISTORY_TOKENS_MAX:
+        return f"{ids} token ids in an open, {HISTORY_TOKENS_MAX} at most"
     if open_.sampling.grammar and not open_.sampling.stop_token_ids:
         return "an answer under a grammar needs a stop token"
     top = open_.sampling.prompt_logprobs

@@ -142,6 +142,7 @@ class StagePipeline:
             self._counters["stale_inputs"] += 1
             return
         self._drafting.came(live, token.token_ids)
+        self._drafting.foretold(live, len(live.session.inputs), token.foretold)
         self._copy_certain(live)
         live.touch()
         self.push(live)
@@ -470,6 +471,7 @@ class StagePipeline:
         if session.finish_reason is None:
             if session.ring_peer is None:
                 self._drafting.came(live, token_ids)
+                self._drafting.foretold(live, position + len(token_ids), result.foretold)
                 self.take_inputs(open_.session, open_.attempt, position, token_ids)
             else:
                 token = RingToken(
@@ -477,6 +479,7 @@ class StagePipeline:
                     attempt=open_.attempt,
                     position=position,
                     token_ids=token_ids,
+                    foretold=result.foretold,
                 )
                 outbox.add_token(session.ring_peer, token)
         if not session.is_first:

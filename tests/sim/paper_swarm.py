@@ -98,6 +98,9 @@ class PaperEngine:
         self.state_tokens = 0
         """What sessions are charged with for a state that cannot be cut; 0: they have none."""
         self.queued: dict[str, deque[tuple[float, asyncio.TimerHandle]]] = {}
+        self.foretells = 0
+        """Number of tokens that the model's own head drafts at a last stage."""
+        self.chance = random.Random(7)
         self.known: dict[str, tuple[int, int]] = {}
         """Positions at which each session's state is known."""
 
@@ -120,6 +123,7 @@ class PaperEngine:
             fingerprint=SPEC.fingerprint,
             layers=LAYERS,
             context_tokens=CONTEXT,
+            vocab=VOCAB,
             start=self.span[0],
             end=self.span[1],
             serving=self.serving,
@@ -252,7 +256,17 @@ class PaperEngine:
             if draft != run[-1]:
                 break
             run.append(state % VOCAB)
-        return WorkResult(item=item, token_ids=tuple(run))
+        foretold = self._foretold(fold(states[len(run) - 1], run[-1])) if item.foretells else ()
+        return WorkResult(item=item, token_ids=tuple(run), foretold=foretold)
+
+    def _foretold(self, state: int) -> tuple[int, ...]:
+        """What the model's own head drafts behind ``state``; one token in five is wrong."""
+        told = []
+        for _ in range(self.foretells):
+            wrong = self.chance.random() < 0.2
+            told.append((state + wrong) % VOCAB)
+            state = fold(state, told[-1])
+        return tuple(told)
 
 
 class RiggedDrafter:
@@ -365,6 +379,7 @@ class PaperPeer:
             end=end,
             addresses=self.transport.addresses,
             joined_unix_s=self.joined_unix_s,
+            foretells=self.engine.foretells > 0,
         )
 
     def fill(self) -> None:
@@ -392,6 +407,8 @@ class PaperSwarm:
 
     modelled = False
     """Whether first stages have a draft model."""
+    headed = 0
+    """Number of tokens that the model's own head drafts at last stages."""
 
     def foretell(self, tokens: Sequence[int], most: int) -> Sequence[int]:
         """What comes behind ``tokens``; a test may know better."""
@@ -430,7 +447,7 @@ class PaperSwarm:
         engine = self.engine_class(
             transport.peer_id, start, end, kv_tokens=kv_tokens, step_s=step_s
         )
-        engine.state_tokens = self.state_tokens
+        engine.state_tokens, engine.foretells = self.state_tokens, self.headed
         if self.modelled:
             self.drafts[transport.peer_id] = PaperDrafts(self.foretell)
         config = StageConfig(
@@ -526,11 +543,12 @@ async def paper_swarm(
     budget: Budget | None = None,
     foretold: bool = False,
     modelled: bool = False,
+    headed: int = 0,
     state_tokens: int = 0,
 ) -> AsyncIterator[PaperSwarm]:
     """A swarm with one peer per span; for the options see :class:`PaperSwarm`."""
     swarm = PaperSwarm(seed, budget)
-    swarm.foretold, swarm.modelled = foretold, modelled
+    swarm.foretold, swarm.modelled, swarm.headed = foretold, modelled, headed
     swarm.state_tokens = state_tokens
     try:
         for start, end in spans:

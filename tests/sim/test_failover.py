@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
+from client.session.failover import ControllerState, RouteStatus
 from dht.simulated.clock import run_virtual
 from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, owner, until
@@ -59,6 +61,34 @@ def test_survivors_run_nothing_again(way: str, stages: tuple[int, ...]) -> None:
             replayed = [rows for rows in counts if rows >= len(PROMPT) + rest]
             assert len(replayed) == len(stages), counts
             assert all(rows <= rest + slack for rows in counts if rows not in replayed), counts
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_who_asks_hears_who_was_lost_and_over_whom_the_answer_goes_on() -> None:
+    async def scenario() -> None:
+        async with paper_swarm(*THREE, *THREE) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, max_new_tokens=NEW)
+            told: list[RouteStatus] = []
+            running.on_route = told.append
+            victim = ""
+            async for _ in running:
+                if not victim:
+                    victim = running.route[1].peer_id
+                    swarm.kill(owner(swarm, victim))
+            drawing, opening, is_open = (
+                ControllerState.DRAWING,
+                ControllerState.OPENING,
+                ControllerState.RUNNING,
+            )
+            one_by_one = [each.state for each in told]
+            assert one_by_one == [drawing, opening, is_open, drawing, opening, is_open]
+            assert [each.failovers for each in told] == [0, 0, 0, 1, 1, 1]
+            assert [each.lost for each in told] == [set()] * 3 + [{victim}] * 2 + [set()]
+            assert told[0].route == ()
+            assert told[3].route == told[2].route, "the one that was lost is still shown"
+            assert told[5].route == running.answer().route
+            assert victim not in {stage.peer_id for stage in told[5].route}
 
     run_virtual(scenario(), limit_s=600)
 
@@ -133,6 +163,8 @@ def test_the_answer_goes_on_by_itself_when_a_holder_returns() -> None:
             await back
             assert tuple(tokens) == answer_of(PROMPT, NEW)
             assert swarm.peers[0].engine.rows_run - first < NEW, "the first stage kept its KV"
+            waits = [text.partition(" (")[0] for text in said if text.startswith("waiting")]
+            assert all(a != b for a, b in pairwise(waits)), "nothing is told twice"
             living = [swarm.peers[0], *swarm.peers[2:]]
             await until(lambda: not any(peer.engine.kv for peer in living))
 

@@ -274,3 +274,54 @@ def test_a_stage_lost_amid_a_draft_models_drafts_costs_no_token(stage: int) -> N
             assert counted(swarm)["accepted_by_model"] > 0
 
     run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_a_models_own_head_changes_no_token_and_saves_rounds(stages: int) -> None:
+    async def scenario() -> None:
+        spans = ((0, 8),) if stages == 1 else ((0, 3), (3, 6), (6, 8))
+        async with paper_swarm(*spans, headed=3) as swarm, swarm.client() as client:
+            took_s = await times_of(client)
+            assert took_s[True] < took_s[False] * 0.6
+            counts = swarm.peers[0].stage.counters
+            assert NEW / 4 < counts["accepted_by_head"] < counts["drafted_by_head"]
+
+    run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("way", ["kill", "move"])
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_stage_lost_amid_an_own_heads_drafts_costs_no_token(stage: int, way: str) -> None:
+    async def scenario() -> None:
+        spans = ((0, 3), (3, 6), (6, 8)) * 2
+        async with paper_swarm(*spans, headed=3) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, GenerationOptions(max_new_tokens=NEW))
+            tokens: list[int] = []
+            async for piece in running:
+                if len(tokens) < 20 <= len(tokens) + len(piece.token_ids):
+                    gone = owner(swarm, running.route[stage].peer_id)
+                    swarm.kill(gone) if way == "kill" else gone.stage.move_outside(0, 0)
+                tokens += piece.token_ids
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
+            assert running.answer().failovers >= (way == "kill")
+            assert counted(swarm)["accepted_by_head"] > 0
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_a_last_stage_that_foretells_another_vocabulary_or_nonsense_changes_no_token() -> None:
+    async def scenario() -> None:
+        for told, strange in (((1 << 24,) * 15, True), ((5,) * 15, False), ((5, 1 << 24), True)):
+            async with (
+                paper_swarm((0, 4), (4, 8), headed=3) as swarm,
+                swarm.client() as client,
+            ):
+                swarm.peers[1].engine._foretold = lambda _, told=told: told
+                answer = await client.generate(PROMPT, max_new_tokens=NEW)
+                assert answer.token_ids == answer_of(PROMPT, NEW)
+                counts = counted(swarm)
+                assert (counts["strange_drafts"] > 0) == strange
+                assert counts["drafted_by_head"] < NEW
+                assert counts["engine_errors"] == counts["unsound_drafts"] == 0
+
+    run_virtual(scenario(), limit_s=600)

@@ -190,7 +190,7 @@ GOLDEN: list[tuple[Any, str]] = [
             up_bytes_per_s=12.5,
             state=NodeState.WAITING,
         ),
-        "9303a46e6f6465de001da7706565725f6964a470656572a46e616d65a16eb0736f6674776172655f76657273"
+        "9303a46e6f6465de001ea7706565725f6964a470656572a46e616d65a16eb0736f6674776172655f76657273"
         "696f6ea131a664657669636583a46b696e64a463756461a46e616d65a25434ac6d656d6f72795f6279746573"
         "10a56d6f64656c8aa46e616d65a16da4726f6f74a172a66c617965727302ab6c617965725f627974657303ab"
         "656d6265645f627974657304aa686561645f627974657305b86b765f62797465735f7065725f746f6b656e5f"
@@ -204,7 +204,7 @@ GOLDEN: list[tuple[Any, str]] = [
         "656e735f77616e74656400a873657373696f6e7300a961646472657373657390ad6a6f696e65645f756e6978"
         "5f73cb0000000000000000ac6d6f7665645f756e69785f73cb0000000000000000a7616e737765727300ad61"
         "6e737765725f746f6b656e7300ac6c6f6164735f626573696465c2a56c69676874c2a57265616368a7756e6b"
-        "6e6f776ea672656c617973c2",
+        "6e6f776ea672656c617973c2a9666f726574656c6c73c2",
     ),
     (
         Prompt(session=S, attempt=0, position=0, token_ids=(1, 2, 300)),
@@ -223,8 +223,8 @@ GOLDEN: list[tuple[Any, str]] = [
     ),
     (
         RingTokens(tokens=(RingToken(session=S, attempt=0, position=5, token_ids=(7, 8)),)),
-        "9303a472696e6781a6746f6b656e739184a773657373696f6ea973657373696f6e2d31a7617474656d707400"
-        "a8706f736974696f6e05a9746f6b656e5f696473920708",
+        "9303a472696e6781a6746f6b656e739185a773657373696f6ea973657373696f6e2d31a7617474656d707400"
+        "a8706f736974696f6e05a9746f6b656e5f696473920708a8666f7265746f6c6490",
     ),
     (
         Tokens(session=S, attempt=0, position=9, token_ids=(4,), finish_reason=FinishReason.STOP),
@@ -298,7 +298,7 @@ GOLDEN: list[tuple[Any, str]] = [
             blocks=b"n" * 16,
             shares_prefix=True,
         ),
-        "9303a46f70656ede0015a773657373696f6ea973657373696f6e2d31a7617474656d707401a6636c69656e74"
+        "9303a46f70656ede0016a773657373696f6ea973657373696f6e2d31a7617474656d707401a6636c69656e74"
         "a26d65ab66696e6765727072696e74a166a5726f7574659183a7706565725f6964a470656572a57374617274"
         "00a3656e6402a3686f7000ad70726f6d70745f746f6b656e7303ae6d61785f6e65775f746f6b656e7304a873"
         "616d706c696e678eab74656d7065726174757265cb3fe0000000000000a5746f705f6b00a5746f705f70cb3f"
@@ -308,9 +308,9 @@ GOLDEN: list[tuple[Any, str]] = [
         "62696173919205cbbff0000000000000ae6d696e5f6e65775f746f6b656e7302a86c6f6770726f627300af70"
         "726f6d70745f6c6f6770726f627301a76772616d6d6172c40167a8616e73776572656401a7686973746f7279"
         "93070809ad6d6967726174655f756e74696cc0ab73636f7265735f66726f6d01a87072696f72697479a66e6f"
-        "726d616ca9636f70795f66726f6dc0ab726f77735f6c6f67676564c3ac64726166745f746f6b656e7300a662"
-        "6c6f636b73c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ead7368617265735f707265666978c3ae6578706972"
-        "65735f756e69785f73cb0000000000000000a56772616e74c400",
+        "726d616ca9636f70795f66726f6dc0ab726f77735f6c6f67676564c3ac64726166745f746f6b656e7300aa70"
+        "726f6d70745f69647390a6626c6f636b73c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ead7368617265735f70"
+        "7265666978c3ae657870697265735f756e69785f73cb0000000000000000a56772616e74c400",
     ),
 ]
 
@@ -348,6 +348,7 @@ messages = st.one_of(
                 attempt=attempts,
                 position=positions,
                 token_ids=st.lists(tokens, min_size=1, max_size=16).map(tuple),
+                foretold=st.lists(tokens, max_size=15).map(tuple),
             ),
             min_size=1,
             max_size=8,
@@ -483,6 +484,11 @@ def test_what_is_refused(envelope: Any, reason: str) -> None:
         ),
         RingTokens(tokens=(RingToken(session=S, attempt=0, position=5, token_ids=(7,) * 17),)),
         RingTokens(tokens=(RingToken(session=S, attempt=0, position=5, token_ids=()),)),
+        RingTokens(
+            tokens=(
+                RingToken(session=S, attempt=0, position=5, token_ids=(7,), foretold=(7,) * 16),
+            )
+        ),
     ],
 )
 def test_more_drafts_than_a_chunk_has_are_refused(message: Any) -> None:

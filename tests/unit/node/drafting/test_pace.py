@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from node.drafting.drafter import GRADES
 from node.drafting.pace import PLAIN_EVERY, DraftPace, Offer, StepCost
-from node.drafting.session_drafts import SessionDrafts, Wait
+from node.drafting.session_drafts import SessionDrafts, Source, Wait
 from node.drafting.suffix import SuffixDrafter
 
 MOST = 15
@@ -110,6 +110,34 @@ def test_a_session_that_repeats_itself_is_drafted() -> None:
         tokens += came
         rounds += 1
     assert rounds < 40
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_an_own_heads_drafts_are_sent_where_they_are_right(right: bool) -> None:
+    drafts, tokens, now_s, sent = SessionDrafts(drafter=SuffixDrafter()), [0], 0.0, []
+    for _ in range(60):
+        newest = tokens[-1]
+        drafts.foretell(len(tokens), tuple(newest + 1 + at + (not right) for at in range(3)))
+        proposed = drafts.propose(tokens, 2, 0.0, now_s)
+        assert not isinstance(proposed, Wait)
+        assert len(proposed) <= 2
+        assert drafts.source is Source.HEAD or not proposed
+        drafts.sent(len(proposed), now_s)
+        sent.append(len(proposed))
+        now_s += 0.1
+        came = len(proposed) + 1 if right else 1
+        tokens += [newest + 1 + at for at in range(came)]
+        drafts.came(tokens[-came:], now_s)
+    assert sent[-1] == (2 if right else 0)
+
+
+def test_what_was_foretold_behind_other_tokens_is_not_sent() -> None:
+    drafts = SessionDrafts(drafter=SuffixDrafter())
+    drafts.pace.plain_s = 0.1
+    drafts.foretell(3, (7, 8))
+    assert drafts.propose([1, 2, 3], 4, 0.0, 0.0) == (7, 8)
+    drafts.foretell(3, (7, 8))
+    assert drafts.propose([1, 2, 3, 4], 4, 0.0, 0.0) == ()
 
 
 def test_a_long_prompt_is_followed_bit_by_bit() -> None:

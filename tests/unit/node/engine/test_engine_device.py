@@ -141,7 +141,7 @@ def test_the_peer_is_told_of_a_lost_device(
     profile = Profile(points=(timing,), checks=(), prefills=(timing,), kv_tokens=64)
     told: list[str] = []
 
-    def fails(*_: Any) -> Any:
+    def fails(*_: Any, **__: Any) -> Any:
         raise DeviceLostError("it is gone")
 
     monkeypatch.setattr(engine, "load", fails)

@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from bench.random_model import make_llama
-from bench.tiny_families import FAMILIES, make
+from bench.tiny_families import FAMILIES, add_own_head, make
 from dht.messages.session import Sampling
 from node.attention import paged_attention
 from node.attention.block_table import BlockTable
 from node.engine import engine as engine_module
 from node.engine import kernel_trial, model_runner
 from node.engine.engine import Engine, EngineConfig, WorkItem, WorkResult
+from node.engine.head_drafts import HeadDrafts
 from node.kernels import moe
 from node.model import cuda_graphs, quantize
 from node.model.cuda_graphs import CudaGraphs
+from node.model.own_head import own_head
 from node.sampling.token_history import PromptTargets, TokenHistory
 from node.weights.store import WeightStore
 from tests.unit.node.fake_cuda import FakeCuda, fake_cuda
@@ -47,6 +49,7 @@ WAITING = {
     "qwen3_moe": 2, "mixtral": 2, "gpt_oss": 2, "granitemoe": 2, "olmoe": 2, "deepseek_v2": 2,
     "deepseek_v3": 2, "deepseek_v32": 4, "glm_moe_dsa": 4, "glm_moe_dsa, chosen before": 4,
     "minimax_m3": 4, "llama, dynamic rope": 1, "falcon, alibi": 4, "falcon, rotary": 4,
+    "glm4_moe": 2,
 }  # fmt: skip
 """Families whose own code waits for the device in a step, and how often in a layer at most, with
 two sessions."""
@@ -319,6 +322,34 @@ def test_a_session_moves(tmp_path: Path) -> None:
         assert {part.device.type for kept in rows.layers for part in kept} == {"cpu"}
         assert other.import_kv("a", rows) is None
         step(other, seen, [item(other, "a", (1,), 20)])
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+def test_an_own_heads_steps_stay_on_the_device(name: str, tmp_path: Path) -> None:
+    """For each token it waits once beside what its experts wait: its input is not looked at."""
+    make(tmp_path, name)
+    add_own_head(tmp_path, name)
+    with fake_cuda() as seen:
+        engine = engine_of(tmp_path, "bfloat16")
+        layout = own_head(engine.layout)
+        assert layout is not None
+        heads = HeadDrafts(engine.layout, layout, engine.config)
+        heads.load(engine.loaded)
+        for session in "ab":
+            assert engine.reserve(session, 64) is None
+            heads.open(session, 64)
+            ids = (1,) * 9
+            begun = item(engine, session, ids, 0, foretells=True, following=ids[1:])
+            heads.follow(step(engine, seen, [begun]))
+        for at in (9, 10):
+            items = [item(engine, session, (1,), at, foretells=True) for session in "ab"]
+            results = step(engine, seen, items)
+            assert {str(result.behind.device) for result in results} == {DEVICE}
+            seen.forget()
+            told = heads.follow(results)
+            drafted = max(len(result.foretold) for result in told)
+            assert drafted >= 1
+            assert len(seen.waits) <= (1 + WAITING[name]) * drafted
 
 
 def test_quantised_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

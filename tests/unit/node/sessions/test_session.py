@@ -44,6 +44,7 @@ def view(start: int = 0, end: int = 4, serving: bool = True) -> StageView:
         fingerprint="f",
         layers=LAYERS,
         context_tokens=64,
+        vocab=100,
         start=start,
         end=end,
         serving=serving,
@@ -206,13 +207,55 @@ def test_each_prompt_token_that_is_wanted_is_scored_once(
     assert scored == list(range(scores_from, prompt - answered))
 
 
+@given(
+    prompt=st.integers(1, 30),
+    told=st.sampled_from(["all", "answer", "none"]),
+    cuts=st.lists(st.integers(1, 9), max_size=30),
+)
+def test_an_own_head_is_told_what_is_known_of_the_prompt(
+    prompt: int, told: str, cuts: list[int]
+) -> None:
+    ids = tuple(range(100, 100 + prompt))
+    history = ids[prompt // 2 :] if told == "answer" else ()
+    first = {"all": 0, "answer": prompt // 2, "none": prompt}[told]
+    session = active(
+        replace(
+            make_open(hop=1, prompt=prompt),
+            draft_tokens=4,
+            prompt_ids=ids if told == "all" else (),
+            history=history,
+        )
+    )
+    for size in [*cuts, *[1] * prompt]:
+        begin = session.next_position
+        if not (count := min(size, prompt - begin)):
+            break
+        work = session.take_rows(begin, rows(count))
+        assert work is not None
+        assert work.foretells
+        known = begin + 1 >= first
+        assert work.following == (ids[begin + 1 : begin + count + 1] if known else ())
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"answered": 5}, "5 tokens of answer in 5 of prompt"),
         ({"history": (1,)}, "1 token ids of history, 0 expected"),
+        ({"prompt_ids": (1,)}, "1 token ids of a prompt of 5"),
+        ({"prompt_ids": (1,) * 6}, "6 token ids of a prompt of 5"),
         ({"sampling": Sampling(repetition_penalty=2.0)}, "0 token ids of history, 5 expected"),
         ({"sampling": Sampling(presence_penalty=2.0), "answered": 2}, "history, 2 expected"),
+        (
+            {
+                "prompt_tokens": 200_000,
+                "answered": 100_000,
+                "prompt_ids": (1,) * 200_000,
+                "history": (1,) * 100_000,
+                "sampling": Sampling(presence_penalty=2.0),
+            },
+            "300000 token ids in an open",
+        ),
         (
             {
                 "prompt_tokens": 60_000,

@@ -20,7 +20,9 @@ class Accounts:
     kv_tokens = PAGES * PAGE_TOKENS
     page_tokens = PAGE_TOKENS
     state_tokens = 0
-    view = StageView(fingerprint="f", layers=2, context_tokens=4096, start=0, end=2, serving=True)
+    view = StageView(
+        fingerprint="f", layers=2, context_tokens=4096, vocab=100, start=0, end=2, serving=True
+    )
 
     def __init__(self) -> None:
         self.pages = BlockManager(PAGES, PAGE_TOKENS, (0, 2))

@@ -1,0 +1,49 @@
+"""How many tokens a model's own head drafts for a session, at the last stage. Pure.
+
+The first stage decides how many of them pay (:mod:`node.drafting.pace`). The last one knows
+neither the round nor the other drafters, but at once which drafts were right: so it drafts as many
+as have a fair chance to be, and one at least, from which both learn whether the head is worth more
+now.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DRAFTS_MAX = 4
+"""Maximum drafts of a round: each is a step of a layer and of the output head."""
+CHANCE_LEAST = 0.25
+"""Minimum chance of the last draft to be right together with all before it."""
+RIGHT_AT_FIRST = 0.7
+"""Assumed share of right drafts until it is measured."""
+OBSERVED_WEIGHT = 0.15
+"""Weight of the newest draft in the share of right ones."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HeadPace:
+    """Follows one session's drafts."""
+
+    right: float = RIGHT_AT_FIRST
+    """Share of drafts that were right, each after a right one."""
+    _told: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of tokens to draft."""
+        count, chance = 1, self.right * self.right
+        while count < DRAFTS_MAX and chance >= CHANCE_LEAST:
+            count, chance = count + 1, chance * self.right
+        return count
+
+    def told(self, token_ids: Sequence[int]) -> None:
+        """These tokens were drafted behind those that came last."""
+        self._told = tuple(token_ids)
+
+    def came(self, token_ids: Sequence[int]) -> None:
+        """The session's next tokens are these: compare them with what was drafted."""
+        told, self._told = self._told, ()
+        for drafted, token_id in zip(told, token_ids, strict=False):
+            right = drafted == token_id
+            self.right += OBSERVED_WEIGHT * (right - self.right)
+            if not right:
+                return

@@ -1,0 +1,272 @@
+"""Drafts by the model's own head (:mod:`node.model.own_head`), behind the steps of a last stage.
+
+The head's layer has a row for each position whose next token is known, and KV of its own for them.
+It begins in a session wherever its rows begin here, and where some are missing it begins anew
+behind them: what it attends to changes how often it is right, never what is answered. Rows of
+drafted tokens are written behind those that are certain, and over them come the certain ones.
+"""
+
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from dht.messages.session import DRAFT_TOKENS_MAX, Sampling
+from dht.messages.types import ModelSpec, stage_bytes
+from node.device.tensors import to_device
+from node.drafting.head_pace import HeadPace
+from node.engine.batch_rows import joined
+from node.engine.engine import Engine, EngineConfig
+from node.engine.work_item import WorkItem, WorkResult
+from node.model.layer_range import LoadedRange, ModelLayout
+from node.model.own_head import ENTRY, entry_of
+
+logger = logging.getLogger(__name__)
+
+KV_TOKENS_MAX = 16_384
+"""KV tokens of the head for all sessions together; or four whole contexts, if that is less."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Rows:
+    """The head's rows in one session; only the engine's thread changes them."""
+
+    most: int
+    """Maximum number of rows; 0 once the head failed here."""
+    first: int = 0
+    """Position of the first row."""
+    next: int = -1
+    """Position behind the last certain row; -1: none was run."""
+    pace: HeadPace = field(default_factory=HeadPace)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Chain:
+    """One session's drafts behind one step."""
+
+    result: WorkResult
+    rows: _Rows
+    position: int
+    """Position of the rows that are run next."""
+    token_ids: tuple[int, ...]
+    """Ids of the tokens behind those rows."""
+    behind: torch.Tensor
+    """What the head joins with these tokens, one row for each."""
+    count: int
+    drawn: list[int] = field(default_factory=list)
+
+
+class HeadDrafts:
+    """Runs a model's own head in the engine's thread, over what a step left."""
+
+    def __init__(self, main: ModelLayout, head: ModelLayout, config: EngineConfig) -> None:
+        """``main`` and ``config``: of the engine whose sessions are drafted."""
+        self._main = main
+        self._head = head
+        spec = head.spec(config.name)
+        self._config = replace(
+            config, layout=head, keep_prefixes=False, threads=None, memory_bytes=memory_of(spec)
+        )
+        self._engine = Engine(self._config)
+        self._vocab = spec.vocab
+        self._entry: nn.Module | None = None
+        self._beside: LoadedRange | None = None
+        self._rows: dict[str, _Rows] = {}
+        """By session; only the event loop's thread adds and removes sessions."""
+
+    def left_bytes(self, start: int) -> int:
+        """Memory that the head takes beside layers from ``start`` to the last one: it shares their
+        output head, and the embedding where that is here, too."""
+        spec, here = self._engine.spec, self._main.tied or start == 0
+        entry = sum(p.numel() for p in self._head.model.get_submodule(ENTRY).parameters())
+        shared = spec.head_bytes + (spec.embed_bytes if here else 0)
+        return self._config.memory_bytes - shared + entry * self._main.dtype.itemsize
+
+    @property
+    def held(self) -> bool:
+        """Whether its weights are here."""
+        return self._entry is not None
+
+    def fetch(self) -> None:
+        """Download its files. Raises UserError and NetworkError."""
+        self._engine.fetch(0, 1)
+        head = self._head
+        head.store.fetch(head.names.sources(head.part_parameters(ENTRY)))
+
+    def load(self, beside: LoadedRange) -> None:
+        """Hold the head, with the parts of ``beside`` that it shares. Sessions must have ended.
+
+        Raises UserError, MachineError and NetworkError.
+        """
+        self._engine.loaded.lend(self._shared(beside.parts))
+        self._engine.load(0, 1)
+        self._entry = entry_of(self._engine.loaded)
+        self._beside = beside
+        beside.is_drafted = self._engine.loaded.is_drafted = True
+
+    def _shared(self, parts: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        main = self._main
+        shared = {main.embed_name, main.head_name}
+        return {name: part for name, part in parts.items() if name in shared}
+
+    def unload(self) -> None:
+        """Free its memory; sessions must have ended."""
+        self._entry = None
+        if self._beside is not None:
+            self._beside.is_drafted = False
+        self._engine.unload()
+
+    def open(self, key: str, tokens: int) -> None:
+        """Let a session of up to ``tokens`` tokens be drafted, as far as there is KV for it."""
+        if self.held:
+            most = min(tokens + DRAFT_TOKENS_MAX + 1, self._engine.spec.context_tokens)
+            self._engine.open_kv(key, most, (0, 1))
+            self._rows[key] = _Rows(most=most)
+
+    def free(self, key: str) -> None:
+        """Free what a session holds."""
+        if self._rows.pop(key, None) is not None:
+            self._engine.free(key)
+
+    def follow(self, results: list[WorkResult]) -> list[WorkResult]:
+        """Run the head over the rows that a step left; its results, with what is foretold."""
+        if all(result.behind is None for result in results):
+            return results
+        try:
+            with torch.inference_mode():
+                told = self._foretold(results)
+        except Exception:  # whatever the head does, answers go on without it
+            logger.exception("the model's own head failed")
+            told = {}
+            for result in results:
+                if (rows := self._rows.get(result.item.session)) is not None:
+                    rows.most = 0
+        return [
+            replace(result, behind=None, foretold=told.get(index, ()))
+            for index, result in enumerate(results)
+        ]
+
+    def _foretold(self, results: Sequence[WorkResult]) -> dict[int, tuple[int, ...]]:
+        chains = {
+            index: chain
+            for index, result in enumerate(results)
+            if (chain := self._begun(result)) is not None
+        }
+        running = list(chains.values())
+        while running:
+            self._run(running)
+            running = [chain for chain in running if len(chain.drawn) < chain.count]
+        for chain in chains.values():
+            chain.rows.pace.told(chain.drawn)
+        return {index: tuple(chain.drawn) for index, chain in chains.items()}
+
+    def _begun(self, result: WorkResult) -> _Chain | None:
+        """The rows that a result adds in its session; None where there are none."""
+        item, rows = result.item, self._rows.get(result.item.session)
+        if result.behind is None or result.error is not None or not self.held:
+            return None
+        if rows is None or not rows.most:
+            return None
+        drawn = result.token_ids
+        certain = item.tokens - len(item.drafts) + max(0, len(drawn) - 1)
+        begin = certain - len(drawn)  # the first row of which the draw tells what followed
+        ids = drawn
+        sound = all(0 <= each < self._vocab for each in item.following)  # a client told them
+        if sound and len(item.following) >= begin:
+            ids, begin = (*item.following[:begin], *drawn), 0
+        if not ids:
+            return None
+        position = item.position + begin
+        if not rows.first <= position <= rows.next:
+            rows.first = position
+        rows.pace.came(drawn)
+        end = begin + len(ids)
+        rows.next = position + len(ids)
+        return _Chain(
+            result=result,
+            rows=rows,
+            position=position,
+            token_ids=ids,
+            behind=result.behind[begin:end],
+            count=rows.pace.count if drawn else 0,
+        )
+
+    def _run(self, chains: Sequence[_Chain]) -> None:
+        """One step of the head over the chains' next rows; those that cannot go on end."""
+        chains = [chain for chain in chains if self._has_room(chain)]
+        if not chains:
+            return
+        for result in self._engine.step(self._items(chains)):
+            chain: _Chain = result.item.owner
+            token_id = result.token_id
+            if result.error is not None or result.behind is None:
+                # Once: a head that fails costs steps, one by one, and a line in the log each time.
+                logger.debug("a session is drafted no more: %s", result.error)
+                chain.rows.most = 0
+                self._end(chain)
+            elif token_id is not None and 0 <= token_id < self._vocab:
+                chain.position += len(chain.token_ids)
+                chain.drawn.append(token_id)
+                chain.token_ids, chain.behind = (token_id,), result.behind[-1:]
+            else:
+                chain.count = 0
+
+    def _end(self, chain: _Chain) -> None:
+        """Draft no further; where not even the certain rows were run, others begin behind them."""
+        chain.count = 0
+        if not chain.drawn:
+            chain.rows.next = -1
+
+    def _has_room(self, chain: _Chain) -> bool:
+        end = chain.position + len(chain.token_ids) - chain.rows.first
+        key, most = chain.result.item.session, chain.rows.most
+        if end <= most and self._engine.extend_kv(key, end):
+            return True
+        self._end(chain)
+        return False
+
+    def _items(self, chains: Sequence[_Chain]) -> list[WorkItem]:
+        """Work for the chains' next rows, whose input is made in one go."""
+        embed = self._engine.loaded.embed
+        assert embed is not None  # noqa: S101 - for the type checker: it is held
+        assert self._entry is not None  # noqa: S101 - likewise
+        ids = list(itertools.chain.from_iterable(chain.token_ids for chain in chains))
+        behind = joined([chain.behind for chain in chains])
+        entered = self._entry(embed(to_device(ids, self._engine.device)), behind)
+        parts = torch.split(entered, [len(chain.token_ids) for chain in chains])
+        return [
+            WorkItem(
+                session=chain.result.item.session,
+                start=0,
+                end=1,
+                position=chain.position - chain.rows.first,
+                hidden=hidden,
+                foretells=True,
+                sampling=_plain(chain.result.item.sampling) if chain.count else None,
+                drawn_later=chain.rows.first + 1,
+                owner=chain,
+            )
+            for chain, hidden in zip(chains, parts, strict=True)
+        ]
+
+
+def memory_of(spec: ModelSpec) -> int:
+    """Bytes that a head takes as a model of its own, with KV for its sessions."""
+    return stage_bytes(spec, 0, 1, min(KV_TOKENS_MAX, 4 * spec.context_tokens))
+
+
+def _plain(sampling: Sampling | None) -> Sampling | None:
+    """What depends on the answer so far is left out; drawn with the session's own key a token is
+    more often the one that comes."""
+    if sampling is None:
+        return None
+    return Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+    )
