@@ -53,11 +53,13 @@ def live_plans(result: dict[str, Any]) -> str:
     )
     return (
         "Simulated, with live inputs: what peers announce by the node's own profile code on a"
-        f" stand-in device is planned in {result['limit_s']:.0f} s of one core; decoded tokens/s"
-        " under full load by the living rules, beside the best of chains of stage patterns of at"
-        " most 8, 11, 14 or 20 stages with the most flow, Petals' greedy rule, SWARM's equal stages"
-        " and whole replicas, all from the same inputs. Clusters are Helix's and made ones"
-        f" (`bench/clusters.py`). Ours to the best: {sorts} {made('live_plan')}:\n\n"
+        f" stand-in device is planned in {result['limit_s'][0]:.0f} s of one core, and again in"
+        f" {result['limit_s'][1]:.0f} s, which is followed where the coordinator's own trial shows"
+        " a gain of 5%; decoded tokens/s under full load by the living rules, beside the best of"
+        " chains of stage patterns of at most 8, 11, 14 or 20 stages with the most flow, Petals'"
+        " greedy rule, SWARM's equal stages and whole replicas, all from the same inputs. Clusters"
+        " are Helix's and made ones (`bench/clusters.py`). Ours to the best:"
+        f" {sorts} {made('live_plan')}:\n\n"
     ) + table(
         "cluster | peers: | model | ours, tokens/s: | best of the simple: | which | ratio:"
         " | Helix's plan: | ours by Helix's rules: | the simple one's: | Helix's:",
@@ -114,4 +116,22 @@ def placements(result: dict[str, Any]) -> str:
             case | {row["planner"]: row.get("simulated_tokens_per_s") for row in case["planners"]}
             for case in result["cases"]
         ],
+    )
+
+
+def roaming(result: dict[str, Any]) -> str:
+    """Whether volunteers of many models go back and forth."""
+    found, losses = result["summary"], result["losses"]
+    taken = [loss["taken_after_s"] for loss in losses if "taken_after_s" in loss]
+    return (
+        f"{result['peers']} volunteers and five models of 8 B to 235 B parameters' shapes for"
+        f" {result['minutes']:.0f} minutes (simulated; what a volunteer reads and decides is"
+        " `node.join`'s, placement within a model a stand-in's): everybody who serves one model"
+        " vanishes, then all holders of a layer of another;"
+        f" {found['left']} left in all, {found['joined']} came, {found['moves']} moved to another"
+        f" model, each {found['moves_of_one_max']} at the most; {found['returns']} went back to one"
+        f" that they had left. {len(losses)} times a model lost the last holder of a layer; others"
+        f" had begun to load all of them after {max(taken):.0f} s at the latest, which takes"
+        f" minutes at {result['link_bytes_per_s'] / 1e6:.0f} MB/s; {found['never_whole']} were not"
+        f" whole again at the end {made('roaming')}."
     )

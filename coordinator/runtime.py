@@ -20,6 +20,7 @@ from coordinator.planning.solver_process import solve_apart
 from coordinator.plans.review import ReviewConfig, falls_short, long_known
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import (
+    PERIODIC,
     Change,
     TransitionConfig,
     choose_plan,
@@ -31,6 +32,7 @@ from coordinator.plans.transition import (
     with_effects,
 )
 from coordinator.plans.versions import next_version, rank
+from coordinator.problem.alike import alike
 from coordinator.problem.from_records import problem_of
 from dht.errors import NetworkError
 from dht.identity.peer_id import short_name
@@ -64,7 +66,10 @@ class CoordinatorConfig:
 
     poll_s: float = 1.0
     solve_s: float = 3.0
-    """Time limit of the solver; its process is killed 20 s later."""
+    """Time limit of the solver after a change; its process is killed ``grace_s`` later."""
+    thorough_solve_s: float = 40.0
+    """Time limit of the solver while nothing changes."""
+    grace_s: float = 60.0
     publish_every_s: float = 60.0
     idle_s: float = 60.0
     idle_per_peer_s: float = 0.2
@@ -128,6 +133,8 @@ class Coordinator:
         )
         self._change: Change | None = None
         self._planned_s = 0.0
+        self._thorough = False
+        """Whether the last solve was a thorough one, or the present one is."""
         self._published_s = 0.0
         self._said = ""
         self._solving: asyncio.Task[None] | None = None
@@ -221,11 +228,14 @@ class Coordinator:
             self._planned_s,
             self._now(),
             self._config.transition,
+            thorough=self._thorough,
         )
+        if reason not in {None, PERIODIC} and self._thorough:
+            await self._stop_solving()
         if reason is not None and self._solving is None and self._now() >= self._retry_s:
             problem = problem_of(self._model, usable, links, self._plans.newest)
-            if self._change is None and (problem, self._resting(usable)) == self._solved:
-                self._planned_s = self._now()  # the answer would be the same
+            if self._change is None and self._thorough and self._is_settled(problem, usable):
+                self._planned_s = self._now()  # the answer would be about the same
                 return
             shortage = why_uncoverable(problem)
             if shortage is not None:
@@ -312,8 +322,6 @@ class Coordinator:
     # Planning
 
     def _note_change(self, usable: dict[str, NodeRecord]) -> None:
-        if self._now() - self._planned_s >= self._config.transition.period_s:
-            self._considered = frozenset()
         self._considered &= usable.keys()  # a peer that left and comes back has joined again
         joined, lost = map(frozenset, difference(self._plans.newest, usable))
         joined -= self._considered  # the last solve had no use for them
@@ -329,22 +337,37 @@ class Coordinator:
             last_s=before.last_s if before is not None and same else now_s,
         )
 
+    async def _stop_solving(self) -> None:
+        """End a thorough solve that is under way: a change does not wait for it."""
+        if self._solving is None:
+            return
+        change = self._change
+        self._solving.cancel()
+        await asyncio.gather(self._solving, return_exceptions=True)
+        self._solving, self._change, self._retry_s = None, change, 0.0
+
     async def _plan(self, problem: Problem, usable: dict[str, NodeRecord], reason: str) -> None:
-        version = self._next_version()
+        version, config = self._next_version(), self._config
+        self._thorough = reason == PERIODIC
+        limit_s = config.thorough_solve_s if self._thorough else config.solve_s
         request = SolveRequest(
             problem=problem,
             version=version,
             coordinator=self._transport.peer_id,
-            time_limit_s=self._config.solve_s,
+            time_limit_s=limit_s,
             seed=version.counter,
             now_unix_s=self._transport.now(),
+            thorough=self._thorough,
         )
         try:
-            answer = await self._solve(request, self._config.solve_s + 20.0)
+            answer = await self._solve(request, limit_s + config.grace_s)
         finally:
             self._planned_s = self._now()
             self._change = None
             self._retry_s = self._planned_s + self._config.transition.retry_s
+        if answer.error and self._thorough:
+            logger.warning("the plan stays as it is: %s", answer.error)
+            return
         if answer.error:
             self._say("no_plan", reason=answer.error, peers=len(problem.nodes))
             return
@@ -362,6 +385,7 @@ class Coordinator:
             usable,
             self._config.transition,
             self._transport.now(),
+            answer.gain,
         )
         if choice is None and running is not None and not usable.keys().isdisjoint(running.silent):
             choice = running, "peers that were silent answer"
@@ -376,6 +400,13 @@ class Coordinator:
                 silent=tuple(sorted(self._liveness.silent - given)[:PEERS_MAX]),
             )
             await self._publish(plan, f"{reason}: {why}")
+
+    def _is_settled(self, problem: Problem, usable: dict[str, NodeRecord]) -> bool:
+        """Whether the last solve saw the same, but for what measurements differ by anyway."""
+        if self._solved is None:
+            return False
+        solved, resting = self._solved
+        return resting == self._resting(usable) and alike(problem, solved)
 
     def _resting(self, usable: dict[str, NodeRecord]) -> frozenset[str]:
         """Peers that have just moved: the choice of a plan changes once they may move again."""

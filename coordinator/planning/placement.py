@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import (
@@ -18,6 +19,7 @@ from coordinator.heuristics import heuristics, peer_cells
 from coordinator.problem.service import Service
 from coordinator.search.chain_search import MOVES_MAX, as_chains, chain_flows, search, until
 from coordinator.search.pattern_cpsat import WORK_MAX
+from coordinator.simulator.judge import trial
 from dht.errors import SwarmError
 from dht.messages.types import (
     RATE_MAX,
@@ -57,7 +59,12 @@ FIRST = ("keep", "greedy")
 """Heuristics that run however late it is: peers refuse a plan that serves much less than the greedy
 placement (:mod:`coordinator.plans.review`), so even a planner without time must try that one."""
 KEPT = 12
-"""Number of the search's best chains that are compared with the heuristics' placements."""
+"""Number of the search's best chains that are compared with the heuristics' placements; the best of
+every depth is, too."""
+TRIALS_FROM = 0.3
+"""Share of the time that is gone when finalists are tried, where they are."""
+TRIALS_MAX = 16
+"""Maximum finalists that are tried."""
 
 
 class NoPlacementError(SwarmError):
@@ -106,16 +113,18 @@ def best_placement(
     seed: int,
     spent: Callable[[], float] | None = None,
     service: Service | None = None,
+    trials: bool = False,
 ) -> Placement:
     """The best placement of all heuristics, chains of stage patterns and the search from there.
 
     Placements are judged by the estimate under ``service``; without it, by max flow, and then the
-    exact program is tried too for few peers. ``spent()`` returns the share of the time that is
-    gone, and the work ends at 1; without it, the work ends after a fixed amount. The result is
-    never worse than the best heuristic, except for the 2% of throughput that a shorter ring is
-    worth. Peers that the flow does not need become spare replicas of the least served layers. The
-    order of peers and links does not matter. Raises NoPlacementError when the layers cannot be
-    covered.
+    exact program is tried too for few peers. With ``trials``, the best of every depth are tried by
+    short simulated runs, for ``CELLS_ABOVE`` peers at most. ``spent()`` returns the share of the
+    time that is gone, and the work ends at 1; without it, the work ends after a fixed amount. The
+    result is never worse than the best heuristic, except for the 2% of throughput that a shorter
+    ring is worth. Peers that the flow does not need become spare replicas of the least served
+    layers. The order of peers and links does not matter. Raises NoPlacementError when the layers
+    cannot be covered.
     """
     shortage = why_uncoverable(problem)
     if shortage is not None:
@@ -125,7 +134,7 @@ def best_placement(
         nodes=tuple(sorted(problem.nodes, key=lambda node: node.peer_id)),
         links=tuple(sorted(problem.links, key=lambda k: (k.source, k.target, k.measured_unix_s))),
     )
-    return _best(in_order, time_limit_s, seed, spent, service)
+    return _best(in_order, time_limit_s, seed, spent, service, trials=trials)
 
 
 def _best(
@@ -134,6 +143,8 @@ def _best(
     seed: int,
     spent: Callable[[], float] | None,
     service: Service | None,
+    *,
+    trials: bool = False,
 ) -> Placement:
     """:func:`best_placement` for a problem that can be covered, with its peers in order."""
     parts = peer_cells.cells(problem) if len(problem.nodes) > CELLS_ABOVE else ()
@@ -146,13 +157,15 @@ def _best(
         whole = _heuristics(problem, service, peer_cells.ends_at(spent, SEARCH_SHARE))
         better = [p for p in whole if p.value > cells.value]
         return _best_with_spares(problem, better, service) if better else cells
-    clock = peer_cells.ends_at(spent, SEARCH_SHARE)
+    clock = peer_cells.ends_at(spent, TRIALS_FROM if trials else SEARCH_SHARE)
     found = _heuristics(problem, service, clock)
     found += _unless_it_fails(lambda: _searched(problem, service, found, time_limit_s, seed, clock))
     if service is None:
         found += _unless_it_fails(
             lambda: _by_flow(problem, found, choose(found), time_limit_s, seed, clock)
         )
+    elif trials:
+        found = _unless_it_fails(lambda: [_tried(problem, service, found, spent)]) or found
     return _best_with_spares(problem, found, service)
 
 
@@ -295,16 +308,66 @@ def _searched(
         spent=spent,
         work_max=min(WORK_MAX, WORK_SHARE * time_limit_s),
     )
+    depths: set[int] = set()
+    kept = []
+    for number, found in enumerate(made):
+        depth = _depth([a for chain in found.chains for a in chain])
+        if number < KEPT or depth not in depths:
+            kept.append(found)
+        depths.add(depth)
     return [
         score(
             problem,
             tuple(a for chain in found.chains for a in chain),
-            "patterns",
+            "patterns+moves" if found.refined else "patterns",
             service=service,
             edges=chain_flows(problem, found.chains, service),
         )
-        for found in made[:KEPT]
+        for found in kept
     ]
+
+
+def _depth(assignments: Sequence[Assignment]) -> int:
+    """Number of different spans: that of stages, where the placement is one chain."""
+    return len({(a.start, a.end) for a in assignments})
+
+
+def finalists(found: Sequence[Placement]) -> list[Placement]:
+    """The best placement of every depth and planner by the estimate: one that was searched and one
+    that was not by turns, each best first.
+
+    The estimate errs most between depths, and for what was searched by the estimate itself. None
+    is worth less than the greedy placement: reviewers compare with that one by the estimate.
+    """
+    least = max((p.value for p in found if p.planner == "greedy"), default=0.0)
+    kept: dict[tuple[str, int], Placement] = {}
+    for placement in sorted(found, key=lambda p: -p.value):
+        if placement.value >= least:
+            kept.setdefault((placement.planner, _depth(placement.assignments)), placement)
+    simple = [p for p in kept.values() if p.planner in HEURISTICS]
+    searched = [p for p in kept.values() if p.planner not in HEURISTICS]
+    pairs = zip_longest(searched, simple)
+    return [placement for pair in pairs for placement in pair if placement is not None]
+
+
+def _tried(
+    problem: Problem,
+    service: Service,
+    found: Sequence[Placement],
+    spent: Callable[[], float] | None,
+) -> Placement:
+    """The finalist that serves the most in a short simulated run; as many are tried as there is
+    time for, the first always."""
+    best, most, before = None, 0.0, 0.0
+    for placement in finalists(found)[:TRIALS_MAX]:
+        now = spent() if spent is not None else 0.0
+        if best is not None and now + (now - before) >= 1:  # the next takes as long as the last
+            break
+        before = now
+        served = trial(problem, service, placement.assignments, placement.edges)
+        if best is None or served > most:
+            best, most = placement, served
+    return best or choose(found)
 
 
 def _spans_max(problem: Problem) -> int:

@@ -5,6 +5,7 @@ A coordinator starts it so that neither a long solve nor the solver's memory or 
 serving.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import msgspec
 from coordinator.evaluation.plan_check import check_plan, uncovered
 from coordinator.heuristics.repair import repair
 from coordinator.planning.placement import (
+    CELLS_ABOVE,
     NoPlacementError,
     Placement,
     best_placement,
@@ -23,7 +25,15 @@ from coordinator.planning.placement import (
     with_spares,
 )
 from coordinator.problem.service import announced_service
+from coordinator.simulator.judge import trial
 from dht.messages.types import Assignment, Plan, PlanVersion, Problem
+
+OTHER_REQUESTS = 1
+"""Seed of the run that compares two plans: not that by which one of them was chosen."""
+COMPARED_TOKENS = 60_000
+"""Decoded tokens of such a run."""
+NICE = 10
+"""Priority of a thorough solve, in steps of the operating system: the machine serves meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +46,8 @@ class SolveRequest:
     time_limit_s: float
     seed: int
     now_unix_s: float
+    thorough: bool = False
+    """Whether short simulated runs choose among the finalists, and show what moves would gain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +60,9 @@ class SolveAnswer:
 
     best: Plan | None = None
     kept: Plan | None = None
+    gain: float | None = None
+    """Tokens/s of ``best`` in a short simulated run, as a multiple of those of ``kept``; None: they
+    were only estimated."""
     error: str = ""
 
 
@@ -65,6 +80,7 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
             seed=request.seed,
             spent=spent,
             service=service,
+            trials=request.thorough,
         )
     except NoPlacementError as error:
         return SolveAnswer(error=str(error))
@@ -76,7 +92,28 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     kept = _checked(_plan(request, _kept(request.problem, kept_spans), 0.0), request.problem)
     if kept is not None and best is not None:
         kept = replace(kept, bound_tokens_per_s=best.bound_tokens_per_s)
-    return SolveAnswer(best=best or kept, kept=kept)
+    return SolveAnswer(best=best or kept, kept=kept, gain=gain_of(request, best, kept))
+
+
+def gain_of(request: SolveRequest, best: Plan | None, kept: Plan | None) -> float | None:
+    """What ``best`` serves more than ``kept`` in a short simulated run, as a ratio."""
+    if best is None or kept is None or set(best.assignments) == set(kept.assignments):
+        return None
+    if not request.thorough or len(request.problem.nodes) > CELLS_ABOVE:
+        return None
+    service = announced_service(request.problem)
+    served, before = (
+        trial(
+            request.problem,
+            service,
+            plan.assignments,
+            plan.edges,
+            seed=OTHER_REQUESTS,
+            tokens=COMPARED_TOKENS,
+        )
+        for plan in (best, kept)
+    )
+    return served / before if before > 0 else None
 
 
 def _kept(problem: Problem, spans: Sequence[Assignment]) -> Placement:
@@ -119,6 +156,8 @@ def _plan(request: SolveRequest, placement: Placement, solve_s: float) -> Plan:
 def main() -> int:
     """Solve one request from stdin and write the answer to stdout."""
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SolveRequest)
+    if request.thorough and sys.platform != "win32":
+        os.nice(NICE)
     sys.stdout.buffer.write(msgspec.msgpack.encode(solve_request(request)))
     return 0
 

@@ -4,12 +4,10 @@ from coordinator.plans.transition import usable_nodes
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.model_pin import ModelPin, allowed_models, named_peers, several
 from coordinator.problem.service import Service, announced_service
-from dht.connecting import connect
+from dht.connecting import observe
 from dht.errors import UserError
-from dht.identity.peer_id import Identity
 from dht.messages.types import Problem, model_key
 from dht.records.directory import Directory
-from dht.transport.config import TransportConfig
 
 
 async def read_living(
@@ -21,9 +19,7 @@ async def read_living(
     nothing and serves nobody. Raises UserError for malformed addresses and where no peer
     announces the model, NetworkError when no peer answers.
     """
-    transport = await connect(
-        TransportConfig(identity=Identity.generate(), initial_peers=initial_peers, client_mode=True)
-    )
+    transport = await observe(initial_peers)
     pin = pin or ModelPin(named=named_peers(initial_peers))
     try:
         return await problem_now(Directory(transport, network, model_key(name)), pin)

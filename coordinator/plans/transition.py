@@ -1,10 +1,14 @@
 """Decides when to plan again and whether a new plan is worth its moves. Pure."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.plans.waves import keepers, waves
+from coordinator.plans.waves import Wave, keepers, waves
 from dht.messages.types import Assignment, ModelSpec, NodeRecord, NodeState, Plan, Reach
+
+PERIODIC = "periodic"
+"""The reason of a thorough solve: nothing changed but figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,13 +19,18 @@ class TransitionConfig:
     """Time without a further join before a plan is made for those that joined."""
     settle_max_s: float = 5.0
     """Maximum time for which further joins postpone a plan."""
-    period_s: float = 60.0
+    calm_s: float = 60.0
+    """Time after the last solve for a change after which the plan is reconsidered, thoroughly."""
+    period_s: float = 300.0
+    """Time between two thorough solves while nothing changes but figures."""
     retry_s: float = 5.0
     """Pause after a solve that led to no plan."""
     elder_s: float = 300.0
     """Time since it was first seen after which a peer coordinates before younger ones."""
     gain_min: float = 1.1
     """Minimum ratio of a moving plan's throughput to the kept one's, unless layers were lost."""
+    tried_gain_min: float = 1.05
+    """The same where simulated runs show it: they err less than the estimate."""
     move_every_s: float = 300.0
     """Minimum time between two moves of a peer, unless layers have no holder."""
     loss_max: float = 0.98
@@ -74,12 +83,19 @@ def left_out(nodes: Mapping[str, NodeRecord], model: ModelSpec) -> str:
 
 
 def reason_to_plan(
-    plan: Plan | None, change: Change | None, planned_s: float, now_s: float, cfg: TransitionConfig
+    plan: Plan | None,
+    change: Change | None,
+    planned_s: float,
+    now_s: float,
+    cfg: TransitionConfig,
+    *,
+    thorough: bool = False,
 ) -> str | None:
     """The reason to solve now; None: there is none.
 
-    ``planned_s`` is when the last solve ended. A lost holder is replaced at once; joins must settle
-    first, so that ten peers that start together get one plan.
+    ``planned_s`` is when the last solve ended, ``thorough`` whether it was a thorough one. A lost
+    holder is replaced at once; joins must settle first, so that ten peers that start together get
+    one plan.
     """
     if change is not None and change.lost:
         return "a peer left"
@@ -88,8 +104,8 @@ def reason_to_plan(
         if settled or now_s - change.since_s >= cfg.settle_max_s:
             return "a peer joined" if plan is not None else "the first plan"
         return None
-    if plan is not None and now_s - planned_s >= cfg.period_s:
-        return "periodic"
+    if plan is not None and now_s - planned_s >= (cfg.period_s if thorough else cfg.calm_s):
+        return PERIODIC
     return None
 
 
@@ -158,11 +174,48 @@ def fetch_bytes(
 
 def with_effects(plan: Plan, usable: Mapping[str, NodeRecord]) -> Plan:
     """``plan`` with the waves of its moves and the bytes of weights that peers must read."""
-    serving = [
+    return replace(
+        plan,
+        waves=tuple(wave.peers for wave in _waves(plan, usable)),
+        fetch_bytes=sum(fetch_bytes(plan.model, _serving(usable), plan.assignments).values()),
+    )
+
+
+def is_stuck(plan: Plan, usable: Mapping[str, NodeRecord]) -> bool:
+    """Whether some peers would wait for each other's layers for as long as the plan stands.
+
+    A peer gives up layers only to planned holders that have shown them
+    (:mod:`coordinator.plans.turn`); whoever serves nothing loads at once.
+    """
+    then = {a.peer_id: range(a.start, a.end) for a in plan.assignments}
+    now = {a.peer_id: range(a.start, a.end) for a in _serving(usable) if a.peer_id in then}
+    left = [peer_id for peer_id in sorted(now) if now[peer_id] != then[peer_id]]
+    holders = Counter(layer for span in (then | now).values() for layer in span)
+    while left:
+        waiting = []
+        for peer_id in left:
+            old, new = now[peer_id], then[peer_id]
+            if all(holders[layer] > 1 for layer in old if layer not in new):
+                holders.subtract(old)
+                holders.update(new)
+            else:
+                waiting.append(peer_id)
+        if len(waiting) == len(left):
+            return True
+        left = waiting
+    return False
+
+
+def _serving(usable: Mapping[str, NodeRecord]) -> list[Assignment]:
+    return [
         Assignment(peer_id=peer_id, start=record.start, end=record.end)
         for peer_id, record in sorted(usable.items())
         if record.state is NodeState.SERVING and record.start < record.end
     ]
+
+
+def _waves(plan: Plan, usable: Mapping[str, NodeRecord]) -> tuple[Wave, ...]:
+    serving = _serving(usable)
     able = {p: r for p, r in usable.items() if r.loads_beside}
     keeping = keepers(
         plan.model,
@@ -171,11 +224,7 @@ def with_effects(plan: Plan, usable: Mapping[str, NodeRecord]) -> Plan:
         serving,
         plan.assignments,
     )
-    return replace(
-        plan,
-        waves=tuple(wave.peers for wave in waves(serving, plan.assignments, keeping)),
-        fetch_bytes=sum(fetch_bytes(plan.model, serving, plan.assignments).values()),
-    )
+    return waves(serving, plan.assignments, keeping)
 
 
 def choose_plan(
@@ -185,16 +234,19 @@ def choose_plan(
     usable: Mapping[str, NodeRecord],
     cfg: TransitionConfig,
     now_unix_s: float,
+    tried: float | None = None,
 ) -> tuple[Plan, str] | None:
     """The plan to run next and the reason; None: stay with ``old``.
 
     ``kept`` is the plan that moves no holder of layers, or the fewest where layers are lost; None
-    where there is no such plan. Plans are compared by what they would serve. ``best`` is worth its
-    moves if it serves 10% more, or brings back lost replicas, and, where ``kept`` moves nobody, if
-    it moves no peer that has just moved. Otherwise ``kept`` is chosen, also when a peer left: one
-    death must not make all survivors fetch their weights again.
+    where there is no such plan. Plans are compared by what they would serve: by ``tried``, which is
+    ``best``'s tokens/s in a simulated run as a multiple of ``kept``'s, or else by the estimates.
+    ``best`` is worth its moves if it serves 10% more (5% where that was tried), or brings back lost
+    replicas, and, where ``kept`` moves nobody, if it moves no peer that has just moved and none has
+    to wait for ever. Otherwise ``kept`` is chosen, also when a peer left: one death must not make
+    all survivors fetch their weights again.
     """
-    plan, gain = _chosen(old, best, kept, usable, cfg, now_unix_s)
+    plan, gain = _chosen(old, best, kept, usable, cfg, now_unix_s, tried)
     if old is None:
         return plan, "there was no plan"
     joined, lost = difference(old, usable)
@@ -218,29 +270,34 @@ def _chosen(
     usable: Mapping[str, NodeRecord],
     cfg: TransitionConfig,
     now_unix_s: float,
+    tried: float | None,
 ) -> tuple[Plan, str]:
     """The plan that is worth its moves, and its gain in words ("": nobody moves)."""
     if kept is None:
-        before = old.value_tokens_per_s if old is not None else 0.0
-        return best, _times(best, before)
+        return best, _times(_gain(best, old))
     held = old.assignments if old is not None else ()
     movers = moved(held, best.assignments)
-    if (
-        movers & moved_lately(usable, now_unix_s, cfg)
-        and not moved(held, kept.assignments)  # otherwise reviewers would find it too poor
-    ):
+    stays = not moved(held, kept.assignments)  # otherwise reviewers would find it too poor
+    if stays and movers & moved_lately(usable, now_unix_s, cfg):
+        return kept, ""
+    if stays and is_stuck(best, usable):
         return kept, ""
     layers = best.model.layers
-    if best.value_tokens_per_s >= cfg.gain_min * kept.value_tokens_per_s:
-        return best, _times(best, kept.value_tokens_per_s) if movers else ""
+    gain = _gain(best, kept) if tried is None else tried
+    if gain >= (cfg.gain_min if tried is None else cfg.tried_gain_min):
+        return best, _times(gain) if movers else ""
     had = replication(held, layers)
     have = replication(kept.assignments, layers)
     will = replication(best.assignments, layers)
-    bearable = best.value_tokens_per_s >= cfg.loss_max * kept.value_tokens_per_s
-    if have < min(had, will) and bearable:
+    if have < min(had, will) and gain >= cfg.loss_max:
         return best, f"{will} holders of every layer again, not {have}"
     return kept, ""
 
 
-def _times(best: Plan, before: float) -> str:
-    return f"{best.value_tokens_per_s / max(before, 1e-9):.2f} times the tokens/s"
+def _gain(best: Plan, before: Plan | None) -> float:
+    """Estimated tokens/s of ``best`` as a multiple of those before."""
+    return best.value_tokens_per_s / max(before.value_tokens_per_s if before else 0.0, 1e-9)
+
+
+def _times(gain: float) -> str:
+    return f"{gain:.2f} times the tokens/s"

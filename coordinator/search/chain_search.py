@@ -46,6 +46,8 @@ class Found:
 
     value: float
     chains: Chains
+    refined: bool = False
+    """Whether moves improved them, by the same figure."""
 
 
 class Judge:
@@ -116,7 +118,7 @@ def search(
         refined.append(improved(problem, found.chains, judge, seed=seed, share=share, spent=spent))
     # The search also exploits the estimate's errors: its gain must exceed them.
     surely = [found for found in refined if found.value >= DOUBT * best[0].value]
-    return sorted(surely, key=lambda found: -found.value) or best
+    return sorted([*surely, *best], key=lambda found: -found.value)
 
 
 def improved(
@@ -137,7 +139,7 @@ def improved(
         go_on=until(spent, share, MOVES_MAX, 0),
         stale_max=max(STALE_MIN, STALE_PER_PEER * len(problem.nodes)),
     )
-    return Found(value, better)
+    return Found(value, better, refined=True)
 
 
 def chain_flows(problem: Problem, chains: Chains, service: Service | None) -> tuple[FlowEdge, ...]:

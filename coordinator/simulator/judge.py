@@ -31,6 +31,10 @@ SETTLE_SHARE = 0.5
 """Share of the run before tokens count."""
 SESSIONS_MAX = 2048
 """Maximum sessions in flight, where KV room is unlimited or not known."""
+TRIED_TOKENS = 20_000
+"""Decoded tokens that a trial counts, about: some 90 answers of the usual length."""
+TRIAL_S_MAX = 1800.0
+"""Maximum length of a trial in simulated seconds."""
 ENTER_S = 1.0
 """Time over which the sessions that begin in the middle enter the ring, in seconds."""
 
@@ -62,6 +66,25 @@ def judge(
         sessions_max=load.requests_max,
         hub=bool(service.hub_delay_s),
     )
+
+
+def trial(
+    problem: Problem,
+    service: Service,
+    assignments: Sequence[Assignment],
+    edges: Sequence[FlowEdge] | None = None,
+    *,
+    seed: int = 0,
+    tokens: float = TRIED_TOKENS,
+) -> float:
+    """:func:`judge` over the time in which about so many ``tokens`` count.
+
+    What a small swarm decodes in a minute depends on which requests it happens to get.
+    """
+    guess = estimate(problem, assignments, plan_of(problem, assignments, edges).edges, service)
+    wanted_s = tokens / (1 - SETTLE_SHARE) / max(guess.tokens_per_s, 1e-9)
+    lasts_s = min(TRIAL_S_MAX, max(VIRTUAL_S, wanted_s))
+    return judge(problem, service, assignments, edges, seed=seed, virtual_s=lasts_s)
 
 
 def standing_load(

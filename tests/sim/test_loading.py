@@ -13,7 +13,7 @@ from dht.records.directory import Directory
 from dht.simulated.clock import run_virtual
 from node.owner.reporter import Reporter
 from node.peer.announcer import Announcer
-from node.peer.plan_follower import FollowConfig, PlanFollower
+from node.peer.plan_follower import UNTOLD_S, FollowConfig, PlanFollower
 from tests.sim.paper_swarm import NETWORK, SPEC, PaperEngine, PaperPeer, answer_of, paper_swarm
 from tests.sim.test_self_help import LoadingEngine
 
@@ -127,3 +127,26 @@ def test_files_of_a_local_directory_are_not_said_to_be_fetched(is_local: bool) -
             assert out.getvalue().splitlines()[:-1] == [*fetching, "Loading layers 4 to 7 …"]
 
     run_virtual(scenario(), limit_s=60)
+
+
+def test_who_may_not_give_up_layers_says_so_once_and_serves_on() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((4, 8)) as swarm:
+            swarm.engine_class = SlowEngine
+            peer, out = await swarm.add(0, 0), io.StringIO()
+            peer.engine.is_local = True
+            follower, announcer = follower_of(peer, out)
+            announcer.set(NodeState.SERVING, 0, 4, PlanVersion(term=0, counter=0))
+            mine = Assignment(peer_id=peer.peer_id, start=2, end=6)
+            other = Assignment(peer_id=swarm.peers[0].peer_id, start=4, end=8)
+            following = asyncio.create_task(follower.enter(plan_of(1, mine, other)))
+            await asyncio.sleep(UNTOLD_S - 1)
+            assert not out.getvalue()
+            await asyncio.sleep(60)
+            assert out.getvalue().splitlines() == [
+                "The plan has layers 2 to 5 for this peer; it goes on serving layers 0 to 3 for"
+                " now: nobody else has shown to hold layer 0"
+            ]
+            following.cancel()
+
+    run_virtual(scenario(), limit_s=120)

@@ -244,7 +244,7 @@ class LiveSwarm(Clock):
         """Give the first stage a session's next chunk, unless its link is behind."""
         session, hop = fed
         left = session.unfed_tokens
-        if hop is not session.entry or not left:
+        if not session.hops or hop is not session.entry or not left:  # cancelled, or moved
             return
         link = hop.link
         if link is not None and link.wire.queued_bytes > QUEUED_BYTES_MAX:

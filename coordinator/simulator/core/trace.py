@@ -2,9 +2,11 @@
 
 import csv
 import io
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from dht.errors import UserError
 
@@ -14,6 +16,30 @@ OUTPUT_TOKENS = (4, 1024)
 REQUESTS_MAX = 10_000_000
 TAIL_SHAPE = 1.2
 LONGEST_TOKENS = 6000
+AT = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1)
+INPUT_QUANTILES = (
+    7,
+    27,
+    181,
+    203,
+    378,
+    397,
+    412,
+    447,
+    947,
+    1004,
+    1029,
+    1072,
+    1121,
+    1273,
+    1353,
+    1911,
+    2047,
+)
+OUTPUT_QUANTILES = (7, 14, 52, 68, 87, 97, 115, 133, 157, 181, 217, 394, 407, 429, 463, 608, 1000)
+"""Lengths in tokens of the Azure trace's prompts and answers, at the probabilities ``AT``."""
+TOGETHER = 0.55
+"""Correlation of the two, each as a normally distributed number."""
 SPAN_S = 3.0
 """Length of the spans in which Helix counts a trace's arrivals."""
 
@@ -157,19 +183,27 @@ def heavy_tailed(
 def typical(count: int = 1024, seed: int = 0) -> tuple[Request, ...]:
     """Synthetic requests of a conversation service, for ranking plans without a trace.
 
-    Lengths are log-normal, cut to the papers' bounds: about 760 input and 230 output tokens on
-    average, as in the Azure trace of 2023.
+    Lengths have the quantiles of the Azure conversation trace of 2023 within the papers' bounds,
+    and about its correlation: long prompts get long answers.
     """
     draw = random.Random(seed)  # noqa: S311
-    return tuple(
-        Request(
-            arrival_s=0.0,
-            input_tokens=_between(draw.lognormvariate(6.3, 1.05), INPUT_TOKENS),
-            output_tokens=_between(draw.lognormvariate(5.15, 0.85), OUTPUT_TOKENS),
+    found = []
+    for _ in range(count):
+        asked = draw.gauss(0, 1)
+        answered = TOGETHER * asked + math.sqrt(1 - TOGETHER**2) * draw.gauss(0, 1)
+        found.append(
+            Request(
+                arrival_s=0.0,
+                input_tokens=_quantile(INPUT_QUANTILES, asked),
+                output_tokens=_quantile(OUTPUT_QUANTILES, answered),
+            )
         )
-        for _ in range(count)
-    )
+    return tuple(found)
 
 
-def _between(value: float, bounds: tuple[int, int]) -> int:
-    return min(max(round(value), bounds[0]), bounds[1])
+def _quantile(table: Sequence[int], normal: float) -> int:
+    """The length at the place that ``normal`` has among normally distributed numbers."""
+    place = NormalDist().cdf(normal)
+    after = next(i for i, at in enumerate(AT[1:], start=1) if place <= at)
+    share = (place - AT[after - 1]) / (AT[after] - AT[after - 1])
+    return round(table[after - 1] + share * (table[after] - table[after - 1]))

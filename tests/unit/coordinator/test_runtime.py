@@ -13,6 +13,7 @@ from coordinator.planning.solver_process import solve_apart
 from coordinator.plans.review import ReviewConfig
 from coordinator.plans.reviewer import Reviewer
 from coordinator.plans.store import PlanStore
+from coordinator.plans.transition import TransitionConfig
 from coordinator.runtime import Coordinator, CoordinatorConfig, Solver
 from dht.messages.types import NodeRecord, NodeState, PlanVersion
 from dht.records.directory import Directory
@@ -27,16 +28,19 @@ STEPS = 100
 
 
 async def solve_here(request: SolveRequest, limit_s: float) -> SolveAnswer:
-    """In this process, as real processes do not run on a virtual clock; nor is there a real one."""
+    """In this process, as real processes do not run on a virtual clock; nor is there a real one.
+
+    Without simulated runs within the simulation: they would take most of its time.
+    """
     del limit_s
     asked = count()
-    return solve_request(request, lambda: next(asked) / STEPS)
+    return solve_request(replace(request, thorough=False), lambda: next(asked) / STEPS)
 
 
 async def solve_without_time(request: SolveRequest, limit_s: float) -> SolveAnswer:
     """As on a machine that is too busy to search at all."""
     del limit_s
-    return solve_request(request, lambda: 1.0)
+    return solve_request(replace(request, thorough=False), lambda: 1.0)
 
 
 @dataclass
@@ -236,6 +240,36 @@ def test_a_peer_without_use_does_not_keep_the_solver_busy(make):
             await asyncio.sleep(50)
             assert swarm.agreed()
             assert solved <= 3
+
+    run_virtual(body(), limit_s=1000)
+
+
+def test_a_thorough_solve_waits_for_calm_and_ends_for_a_change(make):
+    """The thorough solve never ends by itself here: what changes is planned for at once."""
+    asked: list[tuple[bool, float]] = []
+    ended: list[bool] = []
+
+    async def solve(request: SolveRequest, limit_s: float) -> SolveAnswer:
+        loop = asyncio.get_running_loop()
+        asked.append((request.thorough, loop.time()))
+        try:
+            if request.thorough:
+                await asyncio.Event().wait()
+            return await solve_here(request, limit_s)
+        except asyncio.CancelledError:
+            ended.append(request.thorough)
+            raise
+
+    async def body() -> None:
+        async with Swarm(make, [600, 600, 600], solve=solve) as swarm:
+            await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
+            await swarm.settle(lambda: asked[-1][0], 200.0)
+            (*_, (_, before_s), (_, began_s)) = asked
+            assert began_s - before_s >= TransitionConfig().calm_s
+            await swarm.kill(next(m for m in swarm.members if not m.coordinator.leads))
+            await swarm.settle(lambda: not asked[-1][0])
+            assert ended == [True]
+            await swarm.settle(swarm.agreed)
 
     run_virtual(body(), limit_s=1000)
 

@@ -3,6 +3,7 @@
 ``test_placement_coverage`` holds coverage and the whole planner against brute force.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,14 +12,17 @@ from hypothesis import given
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
 from coordinator.heuristics import heuristics
+from coordinator.planning import placement
 from coordinator.planning.placement import (
     HEURISTICS,
     NoPlacementError,
     Placement,
     best_placement,
     choose,
+    finalists,
 )
-from coordinator.planning.solve import SolveRequest, solve_request
+from coordinator.planning.solve import SolveRequest, gain_of, solve_request
+from coordinator.problem.service import announced_service
 from dht.messages.types import Assignment, PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.problems import model, node, plan_of, problems, span, steady
@@ -237,3 +241,58 @@ class TestSolve:
         answer = solve_request(request(Problem(model=model(3), nodes=(node("a", [9]),))))
         assert answer.best is None
         assert "can hold at most 1 of 3 layers" in answer.error
+
+
+class TestTrials:
+    def placed(self, planner: str, value: float, *spans: Assignment) -> Placement:
+        return Placement(
+            assignments=spans,
+            flow_tokens_per_s=value,
+            planner=planner,
+            estimate_tokens_per_s=value,
+        )
+
+    def test_one_finalist_for_each_depth_and_planner_and_none_below_the_greedy_one(self) -> None:
+        halves = (span("a", 0, 2), span("b", 2, 4))
+        whole = (span("a", 0, 4), span("b", 0, 4))
+        found = [
+            self.placed("greedy", 5.0, *whole),
+            self.placed("patterns", 8.0, *halves),
+            self.placed("patterns", 7.0, span("b", 0, 2), span("a", 2, 4)),
+            self.placed("patterns", 6.0, *whole),
+            self.placed("patterns+moves", 9.0, *halves),
+            self.placed("chain", 4.0, *halves),
+        ]
+        kept = finalists(found)
+        assert [p.value for p in kept] == [9.0, 5.0, 8.0, 6.0]
+
+    @pytest.mark.parametrize("planner", ["greedy", "equal-stages", "replicas"])
+    def test_the_finalist_that_serves_the_most_in_a_run_is_chosen(
+        self, planner: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever the estimate says: one heuristic's placement is said to serve the most."""
+        rates = {"a": 9, "b": 9, "c": 5, "d": 3}
+        nodes = tuple(node(name, steady(rate, 4)) for name, rate in rates.items())
+        problem = Problem(model=model(4), nodes=nodes)
+        service = announced_service(problem)
+        wanted = HEURISTICS[planner](problem)
+        assert wanted is not None
+
+        def run(_: object, __: object, spans: Sequence[Assignment], *rest: object) -> float:
+            return 2.0 if set(spans) == set(wanted) else 1.0
+
+        monkeypatch.setattr(placement, "trial", run)
+        best = best_placement(problem, time_limit_s=1.0, seed=0, service=service, trials=True)
+        assert set(best.assignments) >= set(wanted)
+
+    def test_a_thorough_answer_has_the_gain_of_a_run(self) -> None:
+        nodes = (node("a", steady(9, 4), current=(0, 4)), node("b", steady(9, 4)))
+        asked = replace(request(Problem(model=model(4), nodes=nodes)), thorough=True)
+        spans = (span("a", 0, 2), span("b", 2, 4)), (span("a", 0, 4),)
+        best, kept = (plan_of(asked.problem, each) for each in spans)
+        found = gain_of(asked, best, kept)
+        assert found is not None
+        assert found > 1
+        assert gain_of(asked, kept, best) == pytest.approx(1 / found)
+        assert gain_of(asked, best, best) is None
+        assert gain_of(replace(asked, thorough=False), best, kept) is None

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.plans.transition import (
+    PERIODIC,
     Change,
     TransitionConfig,
     choose_plan,
@@ -40,7 +41,9 @@ def test_joins_settle_and_losses_do_not_wait(old):
     assert reason_to_plan(old, change("c", last_s=4.5), 0.0, 5.0, CONFIG) == "a peer joined"
     assert reason_to_plan(old, change(lost="a"), 0.0, 0.0, CONFIG) == "a peer left"
     assert reason_to_plan(old, None, 0.0, 59.0, CONFIG) is None
-    assert reason_to_plan(old, None, 0.0, 60.0, CONFIG) == "periodic"
+    assert reason_to_plan(old, None, 0.0, 60.0, CONFIG) == PERIODIC
+    assert reason_to_plan(old, None, 0.0, 299.0, CONFIG, thorough=True) is None
+    assert reason_to_plan(old, None, 0.0, 300.0, CONFIG, thorough=True) == PERIODIC
 
 
 def test_moves_need_a_gain(old, usable):
@@ -60,6 +63,30 @@ def test_moves_need_a_gain(old, usable):
         "1.10 times the tokens/s",
     )
     assert choose_plan(None, moved, None, usable, CONFIG, NOW_S) == (moved, "there was no plan")
+
+
+def test_a_plan_that_nobody_can_carry_out_is_not_chosen_for_its_gain(make, old):
+    """Two peers would have to give up their layers to each other, each before the other."""
+    usable = {"a": make.record("a", 0, 4), "b": make.record("b", 4, 8)}
+    swapped = (make.span("b", 0, 4), make.span("a", 4, 8))
+    better = replace(old, assignments=swapped, flow_tokens_per_s=20.0)
+    assert choose_plan(old, better, old, usable, CONFIG, NOW_S) is None
+    assert choose_plan(old, better, old, usable, CONFIG, NOW_S, 2.0) is None
+    usable["c"] = make.record("c", 0, 8)
+    third = replace(old, assignments=(*old.assignments, make.span("c", 0, 8)))
+    both = replace(better, assignments=(*swapped, make.span("c", 0, 8)))
+    chosen = choose_plan(third, both, third, usable, CONFIG, NOW_S)
+    assert chosen == (both, "2.00 times the tokens/s")
+
+
+def test_what_was_tried_counts_for_more_than_the_estimate(make, old, usable):
+    swapped = (make.span("b", 0, 4), make.span("a", 4, 8))
+    promising = replace(old, assignments=swapped, flow_tokens_per_s=20.0)
+    assert choose_plan(old, promising, old, usable, CONFIG, NOW_S, 1.04) is None
+    modest = replace(promising, flow_tokens_per_s=10.0)
+    assert choose_plan(old, modest, old, usable, CONFIG, NOW_S) is None
+    chosen = choose_plan(old, modest, old, usable, CONFIG, NOW_S, 1.05)
+    assert chosen == (modest, "1.05 times the tokens/s")
 
 
 def test_a_death_moves_no_survivor_whose_layers_are_held_elsewhere(make, usable):

@@ -2,19 +2,26 @@
 
 from dataclasses import replace
 from random import Random
+from statistics import correlation, fmean, stdev
 
 import pytest
 
-from bench.papers.clusters import published
+from bench.papers.clusters import azure, published
+from coordinator.evaluation.estimate import estimate
 from coordinator.experiments.planner_view import service_of
 from coordinator.problem.service import Curve, Workload, service_from_rates
-from coordinator.simulator.core.trace import Request
+from coordinator.simulator.core.trace import Request, typical
 from coordinator.simulator.judge import (
+    SETTLE_SHARE,
+    TRIAL_S_MAX,
+    TRIED_TOKENS,
+    VIRTUAL_S,
     judge,
     midway,
     profiles_of,
     requests_of,
     standing_load,
+    trial,
 )
 from coordinator.simulator.plans import plan_of
 from tests.unit.coordinator.simulator.toy import saturated
@@ -26,6 +33,28 @@ def test_a_judgement_is_repeated_to_the_digit_and_follows_the_seed() -> None:
     first = judge(problem, service, held, virtual_s=10.0)
     assert first == judge(problem, service, held, virtual_s=10.0) > 0
     assert first != judge(problem, service, held, virtual_s=10.0, seed=1)
+
+
+def test_a_trial_of_a_slow_swarm_lasts_longer() -> None:
+    problem, profiles, held, _ = saturated()
+    service = service_of(problem, profiles, Workload(requests_max=1), hub=False)
+    alone = estimate(problem, held, plan_of(problem, held).edges, service).tokens_per_s
+    lasts_s = TRIED_TOKENS / (1 - SETTLE_SHARE) / alone
+    assert VIRTUAL_S < lasts_s < TRIAL_S_MAX
+    assert trial(problem, service, held) == judge(problem, service, held, virtual_s=lasts_s)
+
+
+def test_typical_requests_are_as_many_and_as_alike_as_the_traces() -> None:
+    found, real = typical(4096), azure()
+    for each in ("input_tokens", "output_tokens"):
+        ours, theirs = ([getattr(r, each) for r in trace] for trace in (found, real))
+        assert fmean(ours) == pytest.approx(fmean(theirs), rel=0.05)
+        assert stdev(ours) == pytest.approx(stdev(theirs), rel=0.05)
+    ours, theirs = (
+        correlation([r.input_tokens for r in trace], [r.output_tokens for r in trace])
+        for trace in (found, real)
+    )
+    assert ours == pytest.approx(theirs, abs=0.05)
 
 
 def test_a_swarm_that_begins_with_prompts_alone_has_served_less_so_far() -> None:
