@@ -17,8 +17,7 @@ from dht.command_line import (
     run_command,
     settle_swarm,
 )
-from dht.connecting import connect
-from dht.transport.config import TransportConfig
+from dht.connecting import observe
 
 
 def parse() -> argparse.Namespace:
@@ -34,22 +33,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="a JSON list on stdout")
     arguments = parser.parse_args()
     arguments.model = None
-    settle_swarm(arguments, model="")
+    settle_swarm(arguments, model="", any_model=True)
     return arguments
 
 
 async def main(arguments: argparse.Namespace) -> int:
     """Read the directory, then each model's own records, and print them."""
-    from dht.identity.peer_id import Identity
-
-    transport = await connect(
-        TransportConfig(
-            identity=Identity.generate(),
-            kind=arguments.transport,
-            initial_peers=tuple(arguments.initial_peers),
-            client_mode=True,
-        )
-    )
+    transport = await observe(arguments.initial_peers, arguments.transport)
     try:
         named = named_peers(arguments.initial_peers)
         specs = await network_models(transport, arguments.network, named)

@@ -69,7 +69,7 @@ def screen(state: Json, network: str) -> str:
         f"speed: {_speed(state['probes'])}",
     ]
     if plan is None:
-        lines.append("plan: none; peers serve what they chose themselves")
+        lines.append("plan: none that is followed now; peers serve the layers that they hold")
     else:
         leader = state["coordinator"]
         lines.append(

@@ -24,6 +24,7 @@ from dht.connecting import chosen_transport
 from dht.errors import MachineError, NetworkError, SwarmError, UserError
 from dht.hub import HubId, served_name
 from dht.invitation import Invitation, is_invitation, read_invitation
+from dht.local_network import OFFERS_MAX, chosen
 from dht.records.directory import DEFAULT_NETWORK
 from dht.remembered import Remembered, UnreadableError, memory_file, recall, shown
 from dht.transport.config import TransportKind
@@ -97,7 +98,7 @@ class Parser(argparse.ArgumentParser):
 def add_swarm(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the swarm and the transport, the same in all commands.
 
-    They are an invitation, ``--initial-peers``, ``--network`` and ``--transport`` (a
+    They are an invitation, ``--initial-peers``, ``--local``, ``--network`` and ``--transport`` (a
     :class:`TransportKind`). :func:`settle_swarm` says what they mean.
     """
     parser.add_argument(
@@ -113,6 +114,11 @@ def add_swarm(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ADDR",
         help=f"peers' addresses or an invitation (${PEERS_VARIABLE}, or as last)",
+    )
+    parser.add_argument(
+        "--local",
+        action="store_true",
+        help="find each other on this local network",
     )
     parser.add_argument(
         "--network",
@@ -151,29 +157,49 @@ def _invitation(text: str) -> str:
 
 
 def settle_swarm(
-    arguments: argparse.Namespace, *, may_found: bool = False, model: str | None = None
+    arguments: argparse.Namespace,
+    *,
+    may_found: bool = False,
+    model: str | None = None,
+    any_model: bool = False,
 ) -> None:
     """Replace the options of the swarm by what they mean, and say in a line where that came from.
 
-    Addresses come from the command line, else from ``ANABRANCH_PEERS``, else from what is
-    remembered; the last is never mixed with what the user typed of another network. ``model`` is
-    the default; an empty one leaves the model to the network. With ``may_found`` there may be no
-    addresses: a command that names a model then founds a network. Raises UserError.
+    Addresses come from the command line, else with ``--local`` from peers on this local network,
+    else from ``ANABRANCH_PEERS``, else from what is remembered; the last is never mixed with what
+    the user typed of another network. ``model`` is the default; an empty one leaves the model to
+    the network, and ``any_model`` several of them that are found here. With ``may_found`` there may
+    be no addresses: a command that names a model then founds a network. Raises UserError, and
+    NetworkError where nobody is found here.
 
     ``arguments.recalled`` says whether the addresses were remembered; ``said_model`` and
     ``said_fingerprint`` are what an invitation or the memory says of the model.
     """
     typed = [each for each in (arguments.invitation, *arguments.initial_peers) if each is not None]
-    given = typed or os.environ.get(PEERS_VARIABLE, "").replace(",", " ").split()
+    here = getattr(arguments, "local", False)
+    if here and typed and not may_found:
+        raise UserError("--local looks for peers itself; give it or an address, not both")
+    given = typed
+    if not typed and not here:
+        given = os.environ.get(PEERS_VARIABLE, "").replace(",", " ").split()
     arguments.recalled, arguments.said_model, arguments.said_fingerprint = False, "", ""
     invitations = [read_invitation(each) for each in given if is_invitation(each)]
     if len(invitations) > 1:
         raise UserError("there are several invitations; give one")
     addresses = [each for each in given if not is_invitation(each)]
-    if invitations:
+    found = None
+    if here and not typed:
+        found = _found_here(arguments, may_found=may_found, any_model=any_model)
+    if found is not None:
+        addresses = list(found.addresses)
+        _take_invitation(arguments, found, "offer")
+        _note(f"{_what(found)}, as offered here")
+    elif invitations:
         (invitation,) = invitations
         addresses = [*invitation.addresses, *addresses]
         _take_invitation(arguments, invitation)
+        where = invitation.addresses[0].partition("/p2p/")[0]
+        _note(f"{_what(invitation)}, by an invitation to {where}")
     elif not given and not (may_found and arguments.model is not None):
         remembered = _recalled(arguments)
         if remembered is not None:
@@ -194,18 +220,52 @@ def settle_swarm(
         raise UserError("which model? give --model: its directory, its hub id, or its name")
 
 
-def _take_invitation(arguments: argparse.Namespace, said: Invitation) -> None:
-    """Fill in what an invitation says and the user did not; raises UserError where they differ."""
+def _found_here(
+    arguments: argparse.Namespace, *, may_found: bool, any_model: bool
+) -> Invitation | None:
+    """What peers on this local network offer, all of it shown; None where nobody offers anything
+    and the command ``may_found``. Raises UserError and NetworkError."""
+    from dht.mdns import look
+
+    _note("looking on this network for peers that joined with --local…")
+    offers = look()
+    for offer in offers[:OFFERS_MAX]:
+        _note(str(offer))
+    if len(offers) > OFFERS_MAX:
+        _note(f"… and {len(offers) - OFFERS_MAX} more, which are left aside")
+    found = chosen(
+        offers[:OFFERS_MAX],
+        network=arguments.network,
+        model=None if arguments.model is None else served_name(arguments.model),
+        fingerprint=getattr(arguments, "fingerprint", ""),
+        any_model=any_model,
+    )
+    if found is None:
+        which = "" if arguments.network is None else f" of network {arguments.network[:80]!r}"
+        nobody = f"nobody{which} on this network was started with --local"
+        if not may_found:
+            raise NetworkError(
+                f"{nobody}: start a peer with `{COMMAND} join --local`, or give an invitation"
+            )
+        _note(nobody + ("" if arguments.model is None else ": this peer founds a network"))
+    return found
+
+
+def _take_invitation(
+    arguments: argparse.Namespace, said: Invitation, kind: str = "invitation"
+) -> None:
+    """Fill in what an invitation (of this ``kind``) says and the user did not; raises UserError
+    where they differ."""
     if arguments.network not in (None, said.network):
         raise UserError(
-            f"the invitation is to network {said.network}, --network is {arguments.network[:80]!r}"
+            f"the {kind} is to network {said.network}, --network is {arguments.network[:80]!r}"
         )
     arguments.network = said.network
     arguments.said_model, arguments.said_fingerprint = said.model, said.fingerprint
     if arguments.model is None and said.model:
         if Path(said.model).exists():  # an invitation says nothing about files here
             raise UserError(
-                f"the invitation names the model {said.model}, and so is a file here called; say"
+                f"the {kind} names the model {said.model}, and so is a file here called; say"
                 f" --model ./{said.model} if that is meant"
             )
         arguments.model = said.model
@@ -213,12 +273,14 @@ def _take_invitation(arguments: argparse.Namespace, said: Invitation) -> None:
         mine = getattr(arguments, "fingerprint", "") or said.fingerprint
         if not mine.startswith(said.fingerprint) and not said.fingerprint.startswith(mine):
             raise UserError(
-                f"the invitation is to {said.model} with fingerprint {said.fingerprint},"
+                f"the {kind} is to {said.model} with fingerprint {said.fingerprint},"
                 f" --fingerprint is {mine[:80]!r}"
             )
         arguments.fingerprint = mine
-    what = f"network {said.network}" + (f", model {said.model}" if said.model else "")
-    _note(f"{what}, by an invitation to {said.addresses[0].partition('/p2p/')[0]}")
+
+
+def _what(said: Invitation) -> str:
+    return f"network {said.network}" + (f", model {said.model}" if said.model else "")
 
 
 def _recalled(arguments: argparse.Namespace) -> Remembered | None:

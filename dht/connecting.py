@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 
 from dht.transport.config import TransportConfig, TransportKind
 from dht.transport.interface import Transport
@@ -20,6 +21,25 @@ async def connect(config: TransportConfig) -> Transport:
     from dht.daemon.transport import HivemindTransport
 
     return await HivemindTransport.create(config)
+
+
+async def observe(
+    initial_peers: Sequence[str], kind: TransportKind = TransportKind.AUTO
+) -> Transport:
+    """Reach the network through ``initial_peers``, under a new identity, for whoever serves nobody.
+
+    Raises as :func:`connect`.
+    """
+    from dht.identity.peer_id import Identity
+
+    return await connect(
+        TransportConfig(
+            identity=Identity.generate(),
+            kind=kind,
+            initial_peers=tuple(initial_peers),
+            client_mode=True,
+        )
+    )
 
 
 def chosen_transport(kind: TransportKind) -> TransportKind:

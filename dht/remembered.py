@@ -90,6 +90,15 @@ def recall() -> Remembered | None:
         ) from error
 
 
+def is_remembered(network: str, model_name: str) -> bool:
+    """Whether that network and model are the ones that are remembered now."""
+    try:
+        old = recall()
+    except UnreadableError:
+        return False
+    return old is not None and (old.network, old.model_name) == (network, model_name)
+
+
 class _OtherFormatError(ValueError):
     """The file was written by another version of this software, which may still need it."""
 
@@ -129,7 +138,8 @@ def remember(new: Remembered, say: Callable[[str], None]) -> None:
         or old.network != new.network
         or not set(old.initial_peers) & set(new.initial_peers)
     ):
-        instead = "" if old is None else f" in the place of network {old.network}"
+        another = old is not None and old.network != new.network
+        instead = f" in the place of network {old.network}" if old and another else ""
         say(f"network {new.network} is remembered in {shown(path)}{instead}")
 
 

@@ -66,7 +66,7 @@ def parse() -> argparse.Namespace:
     if not 0 <= arguments.port <= 65535:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     arguments.model = None
-    settle_swarm(arguments, may_found=True, model="")
+    settle_swarm(arguments, may_found=True, model="", any_model=True)
     return arguments
 
 
@@ -194,24 +194,16 @@ def clock(said: float | str | None, now_unix_s: float) -> Finding:
 
 async def network(arguments: argparse.Namespace) -> Finding:
     """Whether the network answers, and whether its peers reach this machine."""
-    from dht.connecting import connect
-    from dht.identity.peer_id import Identity
+    from dht.connecting import observe
     from dht.messages.types import Reach, model_key
     from dht.records.directory import Directory
-    from dht.transport.config import TransportConfig
     from node.peer.dry_run import dialled_back
 
     if not arguments.initial_peers:
         text = "no network is known here: give an invitation to see whether it is reached"
         return Finding(level=Level.OK, text=text)
-    config = TransportConfig(
-        identity=Identity.generate(),
-        kind=arguments.transport,
-        initial_peers=tuple(arguments.initial_peers),
-        client_mode=True,
-    )
     try:
-        transport = await connect(config)
+        transport = await observe(arguments.initial_peers, arguments.transport)
     except NetworkError as error:
         return Finding(level=Level.PROBLEM, text=str(error))
     try:

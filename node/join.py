@@ -8,6 +8,7 @@ leaves at once.
 import argparse
 import asyncio
 import os
+import platform
 import shlex
 import shutil
 import sys
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from coordinator.catalogue.need import Need
     from dht.budget import Budget
     from dht.identity.peer_id import Identity
+    from dht.local_network import Offer
     from dht.records.directory import Directory
-    from dht.supervision import Supervisor
+    from dht.supervision import Supervisor, Work
     from dht.transport.interface import Transport
     from dht.transport.metered import ByteMeter
     from node.device.hardware import Machine
@@ -70,14 +72,11 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from node.device.hardware import at_most, machine_of
     from node.device.nvidia import held_to
     from node.links.text_server import ServedTexts, TextServer
-    from node.peer.dry_run import rehearse
 
     store = await _open_store(arguments, reporter) if arguments.model else None
     identity = arguments.loaded or Identity.load_or_create(arguments.identity.expanduser())
     arguments.loaded = identity
-    if arguments.recalled:  # who founded the network founds it again
-        own = f"/p2p/{identity.peer_id}"
-        arguments.initial_peers = [a for a in arguments.initial_peers if not a.endswith(own)]
+    _settle_addresses(arguments, identity.peer_id)
     traffic = _traffic(arguments)
     # Before others are told to join, because this command ends if the machine lacks something.
     found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory)
@@ -92,7 +91,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         lambda part, error: reporter.event("error", message=f"{part}: {error or repr(error)}")
     )
     budget = Budget()
-    transport = await _connect(arguments, identity, meter, parts, budget, reporter)
+    transport = await _connect_again(arguments, identity, meter, parts, budget, reporter)
     try:
         if store is None:
             await _choose(arguments, transport, machine, reporter)
@@ -107,6 +106,8 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
                 metered = MeteredTransport(transport, meter)
                 texts = ServedTexts.of(store.directory, store.root, store.weights_digest)
                 if arguments.test:
+                    from node.peer.dry_run import rehearse
+
                     await rehearse(
                         metered,
                         arguments.network,
@@ -128,6 +129,18 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     reporter.event("left")
     reporter.say("Left the swarm.")
     return EXIT_DONE
+
+
+def _settle_addresses(arguments: argparse.Namespace, peer_id: str) -> None:
+    """Set ``arguments.founded``, and leave this peer's own addresses out of the remembered ones."""
+    from node.peer.remembering import founded_by
+
+    arguments.founded = not arguments.initial_peers
+    if arguments.recalled:
+        arguments.founded = founded_by(peer_id, arguments.initial_peers)
+    if arguments.recalled or arguments.local:
+        own = f"/p2p/{peer_id}"
+        arguments.initial_peers = [a for a in arguments.initial_peers if not a.endswith(own)]
 
 
 async def _open_store(arguments: argparse.Namespace, reporter: Reporter) -> "WeightStore":
@@ -179,6 +192,25 @@ def _traffic(arguments: argparse.Namespace) -> "LentTraffic":
     )
 
 
+async def _connect_again(
+    arguments: argparse.Namespace,
+    identity: "Identity",
+    meter: "ByteMeter",
+    parts: "Supervisor",
+    budget: "Budget",
+    reporter: Reporter,
+) -> "Transport":
+    """:func:`_connect`; a founder to whom nobody that it remembers answers founds once more."""
+    try:
+        return await _connect(arguments, identity, meter, parts, budget, reporter)
+    except NetworkError:
+        if not (arguments.founded and arguments.initial_peers):
+            raise
+    reporter.say("Nobody of those who were here before answers")
+    arguments.initial_peers = []
+    return await _connect(arguments, identity, meter, parts, budget, reporter)
+
+
 async def _connect(
     arguments: argparse.Namespace,
     identity: "Identity",
@@ -222,7 +254,7 @@ def _invite(
     Raises UserError where the weights are not those that the network was said to serve.
     """
     from dht.invitation import invitation_to, text_of
-    from dht.remembered import ADDRESSES_MAX, Remembered, remember
+    from node.peer.remembering import addresses_to_keep
 
     if not spec.fingerprint.startswith(arguments.fingerprint):
         raise UserError(
@@ -230,29 +262,62 @@ def _invite(
             f" {arguments.fingerprint[:16]}; yours is {spec.fingerprint[:16]}: these are other"
             " weights"
         )
-    founds = not arguments.initial_peers
-    known = addresses if founds else (*arguments.initial_peers, *addresses)
+    given = arguments.initial_peers
+    known = (*addresses, *given) if arguments.founded else (*given, *addresses)
     invitation = invitation_to(arguments.network, known, spec.name, spec.fingerprint)
     text = text_of(invitation)
     reporter.event("invitation", text=text)
     command = _command()
-    directory = Path(arguments.model).expanduser()
-    at_home = " --model DIRECTORY" if directory.is_dir() else ""
+    at_home = " --model DIRECTORY" if Path(arguments.model).expanduser().is_dir() else ""
     reporter.say(f"This peer's address is {addresses[0]}")
     reporter.say("Invite others (on this machine with an --identity FILE of their own):")
     reporter.say(f"  {command} join {text}{at_home}")
     reporter.say("Anyone asks with:")
     reporter.say(f"  {command} ask {text} --prompt 'One morning'")
+    kept = addresses_to_keep(addresses, given, (), founded=arguments.founded)
+    _remember(arguments, kept, spec, reporter)
+
+
+def _remember(
+    arguments: argparse.Namespace, addresses: Sequence[str], spec: ModelSpec, reporter: Reporter
+) -> None:
+    """Remember the network, to be reached at ``addresses``, for this user's next commands."""
+    from dht.remembered import Remembered, remember
+
+    directory = Path(arguments.model).expanduser()
     remember(
         Remembered(
             network=arguments.network,
-            initial_peers=tuple(known[:ADDRESSES_MAX]),
+            initial_peers=tuple(addresses),
             model=str(directory.resolve()) if directory.is_dir() else arguments.model,
             model_name=spec.name,
             fingerprint=spec.fingerprint,
         ),
         reporter.say,
     )
+
+
+def _remembers(
+    arguments: argparse.Namespace,
+    transport: "Transport",
+    directory: "Directory",
+    spec: ModelSpec,
+    reporter: Reporter,
+) -> "Work":
+    """The work of remembering through whom the network is reached while this peer is away."""
+    from dht.identity.dialling import DialRule
+    from dht.remembered import is_remembered
+    from node.peer.remembering import addresses_to_keep, remember_others
+
+    def keep(met: Sequence[str]) -> None:
+        if not is_remembered(arguments.network, spec.name):
+            return  # its owner forgot it, or has used another network since
+        own, given = transport.addresses, arguments.initial_peers
+        kept = addresses_to_keep(own, given, met, founded=arguments.founded)
+        _remember(arguments, kept, spec, reporter)
+
+    rule = DialRule.of(arguments.initial_peers, transport.addresses)
+    return partial(remember_others, directory, transport.peer_id, rule, keep)
 
 
 def _command() -> str:
@@ -320,6 +385,7 @@ async def _open_engine(
             kernels=not arguments.no_kernels,
             keep_prefixes=not arguments.no_prefix_cache,
             refresh_profile=arguments.refresh_profile,
+            foretells=arguments.draft != "none",
         )
     fastest = max(engine.tokens_per_s)
     reporter.event(
@@ -334,6 +400,8 @@ async def _open_engine(
         f" ({engine.precision});"
         f" {engine.tokens_per_s[-1]:.0f} tokens/s with all of them, {fastest:.0f} with one"
     )
+    if engine.heads is not None:
+        reporter.say("The model's own head drafts for it where this machine holds the last layer")
     reporter.say(f"It serves {engine.spec.name} with fingerprint {engine.spec.fingerprint}")
     return engine
 
@@ -354,6 +422,7 @@ async def _serve(
     from coordinator.problem.model_pin import named_peers
     from coordinator.runtime import Coordinator, CoordinatorConfig
     from dht.connecting import chosen_transport
+    from dht.mdns import advertise
     from dht.records.directory import Directory
     from dht.transport.config import TransportKind
     from node import VERSION
@@ -457,14 +526,43 @@ async def _serve(
         allowed=_allowed(arguments),
         stays_s=MOVED_S if arguments.moved else SETTLED_S,
     )
-    roams = (roamer.run,) if len(_allowed(arguments)) > 1 else ()
+    others: list[Work] = [roamer.run] if len(_allowed(arguments)) > 1 else []
+    if arguments.local and (
+        offer := offer_here(arguments, transport.addresses, engine.spec, reporter)
+    ):
+        others.append(partial(advertise, offer))
 
     def leave() -> None:
         arguments.moves_on = False
         peer.leave()
 
     with on_interrupt(leave):
-        await peer.run(watch.run, *roams)
+        remembers = _remembers(arguments, transport, directory, engine.spec, reporter)
+        await peer.run(watch.run, remembers, *others)
+
+
+def offer_here(
+    arguments: argparse.Namespace,
+    addresses: Sequence[str],
+    spec: ModelSpec,
+    reporter: Reporter,
+) -> "Offer | None":
+    """What ``--local`` tells this local network; None where nobody could join through this peer."""
+    from dht.connecting import chosen_transport
+    from dht.local_network import offer_of_peer
+    from dht.transport.config import TransportKind
+
+    if chosen_transport(arguments.transport) is TransportKind.LIGHT:
+        reporter.say("A light peer lets nobody in, so it is not offered on this network")
+        return None
+    name = arguments.name or platform.node()
+    try:
+        offer = offer_of_peer(name, arguments.network, addresses, spec.name, spec.fingerprint)
+    except UserError as error:
+        reporter.say(f"Not offered on this network: {error}")
+        return None
+    reporter.say(f"Offered on this network (--local): {offer}")
+    return offer
 
 
 def _relays(arguments: argparse.Namespace) -> bool:

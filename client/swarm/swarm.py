@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Self
 from client.answer.generation import Answer, AnswerRequest, GenerationOptions, Piece
 from client.errors import StatusCallback
 from client.session.attempt import AttemptConfig
-from client.session.failover import SessionController
+from client.session.failover import RouteStatus, SessionController
 from client.session.session import SessionDriver
 from client.swarm.peer_texts import fetched_texts
 from client.text.tokenizer import Detokenizer, ModelText, StopStrings
@@ -20,14 +20,14 @@ from client.view.view import Route
 from coordinator.catalogue.reading import network_models
 from coordinator.catalogue.served import only_model
 from coordinator.problem.model_pin import ModelPin, checked_fingerprint, named_peers
-from dht.connecting import connect
+from dht.connecting import observe
 from dht.errors import NetworkError, UserError
 from dht.hub import HubId, fetch_small_files, list_model
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
 from dht.messages.types import ModelSpec
 from dht.model_files import INDEX, directory_root, listed_root
-from dht.transport.config import TransportConfig, TransportKind
+from dht.transport.config import TransportKind
 from dht.transport.interface import Transport
 
 logger = logging.getLogger(__name__)
@@ -100,8 +100,6 @@ class Swarm:
         where it is not clear which model is meant,
         HubUnreachableError, and NetworkError when nobody answers.
         """
-        from dht.identity.peer_id import Identity
-
         config = config or SwarmConfig()
         if not initial_peers:
             raise UserError("give the address of at least one peer of the swarm")
@@ -109,14 +107,7 @@ class Swarm:
         text = _text_of(model) if model else None
         if isinstance(text, HubId):
             text = await _hub_text(text, config, on_status)
-        transport = await connect(
-            TransportConfig(
-                identity=Identity.generate(),
-                kind=config.transport,
-                initial_peers=tuple(initial_peers),
-                client_mode=True,
-            )
-        )
+        transport = await observe(initial_peers, config.transport)
         named = named_peers(initial_peers)
         if text is None:
             text = ModelText(name=await _only_name(transport, config.network, named))
@@ -232,6 +223,8 @@ class Generation:
                 f"stop strings need {swarm.text.name}'s tokenizer: give the model's directory"
             )
         self._prompt_ids = swarm.text.prompt_ids(prompt)
+        self.on_route: Callable[[RouteStatus], None] | None = None
+        """Hears how it stands with the route, whenever that changes; set before the first piece."""
         self._owner: SessionController | None = None
         """Decides for the answer's session, once that has begun."""
         self._text: list[str] = []
@@ -246,6 +239,7 @@ class Generation:
         request = options.request(self._prompt_ids, spec, swarm.text.stop_token_ids)
         session = swarm.session(request)
         self._owner = session.owner
+        session.on_route = self.on_route
         log = session.owner.log
         tokenizer, stops = swarm.text.tokenizer, StopStrings(options.stop)
         detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None

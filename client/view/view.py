@@ -149,7 +149,7 @@ class SwarmView:
         roomy = {p: r for p, r in answering.items() if r.kv_tokens_free >= kv_tokens}
         # A session that met one that fails goes to those that did not, sooner than to strangers.
         proven = {p: r for p, r in roomy.items() if lost and self.avoidance.is_proven(p)}
-        route: Route | NoRoute = NoRoute(reason="")
+        route = route_from_records({}, spec.layers)
         tried: Mapping[str, NodeRecord] = {}
         for peers in (proven, roomy, answering, usable):
             if isinstance(route, NoRoute) and peers != tried:

@@ -8,7 +8,6 @@ can be checked with the signer's peer id alone.
 
 import importlib
 import os
-import stat
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from dht.errors import PeerError, UserError
+from dht.secret_file import check_private
 
 fcntl: Any
 try:
@@ -166,12 +166,7 @@ def _take_lock(file: Path) -> IO[bytes] | None:
 
 
 def _read(file: Path) -> bytes:
-    mode = stat.S_IMODE(file.stat().st_mode)
-    if os.name == "posix" and mode & 0o077:
-        raise UserError(
-            f"identity file {file} has mode {mode:03o}, other users can read it;"
-            f" run: chmod 600 {file}"
-        )
+    check_private(file, "identity file")
     with file.open("rb") as opened:
         data = opened.read(1 << 12)
     seed, public = data[4 : 4 + KEY_BYTES], data[4 + KEY_BYTES :]

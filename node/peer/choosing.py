@@ -122,7 +122,9 @@ async def agreed(found: Sequence[Choice], *, yes: bool) -> Choice:
     lines += [f"       then by {each.sentence()}" for each in found[1:SHOWN_MAX]]
     print(printable("\n".join(lines)), flush=True)
     if not sys.stdin.isatty():
-        raise UserError("nobody is asked here: say --yes with --models, or which with --model")
+        raise UserError(
+            "there is no terminal to ask on: add --yes to go ahead, or name the model with --model"
+        )
     answer = await asyncio.to_thread(input, "Go? [Y/n] ")
     if answer.strip().lower() not in {"", "y", "yes"}:
         raise UserError("nothing was joined; --model says which model to serve")

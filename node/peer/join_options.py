@@ -63,10 +63,16 @@ def join_parser() -> Parser:
     add, rare = parser.add_argument, parser.add_rare
     add("--config", type=Path, metavar="FILE", help="these flags in TOML; typed ones go before")
     add("--model", metavar="M", help="directory, or hub id org/name[@revision]")
-    add("--models", nargs="+", default=[], metavar="M", help="or the neediest of these")
-    rare("--yes", action="store_true", help="do not ask before one of --models is taken")
+    add(
+        "--models",
+        nargs="+",
+        default=[],
+        metavar="M",
+        help="or the neediest of these, once you agree",
+    )
+    rare("--yes", action="store_true", help="take one of --models without being asked")
     rare("--model-name", metavar="NAME", help="serve it as NAME (its hub id or directory's name)")
-    small = "small model of the same tokens that drafts for it, or none (draft/ in the model's)"
+    small = "small model of the same tokens that drafts for it (draft/ in the model's), or none"
     rare("--draft", metavar="M", help=small)
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
@@ -108,7 +114,7 @@ def join_parser() -> Parser:
         help="weights in int8 or int4 (docs/weights.md)",
     )
     add("--max-up", type=float, metavar="MBIT", help="send at most so many megabits per second")
-    add("--max-down", type=float, metavar="MBIT", help="receive at most so many")
+    rare("--max-down", type=float, metavar="MBIT", help="receive at most so many")
     add("--monthly-cap", type=float, metavar="GB", help="GB to lend a month, both ways")
     rare(
         "--int8-rows",
@@ -139,7 +145,7 @@ def _settle(arguments: argparse.Namespace) -> None:
         raise UserError("--model says which model, --models among which to choose; give one")
     if arguments.yes and not arguments.models:
         raise UserError("--yes goes with --models: else strangers say what this machine fetches")
-    settle_swarm(arguments, may_found=True, model="")
+    settle_swarm(arguments, may_found=True, model="", any_model=bool(arguments.models))
     if not arguments.model and not arguments.initial_peers:
         raise UserError("which model? give --model: its directory or its hub id")
     if arguments.models or not arguments.model:
@@ -147,8 +153,8 @@ def _settle(arguments: argparse.Namespace) -> None:
         return
     if not is_named and HubId.parse(arguments.model) is None and not Path(arguments.model).is_dir():
         raise UserError(
-            f"the network's model {arguments.model} is no hub id: give its directory with --model,"
-            " or several with --models"
+            f"the network's model {arguments.model} is on no hub: say with --model in which"
+            " directory its files are, or with --models among which to choose"
         )
     arguments.model_name = arguments.model_name or arguments.said_model or None
     is_same = arguments.model_name == arguments.said_model

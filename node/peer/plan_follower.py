@@ -236,6 +236,18 @@ class PlanFollower:
             self._reporter.event("waiting", reason=reason)
             self._reporter.say(f"{reason[0].upper()}{reason[1:]}; waiting.")
 
+    def _tell_staying(self, plan: Plan, reason: str) -> None:
+        """Say why this peer goes on serving layers that ``plan`` takes from it."""
+        record = self._announcer.record
+        mine = plan.assignment_of(record.peer_id)
+        if mine is None:
+            return
+        self._reporter.event("stays", start=record.start, end=record.end, reason=reason)
+        self._reporter.say(
+            f"The plan has {span_text(mine.start, mine.end)} for this peer; it goes on serving"
+            f" {span_text(record.start, record.end)} for now: {reason}"
+        )
+
     async def _fetch(self, mine: Assignment) -> None:
         """Download the files of new layers while the old ones are served."""
         if self._engine.is_local:
@@ -249,6 +261,7 @@ class PlanFollower:
         wants to change them."""
         clock = asyncio.get_running_loop()
         waited_s: dict[WaitFor, float] = {}
+        began_s, told = clock.time(), False
         while self._plans.version <= plan.version and not self._stays:
             waits = tuple(
                 each
@@ -259,6 +272,9 @@ class PlanFollower:
                 return True
             logger.info("this peer does not move yet: %s", waits[0].text)
             before_s = clock.time()
+            if not told and before_s - began_s >= UNTOLD_S:
+                told = True
+                self._tell_staying(plan, waits[0].text)
             await asyncio.sleep(TURN_EVERY_S)
             # Only the first reason's time runs; that of the next starts once it comes first.
             first = waits[0].what

@@ -75,7 +75,7 @@ def test_flags_that_say_which_swarm_are_the_same_everywhere() -> None:
         "client.health",
         "client.status",
     )
-    flags = ("anabranch:…", "--initial-peers", "--network", "--transport")
+    flags = ("anabranch:…", "--initial-peers", "--local", "--network", "--transport")
     said = [
         tuple(
             line

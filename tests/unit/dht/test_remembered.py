@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from dht.errors import UserError
 from dht.remembered import (
@@ -15,6 +16,7 @@ from dht.remembered import (
     Remembered,
     UnreadableError,
     forget,
+    is_remembered,
     recall,
     remember,
     user_directory,
@@ -45,13 +47,16 @@ def remembered(new: Remembered) -> list[str]:
 
 def test_what_is_remembered_is_recalled_until_it_is_forgotten(file: Path) -> None:
     assert recall() is None
+    assert not is_remembered("anabranch", "brook")
     (line,) = remembered(ONE)
+    assert is_remembered("anabranch", "brook")
     assert "network anabranch is remembered in" in line
     assert recall() == ONE
     assert remembered(ONE) == []
     (line,) = remembered(OTHER)
     assert "in the place of network anabranch" in line
     assert recall() == OTHER
+    assert not is_remembered("anabranch", "brook")
     assert forget() == file
     assert recall() is None
     assert forget() is None
@@ -159,3 +164,10 @@ def test_a_file_that_may_not_be_read(file: Path) -> None:
     file.chmod(0)
     with pytest.raises(UnreadableError, match="cannot be read"):
         recall()
+
+
+def test_a_network_whose_addresses_are_all_new_takes_no_other_ones_place() -> None:
+    remembered(ONE)
+    (line,) = remembered(structs.replace(ONE, initial_peers=("/ip4/1.2.3.9/tcp/1/p2p/x",)))
+    assert "network anabranch is remembered in" in line
+    assert "in the place of" not in line

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from dht.command_line import Parser, add_model, add_swarm, settle_swarm
-from dht.errors import UserError
+from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import Identity
 from dht.invitation import invitation_to, text_of
+from dht.local_network import OFFERS_MAX, Offer
 from dht.remembered import Remembered, remember
 from node.peer import join_options
 
@@ -36,6 +37,18 @@ def keep(model: str = "brook") -> None:
         fingerprint="cd" * 32,
     )
     remember(kept, lambda _: None)
+
+
+@pytest.fixture
+def offers(monkeypatch: pytest.MonkeyPatch) -> list[Offer]:
+    """What is offered on the local network; a test fills it."""
+    told: list[Offer] = []
+    monkeypatch.setattr("dht.mdns.look", lambda: tuple(told))
+    return told
+
+
+def an_offer(network: str = "lab", model: str = "brook", fingerprint: str = SAID) -> Offer:
+    return Offer(name="pc", invitation=invitation_to(network, [NAMED], model, fingerprint))
 
 
 def settled(*words: str) -> argparse.Namespace:
@@ -164,3 +177,68 @@ def test_join_needs_the_files_of_what_it_is_invited_to_serve(
     (place / "copy").mkdir()
     read = joined(INVITATION, "--model", "copy", monkeypatch=monkeypatch)
     assert (read.model, read.model_name, read.fingerprint) == ("copy", "org/name", SAID)
+
+
+def test_local_takes_what_is_offered_here_and_shows_it_first(
+    offers: list[Offer], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep()
+    monkeypatch.setenv("ANABRANCH_PEERS", TYPED)
+    offers.append(an_offer())
+    read = settled("--local")
+    assert (read.initial_peers, read.network) == ([NAMED], "lab")
+    assert (read.model, read.fingerprint, read.recalled) == ("brook", SAID, False)
+    assert capsys.readouterr().err.splitlines() == [
+        "looking on this network for peers that joined with --local…",
+        "pc: brook (fingerprint abababababababab…), network lab, 10.0.0.3:1",
+        "network lab, model brook, as offered here",
+    ]
+    with pytest.raises(UserError, match="not both"):
+        settled("--local", INVITATION)
+    with pytest.raises(UserError, match="other weights"):
+        settled("--local", "--model", "brook", "--fingerprint", "f" * 32)
+
+
+def test_nothing_is_looked_for_unasked(offers: list[Offer]) -> None:
+    offers.append(an_offer())
+    with pytest.raises(UserError, match="which network"):
+        settled()
+
+
+def test_local_says_where_nobody_or_more_than_one_is_found(
+    offers: list[Offer], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep()
+    with pytest.raises(NetworkError, match="join --local"):
+        settled("--local")
+    offers += [an_offer(), an_offer("other")]
+    with pytest.raises(NetworkError, match="nobody of network 'third'"):
+        settled("--local", "--network", "third")
+    with pytest.raises(UserError, match="several offers"):
+        settled("--local")
+    assert settled("--local", "--network", "other").network == "other"
+    (place / "brook").mkdir()
+    with pytest.raises(UserError, match="file here"):
+        settled("--local", "--network", "other")
+    capsys.readouterr()
+    offers += [an_offer(f"n{number}") for number in range(100)]
+    with pytest.raises(NetworkError):
+        settled("--local", "--network", "n99")
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == OFFERS_MAX + 2
+    assert said[-1] == f"… and {102 - OFFERS_MAX} more, which are left aside"
+
+
+def test_join_local_founds_where_nobody_is_found(
+    offers: list[Offer], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    founding = joined("--local", "--model", "org/mine", monkeypatch=monkeypatch)
+    assert (founding.initial_peers, founding.network) == ([], "anabranch")
+    assert "was started with --local: this peer founds a network" in capsys.readouterr().err
+    offers += [an_offer(model="org/name"), an_offer(model="org/other")]
+    joining = joined("--local", "--model", "org/name", monkeypatch=monkeypatch)
+    assert (joining.initial_peers, joining.network, joining.fingerprint) == ([NAMED], "lab", SAID)
+    neediest = joined("--local", "--models", "org/name", "org/other", monkeypatch=monkeypatch)
+    assert (neediest.initial_peers, neediest.model) == ([NAMED], "")
+    invited = joined("--local", INVITATION, monkeypatch=monkeypatch)
+    assert invited.initial_peers == [INVITED]
