@@ -5,12 +5,14 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client.gateway.requests import Defaults
+from client.gateway.requests import CHAT_TOKENS_DEFAULT, Defaults
 from client.remembering import remember_swarm, settled_swarm
 from client.swarm.swarm import Swarm, beside, named_of
 from client.text.chat_template import ChatTemplate
@@ -26,9 +28,11 @@ from dht.command_line import (
 )
 from dht.errors import UserError
 from dht.json_file import read_object
+from dht.secret_file import check_private
 
 if TYPE_CHECKING:
     from client.gateway.answers import Answers
+    from client.gateway.keys import Key
     from client.gateway.service import CompletionService
 
 KEYS_VARIABLE = "ANABRANCH_API_KEYS"
@@ -57,7 +61,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help=f"ask for one of the keys in it, one a line; or {KEYS_VARIABLE}=KEY,KEY",
+        help=f"ask for keys: one a line, or .toml with quotas; or {KEYS_VARIABLE}=KEY,KEY",
     )
     parser.add_argument(
         "--allow-origin",
@@ -92,58 +96,118 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--log-requests",
         action="store_true",
-        help="a line per request on stderr: method, path, status, seconds; nothing of its text",
+        help="a line per request on stderr: key, tokens, seconds; nothing of its text",
     )
+    parser.add_rare(
+        "--chat-tokens",
+        type=int,
+        default=CHAT_TOKENS_DEFAULT,
+        metavar="N",
+        help=f"for a chat's answer that asks for no number ({CHAT_TOKENS_DEFAULT})",
+    )
+    parser.add_rare("--request-log", metavar="FILE", help="append these lines to it instead")
     arguments = parser.parse_args()
     settle_swarm(arguments, model="")
     return arguments
 
 
-def check(arguments: argparse.Namespace) -> tuple[str, ...]:
+def check(arguments: argparse.Namespace) -> tuple["Key", ...]:
     """The keys to ask for; raises UserError for arguments that cannot be.
 
     They come from a file or the environment: everybody on a machine sees its command lines.
     """
+    from client.gateway.keys import check_distinct, named_keys, plain_keys
+
     for name, low, high in (
         ("port", 0, 65_535),
         ("wait", 0, 3_600),
         ("drain", 0, 3_600),
         ("max_body", 0.001, 1_024),
         ("max_requests", 1, 100_000),
+        ("chat_tokens", 1, 1 << 22),
     ):
         value = getattr(arguments, name)
         if not low <= value <= high:
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} is {value}; it must be between {low} and {high}")
-    named = os.environ.get(KEYS_VARIABLE, "").split(",")
+    texts = os.environ.get(KEYS_VARIABLE, "").split(",")
+    named: tuple[Key, ...] = ()
     if arguments.api_key_file is not None:
+        file = Path(arguments.api_key_file)
         try:
-            named += Path(arguments.api_key_file).read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise UserError(f"--api-key-file {arguments.api_key_file}: {error}") from None
-    keys = tuple(key for each in named if (key := each.strip()))
+            read = _read_secret(file)
+            if file.suffix == ".toml":
+                named = named_keys(read)
+            else:
+                texts += read.splitlines()
+        except (OSError, ValueError, UserError) as error:
+            raise UserError(f"--api-key-file {file}: {error}") from None
+    keys = (*plain_keys(texts), *named)
+    check_distinct(keys)
     if arguments.api_key_file is not None and not keys:
         raise UserError(f"--api-key-file {arguments.api_key_file} has no key in it")
     return keys
 
 
+def _read_secret(file: Path) -> str:
+    from client.gateway.keys import FILE_BYTES_MAX
+
+    check_private(file, "the file")
+    with file.open("rb") as opened:
+        read = opened.read(FILE_BYTES_MAX + 1)
+    if len(read) > FILE_BYTES_MAX:
+        raise UserError(f"it has more than {FILE_BYTES_MAX} bytes")
+    return read.decode("utf-8")
+
+
+@contextmanager
+def logged(arguments: argparse.Namespace) -> Iterator[None]:
+    """Write a line per request where the arguments ask for it; raises UserError."""
+    from client.gateway.app import requests
+
+    if not arguments.log_requests and arguments.request_log is None:
+        yield
+        return
+    requests.setLevel(logging.INFO)
+    if arguments.request_log is None:
+        yield
+        return
+    try:
+        handler = WatchedFileHandler(arguments.request_log, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--request-log {arguments.request_log}: {error}") from None
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    requests.addHandler(handler)
+    requests.propagate = False
+    try:
+        yield
+    finally:
+        requests.removeHandler(handler)
+        requests.propagate = True
+        handler.close()
+
+
 async def main(arguments: argparse.Namespace) -> int:
+    """Serve until a signal comes."""
+    with logged(arguments):
+        return await serve(arguments)
+
+
+async def serve(arguments: argparse.Namespace) -> int:
     """Connect, serve until a signal comes, let the last answers end."""
     from client.gateway.answers import Answers
-    from client.gateway.app import Gateway, GatewayConfig, hosts_of, requests
+    from client.gateway.app import Gateway, GatewayConfig, hosts_of
     from client.gateway.metrics import Metrics
     from client.gateway.models import GatewayModels, OpenModel
     from client.gateway.server import drain, serving
 
     config = GatewayConfig(
-        api_keys=check(arguments),
+        keys=check(arguments),
         origins=tuple(arguments.allow_origin),
         hosts=hosts_of(arguments.host, arguments.allow_host),
         body_bytes_max=int(arguments.max_body * 2**20),
         requests_max=arguments.max_requests,
     )
-    if arguments.log_requests:
-        requests.setLevel(logging.INFO)
     async with settled_swarm(arguments, _say, wait_s=arguments.wait, pings_always=True) as swarm:
         if (spec := swarm.view.spec) is not None and swarm.is_vouched_for(spec):
             remember_swarm(arguments, swarm)
@@ -156,15 +220,16 @@ async def main(arguments: argparse.Namespace) -> int:
         await take_text(swarm)
         others = {named_of(entry): entry for entry in arguments.models}
         others.pop(swarm.text.name, None)
+        service_of = partial(_service, answers=answers, chat_tokens=arguments.chat_tokens)
 
         @asynccontextmanager
         async def opened(name: str) -> AsyncIterator[OpenModel]:
             if name == swarm.text.name:
-                yield OpenModel(swarm=swarm, service=_service(swarm, answers))
+                yield OpenModel(swarm=swarm, service=service_of(swarm))
                 return
             async with beside(swarm, others[name], _say) as other:
                 await take_text(other)
-                yield OpenModel(swarm=other, service=_service(other, answers))
+                yield OpenModel(swarm=other, service=service_of(other))
 
         models = GatewayModels((swarm.text.name, *others), opened)
         gateway = Gateway(models, answers, metrics, config, swarm)
@@ -177,6 +242,7 @@ async def main(arguments: argparse.Namespace) -> int:
                 url = f"http://{host}:{port}/v1"
                 names = ", ".join((swarm.text.name, *others))
                 print(f"serving {names} at {url} (Ctrl-C stops)", flush=True)
+                print(f"chat in a browser at {url.removesuffix('v1')}", flush=True)
                 await interrupts.get()
                 if answers.requests:
                     _say(f"requests being finished: {answers.requests} (Ctrl-C ends them)")
@@ -209,11 +275,13 @@ async def take_text(swarm: Swarm) -> None:
         )
 
 
-def _service(swarm: Swarm, answers: "Answers") -> "CompletionService":
+def _service(swarm: Swarm, answers: "Answers", chat_tokens: int) -> "CompletionService":
     from client.gateway.service import CompletionService
 
     template, defaults = _text_side(swarm.text.directory)
-    return CompletionService(swarm, answers, template=template, defaults=defaults)
+    return CompletionService(
+        swarm, answers, template=template, defaults=defaults, chat_tokens=chat_tokens
+    )
 
 
 def _text_side(directory: Path | None) -> tuple[ChatTemplate | None, Defaults]:

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from client.answer.generation import Answer, GenerationOptions, Piece
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
 from client.gateway.metrics import Metrics, ModelMetrics
+from client.session.failover import RouteStatus
 from client.swarm.swarm import Swarm
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages.logprobs import TokenScore
@@ -16,6 +17,7 @@ from dht.messages.session import FinishReason
 RETRY_AFTER_S = 5
 PIECES_QUEUED_MAX = 64
 """Pieces that wait for a slow reader before the answers wait, too."""
+NOTHING = Piece(text="", token_ids=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,8 @@ class ChoiceTask:
     index: int
     prompt_ids: tuple[int, ...]
     options: GenerationOptions
+    tells_route: bool = False
+    """Whether parts tell how it stands with the answer's route."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,8 @@ class ChoicePart:
     prompt_logprobs: tuple[TokenScore | None, ...] | None = None
     """With the first part, where they were asked."""
     answer: Answer | None = None
+    route: RouteStatus | None = None
+    """Set in parts that tell this and bring no piece."""
 
 
 class Answers:
@@ -122,10 +128,23 @@ class Answers:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         running = swarm.begin(task.prompt_ids, task.options)
+        untold: list[ChoicePart] = []
+        """The newest word on the route, where the queue had no room for it."""
+
+        def tell(status: RouteStatus) -> None:
+            untold[:] = [ChoicePart(index=task.index, piece=NOTHING, route=status)]
+            with suppress(asyncio.QueueFull):
+                queue.put_nowait(untold[0])
+                untold.clear()
+
+        if task.tells_route:
+            running.on_route = tell
         pieces = aiter(running)
         first = True
         try:
             async for piece in pieces:
+                while untold:
+                    await queue.put(untold.pop())
                 scores = running.prompt_logprobs if first else None
                 first = False
                 await queue.put(ChoicePart(index=task.index, piece=piece, prompt_logprobs=scores))
@@ -133,9 +152,7 @@ class Answers:
             await pieces.aclose()
         answer = running.answer()
         _record(metrics, answer, loop.time() - started_s)
-        await queue.put(
-            ChoicePart(index=task.index, piece=Piece(text="", token_ids=()), answer=answer)
-        )
+        await queue.put(ChoicePart(index=task.index, piece=NOTHING, answer=answer))
 
 
 def _record(metrics: ModelMetrics, answer: Answer, latency_s: float) -> None:

@@ -1,14 +1,21 @@
 """The HTTP side of the gateway: routes, keys, bounds, streams, slow clients."""
 
 import asyncio
-import hashlib
-import hmac
 import logging
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
-from ipaddress import ip_address
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,19 +23,18 @@ import msgspec
 from aiohttp import web
 
 from client.errors import no_route_text
+from client.gateway import messages, response_items
 from client.gateway.answers import RETRY_AFTER_S, Answers
+from client.gateway.blocks import AnswerWriter, AsItIs
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
-from client.gateway.messages import (
-    MessageEvents,
-    MessagesRequest,
-    chat_of,
-    error_of,
-    message_of,
-)
+from client.gateway.keys import Key, Keys
+from client.gateway.messages import error_of
 from client.gateway.metrics import Metrics
 from client.gateway.models import GatewayModels, Json
 from client.gateway.openapi import document
+from client.gateway.request_log import HUNG_UP, Asked
 from client.gateway.requests import ChatRequest, CompletionRequest, parse_request
+from client.pages.fixed import fixed_file
 from client.swarm.swarm import Swarm
 from coordinator.routing.routes import NoRoute
 
@@ -37,18 +43,50 @@ requests = logging.getLogger(f"{__name__}.requests")
 """A line per request, without anything that a client wrote."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json"})
-"""Paths that need no key, as with vLLM."""
+CHAT = Path(__file__).parent / "static"
+CHAT_FILES = {"/": "chat.html", "/static/chat.css": "chat.css", "/static/chat.js": "chat.js"}
+"""The page to chat on, by path."""
+OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", *CHAT_FILES})
+"""Paths that need no key, as with vLLM; the page asks its visitor for one."""
 ANTHROPIC_PATHS = frozenset({"/v1/messages"})
-"""Paths whose errors and streams have Anthropic's form."""
+"""Paths whose errors have Anthropic's form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """An interface that asks for answers: its requests, as those to OpenAI's chats or completions,
+    and how answers are written."""
+
+    kind: type[msgspec.Struct]
+    chat_of: Callable[[Any], ChatRequest | CompletionRequest] = lambda request: request
+    """Raises ApiError (400)."""
+    writer: Callable[[Any, int], AnswerWriter] = AsItIs
+    """Made of a request and the number of tokens of its prompt."""
+    params: Mapping[str, str] = field(default_factory=dict)
+    """Fields of a chat whose names differ."""
+
+
+CHATS = Dialect(kind=ChatRequest)
+COMPLETIONS = Dialect(kind=CompletionRequest)
+MESSAGES = Dialect(
+    kind=messages.MessagesRequest, chat_of=messages.chat_of, writer=messages.MessageWriter
+)
+RESPONSES = Dialect(
+    kind=response_items.ResponsesRequest,
+    chat_of=response_items.chat_of,
+    writer=response_items.ResponseWriter,
+    params=response_items.PARAMS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """Bounds of the gateway. Times in seconds."""
 
-    api_keys: tuple[str, ...] = ()
+    keys: tuple[Key, ...] = ()
     """Empty: no key is asked."""
+    now_s: Callable[[], float] = time.time
+    """Unix time, for quotas."""
     origins: tuple[str, ...] = ()
     """Web pages from these origins may call; ``*`` is any. Empty: none (no CORS headers)."""
     hosts: frozenset[str] | None = None
@@ -86,7 +124,7 @@ class Gateway:
         self._metrics = metrics
         self._config = config
         self._swarm = swarm
-        self._key_digests = [_digest(key) for key in config.api_keys]
+        self._keys = Keys(config.keys)
         self._busy: set[Any] = set()
         self._uploads: Counter[str] = Counter()
         """Requests whose body is still on its way, by address."""
@@ -101,12 +139,14 @@ class Gateway:
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completions),
                 web.post("/v1/messages", self._messages),
+                web.post("/v1/responses", self._responses),
                 web.post("/v1/embeddings", self._embeddings),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{model:.+}", self._model),
                 web.get("/health", self._health),
                 web.get("/metrics", self._show_metrics),
                 web.get("/openapi.json", self._openapi),
+                *(web.get(path, self._chat_page) for path in CHAT_FILES),
             ]
         )
 
@@ -116,8 +156,9 @@ class Gateway:
     async def _outermost(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Count it, turn every error into OpenAI's form, and add CORS where it is allowed."""
         self._busy.add(request.protocol)
-        status = 499  # the client hung up
-        started_s = asyncio.get_running_loop().time()
+        status = HUNG_UP
+        loop = asyncio.get_running_loop()
+        asked = request["asked"] = Asked(account=self._keys.nobody, started_s=loop.time())
         try:
             response = await self._answered(request, handler)
             status = response.status
@@ -126,8 +167,13 @@ class Gateway:
             resource = request.match_info.route.resource
             path = "other" if resource is None else resource.canonical
             self._metrics.responded(path, status)
-            took_s = asyncio.get_running_loop().time() - started_s
-            requests.info("%s %s %d %.3f s", request.method, path, status, took_s)
+            if asked.account is not self._keys.nobody:
+                usage = asked.usage
+                name = asked.account.key.name
+                self._metrics.used(name, status, usage.prompt_tokens, usage.completion_tokens)
+            requests.info(
+                "%s %s %d %s", request.method, path, status, asked.told(status, loop.time())
+            )
         return response
 
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -172,7 +218,7 @@ class Gateway:
         A browser names the page's origin with every POST, also of text/plain and after DNS
         rebinding, and sends those without asking first.
         """
-        if not self._key_digests and not self._answers_to(request.headers.get("Host", "")):
+        if not self._keys and not self._answers_to(request.headers.get("Host", "")):
             raise ApiError(
                 403,
                 "this gateway asks for no key and answers to this machine's own names alone;"
@@ -180,26 +226,18 @@ class Gateway:
             )
         origin = request.headers.get("Origin")
         if (
-            not self._key_digests
+            not self._keys
             and request.method == "POST"
             and origin
             and not self._cors(request)
+            and not self._is_own(origin, request.headers.get("Host", ""))
         ):
             raise ApiError(403, f"pages of {origin[:200]} may not call; --allow-origin lets them")
-        if self._key_digests and request.path not in OPEN_PATHS:
+        if self._keys and request.path not in OPEN_PATHS:
             scheme, _, key = request.headers.get("Authorization", "").partition(" ")
             if scheme.lower() != "bearer":
                 key = request.headers.get("x-api-key", "")  # Anthropic's clients
-            given = _digest(key.strip()) if key else b""
-            request["caller"] = given.hex()
-            # Every key is compared, and by digest: the time says nothing about them.
-            if not sum(hmac.compare_digest(given, known) for known in self._key_digests):
-                raise ApiError(
-                    401,
-                    "give a valid key as 'Authorization: Bearer KEY'",
-                    type="authentication_error",
-                    code="invalid_api_key",
-                )
+            _asked(request).account = self._keys.find(key)
         return await handler(request)
 
     def _answers_to(self, host: str) -> bool:
@@ -214,6 +252,24 @@ class Gateway:
         known = self._config.hosts
         return known is None or name in known or _is_loopback(name)
 
+    def _is_own(self, origin: str, host: str) -> bool:
+        """Whether a page of ``origin`` came from this gateway, asked by ``host``.
+
+        The same name is not enough: any page may have bound its own to this machine. It cannot do
+        that to an address, to ``localhost``, nor to a name that the owner allowed.
+        """
+        try:
+            at = urlsplit(origin)
+            name = at.hostname or ""
+        except ValueError:
+            return False
+        known = self._config.hosts or frozenset()
+        return (
+            at.scheme in {"http", "https"}
+            and at.netloc.lower() == host.lower()
+            and (name in known or name == "localhost" or _address(name) is not None)
+        )
+
     def is_busy(self, connection: object) -> bool:
         """Whether a request of this connection is being answered."""
         return connection in self._busy
@@ -221,52 +277,51 @@ class Gateway:
     # Answers
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, ChatRequest)
+        return await self._generate(request, CHATS)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, CompletionRequest)
+        return await self._generate(request, COMPLETIONS)
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
-        """Anthropic's interface, translated; its streams name each event and have no end mark."""
-        async with self._admitted(request) as body:
-            parsed = chat_of(parse_request(body, MessagesRequest))
-            async with self._served.use(parsed.model) as model:
-                service = model.service
-                job = await service.understand(parsed, request.get("caller", ""))
-                if not job.streams:
-                    return _json(message_of(await service.whole(job)))
-                events = MessageEvents(job.prompt_tokens)
-                async with aclosing(service.chunks(job)) as chunks:
+        return await self._generate(request, MESSAGES)
 
-                    async def translated() -> AsyncGenerator[Json, None]:
-                        async for chunk in chunks:
-                            for event in events.push(chunk):
-                                yield event
-
-                    async with aclosing(translated()) as named:
-                        return await self._stream(request, named)
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, RESPONSES)
 
     @asynccontextmanager
     async def _admitted(self, request: web.Request) -> AsyncIterator[bytes]:
         """The body of a request that is counted in; raises ApiError."""
+        _asked(request).account.begin(self._config.now_s())
         body = await self._body(request)
         if self.draining:
             raise unavailable("this gateway is stopping", RETRY_AFTER_S)
         async with self._answers.admitted():
             yield body
 
-    async def _generate(
-        self, request: web.Request, kind: type[ChatRequest] | type[CompletionRequest]
-    ) -> web.StreamResponse:
+    async def _generate(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         async with self._admitted(request) as body:
-            parsed: ChatRequest | CompletionRequest = parse_request(body, kind)
+            given = parse_request(body, dialect.kind)
+            parsed = dialect.chat_of(given)
             async with self._served.use(parsed.model) as model:
-                service = model.service
-                job = await service.understand(parsed, request.get("caller", ""))
-                if not job.streams:
-                    return _json(await service.whole(job))
-                async with aclosing(service.chunks(job)) as chunks:
-                    return await self._stream(request, chunks)
+                asked, service = _asked(request), model.service
+                try:
+                    job = await service.understand(parsed, asked.account.key.salt)
+                except ApiError as error:
+                    error.param = dialect.params.get(error.param or "", error.param)
+                    raise
+                writer = dialect.writer(given, job.usage.prompt_tokens)
+                with asked.spending(job, self._config.now_s()):
+                    if not job.streams:
+                        return _json(writer.whole(await service.whole(job)))
+                    async with aclosing(service.chunks(job)) as chunks:
+
+                        async def written() -> AsyncGenerator[Json, None]:
+                            async for chunk in chunks:
+                                for event in writer.push(chunk):
+                                    yield event
+
+                        async with aclosing(written()) as events:
+                            return await self._stream(request, events, writer)
 
     async def _body(self, request: web.Request) -> bytes:
         if request.content_type != "application/json":
@@ -290,11 +345,11 @@ class Gateway:
                 del self._uploads[address]
 
     async def _stream(
-        self, request: web.Request, chunks: AsyncGenerator[Json, None]
+        self, request: web.Request, events: AsyncGenerator[Json, None], writer: AnswerWriter
     ) -> web.StreamResponse:
-        """Server-sent events. Headers leave with the first chunk, so that what fails before it
+        """Server-sent events. Headers leave with the first event, so that what fails before it
         is an error with its own status."""
-        first = await anext(chunks)
+        event = await anext(events)
         response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
@@ -305,20 +360,22 @@ class Gateway:
         )
         await response.prepare(request)
         try:
-            await self._send(request, response, first)
-            async for chunk in chunks:
-                await self._send(request, response, chunk)
-            if request.path not in ANTHROPIC_PATHS:
+            await self._send(request, response, event)
+            async for event in events:
+                await self._send(request, response, event)
+            if "type" not in event:
                 await self._write(request, response, b"data: [DONE]\n\n")
         except ApiError as error:
             if error.__cause__ is not None:
                 logger.error("a request failed", exc_info=error.__cause__)
-            await self._send(request, response, _body_of(request, error))
+            _asked(request).failed = True
+            await self._send(request, response, writer.failed(error))
         return response
 
-    async def _send(self, request: web.Request, response: web.StreamResponse, chunk: Json) -> None:
-        name = f"event: {chunk['type']}\n" if request.path in ANTHROPIC_PATHS else ""
-        data = b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+    async def _send(self, request: web.Request, response: web.StreamResponse, event: Json) -> None:
+        """An event; where it has a type, that is its name, too."""
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        data = b"data: " + msgspec.json.encode(event) + b"\n\n"
         await self._write(request, response, name.encode() + data)
 
     async def _write(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
@@ -355,8 +412,11 @@ class Gateway:
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
+    async def _chat_page(self, request: web.Request) -> web.Response:
+        return fixed_file(CHAT / CHAT_FILES[request.path])
+
     async def _openapi(self, request: web.Request) -> web.Response:
-        return _json(document(with_keys=bool(self._key_digests)))
+        return _json(document(with_keys=bool(self._keys)))
 
 
 def hosts_of(listens_at: str, allowed: Sequence[str]) -> frozenset[str] | None:
@@ -371,14 +431,20 @@ def hosts_of(listens_at: str, allowed: Sequence[str]) -> frozenset[str] | None:
 
 
 def _is_loopback(name: str) -> bool:
+    address = _address(name)
+    return name == "localhost" or (address is not None and address.is_loopback)
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
-        return name == "localhost" or ip_address(name).is_loopback
+        return ip_address(name)
     except ValueError:
-        return False
+        return None
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _asked(request: web.Request) -> Asked:
+    asked: Asked = request["asked"]
+    return asked
 
 
 def _json(body: Json, status: int = 200) -> web.Response:

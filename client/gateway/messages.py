@@ -1,12 +1,12 @@
 """Anthropic's ``/v1/messages``, translated to a chat of OpenAI's interface and back. Pure."""
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from client.gateway.blocks import Kind, PartWriter, message_from, text_in, tool_from
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.requests import (
     MESSAGES_MAX,
@@ -14,19 +14,23 @@ from client.gateway.requests import (
     TOOLS_MAX,
     CalledFunction,
     ChatRequest,
-    Function,
     FunctionName,
     Message,
     Stop,
     StreamOptions,
     Tokens,
-    Tool,
     ToolCall,
     ToolChoice,
 )
 
 Json = dict[str, Any]
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+DELTAS = {
+    Kind.THOUGHT: ("thinking_delta", "thinking"),
+    Kind.TEXT: ("text_delta", "text"),
+    Kind.CALL: ("input_json_delta", "partial_json"),
+}
+"""The type of a block's growth, and the field that has it."""
 ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -98,7 +102,7 @@ def chat_of(request: MessagesRequest) -> ChatRequest:
     """The same request to ``/v1/chat/completions``; raises ApiError (400)."""
     messages = []
     if request.system:
-        messages.append(Message(role="system", content=_text(request.system)))
+        messages.append(Message(role="system", content=text_in(request.system)))
     for message in request.messages:
         messages += _messages(message)
     choice = request.tool_choice
@@ -113,14 +117,7 @@ def chat_of(request: MessagesRequest) -> ChatRequest:
         top_p=request.top_p,
         top_k=request.top_k,
         tools=[
-            Tool(
-                function=Function(
-                    name=tool.name,
-                    description=tool.description,
-                    parameters=tool.input_schema,
-                    strict=tool.strict,
-                )
-            )
+            tool_from(tool.name, tool.description, tool.input_schema, tool.strict)
             for tool in request.tools or ()
         ]
         or None,
@@ -141,12 +138,6 @@ def _choice(choice: AnthropicToolChoice) -> Literal["auto", "none", "required"] 
             return choice.type
 
 
-def _text(content: str | Sequence[TextBlock] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(block.text for block in content)
-
-
 def _messages(message: AnthropicMessage) -> list[Message]:
     """Results of calls as messages of their own, then what else is said."""
     if isinstance(message.content, str):
@@ -162,16 +153,9 @@ def _messages(message: AnthropicMessage) -> list[Message]:
                 called = CalledFunction(name=name, arguments=json.dumps(given, ensure_ascii=False))
                 calls.append(ToolCall(id=call_id, function=called))
             case ToolResultBlock(tool_use_id=call_id, content=content):
-                found.append(Message(role="tool", tool_call_id=call_id, content=_text(content)))
+                found.append(Message(role="tool", tool_call_id=call_id, content=text_in(content)))
     if said or calls or thoughts:
-        found.append(
-            Message(
-                role=message.role,
-                content="\n".join(said) if said else None,
-                tool_calls=calls or None,
-                reasoning_content="\n".join(thoughts) if thoughts else None,
-            )
-        )
+        found.append(message_from(message.role, said, calls, thoughts))
     return found
 
 
@@ -237,19 +221,22 @@ def error_of(error: ApiError) -> Json:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-class MessageEvents:
-    """Turns the chunks of a chat's stream into Anthropic's events."""
+class MessageWriter(PartWriter):
+    """Writes an answer in Anthropic's form."""
 
-    def __init__(self, prompt_tokens: int) -> None:
+    def __init__(self, request: MessagesRequest, prompt_tokens: int) -> None:
+        super().__init__()
         self._prompt_tokens = prompt_tokens
-        self._index = -1
-        self._open = ""
-        """The type of the block that is open."""
         self._stop_reason = "end_turn"
         self._begun = False
 
+    def whole(self, answer: Json) -> Json:
+        return message_of(answer)
+
+    def failed(self, error: ApiError) -> Json:
+        return error_of(error)
+
     def push(self, chunk: Json) -> list[Json]:
-        """The events of a chunk; the one with the usage, the last one, ends the message."""
         found: list[Json] = []
         if not self._begun:
             self._begun = True
@@ -257,51 +244,33 @@ class MessageEvents:
             started["usage"]["input_tokens"] = self._prompt_tokens
             found.append({"type": "message_start", "message": started})
         for choice in chunk["choices"]:
-            found += self._delta(choice["delta"])
+            found += self.take(choice["delta"])
             if choice["finish_reason"] is not None:
                 self._stop_reason = STOP_REASONS.get(choice["finish_reason"], "end_turn")
         if chunk.get("usage") is not None:
-            found += self._close()
+            found += self.close()
             ended = {"stop_reason": self._stop_reason, "stop_sequence": None}
             usage = _usage(chunk["usage"])
             found.append({"type": "message_delta", "delta": ended, "usage": usage})
             found.append({"type": "message_stop"})
         return found
 
-    def _delta(self, delta: Json) -> list[Json]:
-        if thought := delta.get("reasoning_content"):
-            found = self._in("thinking", {"thinking": "", "signature": ""})
-            return [*found, self._part({"type": "thinking_delta", "thinking": thought})]
-        if text := delta.get("content"):
-            found = self._in("text", {"text": ""})
-            return [*found, self._part({"type": "text_delta", "text": text})]
-        found = []
-        for call in delta.get("tool_calls", ()):
-            if "id" in call:
-                block = {"id": call["id"], "name": call["function"]["name"], "input": {}}
-                found += self._close() + self._in("tool_use", block)
-            if arguments := call["function"]["arguments"]:
-                found.append(self._part({"type": "input_json_delta", "partial_json": arguments}))
-        return found
+    def _begin(self, kind: Kind, call: Json) -> list[Json]:
+        block: Json
+        match kind:
+            case Kind.THOUGHT:
+                block = {"type": "thinking", "thinking": "", "signature": ""}
+            case Kind.TEXT:
+                block = {"type": "text", "text": ""}
+            case Kind.CALL:
+                named = {"id": call["id"], "name": call["function"]["name"]}
+                block = {"type": "tool_use", **named, "input": {}}
+        return [{"type": "content_block_start", "index": self.index, "content_block": block}]
 
-    def _part(self, delta: Json) -> Json:
-        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+    def _grow(self, kind: Kind, text: str) -> list[Json]:
+        name, field = DELTAS[kind]
+        delta = {"type": name, field: text}
+        return [{"type": "content_block_delta", "index": self.index, "delta": delta}]
 
-    def _in(self, kind: str, block: Json) -> list[Json]:
-        """The events after which a block of this kind is open."""
-        if self._open == kind:
-            return []
-        found = self._close()
-        self._index += 1
-        self._open = kind
-        started = {"type": kind, **block}
-        return [
-            *found,
-            {"type": "content_block_start", "index": self._index, "content_block": started},
-        ]
-
-    def _close(self) -> list[Json]:
-        if not self._open:
-            return []
-        self._open = ""
-        return [{"type": "content_block_stop", "index": self._index}]
+    def _end(self, kind: Kind) -> list[Json]:
+        return [{"type": "content_block_stop", "index": self.index}]

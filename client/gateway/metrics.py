@@ -69,6 +69,21 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._key_responses = self._by_key("responses", "Responses by key and status.", "status")
+        self._key_tokens = {
+            "prompt": self._by_key("prompt_tokens", "Prompt tokens by key."),
+            "generation": self._by_key("generation_tokens", "Generated tokens by key."),
+        }
+
+    def _by_key(self, name: str, text: str, *more: str) -> Counter:
+        return Counter(f"anabranch:key_{name}", text, ("key", *more), registry=self.registry)
+
+    def used(self, key: str, status: int, prompt_tokens: int, generated_tokens: int) -> None:
+        """Count a response to a key, by its name, and what that cost."""
+        self._key_responses.labels(key, str(status)).inc()
+        self._key_tokens["prompt"].labels(key).inc(prompt_tokens)
+        self._key_tokens["generation"].labels(key).inc(generated_tokens)
+
     def of(self, model_name: str) -> ModelMetrics:
         """The figures of a model that this gateway serves; others' names are not asked for."""
         return ModelMetrics(self, model_name)

@@ -6,6 +6,7 @@ import msgspec
 
 from client.gateway.messages import MessagesRequest
 from client.gateway.requests import ChatRequest, CompletionRequest
+from client.gateway.response_items import ResponsesRequest
 
 ERROR = {
     "type": "object",
@@ -44,15 +45,15 @@ STATUSES = {
     "408": "The body did not come in time.",
     "413": "The body is too large.",
     "415": "The body is not application/json.",
-    "429": "Too many requests at once; see Retry-After.",
+    "429": "Too many requests at once, or beyond the key's quota; see Retry-After.",
     "503": "The swarm cannot serve this now; see Retry-After.",
 }
 
 
 def document(*, with_keys: bool) -> dict[str, Any]:
     """The document; ``with_keys`` says that requests need a key."""
-    (chat, completion, message), components = msgspec.json.schema_components(
-        [ChatRequest, CompletionRequest, MessagesRequest],
+    (chat, completion, message, asked), components = msgspec.json.schema_components(
+        [ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest],
         ref_template="#/components/schemas/{name}",
     )
     components["Error"] = ERROR
@@ -72,6 +73,13 @@ def document(*, with_keys: bool) -> dict[str, Any]:
                 body=message,
                 streams=True,
                 error="AnthropicError",
+            )
+        },
+        "/v1/responses": {
+            "post": _operation(
+                "Answer items in the form of OpenAI's Responses; nothing is stored.",
+                body=asked,
+                streams=True,
             )
         },
         "/v1/embeddings": {"post": _operation("Refused: the model writes text.")},

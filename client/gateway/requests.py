@@ -22,7 +22,7 @@ from dht.messages.session import GRAMMAR_BYTES_MAX, Priority
 
 MESSAGES_MAX = 4096
 TOOLS_MAX = 128
-PROMPT_FIELDS = frozenset({"prompt", "messages"})
+PROMPT_FIELDS = frozenset({"prompt", "messages", "input"})
 FIELD_BYTES_MAX = 256 << 10
 """Maximum size of any other field: 16 stop strings of 1,024 escaped characters have 192 KiB."""
 MESSAGE_CHARACTERS = 64
@@ -35,6 +35,9 @@ SALT_CHARS_MAX = 256
 PROMPT_TOKENS_MAX = 1 << 20
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's default for completions."""
+CHAT_TOKENS_DEFAULT = 1024
+"""The most that a chat's answer is given room for where neither the request nor the gateway's owner
+says; KV is reserved for all of it at every stage."""
 
 TokenIds = Annotated[list[int], Meta(max_length=PROMPT_TOKENS_MAX)]
 Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
@@ -46,6 +49,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """What a stream brings besides text."""
 
     include_usage: bool | None = None
+    include_route: bool | None = None
+    """Chunks that tell which peers answer, and when one of them is replaced."""
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
@@ -237,11 +242,12 @@ def _check_sizes(shape: msgspec.Struct) -> None:
         size_bytes = len(getattr(shape, name))
         if name not in PROMPT_FIELDS and size_bytes > FIELD_BYTES_MAX:
             raise bad_request(f"{name} has {size_bytes} bytes; {FIELD_BYTES_MAX} at most", name)
-    messages = bytes(getattr(shape, "messages", b""))
-    if messages.startswith(b"["):
-        count = len(msgspec.json.decode(messages, type=list[msgspec.Raw]))
-        if count > MESSAGES_MAX:
-            raise bad_request(f"messages has {count} of them; {MESSAGES_MAX} at most", "messages")
+    for name in ("messages", "input"):
+        items = bytes(getattr(shape, name, b""))
+        if items.startswith(b"["):
+            count = len(msgspec.json.decode(items, type=list[msgspec.Raw]))
+            if count > MESSAGES_MAX:
+                raise bad_request(f"{name} has {count} of them; {MESSAGES_MAX} at most", name)
     prompt = bytes(getattr(shape, "prompt", b""))
     if not prompt.startswith(b"["):
         return

@@ -1,12 +1,17 @@
 """Answers in OpenAI's form: whole objects, stream chunks, both kinds of log probabilities. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from client.errors import no_route_text
+from client.pages.clean import peer_name
+from client.session.failover import ControllerState, RouteStatus
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
+from dht.messages.types import NodeRecord
 
+ROUTE_STATES = {ControllerState.DRAWING: "drawing", ControllerState.OPENING: "opening"}
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 TextOf = Callable[[int], str]
@@ -43,13 +48,39 @@ class Usage:
     """Prompt tokens whose KV the peers had kept when the first choice began."""
 
     @property
+    def tokens(self) -> int:
+        """Tokens of prompts and answers together."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
     def body(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "total_tokens": self.tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+
+
+def route_body(index: int, status: RouteStatus, nodes: Mapping[str, NodeRecord]) -> dict[str, Any]:
+    """How it stands with the route of choice ``index``; peers' own names are made fit to show."""
+
+    def peer(peer_id: str) -> dict[str, Any]:
+        record = nodes.get(peer_id)
+        name = peer_name("" if record is None else record.name, peer_id)
+        return {"peer": peer_id, "name": name}
+
+    return {
+        "index": index,
+        "state": ROUTE_STATES.get(status.state, "open"),
+        "stages": [
+            {**peer(stage.peer_id), "start": stage.start, "end": stage.end}
+            for stage in status.route
+        ],
+        "lost": [peer(peer_id) for peer_id in sorted(status.lost)],
+        "failovers": status.failovers,
+        "waits_for": "" if status.no_route is None else no_route_text(status.no_route),
+    }
 
 
 def finish_of(reason: FinishReason | None) -> str | None:

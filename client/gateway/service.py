@@ -1,5 +1,6 @@
 """What the gateway does for each kind of request, between its schema and the swarm."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -12,9 +13,11 @@ from client.answer.generation import GenerationOptions
 from client.gateway.answers import Answers, ChoicePart, ChoiceTask, as_api_error
 from client.gateway.errors import bad_request
 from client.gateway.requests import (
+    CHAT_TOKENS_DEFAULT,
     ChatRequest,
     CompletionRequest,
     Defaults,
+    StreamOptions,
     check_stops,
     check_supported,
     format_grammar,
@@ -31,6 +34,7 @@ from client.gateway.responses import (
     Usage,
     chat_logprobs,
     finish_of,
+    route_body,
 )
 from client.gateway.text_threads import TextThreads
 from client.gateway.tools import (
@@ -49,10 +53,6 @@ from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages.logprobs import TokenScore
 
-CHAT_TOKENS_DEFAULT = 1024
-"""The most that a chat's answer is given room for where the request does not say; KV is reserved
-for all of it at every stage."""
-
 CALL_ID_CHARS = 9
 """Some templates take ids of this length alone."""
 
@@ -65,8 +65,8 @@ class Job:
 
     head: Head
     tasks: list[ChoiceTask]
-    prompt_tokens: int
-    """Tokens of all prompts together, each counted once."""
+    usage: Usage
+    """What it has cost so far; all prompts from the beginning."""
     choices: int
     """Choices of each prompt, one behind the other."""
     streams: bool
@@ -83,6 +83,17 @@ class Job:
     thinks: bool = False
     opened: bool = False
     """Whether the prompt ends within thoughts."""
+    first_token_s: float | None = None
+    """When the first token came, by the event loop's clock."""
+    finish: str | None = None
+    """Why the choice that ended last did."""
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that prompts and answers may have together."""
+        return self.usage.prompt_tokens + sum(
+            task.options.max_new_tokens or 0 for task in self.tasks
+        )
 
 
 class CompletionService:
@@ -96,12 +107,14 @@ class CompletionService:
         template: ChatTemplate | None,
         defaults: Defaults,
         choices_max: int = 256,
+        chat_tokens: int = CHAT_TOKENS_DEFAULT,
     ) -> None:
         self._swarm = swarm
         self._answers = answers
         self._template = template
         self._defaults = defaults
         self._choices_max = choices_max
+        self._chat_tokens = chat_tokens
         self._threads = TextThreads()
         tokenizer = swarm.text.tokenizer
         source = "" if template is None else template.source
@@ -139,23 +152,27 @@ class CompletionService:
             name = "max_completion_tokens" if is_chat else "max_tokens"
             raise bad_request(f"{name} is 0; at least 1, or 0 with echo", name)
         grammar = self._grammar(request)
+        told = (request.stream and request.stream_options) or StreamOptions()
         tasks = []
         for at, prompt_ids in enumerate(prompts):
             options = self._options(request, prompt_ids, wanted, context, grammar)
             options = replace(options, cache_salt=f"{caller}\n{options.cache_salt}")
-            for choice in range(n):
-                index = at * n + choice
-                tasks.append(
-                    ChoiceTask(index=index, prompt_ids=prompt_ids, options=seeded(options, choice))
+            tasks += [
+                ChoiceTask(
+                    index=at * n + choice,
+                    prompt_ids=prompt_ids,
+                    options=seeded(options, choice),
+                    tells_route=told.include_route is True,
                 )
+                for choice in range(n)
+            ]
         return Job(
             head=self._head(is_chat, bool(request.stream)),
             tasks=tasks,
-            prompt_tokens=sum(len(prompt_ids) for prompt_ids in prompts),
+            usage=Usage(prompt_tokens=sum(len(prompt_ids) for prompt_ids in prompts)),
             choices=n,
             streams=bool(request.stream),
-            include_usage=request.stream_options is not None
-            and bool(request.stream_options.include_usage),
+            include_usage=told.include_usage is True,
             is_chat=is_chat,
             logprobs_top=tasks[0].options.logprobs,
             echo=echo,
@@ -277,7 +294,7 @@ class CompletionService:
         grammar: str,
     ) -> GenerationOptions:
         room = context - len(prompt_ids)
-        new = min(CHAT_TOKENS_DEFAULT, max(1, room)) if wanted is None else max(1, wanted)
+        new = min(self._chat_tokens, max(1, room)) if wanted is None else max(1, wanted)
         options = request_options(request, self._defaults, new, grammar)
         try:
             options.new_tokens(len(prompt_ids), context)
@@ -308,24 +325,26 @@ class CompletionService:
     async def whole(self, job: Job) -> Json:
         """The whole answer as one object; raises ApiError."""
         writers = [_Choice(self, job, task) for task in job.tasks]
-        usage = Usage(prompt_tokens=job.prompt_tokens)
         async with aclosing(self._answers.parts(self._swarm, job.tasks)) as parts:
             async for part in parts:
                 writers[part.index].add(part)
-                _count(usage, job, part)
+                _count(job, part)
         choices = await self._threads.run(
             sum(writer.size for writer in writers), lambda: [writer.whole() for writer in writers]
         )
-        return {**job.head.body(choices), "usage": usage.body}
+        return {**job.head.body(choices), "usage": job.usage.body}
 
     async def chunks(self, job: Job) -> AsyncGenerator[Json, None]:
         """The answer as chunks, the usage last where it is asked for; raises ApiError."""
         writers = [_Choice(self, job, task) for task in job.tasks]
-        usage = Usage(prompt_tokens=job.prompt_tokens)
         no_usage: Json = {"usage": None} if job.include_usage else {}
         async with aclosing(self._answers.parts(self._swarm, job.tasks)) as parts:
             async for part in parts:
-                _count(usage, job, part)
+                if part.route is not None:
+                    route = route_body(part.index, part.route, self._swarm.view.nodes)
+                    yield {**job.head.body([]), "route": route, **no_usage}
+                    continue
+                _count(job, part)
                 writer = writers[part.index]
                 choices = await self._threads.run(
                     len(part.prompt_logprobs or ()) * writer.values_per_token,
@@ -334,17 +353,21 @@ class CompletionService:
                 for choice in choices:
                     yield {**job.head.body([choice]), **no_usage}
         if job.include_usage:
-            yield {**job.head.body([]), "usage": usage.body}
+            yield {**job.head.body([]), "usage": job.usage.body}
 
 
 def _offers(request: CompletionRequest | ChatRequest) -> bool:
     return isinstance(request, ChatRequest) and bool(request.offered)
 
 
-def _count(usage: Usage, job: Job, part: ChoicePart) -> None:
-    usage.completion_tokens += len(part.piece.token_ids) if job.keeps_answer else 0
-    if part.answer is not None and part.index % job.choices == 0:
-        usage.cached_tokens += part.answer.cached_tokens
+def _count(job: Job, part: ChoicePart) -> None:
+    if part.piece.token_ids and job.first_token_s is None:
+        job.first_token_s = asyncio.get_running_loop().time()
+    job.usage.completion_tokens += len(part.piece.token_ids) if job.keeps_answer else 0
+    if part.answer is not None:
+        job.finish = finish_of(part.answer.finish_reason)
+        if part.index % job.choices == 0:
+            job.usage.cached_tokens += part.answer.cached_tokens
 
 
 class _Choice:

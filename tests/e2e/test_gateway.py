@@ -152,6 +152,23 @@ def test_openai_chats_stream_and_keep_their_seed(client: openai.OpenAI) -> None:
     assert streamed == texts
 
 
+def test_openai_responses_are_those_of_its_chats(client: openai.OpenAI) -> None:
+    system: Any = {"role": "system", "content": "A story."}
+    user: Any = {"role": "user", "content": "Once upon a time"}
+    chat = client.chat.completions.create(
+        model="brook", messages=[system, user], max_completion_tokens=20, temperature=0
+    )
+    asked: Any = {"model": "brook", "instructions": "A story.", "input": [user]}
+    asked |= {"max_output_tokens": 20, "temperature": 0}
+    whole = client.responses.create(**asked)
+    assert whole.output_text == chat.choices[0].message.content
+    with client.responses.stream(**asked) as stream:
+        said = "".join(
+            event.delta for event in stream if event.type == "response.output_text.delta"
+        )
+    assert said == whole.output_text
+
+
 def test_many_at_once(gateway: GatewayProcess, reference: Reference) -> None:
     starts = ["The fox", "A boat", "One morning", "Her friend", "In the wood", "A cold wind"]
 

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -15,14 +15,16 @@ from client.gateway.answers import Answers
 from client.gateway.app import Gateway, GatewayConfig
 from client.gateway.metrics import Metrics
 from client.gateway.models import GatewayModels, OpenModel
-from client.gateway.requests import Defaults
+from client.gateway.requests import CHAT_TOKENS_DEFAULT, Defaults
 from client.gateway.server import serving
 from client.gateway.service import CompletionService
 from client.session.attempt import AttemptConfig
+from client.session.failover import ControllerState
 from client.session.session import SessionDriver
 from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import ModelText, Tokenizer
+from client.view.view import Route
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, RouteStage
@@ -64,12 +66,34 @@ class PaperSwarm(Swarm):
         self.fails_after: int | None = None
         self.gate: asyncio.Event | None = None
         """Where set, tokens come only once it is."""
+        self.says: str | None = None
+        """What it answers with; None: what prompt, seed and place decide."""
+        self.loses_at: int | None = None
+        """Where set, this many tokens are followed by the loss of the first stage."""
+        self.losses = 0
+        self.mended: asyncio.Event | None = None
+        """Where set, a lost stage is replaced only once it is."""
         self.hold((0, 8))
 
     def hold(self, *spans: tuple[int, int]) -> None:
         """Let peers hold these layers, and no others."""
-        peers = (record_of(f"peer {start}", start, end, model=SPEC) for start, end in spans)
+        self.serve({f"peer {start}": (start, end) for start, end in spans})
+
+    def serve(self, spans: Mapping[str, tuple[int, int]]) -> None:
+        """Let peers of these names hold these layers, and no others."""
+        peers = (
+            record_of(f"id {at}", start, end, model=SPEC, name=name)
+            for at, (name, (start, end)) in enumerate(spans.items())
+        )
         self.view.take_nodes({peer.peer_id: peer for peer in peers})
+
+    def route(self, without: Sequence[str] = ()) -> Route:
+        """The first peers that follow on each other, but for those ``without``."""
+        route: list[RouteStage] = []
+        for each in sorted(self.view.nodes.values(), key=lambda node: (node.start, node.peer_id)):
+            if each.start == (route[-1].end if route else 0) and each.peer_id not in without:
+                route.append(RouteStage(peer_id=each.peer_id, start=each.start, end=each.end))
+        return tuple(route)
 
     def session(self, request: AnswerRequest) -> SessionDriver:
         return PaperSession(self, request)
@@ -109,6 +133,9 @@ class PaperSession(SessionDriver):
         swarm.served += 1
         named = self._named
         self.owner.cached_tokens = 0 if named is None else named.known_tokens
+        said = None if swarm.says is None else swarm.text.prompt_ids(swarm.says)
+        self._stands(ControllerState.OPENING, swarm.route())
+        self._stands(ControllerState.RUNNING, swarm.route())
         try:
             if sampling.prompt_logprobs is not None:
                 top = sampling.prompt_logprobs
@@ -121,7 +148,12 @@ class PaperSession(SessionDriver):
                 if swarm.gate is not None:
                     await swarm.gate.wait()
                 await asyncio.sleep(swarm.step_s)
-                token_id = swarm.next_token(log.replay_ids, sampling)
+                if len(log.token_ids) == swarm.loses_at:
+                    await self._reroute()
+                if said is None:
+                    token_id = swarm.next_token(log.replay_ids, sampling)
+                else:
+                    token_id = (*said, EOS)[len(log.token_ids)]
                 top = sampling.logprobs
                 fresh = (swarm.score(token_id, top),) if top is not None else ()
                 yield log.accept(
@@ -132,6 +164,23 @@ class PaperSession(SessionDriver):
             if named is not None:
                 route = (RouteStage(peer_id="peer 0", start=0, end=8),)
                 swarm.view.prefixes.remember(named, log.replay_ids[:-1], "session", route)
+
+    async def _reroute(self) -> None:
+        """Lose the first stage, and go on without it."""
+        lost = self.owner.route[0].peer_id
+        self.owner.lost = {lost}
+        self.owner.failovers += 1
+        self._stands(ControllerState.DRAWING, self.owner.route)
+        if self._swarm.mended is not None:
+            await self._swarm.mended.wait()
+        self._stands(ControllerState.OPENING, self._swarm.route(without=[lost]))
+        self.owner.lost = set()
+        self._stands(ControllerState.RUNNING, self.owner.route)
+        self._swarm.losses += 1
+
+    def _stands(self, state: ControllerState, route: Route) -> None:
+        self.owner.state, self.owner.route = state, route
+        self._tell_route()
 
 
 @dataclass
@@ -158,6 +207,8 @@ async def paper_gateway(
     step_s: float = 0.0,
     defaults: Defaults | None = None,
     head_s: float = 15.0,
+    chat_tokens: int = CHAT_TOKENS_DEFAULT,
+    others: Sequence[str] = (),
 ) -> AsyncIterator[PaperGateway]:
     config = config or GatewayConfig()
     swarm = PaperSwarm(tokenizer=Tokenizer.load(MODEL) if tokenizer else None, step_s=step_s)
@@ -171,13 +222,14 @@ async def paper_gateway(
         answers,
         template=ChatTemplate(template, {"bos_token": "<|bos|>"}) if template else None,
         defaults=defaults or Defaults(temperature=0.0),
+        chat_tokens=chat_tokens,
     )
 
     @asynccontextmanager
     async def opened(_: str) -> AsyncIterator[OpenModel]:
         yield OpenModel(swarm=swarm, service=service)
 
-    models = GatewayModels((swarm.text.name,), opened)
+    models = GatewayModels((swarm.text.name, *others), opened)
     gateway = Gateway(models, answers, metrics, config, swarm)
     async with (
         serving(gateway, parts, host="127.0.0.1", port=0, head_s=head_s) as port,

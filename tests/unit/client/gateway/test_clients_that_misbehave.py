@@ -10,6 +10,7 @@ import pytest
 
 import client.gateway.__main__ as command
 from client.gateway.app import Gateway, GatewayConfig, hosts_of
+from client.gateway.keys import Key, plain_keys
 from dht.errors import UserError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.waiting import until
@@ -274,7 +275,7 @@ def test_a_gateway_without_keys_answers_to_its_own_names(
         hosts = hosts_of(listens_at, ["mine.example"])
         for config, expected in (
             (GatewayConfig(hosts=hosts), answers),
-            (GatewayConfig(hosts=hosts, api_keys=("key",)), True),
+            (GatewayConfig(hosts=hosts, keys=plain_keys(("key",))), True),
         ):
             async with paper_gateway(config=config) as gateway:
                 headers = {"Host": host, "Authorization": "Bearer key"}
@@ -294,7 +295,7 @@ def test_a_gateway_for_other_machines_answers_to_any_name_unless_some_are_allowe
     assert hosts_of("::", ["Mine.example"]) == {"::", "mine.example"}
 
 
-def keys_of(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[str, ...]:
+def keys_of(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[Key, ...]:
     monkeypatch.setattr("sys.argv", ["gateway", "--model=m", *flags, "--initial-peers", "/ip4/x"])
     return command.check(command.parse())
 
@@ -303,13 +304,28 @@ def test_keys_come_from_a_file_or_the_environment_and_from_no_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "keys"
+    file.touch(mode=0o600)
     file.write_text("alpha\n\n beta \n")
     monkeypatch.delenv(command.KEYS_VARIABLE, raising=False)
     assert keys_of(monkeypatch) == ()
-    assert keys_of(monkeypatch, f"--api-key-file={file}") == ("alpha", "beta")
+    assert keys_of(monkeypatch, f"--api-key-file={file}") == plain_keys(("alpha", "beta"))
     monkeypatch.setenv(command.KEYS_VARIABLE, "gamma, delta,")
-    assert keys_of(monkeypatch) == ("gamma", "delta")
+    assert keys_of(monkeypatch) == plain_keys(("gamma", "delta"))
+    named = tmp_path / "keys.toml"
+    named.touch(mode=0o600)
+    named.write_text('keys.ann = {key = "alpha", sessions = 2}')
+    assert [key.name for key in keys_of(monkeypatch, f"--api-key-file={named}")] == [
+        "1",
+        "2",
+        "ann",
+    ]
+    named.write_text('keys.ann.key = "gamma"')
+    with pytest.raises(UserError, match="1 and ann are the same key"):
+        keys_of(monkeypatch, f"--api-key-file={named}")
     monkeypatch.delenv(command.KEYS_VARIABLE)
+    named.chmod(0o640)
+    with pytest.raises(UserError, match="mode 640, other users can read it; run: chmod 600"):
+        keys_of(monkeypatch, f"--api-key-file={named}")
     file.write_text("\n")
     for wrong in (file, tmp_path / "none", tmp_path):
         with pytest.raises(UserError, match="--api-key-file"):

@@ -14,6 +14,7 @@ from client import UnavailableError
 from client.gateway import text_threads
 from client.gateway.app import GatewayConfig
 from client.gateway.errors import ApiError
+from client.gateway.keys import plain_keys
 from client.gateway.requests import ChatRequest, CompletionRequest, parse_request
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError
@@ -266,7 +267,7 @@ def test_a_stream_that_fails_on_the_way_says_so_and_has_no_done() -> None:
 
 def test_keys_are_asked_for_where_they_are_set() -> None:
     async def scenario() -> None:
-        config = GatewayConfig(api_keys=("alpha", "beta"))
+        config = GatewayConfig(keys=plain_keys(("alpha", "beta")))
         async with paper_gateway(config=config) as gateway:
 
             async def status(path: str, header: str | None) -> int:
@@ -300,7 +301,7 @@ def test_web_pages_may_call_only_where_allowed(
     origins: tuple[str, ...], origin: str, allowed: str | None
 ) -> None:
     async def scenario() -> None:
-        config = GatewayConfig(origins=origins, api_keys=("key",))
+        config = GatewayConfig(origins=origins, keys=plain_keys(("key",)))
         async with paper_gateway(config=config) as gateway:
             headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
             async with gateway.http.options(gateway.url + TEXT, headers=headers) as response:

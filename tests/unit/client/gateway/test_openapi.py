@@ -1,7 +1,5 @@
 """schemathesis over the gateway's own document: whatever is sent, nothing is a fault of ours."""
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +14,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from client.gateway.app import GatewayConfig
 from client.gateway.openapi import document
 from tests.examples import examples
-from tests.unit.client.gateway.paper import paper_gateway
+from tests.unit.client.gateway.beside import gateway_beside
 
 CASES = [
     (method, path, mode)
@@ -30,23 +28,8 @@ CASES = [
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A gateway on a loop of its own, as schemathesis waits for its answers."""
-    urls: list[str] = []
-    ready, ends = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def serve() -> None:
-        async with paper_gateway(config=GatewayConfig(body_s=5.0)) as gateway:
-            urls.append(gateway.url)
-            ready.set()
-            await ends.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    assert ready.wait(60)
-    yield urls[0]
-    loop.call_soon_threadsafe(ends.set)
-    thread.join(60)
-    loop.close()
+    with gateway_beside(config=GatewayConfig(body_s=5.0)) as gateway:
+        yield gateway.url
 
 
 @pytest.mark.property

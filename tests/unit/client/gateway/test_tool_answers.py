@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from client.answer.generation import AnswerRequest
 from client.gateway.app import GatewayConfig
+from client.gateway.keys import plain_keys
 from client.gateway.tools import ToolFormat, calls_grammar
 from client.session.session import SessionDriver
 from tests.unit.client.gateway.paper import (
@@ -275,7 +276,7 @@ def test_anthropic_s_client_gets_text_calls_and_thoughts() -> None:
 
 def test_anthropic_s_client_hears_what_is_wrong_and_gives_its_key() -> None:
     async def scenario() -> None:
-        config = GatewayConfig(api_keys=("secret",))
+        config = GatewayConfig(keys=plain_keys(("secret",)))
         async with paper_gateway(template=TEMPLATE, config=config) as gateway:
             scripted(gateway, "yes")
             asked: Any = {"model": "brook", "max_tokens": 5, "messages": HI}

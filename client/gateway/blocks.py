@@ -1,0 +1,138 @@
+"""How answers are written: as they are, or part by part in another interface's form. Pure."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+from client.gateway.errors import ApiError
+from client.gateway.requests import (
+    ChatRequest,
+    CompletionRequest,
+    Function,
+    Message,
+    Tool,
+    ToolCall,
+)
+
+Json = dict[str, Any]
+
+
+class HasText(Protocol):
+    """A part of a message."""
+
+    text: str
+
+
+def text_in(content: str | Sequence[HasText] | None) -> str:
+    """The text of a message's content."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.text for part in content)
+
+
+def message_from(
+    role: str, said: Sequence[str], calls: Sequence[ToolCall] = (), thoughts: Sequence[str] = ()
+) -> Message:
+    """A chat's message out of its parts."""
+    return Message(
+        role=role,
+        content="\n".join(said) if said else None,
+        tool_calls=list(calls) or None,
+        reasoning_content="\n".join(thoughts) if thoughts else None,
+    )
+
+
+def tool_from(
+    name: str, description: str | None, parameters: Json | None, strict: bool | None
+) -> Tool:
+    """A chat's tool; ``parameters`` is a JSON schema."""
+    return Tool(
+        function=Function(name=name, description=description, parameters=parameters, strict=strict)
+    )
+
+
+class Kind(Enum):
+    """What a part of an answer is."""
+
+    THOUGHT = "thought"
+    TEXT = "text"
+    CALL = "call"
+
+
+class AnswerWriter(ABC):
+    """Writes the answer of one request in an interface's form, whole or event by event."""
+
+    @abstractmethod
+    def whole(self, answer: Json) -> Json:
+        """The object for a whole answer of OpenAI's chats or completions."""
+
+    @abstractmethod
+    def push(self, chunk: Json) -> list[Json]:
+        """The events of a chunk; the one with the usage, the last one, ends the answer."""
+
+    @abstractmethod
+    def failed(self, error: ApiError) -> Json:
+        """The event that ends a stream with an error."""
+
+
+class AsItIs(AnswerWriter):
+    """OpenAI's chats and completions."""
+
+    def __init__(self, request: ChatRequest | CompletionRequest, prompt_tokens: int) -> None:
+        """As other writers are made; it needs neither."""
+
+    def whole(self, answer: Json) -> Json:
+        return answer
+
+    def push(self, chunk: Json) -> list[Json]:
+        return [chunk]
+
+    def failed(self, error: ApiError) -> Json:
+        return error.body
+
+
+class PartWriter(AnswerWriter):
+    """Parts a chat's answer into thoughts, text and calls, one after the other."""
+
+    def __init__(self) -> None:
+        self.index = -1
+        """Place of the part that came last."""
+        self._open: Kind | None = None
+
+    @abstractmethod
+    def _begin(self, kind: Kind, call: Json) -> list[Json]:
+        """The events that begin part ``index``; ``call`` is empty for all but calls."""
+
+    @abstractmethod
+    def _grow(self, kind: Kind, text: str) -> list[Json]:
+        """The events of new text of the part that is open: of a call its arguments."""
+
+    @abstractmethod
+    def _end(self, kind: Kind) -> list[Json]:
+        """The events that end the part that is open."""
+
+    def take(self, delta: Json) -> list[Json]:
+        """The events of a chat's delta, or of its whole message."""
+        found: list[Json] = []
+        for kind, name in ((Kind.THOUGHT, "reasoning_content"), (Kind.TEXT, "content")):
+            if text := delta.get(name):
+                found += [] if self._open is kind else self._next(kind, {})
+                found += self._grow(kind, text)
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                found += self._next(Kind.CALL, call)
+            if arguments := call["function"]["arguments"]:
+                found += self._grow(Kind.CALL, arguments)
+        return found
+
+    def _next(self, kind: Kind, call: Json) -> list[Json]:
+        found = self.close()
+        self.index += 1
+        self._open = kind
+        return found + self._begin(kind, call)
+
+    def close(self) -> list[Json]:
+        """The events that end the part that is open, if one is."""
+        kind, self._open = self._open, None
+        return [] if kind is None else self._end(kind)

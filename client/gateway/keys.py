@@ -1,0 +1,211 @@
+"""Keys that a gateway asks for: their names, what each may use, and what it has used. Pure.
+
+What was used is kept while the process runs.
+"""
+
+import hmac
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from client.gateway.errors import ApiError, bad_request, too_many
+from dht.errors import UserError
+
+KEYS_MAX = 1024
+FILE_BYTES_MAX = 1 << 20
+BUSY_S = 5
+"""When to come back where too many sessions are open: nobody knows when one ends."""
+MINUTE_S, DAY_S = 60, 86_400
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
+Limit = Annotated[int, Meta(ge=1, le=1 << 53)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A key, known by its SHA-256, and its quota; None: any number."""
+
+    name: str
+    digest: bytes
+    salt: str
+    """Requests of keys with the same salt find each other's prompts in the prefix cache."""
+    tokens_per_day: int | None = None
+    """Tokens of prompts and answers in a day of UTC."""
+    requests_per_minute: int | None = None
+    sessions: int | None = None
+    """Answers that are made or wait at a time."""
+
+
+class _Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    key: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
+    salt: Name | None = None
+    tokens_per_day: Limit | None = None
+    requests_per_minute: Limit | None = None
+    sessions: Limit | None = None
+
+
+class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    keys: Annotated[dict[Name, _Entry], Meta(min_length=1, max_length=KEYS_MAX)]
+
+
+def digest_of(key: str) -> bytes:
+    """SHA-256 of a key."""
+    return sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+
+
+def plain_keys(texts: Iterable[str]) -> tuple[Key, ...]:
+    """Keys without quotas, named by their numbers; what is empty or said twice is left out."""
+    digests = dict.fromkeys(digest_of(text) for text in texts if text.strip())
+    return tuple(
+        Key(name=str(number), digest=digest, salt=digest.hex())
+        for number, digest in enumerate(digests, 1)
+    )
+
+
+def named_keys(text: str) -> tuple[Key, ...]:
+    """The keys in the text of a TOML file; raises UserError, without a word of a key."""
+    try:
+        found = msgspec.convert(tomllib.loads(text), _File)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"this is not TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise UserError(str(error)) from None
+    keys = []
+    for name, entry in found.keys.items():
+        if (entry.key is None) == (entry.sha256 is None):
+            raise UserError(f"keys.{name} has to have one of key and sha256")
+        digest = digest_of(entry.key) if entry.key else bytes.fromhex(entry.sha256 or "")
+        keys.append(
+            Key(
+                name=name,
+                digest=digest,
+                # Nobody's salt can be the one that another key has by itself.
+                salt=digest.hex() if entry.salt is None else f"={entry.salt}",
+                tokens_per_day=entry.tokens_per_day,
+                requests_per_minute=entry.requests_per_minute,
+                sessions=entry.sessions,
+            )
+        )
+    return tuple(keys)
+
+
+def check_distinct(keys: Sequence[Key]) -> None:
+    """Raises UserError where two keys have one name, or two names one key."""
+    names: dict[bytes, str] = {}
+    for key in keys:
+        if key.name in names.values():
+            raise UserError(f"two keys are called {key.name}")
+        if key.digest in names:
+            raise UserError(f"{names[key.digest]} and {key.name} are the same key")
+        names[key.digest] = key.name
+
+
+class Window:
+    """Bounds what is taken in each span of Unix time."""
+
+    def __init__(self, limit: int | None, span_s: int) -> None:
+        self.limit = limit
+        self._span_s = span_s
+        self._at = -1.0
+        self._taken = 0
+
+    def take(self, amount: int, now_s: float) -> int:
+        """Take ``amount`` and return 0; or take nothing where less is left, and return the seconds
+        until the next span. A clock that goes back into the span before gives none twice."""
+        at, into_s = divmod(now_s, self._span_s)
+        if not self._at - 1 <= at <= self._at:
+            self._at, self._taken = at, 0
+        if self.limit is not None and self._taken + amount > self.limit:
+            return math.ceil(self._span_s - into_s)
+        self._taken += amount
+        return 0
+
+    def give_back(self, amount: int, taken_s: float) -> None:
+        """Return what was taken at ``taken_s``, if that is the same span; never more than all."""
+        if taken_s // self._span_s == self._at:
+            self._taken = max(0, self._taken - amount)
+
+
+class Account:
+    """What a key has used."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self._requests = Window(key.requests_per_minute, MINUTE_S)
+        self._tokens = Window(key.tokens_per_day, DAY_S)
+        self._sessions = 0
+
+    def begin(self, now_s: float) -> None:
+        """Count a request; raises ApiError (429)."""
+        if wait_s := self._requests.take(1, now_s):
+            limit = self._requests.limit
+            raise too_many(f"this key has its {limit} requests of this minute", wait_s)
+
+    @contextmanager
+    def spending(
+        self, most: int, sessions: int, spent: Callable[[], int], now_s: float
+    ) -> Iterator[None]:
+        """Hold ``most`` tokens and ``sessions`` within the block, and give back all but the tokens
+        that ``spent()`` says then; raises ApiError (429, or 400 for what never fits)."""
+        limit, at_once = self._tokens.limit, self.key.sessions
+        if limit is not None and most > limit:
+            raise bad_request(
+                f"prompt and answer may have {most} tokens; this key has {limit} a day"
+            )
+        if at_once is not None and sessions > at_once:
+            raise bad_request(f"this asks for {sessions} answers at once; this key has {at_once}")
+        if at_once is not None and self._sessions + sessions > at_once:
+            raise too_many(f"{self._sessions} of this key's {at_once} answers are made", BUSY_S)
+        if wait_s := self._tokens.take(most, now_s):
+            raise too_many(
+                f"this may take {most} tokens of prompt and answer; this key has not so many left"
+                f" of its {limit} for this day",
+                wait_s,
+            )
+        self._sessions += sessions
+        try:
+            yield
+        finally:
+            self._sessions -= sessions
+            self._tokens.give_back(most - spent(), now_s)
+
+
+NOBODY = Key(name="-", digest=b"", salt="")
+"""Who asks where no key is asked for."""
+
+
+class Keys:
+    """The keys of a gateway; false where there are none, and anybody may ask."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self._accounts = [Account(key) for key in keys]
+        self.nobody = Account(NOBODY)
+
+    def __bool__(self) -> bool:
+        return bool(self._accounts)
+
+    def find(self, text: str) -> Account:
+        """Whose key this is; raises ApiError (401).
+
+        Every key is compared, and by digest: the time says nothing about them.
+        """
+        given, found = digest_of(text), None
+        for account in self._accounts:
+            if hmac.compare_digest(given, account.key.digest):
+                found = account
+        if found is None or not text.strip():
+            raise ApiError(
+                401,
+                "give a valid key as 'Authorization: Bearer KEY'",
+                type="authentication_error",
+                code="invalid_api_key",
+            )
+        return found

@@ -1,0 +1,401 @@
+"""OpenAI's ``/v1/responses``, translated to a chat and back. Pure; nothing is stored."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from client.gateway.blocks import Json, Kind, PartWriter, message_from, text_in, tool_from
+from client.gateway.errors import ApiError, bad_request
+from client.gateway.requests import (
+    MESSAGES_MAX,
+    SALT_CHARS_MAX,
+    TOOLS_MAX,
+    CalledFunction,
+    ChatRequest,
+    FunctionName,
+    Message,
+    NamedSchema,
+    ResponseFormat,
+    StreamOptions,
+    ToolCall,
+    ToolChoice,
+)
+
+NOT_HERE = {
+    "background": "an answer is made while its request is open",
+    "context_management": "what is too long is refused, and nothing is left out of it",
+    "conversation": "nothing is stored; send the whole conversation as input",
+    "previous_response_id": "nothing is stored; send the whole conversation as input",
+    "prompt": "no prompts are stored; send instructions and input",
+    "top_logprobs": "log probabilities come from /v1/chat/completions",
+}
+"""Fields that are refused, and why."""
+NOTHING = frozenset({b"", b"null", b"false", b"0", b"[]"})
+"""Values of such a field that ask for nothing."""
+LOGPROBS = "message.output_text.logprobs"
+PARAMS = {"messages": "input", "response_format": "text.format"}
+"""Fields of a chat by the names that they have here."""
+PREFIXES = {Kind.THOUGHT: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
+
+NotHere = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "null"})]
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """A part of an item's content."""
+
+    type: Literal["input_text", "output_text", "reasoning_text", "summary_text"]
+    text: str
+
+
+Parts = Annotated[list[Part], Meta(max_length=MESSAGES_MAX)]
+
+
+class Item(msgspec.Struct, kw_only=True):
+    """A message, a model's thoughts, its call of a function, or what that returned."""
+
+    type: Literal["message", "reasoning", "function_call", "function_call_output"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | Parts | None = None
+    summary: Parts | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | Parts | None = None
+
+
+class ResponseTool(msgspec.Struct, kw_only=True):
+    """A function; built-in tools are not served."""
+
+    type: Literal["function"]
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenTool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, kw_only=True):
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """``/v1/responses``. ``store`` is taken, and nothing is stored."""
+
+    input: str | Annotated[list[Item], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    model: str | None = None
+    instructions: str | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=1 << 22)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=TOOLS_MAX)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["disabled", "auto"] | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    background: NotHere = msgspec.field(default_factory=msgspec.Raw)
+    context_management: NotHere = msgspec.field(default_factory=msgspec.Raw)
+    conversation: NotHere = msgspec.field(default_factory=msgspec.Raw)
+    previous_response_id: NotHere = msgspec.field(default_factory=msgspec.Raw)
+    prompt: NotHere = msgspec.field(default_factory=msgspec.Raw)
+    top_logprobs: NotHere = msgspec.field(default_factory=msgspec.Raw)
+    # vLLM's and our own
+    cache_salt: Annotated[str, Meta(max_length=SALT_CHARS_MAX)] | None = None
+    prefix_cache: Literal["own", "shared", "off"] | None = None
+
+
+def chat_of(request: ResponsesRequest) -> ChatRequest:
+    """The same request to ``/v1/chat/completions``; raises ApiError (400)."""
+    for name, reason in NOT_HERE.items():
+        if bytes(getattr(request, name)) not in NOTHING:
+            raise bad_request(f"{name} is not supported here: {reason}", name)
+    if request.truncation == "auto":
+        raise bad_request("truncation: what is too long is refused here", "truncation")
+    if LOGPROBS in (request.include or ()):
+        raise bad_request(f"include: {LOGPROBS} is not supported here", "include")
+    form = request.text.format if request.text is not None else None
+    return ChatRequest(
+        model=request.model,
+        messages=_messages(request),
+        max_completion_tokens=request.max_output_tokens,
+        stream=request.stream,
+        stream_options=StreamOptions(include_usage=True) if request.stream else None,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        response_format=None if form is None else _format(form),
+        tools=[
+            tool_from(tool.name, tool.description, tool.parameters, tool.strict)
+            for tool in request.tools or ()
+        ]
+        or None,
+        tool_choice=_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
+        cache_salt=request.cache_salt,
+        prefix_cache=request.prefix_cache,
+    )
+
+
+def _choice(
+    choice: Literal["auto", "none", "required"] | ChosenTool | None,
+) -> Literal["auto", "none", "required"] | ToolChoice | None:
+    if isinstance(choice, ChosenTool):
+        return ToolChoice(function=FunctionName(name=choice.name))
+    return choice
+
+
+def _format(form: TextFormat) -> ResponseFormat:
+    named = NamedSchema(name=form.name, schema=form.schema, strict=form.strict)
+    return ResponseFormat(type=form.type, json_schema=named)
+
+
+def _messages(request: ResponsesRequest) -> list[Message]:
+    """The chat's messages. Instructions in front are one of them: many templates take no more."""
+    system = [request.instructions] if request.instructions else []
+    if isinstance(request.input, str):
+        request_items = [Item(role="user", content=request.input)]
+    else:
+        request_items = request.input
+    chat = _Chat(system)
+    for at, item in enumerate(request_items):
+        chat.add(item, f"input[{at}]")
+    return chat.messages()
+
+
+class _Chat:
+    """Joins items to messages: thoughts, text and calls of one turn are one message."""
+
+    def __init__(self, system: list[str]) -> None:
+        self._system = system
+        self._found: list[Message] = []
+        self._thoughts: list[str] = []
+        self._said: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def add(self, item: Item, at: str) -> None:
+        """Take the next item; raises ApiError (400) with ``at``, where it stands."""
+        match item.type:
+            case "reasoning":
+                if self._said or self._calls:
+                    self._turn()
+                self._thoughts.append(text_in(item.content) or text_in(item.summary))
+            case "function_call":
+                called = CalledFunction(
+                    name=_given(item, "name", at), arguments=_given(item, "arguments", at)
+                )
+                self._calls.append(ToolCall(id=_given(item, "call_id", at), function=called))
+            case "function_call_output":
+                self._turn()
+                call_id, output = _given(item, "call_id", at), _given(item, "output", at)
+                said = Message(role="tool", tool_call_id=call_id, content=text_in(output))
+                self._found.append(said)
+            case "message":
+                self._message(_given(item, "role", at), text_in(_given(item, "content", at)))
+
+    def _message(self, role: str, text: str) -> None:
+        if role == "assistant":
+            if self._said or self._calls:
+                self._turn()
+            self._said.append(text)
+            return
+        self._turn()
+        role = "system" if role == "developer" else role
+        if role == "system" and not self._found:
+            self._system.append(text)
+        else:
+            self._found.append(Message(role=role, content=text))
+
+    def _turn(self) -> None:
+        """End the model's turn."""
+        if self._thoughts or self._said or self._calls:
+            turn = message_from("assistant", self._said, self._calls, self._thoughts)
+            self._found.append(turn)
+        self._thoughts, self._said, self._calls = [], [], []
+
+    def messages(self) -> list[Message]:
+        """All messages so far."""
+        self._turn()
+        if not self._system:
+            return self._found
+        return [Message(role="system", content="\n\n".join(self._system)), *self._found]
+
+
+def _given(item: Item, name: str, at: str) -> Any:
+    value = getattr(item, name)
+    if value is None:
+        raise bad_request(f"{at}: a {item.type} has to have {name}", f"{at}.{name}")
+    return value
+
+
+class ResponseWriter(PartWriter):
+    """Writes an answer in this form. ``request`` is what asked for it."""
+
+    def __init__(self, request: ResponsesRequest, prompt_tokens: int) -> None:
+        super().__init__()
+        self._request = request
+        self._head: Json = {}
+        """What a response says from its beginning; empty before that."""
+        self._base = ""
+        self._events = 0
+        self._output: list[Json] = []
+        """Items that are complete."""
+        self._item: Json = {}
+        """The item that is open, without its text."""
+        self._texts: list[str] = []
+        self._finish: str | None = None
+
+    def whole(self, answer: Json) -> Json:
+        choice = answer["choices"][0]
+        only = {"delta": choice["message"], "finish_reason": choice["finish_reason"]}
+        ended: Json = self.push({**answer, "choices": [only]})[-1]["response"]
+        return ended
+
+    def push(self, chunk: Json) -> list[Json]:
+        found: list[Json] = []
+        if not self._head:
+            self._base = chunk["id"].partition("-")[2]
+            self._head = self._described(chunk)
+            started = self._response("in_progress")
+            found.append(self._event("response.created", response=started))
+            found.append(self._event("response.in_progress", response=started))
+        for choice in chunk["choices"]:
+            found += self.take(choice["delta"])
+            self._finish = choice["finish_reason"] or self._finish
+        if chunk.get("usage") is not None:
+            found += self.close()
+            status = self._status
+            ended = self._response(status, usage=_usage(chunk["usage"]))
+            if status == "incomplete":
+                ended["incomplete_details"] = {"reason": "max_output_tokens"}
+            found.append(self._event(f"response.{status}", response=ended))
+        return found
+
+    def failed(self, error: ApiError) -> Json:
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        failure = {"code": code, "message": error.message}
+        return self._event("response.failed", response=self._response("failed", error=failure))
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._finish == "length" else "completed"
+
+    def _described(self, chunk: Json) -> Json:
+        asked = self._request
+        form = asked.text.format if asked.text is not None else None
+        return {
+            "id": f"resp_{self._base}",
+            "object": "response",
+            "created_at": chunk["created"],
+            "model": chunk["model"],
+            "background": False,
+            "incomplete_details": None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata or {},
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": asked.temperature,
+            "text": {"format": {"type": "text"} if form is None else form},
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": asked.tools or [],
+            "top_p": asked.top_p,
+            "truncation": "disabled",
+        }
+
+    def _response(
+        self, status: str, *, usage: Json | None = None, error: Json | None = None
+    ) -> Json:
+        said = {"status": status, "error": error, "output": [*self._output], "usage": usage}
+        return {**self._head, **said}
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        self._events += 1
+        return {"type": kind, "sequence_number": self._events - 1, **fields}
+
+    def _of_item(self, kind: str, **fields: Any) -> Json:
+        place = {"item_id": self._item["id"], "output_index": self.index}
+        return self._event(f"response.{kind}", **place, **fields)
+
+    def _begin(self, kind: Kind, call: Json) -> list[Json]:
+        self._texts = []
+        self._item = {"id": f"{PREFIXES[kind]}_{self._base}_{self.index}"}
+        match kind:
+            case Kind.THOUGHT:
+                self._item |= {"type": "reasoning", "summary": []}
+            case Kind.TEXT:
+                self._item |= {"type": "message", "role": "assistant"}
+            case Kind.CALL:
+                named = {"call_id": call["id"], "name": call["function"]["name"]}
+                self._item |= {"type": "function_call", **named}
+        empty: Json = {"arguments": ""} if kind is Kind.CALL else {"content": []}
+        added = {**self._item, **empty, "status": "in_progress"}
+        begun = [self._event("response.output_item.added", output_index=self.index, item=added)]
+        if kind is not Kind.CALL:
+            part = _part(kind, "")
+            begun.append(self._of_item("content_part.added", content_index=0, part=part))
+        return begun
+
+    def _grow(self, kind: Kind, text: str) -> list[Json]:
+        self._texts.append(text)
+        match kind:
+            case Kind.THOUGHT:
+                return [self._of_item("reasoning_text.delta", content_index=0, delta=text)]
+            case Kind.TEXT:
+                fields = {"content_index": 0, "delta": text, "logprobs": []}
+                return [self._of_item("output_text.delta", **fields)]
+            case Kind.CALL:
+                return [self._of_item("function_call_arguments.delta", delta=text)]
+
+    def _end(self, kind: Kind) -> list[Json]:
+        text, part = "".join(self._texts), _part(kind, "".join(self._texts))
+        done = {**self._item, "status": self._status}
+        ended = []
+        match kind:
+            case Kind.THOUGHT:
+                ended.append(self._of_item("reasoning_text.done", content_index=0, text=text))
+            case Kind.TEXT:
+                fields = {"content_index": 0, "text": text, "logprobs": []}
+                ended.append(self._of_item("output_text.done", **fields))
+            case Kind.CALL:
+                named = {"name": self._item["name"], "arguments": text}
+                ended.append(self._of_item("function_call_arguments.done", **named))
+        if kind is Kind.CALL:
+            done["arguments"] = text
+        else:
+            ended.append(self._of_item("content_part.done", content_index=0, part=part))
+            done["content"] = [part]
+        self._output.append(done)
+        event = self._event("response.output_item.done", output_index=self.index, item=done)
+        return [*ended, event]
+
+
+def _part(kind: Kind, text: str) -> Json:
+    if kind is Kind.THOUGHT:
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(usage: Json) -> Json:
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }
