@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, build_state
+from coordinator.catalogue.served import served_model
 from dht.messages.types import (
     SINK,
     SOURCE,
@@ -39,6 +40,8 @@ MODEL = ModelSpec(
     context_tokens=8192,
     vocab=128_256,
 )
+SMALL = replace(MODEL, name="brook", root="brook", layers=14)
+HUGE = replace(MODEL, name="paper/Paper-Instruct-70B", root="huge", layers=80)
 GPUS = (("RTX 4090", 24, 60.0), ("RTX 3060", 12, 24.0), ("RTX 3090", 24, 45.0), ("T4", 15, 18.0))
 
 
@@ -165,6 +168,9 @@ def observed(
         }
         for ago in reversed(range(160))
     ]
+    nodes = {each.peer_id: each for each in records}
+    beside = {each.peer_id: replace(each, model=SMALL) for each in records[:1]}
+    models = (served_model(MODEL, nodes), served_model(SMALL, beside), served_model(HUGE, {}))
     made = plan(records)
     versions = [
         {
@@ -190,6 +196,7 @@ def observed(
         served=served,
         route=tuple(route) if end == LAYERS else (),
         versions=versions,
+        models=models,
     )
 
 
@@ -234,9 +241,23 @@ def hostile(payloads: tuple[str, ...]) -> Json:
         device = DeviceSpec(kind=text[:16], name=text, memory_bytes=1)
         model = replace(MODEL, name=text)
         base = record(number, 0, LAYERS, name=text)
-        records.append(replace(base, peer_id=text[:64], version=text, device=device, model=model))
+        records.append(
+            replace(base, peer_id=text[:64], software_version=text, device=device, model=model)
+        )
     seen = observed(records)
     last = payloads[-1]
+    hostile = tuple(
+        served_model(replace(MODEL, name=text, root=text), {}) for text in payloads[:64]
+    )
     bad_plan = replace(plan(records, planner=last), coordinator=last[:64])
     versions = tuple({**each, "planner": last} for each in seen.versions)
-    return build_state(replace(seen, plan=bad_plan, model_name=last, versions=versions))
+    return build_state(
+        replace(
+            seen,
+            plan=bad_plan,
+            model_name=last,
+            versions=versions,
+            models=hostile,
+            invitation=last,
+        )
+    )

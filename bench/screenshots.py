@@ -1,13 +1,26 @@
-"""``python -m bench.screenshots``: pictures of the health page for docs/, of swarms on paper."""
+"""``python -m bench.screenshots``: pictures of the pages for docs/, of swarms on paper."""
 
 import argparse
+import asyncio
 import sys
 from pathlib import Path
 
 from bench import paper_health
 from bench.browser import PageServer, browser
 from client.health.state import Json
+from tests.unit.client.gateway.beside import gateway_beside
 
+CHAT_PEERS = {
+    "Aino's desktop": (0, 2),
+    "attic-3060": (2, 5),
+    "uni-lab-2": (5, 7),
+    "t4-spare": (7, 8),
+    "kestrel": (0, 2),
+}
+SAYS = (
+    "An anabranch leaves its river and finds it again further down.\n\n"
+    "So does an answer here: where one bed runs dry, it takes another."
+)
 SHOTS: tuple[tuple[str, str, int, str, bool], ...] = (
     ("healthy", "healthy", 1100, "light", True),
     ("dark", "healthy", 1100, "dark", False),
@@ -41,6 +54,25 @@ def take(directory: Path) -> list[Path]:
     return paths
 
 
+def chat(directory: Path) -> Path:
+    """Write the picture of the gateway's chat while a peer is replaced; returns its path."""
+    path = directory / "chat-rerouting.png"
+    with gateway_beside() as gateway, browser() as opened:
+        swarm = gateway.swarm
+        gateway.do(lambda: swarm.serve(CHAT_PEERS))
+        swarm.says, swarm.loses_at, swarm.mended = SAYS, 22, asyncio.Event()
+        page = opened.new_page(viewport={"width": 1000, "height": 480})
+        page.goto(gateway.url)
+        page.locator("#model option", has_text="brook").wait_for(state="attached")
+        page.locator("#box").fill("What is an anabranch?")
+        page.keyboard.press("Enter")
+        page.locator(".event.now").wait_for()
+        page.locator(".text", has_text="further").wait_for()
+        page.screenshot(path=path)
+        gateway.do(swarm.mended.set)
+    return path
+
+
 def _shrink(path: Path) -> None:
     """Fewer colours, the rare ones kept; as it is where Pillow is not installed."""
     try:
@@ -55,12 +87,12 @@ def _shrink(path: Path) -> None:
 def main() -> int:
     """Take the pictures and say where they are."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.screenshots", description="Take the health page's pictures for docs/."
+        prog="python -m bench.screenshots", description="Take the pages' pictures for docs/."
     )
     parser.add_argument("--out", type=Path, default=Path("docs/images"), help="(docs/images)")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for path in take(arguments.out):
+    for path in (*take(arguments.out), chat(arguments.out)):
         print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
     return 0
 

@@ -15,6 +15,7 @@ from dht.command_line import (
     settle_swarm,
 )
 from dht.errors import UserError
+from dht.invitation import read_invitation
 
 STALE_ROUNDS, STALE_S = 2, 60.0
 """A state older than both of these is shown as not known."""
@@ -42,6 +43,12 @@ def parse() -> argparse.Namespace:
         metavar="S",
         help="seconds between its own requests (30)",
     )
+    add(
+        "--invite",
+        default="",
+        metavar="anabranch:…",
+        help="show visitors this invitation, in the commands that ask and join (none)",
+    )
     arguments = parser.parse_args()
     settle_swarm(arguments, model="")
     return arguments
@@ -61,10 +68,13 @@ async def main(arguments: argparse.Namespace) -> int:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     if not 1 <= arguments.every <= 86_400:
         raise UserError(f"--every is {arguments.every}; it must be between 1 and 86400")
+    if arguments.invite:
+        read_invitation(arguments.invite)
     async with settled_swarm(arguments, wait_s=0.0) as swarm:
         remember_swarm(arguments, swarm)
         history = History(arguments.data)
-        prober = Prober(swarm, history, ProberConfig(every_s=arguments.every))
+        config = ProberConfig(every_s=arguments.every, invitation=arguments.invite)
+        prober = Prober(swarm, history, config)
         limit_s = STALE_ROUNDS * arguments.every + STALE_S
         parts = swarm.reader.parts
         page = Page(

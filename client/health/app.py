@@ -18,19 +18,10 @@ from client.health.drawing import (
 )
 from client.health.history import HOURS_SHOWN
 from client.health.state import Json
+from client.pages.fixed import HEADERS, fixed_file
 from dht.supervision import Supervisor
 
 HERE = Path(__file__).parent
-CSP = (
-    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self';"
-    " img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": CSP,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
 MATRIX_PEERS_MAX = 10
 STATES = {"silent": "not answering", "unknown": "not asked yet"}
 """What the page calls a peer's state, where that is not the state's own name."""
@@ -108,7 +99,7 @@ class Page:
             long_duration=long_duration, milliseconds=milliseconds, megabits=megabits, ago=ago
         )
         self._template = environment.get_template("page.html")
-        self._shown: tuple[int, str] | None = None
+        self._shown: tuple[Json, str] | None = None
         self.app = web.Application(middlewares=[self._headers], client_max_size=1024)
         self.app.add_routes(
             [
@@ -154,10 +145,9 @@ class Page:
 
     async def _page(self, request: web.Request) -> web.Response:
         state = self._state()
-        # Rendered once for each state, however many look.
-        if self._shown is None or self._shown[0] != id(state):
-            self._shown = (id(state), self.render(state))
-            self._kept = state
+        # Rendered once for each state, and once a second where it grows old, however many look.
+        if self._shown is None or not _says_the_same(state, self._shown[0]):
+            self._shown = (state, self.render(state))
         response = web.Response(text=self._shown[1], content_type="text/html")
         response.etag = _version(state)
         response.enable_compression()
@@ -179,9 +169,7 @@ class Page:
         )
 
     async def _file(self, request: web.Request) -> web.Response:
-        name = request.path.rpartition("/")[2]
-        kind = "text/css" if name.endswith(".css") else "text/javascript"
-        return web.Response(text=(HERE / "static" / name).read_text("utf-8"), content_type=kind)
+        return fixed_file(HERE / "static" / request.path.rpartition("/")[2])
 
 
 def metrics_text(state: Json, parts: Supervisor) -> bytes:
@@ -225,6 +213,11 @@ def _without_verdict(sentence: str) -> str:
     """The sentence after its first word, which stands above it."""
     rest = sentence.partition(": ")[2]
     return rest[:1].upper() + rest[1:]
+
+
+def _says_the_same(state: Json, shown: Json) -> bool:
+    own, other = ((_version(each), each["swarm"]["sentence"]) for each in (state, shown))
+    return state["peers"] is shown["peers"] and own == other
 
 
 def _version(state: Json) -> str:

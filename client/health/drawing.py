@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import groupby
 from typing import Any
 
-from client.health.clean import peer_name
+from client.pages.clean import peer_name
 from dht.messages.types import SINK, SOURCE
 
 Json = dict[str, Any]

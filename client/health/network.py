@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from client.health.clean import clean_id, clean_name, peer_name
+from client.pages.clean import clean_id, clean_name, peer_name
 from dht.messages.types import SINK, SOURCE, LinksRecord, NodeRecord, Plan, Reach, RouteStage
 
 Json = dict[str, Any]

@@ -13,6 +13,8 @@ from client.health.served import ServedTally
 from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, build_state
 from client.swarm.swarm import Swarm
 from client.view.pulse import Pulse, PulseConfig
+from coordinator.catalogue.reading import network_models, served_models
+from coordinator.catalogue.served import ServedModel
 from dht.errors import NetworkError, PeerError, SwarmError, UserError
 from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage
 
@@ -21,6 +23,8 @@ logger = logging.getLogger(__name__)
 GONE_S = 600.0
 """Time for which a peer that left is shown."""
 REFUSALS_MAX = 16
+MODELS_KEPT_S = 300.0
+"""Time for which models are shown that could not be read again; their records live as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,8 @@ class ProberConfig:
 
     every_s: float = 30.0
     """Time between two of the page's own requests."""
+    models_s: float = 60.0
+    """Time between two looks at what the network serves of all its models."""
     look_s: float = 10.0
     """Time between two looks at the DHT, each with a new state."""
     calm_s: float = 0.5
@@ -37,6 +43,8 @@ class ProberConfig:
     answer_s: float = 20.0
     prompt_ids: tuple[int, ...] = (1, 2, 3, 4)
     new_tokens: int = 8
+    invitation: str = ""
+    """Shown to visitors; empty: none is."""
 
 
 class Prober:
@@ -58,6 +66,8 @@ class Prober:
         self._links: dict[str, LinksRecord] = {}
         self._leases: dict[str, LeaseRecord] = {}
         self._route: tuple[RouteStage, ...] = ()
+        self._models: tuple[ServedModel, ...] = ()
+        self._models_unix_s = -math.inf
         self._tally = ServedTally()
         self._changed = asyncio.Event()
         self._parts = swarm.reader.parts
@@ -69,14 +79,15 @@ class Prober:
     async def run(self) -> None:
         """Ask and look until cancelled; raises what the swarm's supervisor raises."""
         try:
-            await self._parts.run(self._requests, self._states, ends_process=False)
+            parts = (self._requests, self._states, self._catalogue)
+            await self._parts.run(*parts, ends_process=False)
         finally:
             await self._pulse.close()
 
     async def once(self) -> Json:
         """The state after one request of its own, once everybody answered a ping or two failed."""
         try:
-            await self._look()
+            await asyncio.gather(self._look(), self._look_at_models())
             await self._history.add(await self._ask())
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._config.answer_s):
@@ -114,6 +125,25 @@ class Prober:
                     await self._changed.wait()
             self._changed.clear()
 
+    async def _catalogue(self) -> None:
+        while True:
+            await self._look_at_models()
+            await asyncio.sleep(self._config.models_s)
+
+    async def _look_at_models(self) -> None:
+        """Read what is served of each model; what cannot be read is forgotten after a while."""
+        network, now_unix_s = self._swarm.config.network, self._transport.now()
+        try:
+            async with asyncio.timeout(self._config.answer_s):
+                specs = await network_models(self._transport, network, self._swarm.named)
+                self._models = await served_models(self._transport, network, specs)
+                self._models_unix_s = now_unix_s
+        except (NetworkError, TimeoutError) as error:
+            logger.warning("cannot read the network's models: %s", error)
+            if now_unix_s - self._models_unix_s > MODELS_KEPT_S:
+                self._models = ()
+        self._changed.set()
+
     async def show(self) -> None:
         """Build the state from what is known now."""
         now_unix_s = self._transport.now()
@@ -133,6 +163,8 @@ class Prober:
                 served=await self._history.served(now_unix_s),
                 route=self._route,
                 versions=await self._history.plans(),
+                models=self._models,
+                invitation=self._config.invitation,
             )
         )
 

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from client.errors import layers_text, missing_text
-from client.health.clean import clean_id, clean_name, peer_name
+from client.health.models import models_json
 from client.health.network import (
     links_json,
     links_of_peers,
@@ -20,7 +20,9 @@ from client.health.network import (
     trace_json,
     why_idle,
 )
+from client.pages.clean import clean_id, clean_name, peer_name
 from client.view.beat import SILENT_MISSES
+from coordinator.catalogue.served import ServedModel
 from coordinator.plans.versions import number_max
 from dht.messages.types import (
     Assignment,
@@ -110,6 +112,10 @@ class SwarmSnapshot:
     """The route of the page's last answered request."""
     versions: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """Plans that the page saw, the newest first."""
+    models: tuple[ServedModel, ...] = ()
+    """All models of the network, the watched one among them."""
+    invitation: str = ""
+    """Shown to visitors within the commands that ask and join; empty: none is."""
 
 
 def build_state(seen: SwarmSnapshot) -> Json:
@@ -150,6 +156,7 @@ def build_state(seen: SwarmSnapshot) -> Json:
         "served": {"hours": [dict(each) for each in seen.served]},
         "trace": trace_json(seen.route, records, links),
         "help": _help(spec, peers, counts),
+        "models": models_json(seen.models, spec, counts, seen.invitation),
     }
 
 

@@ -2,19 +2,17 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bench import paper_health
-from bench.browser import PageServer, browser, chromium
-from client.health.state import Json
+from bench.browser import PageServer
+from client.health.state import Json, build_state
+from tests.browser.conftest import HIT, contrast
 
-pytest.importorskip("playwright", reason="playwright is not installed")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(chromium() is None, reason="no Chromium is installed"),
-]
+pytestmark = pytest.mark.browser
 
 EVENTS = ("onload", "onerror", "onclick", "onmouseover", "onfocus", "ontoggle", "onbegin", "onend")
 TAGS = ("svg", "img src=x", "body", "input autofocus", "details open", "video src=x", "math", "a")
@@ -37,13 +35,6 @@ def all_payloads() -> tuple[str, ...]:
 
 
 PAYLOADS = all_payloads()
-HIT = "window.hit = []; window.x = () => window.hit.push(1); window.alert = window.x;"
-
-
-@pytest.fixture(scope="module")
-def opened() -> Iterator[Any]:
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture
@@ -151,6 +142,36 @@ def test_with_javascript_a_new_state_comes_by_itself(opened: Any, server: PageSe
     page.get_by_role("heading", name="Not healthy").wait_for()
 
 
+def test_models_are_listed_and_their_commands_copied(opened: Any, server: PageServer) -> None:
+    page = look(opened, server, paper_health.healthy(), permissions=["clipboard-read"])
+    rows = page.locator(".models li").all_inner_texts()
+    assert ["watched here" in row for row in rows] == [True, False, False]
+    for row, verdict in zip(rows, ("healthy", "healthy, but fragile", "not whole"), strict=True):
+        assert verdict in row.split("\n")
+    button = page.locator(".models li").nth(1).locator(".copy").first
+    button.focus()
+    page.keyboard.press("Enter")
+    page.locator(".copy.done").wait_for()
+    command = page.locator(".models li").nth(1).locator("code").first.inner_text()
+    assert command.startswith("anabranch chat --model brook --fingerprint ")
+    assert page.evaluate("navigator.clipboard.readText()") == command
+    # A newer state takes the focus from nobody, and a model is not healthy whose answers fail.
+    newer = paper_health.observed([paper_health.record(0, 0, 32)], reason="no free peer")
+    server.state = build_state(replace(newer, now_unix_s=newer.now_unix_s + 1))
+    page.get_by_role("heading", name="Not healthy").wait_for()
+    assert "not healthy" in page.locator(".models li").first.inner_text()
+    assert page.evaluate("document.activeElement.dataset.copy") == command
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_nothing_is_wider_than_the_page(opened: Any, server: PageServer, width: int) -> None:
+    page = look(opened, server, paper_health.healthy(), viewport={"width": width, "height": 900})
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(wide) == 0
+
+
 @pytest.mark.parametrize("state", ["healthy", "many"])
 def test_a_phone_scrolls_down_only(opened: Any, server: PageServer, state: str) -> None:
     made = paper_health.many(40) if state == "many" else paper_health.healthy()
@@ -168,15 +189,3 @@ def test_text_stands_out_in_light_and_dark(opened: Any, server: PageServer, sche
         ink = page.evaluate(f"getComputedStyle(document.querySelector('{where}')).color")
         card = page.evaluate("getComputedStyle(document.querySelector('section')).backgroundColor")
         assert contrast(ink, card) >= 4.2, (where, ink, card)
-
-
-def contrast(one: str, other: str) -> float:
-    """WCAG 2's contrast ratio of two ``rgb(r, g, b)``."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(part) / 255 for part in colour[4:-1].split(",")]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)

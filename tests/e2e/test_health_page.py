@@ -71,10 +71,14 @@ def pair() -> Iterator[LocalSwarm]:
 def test_the_page_measures_a_real_swarm_itself(pair: LocalSwarm, tmp_path: Path) -> None:
     more = ("--every", "1", "--data", str(tmp_path / "h.sqlite"))
     with health_page(pair, *more) as (url, process):
-        state = wait_for(url, lambda seen: seen["swarm"]["healthy"] and served(seen) >= 8)
+        state = wait_for(
+            url,
+            lambda seen: seen["swarm"]["healthy"] and served(seen) >= 8 and bool(seen["models"]),
+        )
         assert state["swarm"]["healthy"], state["swarm"]
         assert served(state) >= 8, "the peers count the page's own requests"
         assert state["probes"]["ttft_p50_s"] > 0
+        assert [each["watched"] for each in state["models"]] == [True]
         assert [peer["flags"] for peer in state["peers"]] == [[], []]
         assert all(peer["rtt_s"] > 0 for peer in state["peers"])
         page = read(url)

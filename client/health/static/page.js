@@ -40,7 +40,9 @@ async function look() {
     if ((head.headers.get("ETag") || "").replace(/^W\//, "") !== `"${shown}"`) {
       const page = new DOMParser().parseFromString(
         await (await fetch("/", { signal })).text(), "text/html");
+      const focused = document.activeElement.dataset.copy;
       take(page);
+      if (focused) document.querySelector(`[data-copy="${CSS.escape(focused)}"]`)?.focus();
       document.title = page.title;
       shown = page.documentElement.dataset.state;
       document.body.classList.remove("stale");
@@ -50,4 +52,21 @@ async function look() {
   }
   setTimeout(look, LOOK_MS);
 }
+
+// A browser lends its clipboard to pages of https and of this machine; others copy a selection.
+async function copy(button) {
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+  } catch (error) {
+    getSelection().selectAllChildren(button.previousElementSibling);
+    if (!document.execCommand("copy")) return;
+  }
+  button.classList.add("done");
+  setTimeout(() => button.classList.remove("done"), LOOK_MS);
+}
+
+document.documentElement.classList.add("scripted");
+document.addEventListener("click", (event) => {
+  if (event.target.matches(".copy")) copy(event.target);
+});
 setTimeout(look, LOOK_MS);

@@ -13,11 +13,12 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from bench import paper_health
 from client.health import app
-from client.health.app import CSP, Page, metrics_text
-from client.health.clean import clean_name
+from client.health.app import Page, metrics_text
 from client.health.drawing import flow_drawing, sparkline, use_kind
 from client.health.history import KEPT_S, History
 from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, aged, build_state
+from client.pages.clean import clean_name
+from client.pages.fixed import CSP
 from dht.messages.types import (
     Assignment,
     DeviceSpec,
@@ -363,6 +364,26 @@ def test_the_server_sends_a_strict_policy_and_no_address() -> None:
     text = metrics_text(state_of(peer(0, 0, 8)), parts)
     assert b'anabranch:swarm_healthy{model_name="brook"} 1.0' in text
     assert b'anabranch:part_failures_total{part="Prober._states"} 1.0' in text
+
+
+def test_looks_at_an_old_state_render_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask() -> None:
+        state, now_s, rendered = state_of(peer(0, 0, 8)), [NOW_S], []
+        page = Page(lambda: aged(state, now_s[0], 60.0))
+        render = page.render
+
+        def counted(shown: Json) -> str:
+            rendered.append(shown)
+            return render(shown)
+
+        monkeypatch.setattr(page, "render", counted)
+        async with TestClient(TestServer(page.app)) as client:
+            for now_s[0], count in ((NOW_S, 1), (NOW_S + 300, 2), (NOW_S + 301, 3)):
+                for _ in range(3):
+                    await client.get("/")
+                assert len(rendered) == count
+
+    asyncio.run(ask())
 
 
 def test_history_survives_a_restart_and_is_trimmed(tmp_path: Path) -> None:

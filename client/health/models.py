@@ -1,0 +1,71 @@
+"""The models of the watched network as JSON values, and how to ask and join each. Pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from client.pages.clean import clean_name
+from coordinator.catalogue.served import ServedModel
+from coordinator.problem.model_pin import DIGITS_MIN
+from dht.hub import HubId
+from dht.invitation import is_name
+from dht.messages.types import ModelSpec
+
+Json = dict[str, Any]
+
+
+def models_json(
+    models: Sequence[ServedModel], watched: ModelSpec | None, depths: Sequence[int], invitation: str
+) -> list[Json]:
+    """The models, the ``watched`` one first, then those that are served.
+
+    Holders are the peers' word, but for the watched model: ``depths`` are its believed holders by
+    layer. ``invitation`` is in the commands; empty: none is.
+    """
+    # A stranger may announce the watched model's fingerprint under a name of its own.
+    own = None if watched is None else (watched.name, watched.fingerprint)
+    rows = [
+        _row(each, (each.name, each.spec.fingerprint) == own, depths, invitation) for each in models
+    ]
+    return sorted(
+        rows,
+        key=lambda row: (not row["watched"], not row["replicas"], row["name"], row["fingerprint"]),
+    )
+
+
+def _row(model: ServedModel, watched: bool, depths: Sequence[int], invitation: str) -> Json:
+    spec = model.spec
+    holders = list(depths) if watched and len(depths) == spec.layers else list(model.holders)
+    replicas = min(holders)
+    return {
+        "name": clean_name(spec.name),
+        "fingerprint": spec.fingerprint,
+        "watched": watched,
+        "layers": spec.layers,
+        "covered": sum(count > 0 for count in holders),
+        "replicas": replicas,
+        "verdict": _verdict(replicas),
+        "peers": model.peers,
+        "tokens_per_s": model.tokens_per_s if replicas else 0.0,
+        **_commands(model, invitation),
+    }
+
+
+def _verdict(replicas: int) -> str:
+    if not replicas:
+        return "not whole"
+    return "healthy, but fragile" if replicas == 1 else "healthy"
+
+
+def _commands(model: ServedModel, invitation: str) -> dict[str, str]:
+    """What asks the model and what joins it, for a shell; empty for names that a page changes or
+    that a shell could take for more."""
+    name = model.spec.name
+    if not is_name(name) or not clean_name(name).startswith(name[:32]):
+        return {"ask": "", "join": ""}
+    word = f" {invitation}" if invitation else ""
+    files = name if HubId.parse(name) is not None else f"./{name}"
+    pin = model.spec.fingerprint[:DIGITS_MIN]
+    return {
+        "ask": f"anabranch chat{word} --model {name} --fingerprint {pin}",
+        "join": f"anabranch join{word} --model {files}",
+    }
