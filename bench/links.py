@@ -44,16 +44,11 @@ def shapes(seed: int) -> dict[tuple[int, int], Shape]:
 
 async def read(addresses: list[str], peers: int) -> list[dict[str, Any]]:
     """All links that the DHT knows, once every peer has announced one from each other."""
-    from dht.daemon.transport import HivemindTransport
-    from dht.identity.peer_id import Identity
+    from dht.connecting import observe
     from dht.messages.types import model_key
     from dht.records.directory import Directory
-    from dht.transport.config import TransportConfig
 
-    config = TransportConfig(
-        identity=Identity.generate(), initial_peers=tuple(addresses), client_mode=True
-    )
-    transport = await HivemindTransport.create(config)
+    transport = await observe(addresses)
     try:
         directory = Directory(transport, NETWORK, model_key(MODEL.name))
         until_s = time.monotonic() + WAIT_S

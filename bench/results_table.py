@@ -23,7 +23,15 @@ from bench.results_links import (
     measured_links,
     real_links,
 )
-from bench.results_planner import crowds, elections, flood, live_plans, placements, sizes
+from bench.results_planner import (
+    crowds,
+    elections,
+    flood,
+    live_plans,
+    placements,
+    roaming,
+    sizes,
+)
 from bench.results_sessions import (
     balance,
     chaos,
@@ -88,6 +96,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "fleet_12": fleet,
         "fleet_24": fleet,
         "healing": healing,
+        "roaming": roaming,
         "hostile": attacks,
     },
 }
@@ -111,6 +120,7 @@ TITLES = {
     "dht_flood": "## A flood of records\n\n",
     "fleet_12": "## A dozen and more real peers\n\n",
     "healing": "## Swarms that were cut\n\n",
+    "roaming": "## Volunteers of many models\n\n",
     "hostile": "## Attacks\n\n",
 }
 

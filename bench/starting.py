@@ -13,7 +13,8 @@ from bench.local_swarm import LocalPeer, LocalSwarm, PeerStartError
 Event = Mapping[str, Any]
 LIMIT_S = 180.0
 MORE_S = 20.0
-"""A plan that leaves a peer out is waited on for so long: the next one may have a place for it."""
+"""A plan that leaves a peer out, or in which peers cannot move without others' help, is waited on
+for so long: the next one may have a place for all."""
 LOOK_S = 0.1
 
 
@@ -21,6 +22,9 @@ def phase_of(events: Sequence[Event]) -> str:
     """What a peer does, by the events that it wrote so far."""
     at = {event["event"]: number for number, event in enumerate(events)}
     assigned, serving = at.get("assigned", -1), at.get("serving", -1)
+    if at.get("stays", -1) > max(assigned, serving):
+        stays = events[at["stays"]]
+        return f"serves {_layers(stays)}; may not move to {_layers(events[assigned])} yet"
     if assigned > serving:
         return f"loads {_layers(events[assigned])}"
     if serving >= 0:
@@ -83,7 +87,8 @@ class Watching:
         self._until(lambda: peer.find("listening") is not None)
 
     def until_settled(self) -> None:
-        """Wait until all serve as planned; also end where the plan goes on without one of them."""
+        """Wait until all serve as planned; also end where the plan goes on without one of them, or
+        where they go on serving what they hold."""
         idle_since_s = time.monotonic()
 
         def done() -> bool:

@@ -20,6 +20,8 @@ def test_each_phase_has_words_that_say_what_is_waited_for() -> None:
         event("assigned", start=0, end=5),
         event("serving", start=0, end=5),
         event("assigned", start=4, end=5),
+        event("stays", start=0, end=5, reason="nobody else has shown to hold layer 0"),
+        event("assigned", start=0, end=4),
     ):
         events.append(each)
         said.append(phase_of(events))
@@ -32,6 +34,8 @@ def test_each_phase_has_words_that_say_what_is_waited_for() -> None:
         "loads layers 0-4",
         "serves layers 0-4",
         "loads layer 4",
+        "serves layers 0-4; may not move to layer 4 yet",
+        "loads layers 0-3",
     ]
 
 
