@@ -14,7 +14,7 @@ demo: $(READY)  ## three peers hold one model together; drafts; one is killed in
 swarm: $(READY)  ## the same swarm, left running until Ctrl-C
 	$(BIN)/python -m bench.demo --keep
 
-WORKERS ?= 2
+WORKERS ?= 3
 test: $(READY)  ## the whole test suite; real peers and browsers in one worker, the rest in the others
 	$(BIN)/python -m pytest -n $(WORKERS)
 

@@ -13,7 +13,10 @@ import anabranch
 from node import VERSION
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "transformers", "hivemind", "numpy", "ortools", "networkx", "aiohttp", "rich")
+HEAVY = (
+    *("torch", "transformers", "hivemind", "numpy", "ortools", "networkx", "aiohttp", "rich"),
+    "zeroconf",
+)
 IMPORTED = """
 import json, runpy, sys
 sys.argv = ["anabranch", *json.loads(sys.argv[1])]
@@ -132,3 +135,10 @@ def test_bash_completes_commands_and_options() -> None:
     zsh = ran("completion", "zsh").stdout
     assert zsh == f"autoload -U +X bashcompinit && bashcompinit\n{script.stdout}"
     assert ran("completion", "fish").returncode == 2
+
+
+def test_join_has_said_its_first_word_before_it_loads_torch(tmp_path: Path) -> None:
+    code, names = imported_by("join", "--model", str(tmp_path / "none"))
+    assert code == 2
+    assert "node" in names
+    assert not {"torch", "transformers"} & names
