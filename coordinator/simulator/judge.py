@@ -81,6 +81,7 @@ def standing_load(
     virtual_s: float = VIRTUAL_S,
     sessions_max: float = SESSIONS_MAX,
     hub: bool = False,
+    in_turn: bool = False,
 ) -> float:
     """Decoded tokens/s of a plan under full load that has lasted for long.
 
@@ -89,7 +90,7 @@ def standing_load(
     swarm = LiveSwarm(problem, profiles, plan.assignments, FramedWire, hub=hub)
     run = Standing(
         swarm,
-        Clients(problem, profiles, plan, swarm.peers, trace),
+        Clients(problem, profiles, plan, swarm.peers, trace, in_turn=in_turn),
         sampled(trace, seed),
         start_s=SETTLE_SHARE * virtual_s,
         end_s=virtual_s,
