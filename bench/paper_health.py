@@ -229,8 +229,10 @@ def ghost() -> Json:
 
 
 def many(peers: int = 500) -> Json:
-    """``peers`` peers in four columns of eight layers."""
-    records = [record(n, n % 4 * 8, n % 4 * 8 + 8) for n in range(peers)]
+    """``peers`` peers in as many as four columns of equally many layers."""
+    columns = min(4, peers)
+    bounds = [LAYERS * at // columns for at in range(columns + 1)]
+    records = [record(n, bounds[n % columns], bounds[n % columns + 1]) for n in range(peers)]
     return build_state(observed(records))
 
 

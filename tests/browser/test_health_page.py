@@ -10,7 +10,7 @@ import pytest
 from bench import paper_health
 from bench.browser import PageServer
 from client.health.state import Json, build_state
-from tests.browser.conftest import HIT, contrast
+from tests.browser.conftest import HIT, contrast, serious_findings
 
 pytestmark = pytest.mark.browser
 
@@ -180,6 +180,22 @@ def test_a_phone_scrolls_down_only(opened: Any, server: PageServer, state: str) 
     assert page.evaluate(wide) == 0
     size = "parseFloat(getComputedStyle(document.querySelector('.peers td')).fontSize)"
     assert page.evaluate(size) >= 12
+
+
+@pytest.mark.parametrize("peers", [1, 5, 200])
+def test_axe_finds_nothing_serious(opened: Any, server: PageServer, peers: int) -> None:
+    page = look(opened, server, paper_health.many(peers))
+    for width in (390, 1280, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert serious_findings(page) == [], (width, scheme)
+
+
+def test_axe_sees_text_that_is_too_pale(opened: Any, server: PageServer) -> None:
+    page = look(opened, server, paper_health.many(1))
+    page.evaluate("document.querySelector('.verdict p').style.color = '#ccc'")
+    assert [each.split(":")[0] for each in serious_findings(page)] == ["color-contrast"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
