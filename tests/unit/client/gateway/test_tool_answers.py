@@ -58,14 +58,16 @@ class Scripted(PaperSession):
                 )
 
 
-def scripted(gateway: PaperGateway, text: str) -> list[AnswerRequest]:
+def scripted(gateway: PaperGateway, *texts: str) -> list[AnswerRequest]:
+    """Answer one request after the other with these, from then on with the last; returns the
+    requests."""
     asked: list[AnswerRequest] = []
     swarm: PaperSwarm = gateway.swarm
 
     def session(request: AnswerRequest) -> SessionDriver:
         asked.append(request)
         found = Scripted(swarm, request)
-        found.text = text
+        found.text = texts[min(len(asked), len(texts)) - 1]
         return found
 
     swarm.session = session  # type: ignore[method-assign]
