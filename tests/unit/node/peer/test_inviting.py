@@ -7,8 +7,8 @@ import pytest
 
 from dht.identity.peer_id import Identity
 from dht.transport.config import TransportKind
-from node.join import offer_here
 from node.owner.reporter import Reporter
+from node.peer.inviting import offer_here
 from tests.unit.records import MODEL
 
 PEER = Identity(b"1" * 32).peer_id
