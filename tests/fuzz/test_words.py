@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from client.gateway.errors import ApiError
-from client.gateway.requests import (
+from client.gateway.protocols.requests import (
     ChatRequest,
     CompletionRequest,
     Defaults,

@@ -12,9 +12,9 @@ import openai
 import pytest
 
 import client.gateway.__main__ as command
-from client.gateway.app import GatewayConfig, requests
 from client.gateway.errors import ApiError
 from client.gateway.keys import Account, Key, Keys, Window, check_distinct, named_keys, plain_keys
+from client.gateway.web.app import GatewayConfig, requests
 from dht.errors import SwarmError, UserError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.waiting import until

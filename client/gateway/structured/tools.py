@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from client.gateway.grammar import literal, of_schema
+from client.gateway.structured.grammar import literal, of_schema
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 MISTRAL, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"

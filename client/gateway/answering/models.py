@@ -13,8 +13,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from client.gateway.answering.service import CompletionService
 from client.gateway.errors import ApiError, unavailable
-from client.gateway.service import CompletionService
 from client.swarm.swarm import Swarm
 
 logger = logging.getLogger(__name__)

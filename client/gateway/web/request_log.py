@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from client.gateway.answering.service import Job
 from client.gateway.errors import ApiError
 from client.gateway.keys import Account
-from client.gateway.responses import Usage
-from client.gateway.service import Job
+from client.gateway.protocols.answer_bodies import Usage
 
 HUNG_UP = 499
 """The status of a request whose client did not wait."""

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import client.gateway.__main__ as command
+from client.gateway.answering.models import GatewayModels, OpenModel
 from client.gateway.errors import ApiError
-from client.gateway.models import GatewayModels, OpenModel
 from client.swarm.swarm import Swarm, SwarmConfig, beside, named_of
 from client.text.tokenizer import ModelText
 from dht.errors import NetworkError, UserError

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from client.gateway.errors import ApiError
-from client.gateway.requests import (
+from client.gateway.protocols.requests import (
     ChatRequest,
     CompletionRequest,
     Function,
