@@ -112,7 +112,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
             engine.drafts = drafts
             try:
                 metered = MeteredTransport(transport, meter)
-                texts = ServedTexts.of(store.directory, store.root, store.weights_digest)
+                texts = ServedTexts.of(store.directory, store.weights_digest)
                 if arguments.test:
                     from node.peer.dry_run import rehearse
 

@@ -138,7 +138,7 @@ async def announced(network: MemoryNetwork, directory: Path) -> tuple[MemoryTran
     weights = digest_of({})
     spec = replace(MODEL, name="trap", root=root_of(text_hashes(directory), weights))
     peer = network.transport()
-    await TextServer(peer, ServedTexts.of(directory, spec.root, weights)).start()
+    await TextServer(peer, ServedTexts.of(directory, weights)).start()
     record = record_of(peer.peer_id, 0, 8, model=spec, addresses=peer.addresses)
     await Directory(peer, "n", spec.key).publish(record)
     return peer, spec
