@@ -105,7 +105,7 @@ def peer_id_in(instance: str) -> str | None:
     return peer_id if peer_id != instance and is_peer_id(peer_id) else None
 
 
-class Heard:
+class Instances:
     """The instances that were heard of, ``HEARD_MAX`` at most; the first ones stay."""
 
     def __init__(self) -> None:

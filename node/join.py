@@ -18,12 +18,12 @@ from dht.errors import NetworkError, UserError
 from dht.messages.types import model_key
 from node.owner.reporter import Reporter, gibibytes
 from node.peer.join_options import (
-    allowed_models,
+    lent_traffic,
     parse,
     pinned_to,
     relays_for_others,
-    traffic_of,
     use_of,
+    wanted_models,
 )
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     identity = arguments.loaded or Identity.load_or_create(arguments.identity.expanduser())
     arguments.loaded = identity
     settle_addresses(arguments, identity.peer_id)
-    traffic = traffic_of(arguments)
+    traffic = lent_traffic(arguments)
     # Before others are told to join, because this command ends if the machine lacks something.
     found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory)
     machine = at_most(found, arguments.max_vram)
@@ -155,7 +155,7 @@ async def _choose(
 
     named = named_peers(arguments.initial_peers)
     found = await choices(
-        transport, arguments.network, named, machine.lend_bytes, allowed_models(arguments)
+        transport, arguments.network, named, machine.lend_bytes, wanted_models(arguments)
     )
     # Who was asked once and named the models that may be chosen is not asked again.
     choice = await agreed(found, yes=arguments.yes or arguments.moved)
@@ -322,7 +322,7 @@ def _works_beside(
         arguments.moves_on = True
         peer.leave()
 
-    allowed = allowed_models(arguments)
+    allowed = wanted_models(arguments)
     roamer = Roamer(
         transport,
         directory,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT, Defaults
 from client.remembering import remember_swarm, settled_swarm
-from client.swarm.swarm import Swarm, beside, named_of
+from client.swarm.swarm import Swarm, model_beside, named_of
 from client.text.chat_template import ChatTemplate
 from coordinator.problem.model_pin import DIGITS_MIN
 from dht.command_line import (
@@ -227,7 +227,7 @@ async def serve(arguments: argparse.Namespace) -> int:
             if name == swarm.text.name:
                 yield OpenModel(swarm=swarm, service=service_of(swarm))
                 return
-            async with beside(swarm, others[name], _say) as other:
+            async with model_beside(swarm, others[name], _say) as other:
                 await take_text(other)
                 yield OpenModel(swarm=other, service=service_of(other))
 

@@ -325,7 +325,7 @@ def _entry(entry: str) -> tuple[str, str]:
 
 
 @asynccontextmanager
-async def beside(swarm: Swarm, entry: str, on_status: StatusCallback) -> AsyncIterator[Swarm]:
+async def model_beside(swarm: Swarm, entry: str, on_status: StatusCallback) -> AsyncIterator[Swarm]:
     """Another model of the same network, over the same connection, for ``async with``.
 
     ``entry`` is as for :func:`named_of`; with a fingerprint the peers' text files are taken, else

@@ -39,6 +39,6 @@ def answer_name(session: str, block: int) -> bytes:
     return blake2b(f"{session}/{block}".encode(), digest_size=NAME_BYTES).digest()
 
 
-def name_of(blocks: bytes, block: int) -> bytes:
+def block_name(blocks: bytes, block: int) -> bytes:
     """Name of block ``block`` among packed names; empty beyond their end."""
     return blocks[block * NAME_BYTES : (block + 1) * NAME_BYTES]

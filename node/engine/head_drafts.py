@@ -68,7 +68,7 @@ class HeadDrafts:
         self._head = head
         spec = head.spec(config.name)
         self._config = replace(
-            config, layout=head, keep_prefixes=False, threads=None, memory_bytes=memory_of(spec)
+            config, layout=head, keep_prefixes=False, threads=None, memory_bytes=head_bytes(spec)
         )
         self._engine = Engine(self._config)
         self._vocab = spec.vocab
@@ -253,7 +253,7 @@ class HeadDrafts:
         ]
 
 
-def memory_of(spec: ModelSpec) -> int:
+def head_bytes(spec: ModelSpec) -> int:
     """Bytes that a head takes as a model of its own, with KV for its sessions."""
     return stage_bytes(spec, 0, 1, min(KV_TOKENS_MAX, 4 * spec.context_tokens))
 

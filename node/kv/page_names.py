@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from dht.messages.prefix import BLOCK_TOKENS, NAME_BYTES, answer_name, name_of
+from dht.messages.prefix import BLOCK_TOKENS, NAME_BYTES, answer_name, block_name
 from dht.messages.session import SessionOpen
 
 SPACE_BYTES = 16
@@ -60,7 +60,7 @@ class PageNames:
         """Name of page ``index``; None if it is not to be kept."""
         end = (index + 1) * page_tokens
         block = (end - 1) // BLOCK_TOKENS
-        name = name_of(self.blocks, block)
+        name = block_name(self.blocks, block)
         if not name and self.answers:
             name = answer_name(self.answers, block)
         if not self.space or not name:

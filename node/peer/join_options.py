@@ -257,12 +257,12 @@ def pinned_to(
     return Assignment(peer_id=peer_id, start=start, end=end)
 
 
-def allowed_models(arguments: argparse.Namespace) -> list[str]:
+def wanted_models(arguments: argparse.Namespace) -> list[str]:
     """The entries of ``--models``, which commas may part, too."""
     return [each for entry in arguments.models for each in entry.split(",") if each]
 
 
-def traffic_of(arguments: argparse.Namespace) -> "LentTraffic":
+def lent_traffic(arguments: argparse.Namespace) -> "LentTraffic":
     """The owner's limits on traffic; the month's count is kept beside the identity."""
     from coordinator.links.token_bucket import Allowance
     from node.links.lent_traffic import LentTraffic
