@@ -68,7 +68,7 @@ def add_generation(parser: Parser) -> None:
 
     numbers: tuple[tuple[str, type, str, str], ...] = (
         ("max-new-tokens", int, "N", f"length of the answer at most ({NEW_TOKENS_DEFAULT})"),
-        ("min-new-tokens", int, "N", "no end of the answer before so many tokens"),
+        ("min-new-tokens", int, "N", "no end of the answer before N tokens"),
         ("temperature", float, "T", "0 is greedy (default)"),
         ("top-k", int, "K", "sample among the K likeliest tokens"),
         ("top-p", float, "P", "sample among the likeliest that make up P"),

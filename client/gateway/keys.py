@@ -179,7 +179,7 @@ class Account:
 
 
 NOBODY = Key(name="-", digest=b"", salt="")
-"""Who asks where no key is asked for."""
+"""The key that all requests count for where the gateway asks for none."""
 
 
 class Keys:

@@ -97,7 +97,7 @@ class Migration:
     route: Route = ()
     until_s: float = 0.0
     copy_from: str | None = None
-    """Who could send the new stage its KV: the one that leaves, where one stage takes its place."""
+    """Peer that could send the new stage its KV: the one that leaves, where one takes its place."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -387,7 +387,7 @@ class SessionController:
         return leaving if fits and self.copies else None
 
     def _moved_on(self, event: Event, move: Migration) -> list[Effect]:
-        """What the new stages say. Whatever goes wrong leaves the session where it is."""
+        """Effects of what the new stages say. A fault of theirs leaves the session where it is."""
         serving = {stage.peer_id for stage in self.accepted}
         new = [stage.peer_id for stage in move.route if stage not in self.accepted]
         match event:

@@ -74,7 +74,7 @@ class SessionDriver:
         self._last_loss = ""
         """Why the last route failed, while no token has come since."""
         self._waits_for = self._told_wait = ""
-        """What the caller was told last that the answer waits for."""
+        """What the answer waits for, and what the caller was told last that it waits for."""
         self._no_route: NoRoute | None = None
         """Why there is no route, while there is none."""
         self.on_route: Callable[[RouteStatus], None] | None = None

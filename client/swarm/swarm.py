@@ -77,7 +77,7 @@ class Swarm:
         )
         """Reads the DHT; for callers that want to read it now."""
         self.view = self.reader.view
-        """Who serves what, as it was read last."""
+        """Which peers serve which layers, as read last."""
 
     @classmethod
     @asynccontextmanager

@@ -18,7 +18,7 @@ BLOCKS_MAX = 8192
 """Maximum blocks that an open names: 131,072 tokens in 128 KiB."""
 SHARED_KEY = b"anabranch-shared-prefix-v1"
 ROOT = bytes(NAME_BYTES)
-"""What the name of the first block follows."""
+"""Name in front of the first block's: each name is made from the one before it."""
 
 
 def block_names(key: bytes, token_ids: Sequence[int], parent: bytes = ROOT) -> list[bytes]:

@@ -25,7 +25,7 @@ OBSERVED_WEIGHT = 0.15
 ROUND_WEIGHT = 0.1
 """Weight of the newest round in measured times."""
 DEARER_WEIGHT = 0.3
-"""The same for a row that cost more than before: to draft too much costs more than too little."""
+"""Weight of a row that cost more than before: to draft too much costs more than too little."""
 LATE_FACTOR = 3.0
 """A round counts as at most ``LATE_FACTOR`` times what is usual: a stall is not a round's time."""
 ROW_SHARE_LEAST = 0.005
@@ -40,7 +40,7 @@ ROW_FORGOTTEN = 0.998
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOffer:
-    """What a drafter has, and what it could have."""
+    """Number of drafts that a drafter has, and could have."""
 
     grade: int
     ready: int

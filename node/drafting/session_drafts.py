@@ -27,7 +27,7 @@ class Wait:
 
 
 class Source(StrEnum):
-    """Who made a round's drafts."""
+    """Kind of drafter that made a round's drafts."""
 
     COPY = "copy"
     MODEL = "model"

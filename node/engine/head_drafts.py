@@ -75,7 +75,7 @@ class HeadDrafts:
         self._entry: nn.Module | None = None
         self._beside: LoadedRange | None = None
         self._rows: dict[str, _Rows] = {}
-        """By session; only the event loop's thread adds and removes sessions."""
+        """Rows of sessions by name; only the event loop's thread adds and removes sessions."""
 
     def left_bytes(self, start: int) -> int:
         """Memory that the head takes beside layers from ``start`` to the last one: it shares their
@@ -259,8 +259,8 @@ def head_bytes(spec: ModelSpec) -> int:
 
 
 def _plain(sampling: Sampling | None) -> Sampling | None:
-    """What depends on the answer so far is left out; drawn with the session's own key a token is
-    more often the one that comes."""
+    """``sampling`` without what depends on the answer so far; drawn with the session's own key, a
+    token is more often the one that comes."""
     if sampling is None:
         return None
     return Sampling(

@@ -19,7 +19,7 @@ class PageNames:
     """Names of one session's pages. Without a ``space``, nothing is kept or found."""
 
     space: bytes = b""
-    """Who shares: pages are found under the same space alone."""
+    """Space of sessions that share pages: pages are found under the same space alone."""
     blocks: bytes = b""
     """Packed names of the prompt's blocks."""
     answers: str = ""
@@ -32,7 +32,7 @@ class PageNames:
         """What the stage at ``open_.hop`` keeps and finds for a session.
 
         Private pages belong to the client, whose key signed the open. Shared ones belong to all who
-        came over the very same stages before this one: whoever made the rows, made the KV. Rows of
+        came over the very same stages before this one, which made the rows behind the KV. Rows of
         a later attempt may have been made under an earlier one, by others, so it shares nothing. A
         new stage of a planned move gets KV from a peer that the client names; it finds nothing.
         """

@@ -37,7 +37,7 @@ class ServedTexts:
 
     @classmethod
     def of(cls, directory: Path, weights: str) -> "ServedTexts":
-        """Those of the model in ``directory``, whose weight files have the digest ``weights``.
+        """The text files in ``directory``, of a model whose weight files have digest ``weights``.
 
         Raises UserError for a file that cannot be read.
         """

@@ -79,9 +79,9 @@ def join_parser() -> Parser:
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
     device.add_argument("--cpu", action="store_true", help="compute on the CPU")
-    add("--memory", type=float, metavar="GIB", help="lend so much (85%% of what is free; CPU 50%%)")
-    add("--max-vram", type=float, metavar="GIB", help="lend at most so much of the GPU's memory")
-    rare("--power-limit", type=float, metavar="W", help="hold the GPU to so many watts meanwhile")
+    add("--memory", type=float, metavar="GIB", help="memory to lend (85%% of the free; CPU: 50%%)")
+    add("--max-vram", type=float, metavar="GIB", help="most of the GPU's memory to lend")
+    rare("--power-limit", type=float, metavar="W", help="power limit of the GPU meanwhile")
     add_swarm(parser)
     add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
     host = "0.0.0.0"  # noqa: S104  others must reach a peer
@@ -115,8 +115,8 @@ def join_parser() -> Parser:
         metavar="Q",
         help="weights in int8 or int4 (docs/weights.md)",
     )
-    add("--max-up", type=float, metavar="MBIT", help="send at most so many megabits per second")
-    rare("--max-down", type=float, metavar="MBIT", help="receive at most so many")
+    add("--max-up", type=float, metavar="MBIT", help="most megabits per second to send")
+    rare("--max-down", type=float, metavar="MBIT", help="most megabits per second to receive")
     add("--monthly-cap", type=float, metavar="GB", help="GB to lend a month, both ways")
     rare(
         "--int8-rows",

@@ -56,7 +56,7 @@ class GatewayModels:
         self._opener = opener
         self._open_max = open_max
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        """By name, the one unused for longest first."""
+        """Open models by name, the one unused for longest first."""
         self._started_s = int(time.time())
 
     @asynccontextmanager

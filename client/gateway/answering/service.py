@@ -66,7 +66,7 @@ class Job:
     head: Head
     tasks: list[ChoiceTask]
     usage: Usage
-    """What it has cost so far; all prompts from the beginning."""
+    """Tokens used so far; all prompts count from the beginning."""
     choices: int
     """Choices of each prompt, one behind the other."""
     streams: bool

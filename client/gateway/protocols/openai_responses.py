@@ -248,7 +248,7 @@ class ResponseWriter(PartWriter):
         super().__init__()
         self._request = request
         self._head: Json = {}
-        """What a response says from its beginning; empty before that."""
+        """Fields that a response has from its beginning; empty before that."""
         self._base = ""
         self._events = 0
         self._output: list[Json] = []

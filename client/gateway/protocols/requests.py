@@ -342,7 +342,7 @@ class Defaults:
 
     @classmethod
     def of(cls, generation_config: Mapping[str, Any]) -> "Defaults":
-        """From a ``generation_config.json``; values that cannot be are left out."""
+        """The defaults in a ``generation_config.json``; values that cannot be are left out."""
         found: dict[str, Any] = {}
         for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
             value = generation_config.get(name)

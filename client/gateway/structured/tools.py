@@ -85,7 +85,7 @@ class AnswerReader:
         return _joined(found)
 
     def flush(self) -> list[AnswerPart]:
-        """What was held back, at the end of the answer."""
+        """The parts that were held back, at the end of the answer."""
         held, self._held = self._held, ""
         if not held:
             return []

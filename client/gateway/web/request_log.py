@@ -26,7 +26,7 @@ class Asked:
 
     @property
     def usage(self) -> Usage:
-        """What it has cost so far."""
+        """Tokens that the request has used so far."""
         return Usage() if self.job is None else self.job.usage
 
     @contextmanager
