@@ -124,8 +124,6 @@ class SessionController:
     cached_tokens: int = 0
     """Number of leading tokens of the prompt whose KV the first route had kept."""
     failovers: int = 0
-    pauses: int = 0
-    """How often the answer had to give way at a stage."""
     is_paused: bool = False
     """Whether no token has come since the answer had to give way."""
     moves: int = 0
@@ -299,7 +297,6 @@ class SessionController:
 
     def _gave_way(self, lost: Lost, now_s: float) -> list[Effect]:
         """A stage needed the KV for other sessions: go on over another, or there later."""
-        self.pauses += 1
         if not self.is_paused:  # once between two tokens: a stage may say so for ever
             self.is_paused = True
             self.deadline_s = max(self.deadline_s, now_s + PAUSED_S)
