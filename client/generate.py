@@ -147,13 +147,13 @@ def prompt_of(arguments: argparse.Namespace) -> str | tuple[int, ...]:
 
 
 def show(text: str) -> None:
-    """A piece of the answer, at once; as it is where no terminal shows it."""
+    """Write a piece of the answer at once: made printable for a terminal, else as it is."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def print_note(text: str) -> None:
-    """A line beside the answer."""
+    """Write a line to stderr, beside the answer."""
     print(printable(text), file=sys.stderr, flush=True)
 
 

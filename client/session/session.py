@@ -159,7 +159,7 @@ class SessionDriver:
             return Lost(attempt=owner.attempt, peer_id=last, reason=reason, suspects=tuple(others))
 
     def _judged(self, event: Event) -> Event:
-        """``event``; where several peers may be at fault, with the one that is taken to be."""
+        """``event``, with the one peer that is taken to be at fault where several may be."""
         owner = self.owner
         if not isinstance(event, Lost | Refused) or not event.suspects:
             return event

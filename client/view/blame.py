@@ -36,8 +36,8 @@ class Blame:
         """The one of ``suspects`` that is taken to be at fault; likelier ones come first.
 
         It is the one in most other cases; among equals, each in turn. ``lives``: when each peer
-        that seems to be well joined, in Unix seconds. A suspect that is not among them is the
-        reason, as it is of any case that it is in.
+        that seems to be well joined, in Unix seconds. A suspect that is not among them is at
+        fault, whatever the other cases say.
         """
         for suspect in suspects:
             if suspect not in lives:

@@ -224,7 +224,7 @@ def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]
 
 def _environment(config: DaemonConfig) -> dict[str, str]:
     """The daemon's environment, which limits a relay's Go runtime to one processor, and has it
-    collect garbage before there is much: what strangers sent is kept for two minutes else.
+    collect garbage before there is much: it would keep what strangers sent for two minutes.
 
     At its start the daemon sets up two relay services, one with libp2p's own limits and, in the
     background, one with ours; the one set up last is in force. With one processor the background is

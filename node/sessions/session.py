@@ -108,8 +108,8 @@ class StageSession:
     told: int = 0
     """At the first stage: number of the unknown ids that have come."""
     checked: int = 0
-    """At the first stage of a prefix that others share: number of leading tokens whose ids are
-    those that the open names. No others run as long as names are left."""
+    """At the first stage, for a prefix that others share: number of leading tokens whose ids are
+    those that the open names. While names are left, no other tokens run."""
     misnamed: bool = False
     """At the first stage: whether ids came that are not those that the open names."""
     early: tuple[int, int] | None = None

@@ -214,8 +214,8 @@ def draft_model_bytes(spec: ModelSpec) -> int:
 
 
 def _shared_vocabulary(model: str, own: Path, theirs: Path) -> int:
-    """Number of tokens of the model in the directory ``theirs``; raises UserError if those of the
-    draft model ``model``, in ``own``, are others."""
+    """Number of tokens of the model in the directory ``theirs``; raises UserError if the draft
+    model ``model``, in ``own``, has other tokens."""
     other = UserError(
         f"--draft {model} has another vocabulary than the model, so its drafts would mean nothing:"
         " give one with the same tokens, or none"

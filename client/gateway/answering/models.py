@@ -1,6 +1,6 @@
 """The models that a gateway answers for: opened when they are asked for, few of them at a time.
 
-Which ones these are says the gateway's owner. A stranger could announce a model whose chat template
+The gateway's owner says which ones these are. A stranger could announce a model whose chat template
 never ends, or whose tokenizer takes for ever; such a model is not opened here.
 """
 
