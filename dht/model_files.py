@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from dht.errors import UserError
-from dht.hub import HubListing, notes_directory
+from dht.hub import HubId, HubListing, fetch_small_files, list_model, notes_directory
 from dht.json_file import decode_json, read_object
 from dht.messages.types import fingerprint_of
 from dht.text_files import digest_of, text_hashes
@@ -50,7 +50,7 @@ def root_of(texts: Mapping[str, str], weights: str) -> str:
     """The root of a model, as hex: SHA-256 over the SHA-256 of its text files, by name, and over
     the digest of its weight files (:func:`dht.text_files.digest_of`).
 
-    So whoever knows the root can check the text files without knowing the weight files.
+    A client that knows the root can check the text files without knowing the weight files.
     """
     return hashlib.sha256(f"{digest_of(texts)} {weights}".encode()).hexdigest()
 
@@ -82,6 +82,17 @@ def listed_root(listing: HubListing, directory: Path) -> str:
     known = {shard: sha256 for shard, sha256 in hashes.items() if sha256 is not None}
     read_config(directory, listing.repo)
     return root_of(text_hashes(directory), digest_of(known)) if known == hashes else ""
+
+
+def hub_root(hub_id: HubId) -> tuple[Path, str]:
+    """The directory of a hub model's small files, fetched where they are missing, and its root.
+
+    Raises as :func:`dht.hub.list_model`, :func:`dht.hub.fetch_small_files` and
+    :func:`listed_root`.
+    """
+    listing = list_model(hub_id)
+    directory = fetch_small_files(listing, INDEX)
+    return directory, listed_root(listing, directory)
 
 
 # Hashes

@@ -78,7 +78,7 @@ class SessionDriver:
         self._last_loss = ""
         """Why the last route failed, while no token has come since."""
         self._waits_for = self._told_wait = ""
-        """What the caller was told last that the answer waits for."""
+        """What the answer waits for, and what the caller was told last that it waits for."""
         self._no_route: NoRoute | None = None
         """Why there is no route, while there is none."""
         self.on_route: Callable[[RouteStatus], None] | None = None
@@ -176,7 +176,7 @@ class SessionDriver:
             return Lost(attempt=owner.attempt, peer_id=last, reason=reason, suspects=tuple(others))
 
     def _judged(self, event: Event) -> Event:
-        """``event``; where several peers may be at fault, with the one that is taken to be."""
+        """``event``, with the one peer that is taken to be at fault where several may be."""
         owner = self.owner
         if not isinstance(event, Lost | Refused) or not event.suspects:
             return event

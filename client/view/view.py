@@ -1,7 +1,6 @@
 """A consumer's view of the swarm: who serves what, and over whom a session's route goes.
 
-Pure: whoever reads the records hands them in, and times are those of the caller's clock, in
-seconds.
+Pure: the caller reads the records and hands them in, and times are those of its clock, in seconds.
 """
 
 import math

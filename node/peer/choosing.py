@@ -10,8 +10,8 @@ from coordinator.catalogue.need import Need, needs
 from coordinator.catalogue.reading import network_models, served_models
 from dht.command_line import printable
 from dht.errors import NetworkError, SwarmError, UserError
-from dht.hub import HubId, fetch_small_files, list_model, served_name
-from dht.model_files import INDEX, directory_root, listed_root
+from dht.hub import HubId, served_name
+from dht.model_files import directory_root, hub_root
 from dht.transport.interface import Transport
 
 SHOWN_MAX = 4
@@ -66,10 +66,7 @@ def root_here(files: str) -> str:
     if directory.is_dir():
         return directory_root(directory)
     hub_id = HubId.parse(files)
-    if hub_id is None:
-        return ""
-    listing = list_model(hub_id)
-    return listed_root(listing, fetch_small_files(listing, INDEX))
+    return "" if hub_id is None else hub_root(hub_id)[1]
 
 
 async def known_root(files: str) -> str:

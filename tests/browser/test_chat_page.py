@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from client.gateway.app import GatewayConfig
 from client.gateway.keys import plain_keys
+from client.gateway.web.app import GatewayConfig
 from dht.errors import SwarmError
 from tests.browser.conftest import HIT, contrast, serious_findings
 from tests.unit.client.gateway.beside import GatewayBeside, gateway_beside

@@ -11,9 +11,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from client.answer.generation import AnswerRequest
-from client.gateway.app import GatewayConfig
 from client.gateway.keys import plain_keys
-from client.gateway.tools import ToolFormat, calls_grammar
+from client.gateway.structured.tools import ToolFormat, calls_grammar
+from client.gateway.web.app import GatewayConfig
 from client.session.session import SessionDriver
 from tests.unit.client.gateway.paper import (
     EOS,
