@@ -1,9 +1,9 @@
 """Finds the quickest ring of a plan, for a swarm with little to do. Pure.
 
 A plan's flow shares the routes as a full swarm must; a request alone is better off on the quickest
-of them. It is taken where it is clearly quicker than the route whose turn it is, and one more
-session slows nobody there by much (:func:`has_little_to_do`): under load, and among routes that are
-about equal, the shares of the flow hold.
+of them. It is taken where it is clearly quicker than the route whose turn it is, and its peers then
+carry no more than the plan gives them: under load, and among routes that are about equal, the
+shares of the flow hold.
 """
 
 import math
@@ -21,13 +21,12 @@ QUICKER_MIN = 0.8
 """Maximum ratio of a ring's time to that of the route whose turn it is, to be taken instead."""
 HOP_S = 0.02
 """Assumed time that one more stage costs a token, in seconds, where no link is known."""
-SLOWER_MAX = 3.0
-"""Maximum ratio of a token's time beside one more session to that of a session alone, at a peer
-with little to do."""
+TRIES_MAX = 4
+"""Maximum searches for a ring, each without the peers that had too much to do on the one before."""
 PROMPT_TOKENS = 3.3
 """Tokens of prompts for each of answers, as in Azure's conversations of 2023."""
-ENTRIES_MAX = 16
-"""Maximum first stages from which rings are searched."""
+LOOKS_MAX = 10_000
+"""Maximum edges that one search looks at, over all first stages from which it begins."""
 UNTOLD_S = 15.0
 """Time after which a peer has announced that a session began or ended."""
 ENDED_MAX = 4096
@@ -60,14 +59,6 @@ def token_s(record: NodeRecord, layers: int, sessions: int) -> float:
     for rows, near_ns, _ in record.prompt_layer_ns[-1:]:
         layer_ns += (sessions - 1) * PROMPT_TOKENS * near_ns / rows
     return layers * layer_ns * 1e-9
-
-
-def has_little_to_do(record: NodeRecord, sessions: int) -> bool:
-    """Whether one more than ``sessions`` sessions slows none of them by much."""
-    layers = record.end - record.start
-    return not sessions or (
-        token_s(record, layers, sessions + 1) <= SLOWER_MAX * token_s(record, layers, 1)
-    )
 
 
 class OwnSessions:
@@ -142,25 +133,24 @@ class RingTimes:
         self.usable = usable
         self._sessions = sessions
         self._rtt_s = rtt_s
+        self._run_s: dict[RouteStage, float] = {}
 
-    def among(self, usable: Mapping[str, NodeRecord]) -> "RingTimes":
-        """The same for rings over other peers."""
+    def among(self, peers: Collection[str]) -> "RingTimes":
+        """The same for rings over ``peers`` alone."""
+        usable = {p: record for p, record in self.usable.items() if p in peers}
         return RingTimes(usable, self._sessions, self._rtt_s)
 
-    def over_idle(self, late: Collection[str] = ()) -> "RingTimes":
-        """The same for rings over peers with little to do, less those that are ``late``."""
-        beside = self._sessions
-        idle = {
-            peer_id: record
-            for peer_id, record in self.usable.items()
-            if peer_id not in late and has_little_to_do(record, beside.get(peer_id, 0))
-        }
-        return self.among(idle)
+    def sessions_at(self, peer_id: str) -> int:
+        """Number of sessions at a peer."""
+        return self._sessions.get(peer_id, 0)
 
     def run_s(self, stage: RouteStage) -> float:
         """Seconds of a step at one stage."""
-        beside = self._sessions.get(stage.peer_id, 0)
-        return token_s(self.usable[stage.peer_id], stage.end - stage.start, 1 + beside)
+        if stage not in self._run_s:
+            sessions = 1 + self.sessions_at(stage.peer_id)
+            record, layers = self.usable[stage.peer_id], stage.end - stage.start
+            self._run_s[stage] = token_s(record, layers, sessions)
+        return self._run_s[stage]
 
     def hop_s(self, one: RouteStage, other: RouteStage) -> float:
         """Seconds from one stage to another."""
@@ -184,10 +174,38 @@ def quicker(
     quickest: Search,
     late: Collection[str] = (),
 ) -> tuple[RouteStage, ...]:
-    """The route to take where it is ``turn``'s turn: the quickest ring over peers with little to
-    do that are not ``late``, if ``turn`` takes much longer."""
-    ring = quickest(times.over_idle(late))
+    """The route to take where it is ``turn``'s turn: the quickest ring over peers that are not
+    ``late``, if ``turn`` takes much longer."""
+    ring = quickest(times.among(times.usable.keys() - late))
     return turn if ring is None or ring[0] > QUICKER_MIN * times.token_s(turn) else ring[1]
+
+
+def light_ring(
+    edges: Mapping[str, Collection[str]],
+    ends: Mapping[str, int],
+    given: Mapping[str, float],
+    times: RingTimes,
+) -> Ring | None:
+    """The quickest ring over peers with little to do; None: there is none.
+
+    They have no session, or their sessions and one more make no more tokens/s than they are
+    ``given`` by the plan at full load. For the rest see :func:`quickest_ring`.
+    """
+    for _ in range(TRIES_MAX):
+        ring = quickest_ring(edges, ends, times)
+        if ring is None:
+            return None
+        token_s, stages = ring
+        full = {
+            stage.peer_id
+            for stage in stages
+            if (beside := times.sessions_at(stage.peer_id))
+            and 1 + beside > given.get(stage.peer_id, 0.0) * token_s
+        }
+        if not full:
+            return ring
+        times = times.among(times.usable.keys() - full)
+    return None
 
 
 def quickest_ring(
@@ -210,7 +228,8 @@ def quickest_ring(
     in_order = sorted(usable, key=lambda peer_id: (ends.get(peer_id, 0), peer_id))
     entries = sorted(stages_after(SOURCE, 0), key=lambda s: (times.run_s(s) / s.end, s.peer_id))
     found: Ring | None = None
-    for first in entries[:ENTRIES_MAX]:
+    looks = sum(map(len, edges.values()))
+    for first in entries[: max(1, LOOKS_MAX // max(1, looks))]:
         best: dict[str, Ring] = {first.peer_id: (times.run_s(first), (first,))}
         for peer_id in in_order:
             if peer_id not in best:

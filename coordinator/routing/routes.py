@@ -20,7 +20,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Generic, TypeVar
 
-from coordinator.routing.quickest import HOP_S, Ring, RingTimes, quickest_ring
+from coordinator.routing.quickest import HOP_S, Ring, RingTimes, light_ring
 from dht.messages.session import STAGES_MAX
 from dht.messages.types import (
     NO_VERSION,
@@ -136,6 +136,11 @@ class Router:
         for edge in plan.edges:
             weights.setdefault(edge.tail, {})[edge.head] = edge.tokens_per_s
         self._weights = weights
+        into: dict[str, float] = {}
+        for edge in plan.edges:
+            into[edge.head] = into.get(edge.head, 0.0) + edge.tokens_per_s
+        share = plan.value_tokens_per_s / max(1e-9, sum(weights.get(SOURCE, {}).values()))
+        self._given = {head: flow * share for head, flow in into.items()}
         self._begins = identity, str(plan.version)
         self._wheels: dict[str, Wheel[str]] = {}
         self._ends = {a.peer_id: a.end for a in plan.assignments}
@@ -176,8 +181,8 @@ class Router:
         return NoRoute(reason="the plan has no route over the peers that can be used")
 
     def quickest(self, times: RingTimes) -> Ring | None:
-        """The plan's ring of the least time per token (:func:`quickest_ring`); no turn is taken."""
-        return quickest_ring(self._weights, self._ends, times)
+        """The plan's quickest ring over peers with little to do; no turn is taken."""
+        return light_ring(self._weights, self._ends, self._given, times)
 
     def _choices(
         self, vertex: str, layer: int, usable: Mapping[str, NodeRecord], dead: set[str]
@@ -252,11 +257,11 @@ class FollowedRouter:
                 return route
         return route_from_records(usable, model.layers)
 
-    def quickest(self, idle: RingTimes, model: ModelSpec) -> Ring | None:
-        """The ring of the least time per token over the followers of one plan."""
+    def quickest(self, times: RingTimes, model: ModelSpec) -> Ring | None:
+        """The quickest ring over the followers of one plan that have little to do."""
         rings = (
-            self._routers[version].quickest(idle.among(group))
-            for version, group in self._groups(idle.usable, model).items()
+            self._routers[version].quickest(times.among(group))
+            for version, group in self._groups(times.usable, model).items()
             if version in self._routers
         )
         return min((ring for ring in rings if ring), key=itemgetter(0), default=None)

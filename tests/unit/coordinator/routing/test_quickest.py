@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from coordinator.routing.quickest import (
     HOP_S,
     LATE_KEPT_S,
+    PROMPT_TOKENS,
     UNTOLD_S,
     LatePeers,
     OwnSessions,
     RingTimes,
-    has_little_to_do,
+    light_ring,
     quickest_ring,
     token_s,
 )
@@ -53,14 +54,13 @@ def test_without_times_the_rate_for_as_many_layers_counts():
     peer = replace(Make.record("a", 0, 4), tokens_per_s=(40.0, 20.0, 12.5, 10.0))
     assert token_s(peer, 2, 1) == pytest.approx(0.05)
     assert token_s(replace(peer, tokens_per_s=()), 2, 1) == float("inf")
-    assert [n for n in range(9) if has_little_to_do(peer, n)] == [0, 1, 2]
 
 
-def test_a_peer_has_little_to_do_until_one_more_session_slows_the_others():
+def test_prompts_of_sessions_that_follow_each_other_cost_time_too():
     peer = replace(Make.record("a", 0, 4), decode_layer_ns=TIMES)
-    assert [n for n in range(16) if has_little_to_do(peer, n)] == list(range(13))
-    thinks = replace(peer, prompt_layer_ns=((64, 6400, 6400), (128, 64_000, 64_000)))
-    assert [n for n in range(16) if has_little_to_do(thinks, n)] == [0, 1], "prompts cost time too"
+    thinks = replace(peer, prompt_layer_ns=((64, 6400, 6400), (100, 50_000, 50_000)))
+    assert token_s(thinks, 4, 1) == token_s(peer, 4, 1)
+    assert token_s(thinks, 4, 4) == pytest.approx(4 * (1200 + 3 * PROMPT_TOKENS * 500) * 1e-9)
 
 
 class TestOwnSessions:
@@ -123,6 +123,24 @@ def test_peers_of_a_late_ring_are_late_until_another_is_on_time():
     late.took(("honest", "other"), 0.1, 0.15, 2.0)
     assert late.at(3.0) == {"liar"}
     assert late.at(LATE_KEPT_S) == set()
+
+
+def test_a_ring_is_light_until_its_peers_carry_what_the_plan_gives_them():
+    usable = {"a": record("a", ns=1_000_000), "b": record("b", ns=4_000_000)}
+    edges, ends = {SOURCE: ["a", "b"]}, {"a": 8, "b": 8}
+    token_s = {"a": 0.008, "b": 0.032}
+
+    def taken(given: dict[str, float], **sessions: int) -> str | None:
+        ring = light_ring(edges, ends, given, RingTimes(usable, sessions, {}))
+        return ring and ring[1][0].peer_id
+
+    assert taken({}) == "a", "a peer without sessions takes one in any case"
+    assert taken({}, a=1) == "b"
+    assert taken({}, a=1, b=1) is None
+    # Two sessions take turns: each has half of the peer's tokens.
+    room_for_two = {"a": 2 / (2 * token_s["a"]) + 1}
+    assert taken(room_for_two, a=1) == "a"
+    assert taken({"a": 2 / (2 * token_s["a"]) - 1}, a=1) == "b"
 
 
 @st.composite
