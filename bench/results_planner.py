@@ -80,6 +80,43 @@ def live_plans(result: dict[str, Any]) -> str:
     )
 
 
+def light_load(result: dict[str, Any]) -> str:
+    """What requests wait for a token while others ask little."""
+    found = result["summary"]
+    full = found["full"]
+    return (
+        "Simulated by the living rules: a coordinator's first plan from what peers announce serves"
+        " Azure's requests, which come at random at shares of the tokens/s at full load; routes are"
+        " drawn as clients do, with the quickest ring while its peers have little to do, and in"
+        f" turn alone. At full load the first serves {full['median']:.2f} times the tokens/s of the"
+        f" second ({full['least']:.2f} to {full['most']:.2f} on {len(result['rows'])} clusters)"
+        f" {made('light_load')}:\n\n"
+    ) + table(
+        "cluster | peers: | load: | a token, ms: | in turn: | p95, ms: | in turn: | first token, s:"
+        " | in turn:",
+        "{cluster} | {peers} | {load:.0%} | {token:.0f} | {token_turn:.0f} | {p95:.0f}"
+        " | {p95_turn:.0f} | {first:.1f} | {first_turn:.1f}",
+        [
+            {
+                "cluster": row["cluster"],
+                "peers": row["peers"],
+                "load": float(share),
+                **{
+                    name + of: 1e3 ** (what != "prompt_s") * ways[way][what]
+                    for name, what in (
+                        ("token", "token_s"),
+                        ("p95", "token_p95_s"),
+                        ("first", "prompt_s"),
+                    )
+                    for way, of in (("quickest", ""), ("in turn", "_turn"))
+                },
+            }
+            for row in result["rows"]
+            for share, ways in row["loads"].items()
+        ],
+    )
+
+
 def crowds(result: dict[str, Any]) -> str:
     """Loads of peers under clients that know nothing of each other."""
     return (

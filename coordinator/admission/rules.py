@@ -34,6 +34,8 @@ UNTRIED_PER_CLIENT = 16
 out by opening sessions that it does not use."""
 REST_S = 10.0
 """A session without progress for ``REST_S`` *rests*, and gives way to any that finds no room."""
+CROWD_REST_S = 1.0
+"""The same for one that has run nothing, before a client that has fewer such sessions."""
 QUEUE_PLACES = 4
 """Number of sessions that should have ended before a client refused for slow decodes comes back. A
 place that stays empty for a while costs no tokens there; every refusal does."""
@@ -64,6 +66,8 @@ class Holding:
     prompt_tokens: int = 0
     """Number of prompt tokens, which came at once and ran faster than the others will."""
     age_s: float
+    rest_s: float = REST_S
+    """Time without progress after which the session rests."""
 
     @property
     def left_s(self) -> float:
@@ -72,7 +76,7 @@ class Holding:
         A session that has run nothing begins, or gives way because it rests.
         """
         if self.ran_tokens == 0:
-            return max(0.0, REST_S - self.age_s)
+            return max(0.0, self.rest_s - self.age_s)
         left = max(0, self.kv_tokens - self.ran_tokens)
         new = self.ran_tokens - self.prompt_tokens
         return left * self.age_s / (new if new > 0 else self.ran_tokens)

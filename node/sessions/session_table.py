@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from coordinator.admission.rules import (
+    CROWD_REST_S,
     REST_S,
     UNTRIED_S,
     Claim,
@@ -249,30 +250,49 @@ class SessionTable:
         return next((live for live in holders if live.session.kv_key == kv_key), None)
 
     def holdings(
-        self, now_s: float, charged: Callable[[str], int], besides: str = ""
+        self, now_s: float, charged: Callable[[str], int], client: str, besides: str = ""
     ) -> list[Holding]:
-        """KV charged to each session, and its progress, without the session ``besides``.
-        ``charged`` is as in :meth:`movable`."""
+        """KV charged to each session, and its progress, as ``client`` has to wait for it, without
+        the session ``besides``. ``charged`` is as in :meth:`movable`."""
+        rests_s = self._rests_s(client)
         return [
             Holding(
                 kv_tokens=charged(live.session.kv_key),
                 ran_tokens=live.session.done_position,
                 prompt_tokens=live.session.open.prompt_tokens,
                 age_s=now_s - live.opened_s,
+                rest_s=rests_s(live),
             )
             for live in self._holders.values()
             if live.session.kv_key != besides
         ]
 
-    def resting(self, now_s: float, busy: Callable[[str], bool]) -> list[Live]:
-        """Sessions that hold KV and make no progress, in the order in which they give way.
+    def _rests_s(self, client: str) -> Callable[[Live], float]:
+        """The time without progress after which a session rests and gives way to ``client``: less
+        for one that has run nothing, of somebody who has more of these than ``client`` would."""
+        idle = Counter(
+            live.session.open.client
+            for live in self._holders.values()
+            if not live.session.done_position
+        )
+
+        def rests_s(live: Live) -> float:
+            crowds = idle[live.session.open.client] > idle[client] + 1
+            return CROWD_REST_S if crowds and not live.session.done_position else REST_S
+
+        return rests_s
+
+    def resting(self, now_s: float, busy: Callable[[str], bool], client: str) -> list[Live]:
+        """Sessions that hold KV and make no progress, in the order in which they give way to one of
+        ``client``.
 
         ``busy`` tells whether the engine has work of a session, by its name there.
         """
+        rests_s = self._rests_s(client)
         rest = {
             live.session.key: live
             for live in sorted(self._holders.values(), key=lambda live: live.touched_s)
-            if now_s - live.touched_s >= REST_S and not busy(live.session.kv_key)
+            if now_s - live.touched_s >= rests_s(live) and not busy(live.session.kv_key)
         }
         order = first_to_give_way((key, live.session.open.client) for key, live in rest.items())
         return [rest[key] for key in order]

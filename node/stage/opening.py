@@ -280,10 +280,10 @@ class Opening:
     def _make_room(self, session: StageSession, now_s: float) -> list[Live]:
         """Sessions that rest here and should give way to ``session``; none if all of them would
         not be enough."""
-        resting = self._table.resting(now_s, self._flow.has_work)
+        room, open_ = self._kv.room, session.open
+        resting = self._table.resting(now_s, self._flow.has_work, open_.client)
         if not resting:
             return []
-        room, open_ = self._kv.room, session.open
         free = room.free_tokens + sum(room.charged_of(live.session.kv_key) for live in resting)
         needed = room.expected_tokens(self._kv.ask_of(open_, session.kv_key))
         load = self._table.load(open_.client, now_s)
@@ -342,13 +342,15 @@ class Opening:
         # However much KV is free, the queue only shortens when sessions end.
         if not urgent and queue_is_long(load, self._flow.decode_waits.p95_s):
             wanted, free = min(QUEUE_PLACES * crowd, room.charged_tokens), 0
-        return retry_after_s(wanted, free, self._table.holdings(now_s, room.charged_of))
+        holding = self._table.holdings(now_s, room.charged_of, ask.client)
+        return retry_after_s(wanted, free, holding)
 
     def room_after_s(self, session: StageSession, now_s: float) -> float:
         """Seconds until a session that gives way should find room here again."""
         room = self._kv.room
         needed = room.charged_of(session.kv_key)
-        others = self._table.holdings(now_s, room.charged_of, besides=session.kv_key)
+        client, key = session.open.client, session.kv_key
+        others = self._table.holdings(now_s, room.charged_of, client, besides=key)
         return max(RETURN_LEAST_S, retry_after_s(needed, 0, others))
 
     def replied(self, peer_id: str, message: HopReply) -> None:

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from coordinator.admission.rules import REST_S, UNTRIED_S, StageLoad
+from coordinator.admission.rules import CROWD_REST_S, REST_S, UNTRIED_S, StageLoad
 from dht.messages.session import Priority
 from dht.simulated.clock import run_virtual
 from dht.transport.frame_sender import FrameSender
@@ -64,13 +64,34 @@ def test_sessions_without_progress_rest_unless_the_engine_has_work_of_them() -> 
     finished = side.add("finished", "a")
     side.table.finish(finished)
 
-    def resting(now_s: float) -> list[str]:
-        found = side.table.resting(now_s, lambda key: key == busy.session.kv_key)
+    def resting(now_s: float, client: str = "a") -> list[str]:
+        found = side.table.resting(now_s, lambda key: key == busy.session.kv_key, client)
         return [live.session.key for live in found]
 
     assert resting(REST_S - 0.1) == []
     assert resting(REST_S) == ["a1", "a0", "b0"]
     assert resting(REST_S + 1.0) == ["a1", "a0", "b0", "fresh"]
+
+
+def test_of_who_has_more_sessions_that_have_run_nothing_they_rest_sooner() -> None:
+    side = Table()
+    for number in range(3):
+        side.add(f"crowd {number}", "crowd")
+    begun = side.add("begun", "crowd")
+    begun.session.done_position = 5
+    side.add("one", "other")
+
+    def resting(now_s: float, client: str) -> list[str]:
+        return [live.session.key for live in side.table.resting(now_s, lambda _: False, client)]
+
+    assert resting(CROWD_REST_S - 0.1, "new") == []
+    assert resting(CROWD_REST_S, "new") == ["crowd 2", "crowd 1", "crowd 0"]
+    assert resting(CROWD_REST_S, "other") == ["crowd 2", "crowd 1", "crowd 0"]
+    assert resting(CROWD_REST_S, "crowd") == [], "not before its own"
+    waits = side.table.holdings(0.2, lambda _: 1, "new")
+    assert sorted(each.left_s for each in waits if not each.ran_tokens) == pytest.approx(
+        [CROWD_REST_S - 0.2] * 3 + [REST_S - 0.2]
+    )
 
 
 def test_of_one_client_only_the_newest_finished_answers_are_kept(
