@@ -7,9 +7,11 @@ about equal, the shares of the flow hold.
 """
 
 import math
+from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from operator import itemgetter
 
 from dht.messages.session import STAGES_MAX
 from dht.messages.types import SOURCE, NodeRecord, RouteStage
@@ -28,6 +30,9 @@ PROMPT_TOKENS = 3.3
 """Tokens of prompts for each of answers, as in Azure's conversations of 2023."""
 ENTRIES_MAX = 16
 """Maximum first stages from which rings are searched."""
+Step = tuple[float, float, str]
+"""Seconds of a stage and all that follow it, seconds of that stage alone, each with the hop before
+it, and the stage's peer."""
 UNTOLD_S = 15.0
 """Time after which a peer has announced that a session began or ended."""
 ENDED_MAX = 4096
@@ -45,18 +50,19 @@ def token_s(record: NodeRecord, layers: int, sessions: int) -> float:
     measured take as long as the fewest, and more take longer in proportion. Without times, its T_j
     is shared.
     """
-    times = [(rows, near_ns) for rows, near_ns, _ in record.decode_layer_ns]
+    times = record.decode_layer_ns
     if not times:
         rates = record.tokens_per_s[:layers]
         return sessions / rates[-1] if rates and rates[-1] > 0 else math.inf
-    rows, time_ns = times[-1]
-    layer_ns = time_ns * max(1.0, sessions / rows)
-    for (fewer, before_ns), (more, after_ns) in pairwise(times):
-        if fewer <= sessions < more:
-            share = (sessions - fewer) / (more - fewer)
-            layer_ns = before_ns + share * (after_ns - before_ns)
-    if sessions < times[0][0]:
-        layer_ns = times[0][1]
+    at = bisect_right(times, sessions, key=itemgetter(0))
+    if at == len(times):
+        rows, near_ns, _ = times[-1]
+        layer_ns = near_ns * max(1.0, sessions / rows)
+    else:
+        fewer, before_ns, _ = times[max(0, at - 1)]
+        more, after_ns, _ = times[at]
+        share = (sessions - fewer) / (more - fewer) if at else 0.0
+        layer_ns = before_ns + share * (after_ns - before_ns)
     for rows, near_ns, _ in record.prompt_layer_ns[-1:]:
         layer_ns += (sessions - 1) * PROMPT_TOKENS * near_ns / rows
     return layers * layer_ns * 1e-9
@@ -162,15 +168,14 @@ class RingTimes:
         beside = self._sessions.get(stage.peer_id, 0)
         return token_s(self.usable[stage.peer_id], stage.end - stage.start, 1 + beside)
 
-    def hop_s(self, one: RouteStage, other: RouteStage) -> float:
-        """Seconds from one stage to another."""
-        if one.peer_id == other.peer_id:
-            return 0.0
-        return self._rtt_s.get(frozenset((one.peer_id, other.peer_id)), 2 * HOP_S) / 2
+    def hop_s(self, one: str, other: str) -> float:
+        """Seconds from one peer to another."""
+        return 0.0 if one == other else self._rtt_s.get(frozenset((one, other)), 2 * HOP_S) / 2
 
     def token_s(self, route: Sequence[RouteStage]) -> float:
         """Seconds of a token, from the first stage through all others and back to the first."""
-        hops_s = sum(self.hop_s(a, b) for a, b in zip(route, (*route[1:], route[0]), strict=True))
+        peers = [stage.peer_id for stage in route]
+        hops_s = sum(map(self.hop_s, peers, (*peers[1:], peers[0])))
         return hops_s + sum(map(self.run_s, route))
 
 
@@ -196,34 +201,71 @@ def quickest_ring(
     """The ring of the least time per token over ``times.usable`` peers; None: there is none.
 
     ``edges`` lead from the source and from each peer to the peers of the next stage, and each peer
-    runs the layers up to its place in ``ends``.
+    runs the layers up to its place in ``ends``. Every link is looked at once; the least times to
+    the last layer bound what the search from each first stage can find.
     """
-    usable = times.usable
-
-    def stages_after(tail: str, start: int) -> Iterator[RouteStage]:
-        for head in edges.get(tail, ()):
-            end = ends.get(head, 0)
-            if head in usable and usable[head].holds(start, end):
-                yield RouteStage(peer_id=head, start=start, end=end)
-
     layers = max(ends.values(), default=0)
-    in_order = sorted(usable, key=lambda peer_id: (ends.get(peer_id, 0), peer_id))
-    entries = sorted(stages_after(SOURCE, 0), key=lambda s: (times.run_s(s) / s.end, s.peer_id))
-    found: Ring | None = None
-    for first in entries[:ENTRIES_MAX]:
-        best: dict[str, Ring] = {first.peer_id: (times.run_s(first), (first,))}
-        for peer_id in in_order:
-            if peer_id not in best:
+    firsts, steps = _steps(edges, ends, times)
+    least_s = math.inf
+    found: tuple[str, ...] = ()
+    for first_s, first in firsts:
+        best: dict[str, tuple[float, tuple[str, ...]]] = {first: (first_s, (first,))}
+        reached = [(ends[first], first)]
+        while reached:
+            _, peer_id = heappop(reached)
+            time_s, route = best[peer_id]
+            if ends[peer_id] == layers and time_s + times.hop_s(peer_id, first) < least_s:
+                least_s, found = time_s + times.hop_s(peer_id, first), route
+            if len(route) == STAGES_MAX:
                 continue
-            time_s, stages = best[peer_id]
-            if ends[peer_id] == layers:
-                whole_s = time_s + times.hop_s(stages[-1], first)
-                if found is None or whole_s < found[0]:
-                    found = whole_s, stages
-            if len(stages) == STAGES_MAX:
-                continue
-            for stage in stages_after(peer_id, ends[peer_id]):
-                later_s = time_s + times.hop_s(stages[-1], stage) + times.run_s(stage)
-                if stage.peer_id not in best or later_s < best[stage.peer_id][0]:
-                    best[stage.peer_id] = later_s, (*stages, stage)
-    return found
+            for rest_s, step_s, head in steps[peer_id]:
+                if time_s + rest_s >= least_s:
+                    break
+                if head not in best:
+                    heappush(reached, (ends[head], head))
+                if head not in best or time_s + step_s < best[head][0]:
+                    best[head] = time_s + step_s, (*route, head)
+    starts = (0, *(ends[peer_id] for peer_id in found))
+    stages = zip(found, starts, strict=False)
+    ring = tuple(RouteStage(peer_id=p, start=at, end=ends[p]) for p, at in stages)
+    return (least_s, ring) if ring else None
+
+
+def _steps(
+    edges: Mapping[str, Collection[str]], ends: Mapping[str, int], times: RingTimes
+) -> tuple[list[tuple[float, str]], dict[str, list[Step]]]:
+    """The first stages, each with its seconds, and the steps from all peers that they lead to,
+    those that are nearest to the last layer first."""
+    usable, layers = times.usable, max(ends.values(), default=0)
+    run_s: dict[tuple[str, int], float] = {}
+
+    def heads_of(tail: str, start: int) -> list[str]:
+        for head in edges.get(tail, ()):
+            if (head, start) not in run_s and head in usable:
+                end = ends.get(head, 0)
+                if usable[head].holds(start, end):
+                    run_s[head, start] = times.run_s(RouteStage(peer_id=head, start=start, end=end))
+        return [head for head in edges.get(tail, ()) if (head, start) in run_s]
+
+    def per_layer(head: str) -> tuple[float, str]:
+        return run_s[head, 0] / ends[head], head
+
+    firsts = sorted(heads_of(SOURCE, 0), key=per_layer)[:ENTRIES_MAX]
+    heads: dict[str, list[str]] = {}
+    to_do = list(firsts)
+    while to_do:
+        peer_id = to_do.pop()
+        if peer_id not in heads:
+            heads[peer_id] = heads_of(peer_id, ends[peer_id])
+            to_do += heads[peer_id]
+    left_s: dict[str, float] = {}
+    steps: dict[str, list[Step]] = {}
+    for peer_id in sorted(heads, key=lambda peer_id: -ends[peer_id]):
+        following = steps[peer_id] = []
+        for head in heads[peer_id]:
+            step_s = times.hop_s(peer_id, head) + run_s[head, ends[peer_id]]
+            following.append((step_s + left_s[head], step_s, head))
+        following.sort()
+        least_s = following[0][0] if following else math.inf
+        left_s[peer_id] = 0.0 if ends[peer_id] == layers else least_s
+    return [(run_s[head, 0], head) for head in firsts], steps

@@ -116,6 +116,33 @@ def test_a_near_chain_of_slower_peers_is_quicker_than_one_across_an_ocean():
     assert [each.peer_id for each in busy[1]] == ["far", "away"]
 
 
+def test_each_link_is_looked_at_about_once_however_many_first_stages_there_are():
+    """A dense plan of a stranger must not cost a client a look at each link per first stage."""
+
+    class Counted(RingTimes):
+        looks = 0
+
+        def hop_s(self, one: str, other: str) -> float:
+            Counted.looks += 1
+            return super().hop_s(one, other)
+
+    spans = ((0, 3), (3, 5), (5, 8))
+    stages = [[f"{start}-{n}" for n in range(20)] for start, _ in spans]
+    usable = {
+        name: record(name, *span, ns=1_000_000 * (1 + int(name[2:]) % 7))
+        for names, span in zip(stages, spans, strict=True)
+        for name in names
+    }
+    edges = {SOURCE: stages[0]}
+    for here, after in pairwise(stages):
+        edges |= dict.fromkeys(here, after)
+    ends = {name: each.end for name, each in usable.items()}
+    found = quickest_ring(edges, ends, Counted(usable, {}, {}))
+    assert found is not None
+    assert [stage.peer_id for stage in found[1]] == ["0-0", "3-0", "5-0"]
+    assert Counted.looks < 1.5 * 2 * 20 * 20
+
+
 def test_peers_of_a_late_ring_are_late_until_another_is_on_time():
     late = LatePeers()
     late.took(("liar", "honest"), 0.01, 0.5, 0.0)
