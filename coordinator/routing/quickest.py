@@ -8,7 +8,7 @@ about equal, the shares of the flow hold.
 
 import math
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from operator import itemgetter
@@ -33,11 +33,9 @@ ENTRIES_MAX = 16
 Step = tuple[float, float, str]
 """Seconds of a stage and all that follow it, seconds of that stage alone, each with the hop before
 it, and the stage's peer."""
-UNTOLD_S = 15.0
-"""Time after which a peer has announced that a session began or ended."""
-ENDED_MAX = 4096
-LATE_TIMES, LATE_S = 2.0, 0.05
-"""A ring is late if a token takes this many times what its peers announce, and so much longer."""
+LATE_S = 0.05
+"""A ring is late if a token takes ``SLOWER_MAX`` times what its peers announced when it was taken,
+and so much longer: others may have joined since, as long as these had little to do."""
 LATE_KEPT_S = 600.0
 """Time for which peers of a late ring are not taken out of turn, unless another one is on time."""
 
@@ -82,36 +80,42 @@ class OwnSessions:
     def __init__(self) -> None:
         self._peers: dict[str, tuple[str, ...]] = {}
         self._live: Counter[str] = Counter()
-        self._ended: deque[tuple[float, str]] = deque(maxlen=ENDED_MAX)
+        self._most: Counter[str] = Counter()
+        """The most at a peer since the last look at the records."""
+        self._seen: dict[str, tuple[NodeRecord, int]] = {}
+        """The newest record of each peer, and how many sessions of others it told of."""
 
-    def goes_over(self, session: str, route: Collection[RouteStage], now_s: float) -> None:
+    def goes_over(self, session: str, route: Collection[RouteStage]) -> None:
         """Count ``session`` at the peers of ``route``, and no more at those that it left."""
-        self.ends(session, now_s)
+        self.ends(session)
         self._peers[session] = peers = tuple(stage.peer_id for stage in route)
         self._live.update(peers)
+        for peer_id in peers:
+            self._most[peer_id] = max(self._most[peer_id], self._live[peer_id])
 
-    def ends(self, session: str, now_s: float) -> None:
+    def ends(self, session: str) -> None:
         """Count ``session`` no more."""
-        for peer_id in self._peers.pop(session, ()):
-            self._live[peer_id] -= 1
-            if not self._live[peer_id]:
-                del self._live[peer_id]
-            self._ended.append((now_s, peer_id))
+        self._live.subtract(self._peers.pop(session, ()))
 
-    def beside(self, nodes: Mapping[str, NodeRecord], now_s: float) -> dict[str, int]:
-        """Number of sessions by peer: as announced, less those that ended since, and at least those
-        that are known here."""
-        while self._ended and now_s - self._ended[0][0] >= UNTOLD_S:
-            self._ended.popleft()
-        ended = Counter(peer_id for _, peer_id in self._ended)
-        return {
-            peer_id: max(self._live[peer_id], record.sessions - ended[peer_id])
-            for peer_id, record in nodes.items()
-        }
+    def take_nodes(self, nodes: Mapping[str, NodeRecord]) -> None:
+        """Take in records: what a new one tells of and was not begun here is others'."""
+        before, self._seen = self._seen, {}
+        for peer_id, record in nodes.items():
+            seen, others = before.get(peer_id, (None, 0))
+            if record != seen:
+                others = max(0, record.sessions - self._most[peer_id])
+            self._seen[peer_id] = record, others
+        self._live += Counter()  # forgets those where none is left
+        self._most = self._live.copy()
+
+    def beside(self) -> dict[str, int]:
+        """Number of sessions at each peer: those known here, and others' as last announced."""
+        return {p: others + self._live[p] for p, (_, others) in self._seen.items()}
 
 
 class LatePeers:
-    """Peers over which tokens took longer than these announced, as one client found."""
+    """Peers that failed, or over which tokens took longer than these announced, as one client
+    found."""
 
     def __init__(self) -> None:
         self._until_s: dict[str, float] = {}
@@ -121,12 +125,16 @@ class LatePeers:
     ) -> None:
         """Take in a token's time over ``peers``: each of them may be why it was late, and none if
         it was not."""
-        late = measured_s > LATE_TIMES * announced_s + LATE_S
+        late = measured_s > SLOWER_MAX * announced_s + LATE_S
         for peer_id in peers:
             if late:
-                self._until_s[peer_id] = now_s + LATE_KEPT_S
+                self.failed(peer_id, now_s)
             else:
                 self._until_s.pop(peer_id, None)
+
+    def failed(self, peer_id: str, now_s: float) -> None:
+        """A peer failed or refused: it is late, too."""
+        self._until_s[peer_id] = now_s + LATE_KEPT_S
 
     def at(self, now_s: float) -> frozenset[str]:
         """The late peers."""
