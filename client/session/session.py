@@ -1,13 +1,12 @@
 """One answer's session: performs what a ``client.session.failover.SessionController`` decides."""
 
 import asyncio
+import math
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from itertools import pairwise
-from statistics import median
+from dataclasses import dataclass, replace
 
 from client.answer.generation import AnswerLog, AnswerRequest, PrefixCache
 from client.errors import StatusCallback, UnavailableError, no_route_text
@@ -47,8 +46,34 @@ from dht.transport.interface import SESSION_PROTOCOL, Transport
 
 LEAVE_S = 4.0
 """Time for telling a stage that left the route to free its share."""
-DELIVERED_LEAST, DELIVERED_MAX = 8, 64
-"""Numbers of deliveries from which a token's time is known, and that are looked at, at most."""
+PACE_TOKENS_LEAST = 8
+"""Minimum tokens behind the first ones from which a token's time is known."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Pace:
+    """Times of the tokens that came over one route: when they came, not when they were taken."""
+
+    route: Route = ()
+    expected_s: float = math.inf
+    """Expected seconds per token when the route was taken."""
+    tokens: int = 0
+    """Number of tokens behind the first ones."""
+    _first_s: float | None = None
+    _last_s: float = 0.0
+
+    def came(self, tokens: int, now_s: float) -> None:
+        """Take in new tokens."""
+        if self._first_s is None:
+            self._first_s = now_s
+        else:
+            self.tokens += tokens
+        self._last_s = now_s
+
+    @property
+    def token_s(self) -> float:
+        """Mean seconds per token; a median would not see pauses between bursts."""
+        return (self._last_s - (self._first_s or 0.0)) / self.tokens
 
 
 class SessionDriver:
@@ -92,14 +117,16 @@ class SessionDriver:
             shared = use is PrefixCache.SHARED
             salt = request.cache_salt
             self._named = view.prefixes.named(request.prompt_ids, salt, shared=shared)
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[float, Event]] = asyncio.Queue()
+        """What happened, and when."""
+        self._came_s = 0.0
+        """When the event came that is dealt with."""
         self._attempts: list[Attempt] = []
         self._addresses: dict[str, tuple[str, ...]] = {}
         self._warm: Attempt | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._asked: set[str] = set()
-        self._delivered_s: deque[float] = deque(maxlen=DELIVERED_MAX)
-        """When tokens came over the present route, the newest last."""
+        self._pace = Pace()
 
     async def tokens(self) -> AsyncGenerator[tuple[int, ...], None]:
         """New tokens as they arrive, until the answer is whole.
@@ -127,7 +154,7 @@ class SessionDriver:
                     begins = len(effect.token_ids) == len(owner.log.token_ids)
                     peers = (stage.peer_id for stage in owner.route)
                     self._view.avoidance.worked(peers, had_room=begins and ordinary)
-                    self._delivered_s.append(loop.time())
+                    self._pace.came(len(effect.token_ids), self._came_s)
                     yield effect.token_ids
                 elif isinstance(effect, FindRoute | FindMigrationRoute):
                     todo += owner.step(await self._find(effect), loop.time())
@@ -136,16 +163,15 @@ class SessionDriver:
         finally:
             self._was_answered()
             self._compare_times()
-            self._view.own.ends(self._session, loop.time())
+            self._view.own.ends(self._session)
             await self._end()
 
     def _compare_times(self) -> None:
         """Let the view know what a token took over the present route."""
-        if len(self._delivered_s) > DELIVERED_LEAST:
-            token_s = median(b - a for a, b in pairwise(self._delivered_s))
+        pace = self._pace
+        if pace.tokens >= PACE_TOKENS_LEAST:
             now_s = asyncio.get_running_loop().time()
-            self._view.took(self.owner.route, token_s, now_s)
-        self._delivered_s.clear()
+            self._view.took(pace.route, pace.expected_s, pace.token_s, now_s)
 
     def _tell_route(self) -> None:
         if self.on_route is None or self.owner.state is ControllerState.DONE:
@@ -169,7 +195,8 @@ class SessionDriver:
         try:
             # Not wait_for: until Python 3.12 it loses a cancellation that comes with an event.
             async with asyncio.timeout(limit_s):
-                return await self._events.get()
+                self._came_s, event = await self._events.get()
+                return event
         except TimeoutError:
             reason = f"no token for {limit_s:.0f} s although it answers"
             last, *others = [stage.peer_id for stage in reversed(owner.route)]
@@ -237,9 +264,9 @@ class SessionDriver:
             case Open(attempt=number, route=route):
                 attempt = self._attempt_of(self._open_of(number, route))
                 self._attempts.append(attempt)
-                self._delivered_s.clear()
-                now_s = asyncio.get_running_loop().time()
-                self._view.own.goes_over(self._session, route, now_s)
+                self._compare_times()
+                expected_s = self._view.goes_over(self._session, route)
+                self._pace = Pace(route=route, expected_s=expected_s)
                 if not self.owner.accepted:
                     self._asked = {stage.peer_id for stage in route}
                     self._view.avoidance.asked(self._asked)
@@ -306,7 +333,7 @@ class SessionDriver:
                 await self._drop_warm()
 
     def _post(self, event: Event) -> None:
-        self._events.put_nowait(event)
+        self._events.put_nowait((asyncio.get_running_loop().time(), event))
 
     def _attempt_of(self, open_: SessionOpen) -> Attempt:
         vocab = self._request.model.vocab

@@ -103,6 +103,7 @@ class SwarmView:
     def take_nodes(self, nodes: Mapping[str, NodeRecord]) -> None:
         """Replace the records by newer ones."""
         self.nodes = nodes
+        self.own.take_nodes(nodes)
         self.models = allowed_models(nodes, self.pin)
         self.spec = self.models[0] if len(self.models) == 1 else None
         if self.spec is not None:
@@ -154,7 +155,7 @@ class SwarmView:
             if isinstance(turn, NoRoute):
                 return turn
             late = self._late.at(now_s)
-            times = RingTimes(usable, self.own.beside(usable, now_s), self._rtt_s)
+            times = RingTimes(usable, self.own.beside(), self._rtt_s)
             return quicker(turn, times, lambda over: self._router.quickest(over, spec), late)
 
         usable = self._usable(spec, now_s, urgent=urgent)
@@ -180,12 +181,21 @@ class SwarmView:
         self.avoidance.trying((stage.peer_id for stage in route), now_s)
         return route
 
-    def took(self, route: Route, token_s: float, now_s: float) -> None:
-        """Compare a token's measured time over ``route`` with what its peers announce."""
-        nodes = {s.peer_id: self.nodes[s.peer_id] for s in route if s.peer_id in self.nodes}
-        if len(nodes) == len(route):
-            times = RingTimes(nodes, self.own.beside(nodes, now_s), self._rtt_s)
-            self._late.took(nodes, times.token_s(route), token_s, now_s)
+    def goes_over(self, session: str, route: Route) -> float:
+        """Count ``session`` at the peers of ``route``; returns a token's expected seconds there, by
+        what they announce now, and inf where the record of one is gone."""
+        self.own.ends(session)
+        times = RingTimes(self.nodes, self.own.beside(), self._rtt_s)
+        self.own.goes_over(session, route)
+        known = all(stage.peer_id in self.nodes for stage in route)
+        return times.token_s(route) if known else math.inf
+
+    def took(self, route: Route, expected_s: float, token_s: float, now_s: float) -> None:
+        """Compare a token's measured time over ``route`` with what was expected when it was taken:
+        a peer may announce something else since."""
+        if expected_s < math.inf:
+            peers = (stage.peer_id for stage in route)
+            self._late.took(peers, expected_s, token_s, now_s)
 
     def swap(
         self, mend: Route, leaving: str, to: str, kv_tokens: int, now_s: float
@@ -235,6 +245,7 @@ class SwarmView:
         self.counters["failovers" if code is None else f"refused_{code}"] += 1
         if code is None or code == RefusalCode.UNREACHABLE:
             self._failed_s = now_s
+        self._late.failed(peer_id, now_s)
         full = False
         match code:
             case RefusalCode.NO_KV | RefusalCode.TOO_MANY:

@@ -7,9 +7,10 @@ shares of the flow hold.
 """
 
 import math
-from collections import Counter, deque
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from operator import itemgetter
 
 from dht.messages.session import STAGES_MAX
 from dht.messages.types import SOURCE, NodeRecord, RouteStage
@@ -27,11 +28,9 @@ PROMPT_TOKENS = 3.3
 """Tokens of prompts for each of answers, as in Azure's conversations of 2023."""
 LOOKS_MAX = 10_000
 """Maximum edges that one search looks at, over all first stages from which it begins."""
-UNTOLD_S = 15.0
-"""Time after which a peer has announced that a session began or ended."""
-ENDED_MAX = 4096
-LATE_TIMES, LATE_S = 2.0, 0.05
-"""A ring is late if a token takes this many times what its peers announce, and so much longer."""
+LATE_TIMES, LATE_S = 3.0, 0.05
+"""A ring is late if a token takes this many times what its peers announced when it was taken, and
+these seconds longer: others may have joined since."""
 LATE_KEPT_S = 600.0
 """Time for which peers of a late ring are not taken out of turn, unless another one is on time."""
 
@@ -44,18 +43,19 @@ def token_s(record: NodeRecord, layers: int, sessions: int) -> float:
     measured take as long as the fewest, and more take longer in proportion. Without times, its T_j
     is shared.
     """
-    times = [(rows, near_ns) for rows, near_ns, _ in record.decode_layer_ns]
+    times = record.decode_layer_ns
     if not times:
         rates = record.tokens_per_s[:layers]
         return sessions / rates[-1] if rates and rates[-1] > 0 else math.inf
-    rows, time_ns = times[-1]
-    layer_ns = time_ns * max(1.0, sessions / rows)
-    for (fewer, before_ns), (more, after_ns) in pairwise(times):
-        if fewer <= sessions < more:
-            share = (sessions - fewer) / (more - fewer)
-            layer_ns = before_ns + share * (after_ns - before_ns)
-    if sessions < times[0][0]:
-        layer_ns = times[0][1]
+    at = bisect_right(times, sessions, key=itemgetter(0))
+    if at == len(times):
+        rows, near_ns, _ = times[-1]
+        layer_ns = near_ns * max(1.0, sessions / rows)
+    else:
+        fewer, before_ns, _ = times[max(0, at - 1)]
+        more, after_ns, _ = times[at]
+        share = (sessions - fewer) / (more - fewer) if at else 0.0
+        layer_ns = before_ns + share * (after_ns - before_ns)
     for rows, near_ns, _ in record.prompt_layer_ns[-1:]:
         layer_ns += (sessions - 1) * PROMPT_TOKENS * near_ns / rows
     return layers * layer_ns * 1e-9
@@ -67,36 +67,42 @@ class OwnSessions:
     def __init__(self) -> None:
         self._peers: dict[str, tuple[str, ...]] = {}
         self._live: Counter[str] = Counter()
-        self._ended: deque[tuple[float, str]] = deque(maxlen=ENDED_MAX)
+        self._most: Counter[str] = Counter()
+        """The most at a peer since the last look at the records."""
+        self._seen: dict[str, tuple[NodeRecord, int]] = {}
+        """The newest record of each peer, and how many sessions of others it told of."""
 
-    def goes_over(self, session: str, route: Collection[RouteStage], now_s: float) -> None:
+    def goes_over(self, session: str, route: Collection[RouteStage]) -> None:
         """Count ``session`` at the peers of ``route``, and no more at those that it left."""
-        self.ends(session, now_s)
+        self.ends(session)
         self._peers[session] = peers = tuple(stage.peer_id for stage in route)
         self._live.update(peers)
+        for peer_id in peers:
+            self._most[peer_id] = max(self._most[peer_id], self._live[peer_id])
 
-    def ends(self, session: str, now_s: float) -> None:
+    def ends(self, session: str) -> None:
         """Count ``session`` no more."""
-        for peer_id in self._peers.pop(session, ()):
-            self._live[peer_id] -= 1
-            if not self._live[peer_id]:
-                del self._live[peer_id]
-            self._ended.append((now_s, peer_id))
+        self._live.subtract(self._peers.pop(session, ()))
 
-    def beside(self, nodes: Mapping[str, NodeRecord], now_s: float) -> dict[str, int]:
-        """Number of sessions by peer: as announced, less those that ended since, and at least those
-        that are known here."""
-        while self._ended and now_s - self._ended[0][0] >= UNTOLD_S:
-            self._ended.popleft()
-        ended = Counter(peer_id for _, peer_id in self._ended)
-        return {
-            peer_id: max(self._live[peer_id], record.sessions - ended[peer_id])
-            for peer_id, record in nodes.items()
-        }
+    def take_nodes(self, nodes: Mapping[str, NodeRecord]) -> None:
+        """Take in records: what a new one tells of and was not begun here is others'."""
+        before, self._seen = self._seen, {}
+        for peer_id, record in nodes.items():
+            seen, others = before.get(peer_id, (None, 0))
+            if record != seen:
+                others = max(0, record.sessions - self._most[peer_id])
+            self._seen[peer_id] = record, others
+        self._live += Counter()  # forgets those where none is left
+        self._most = self._live.copy()
+
+    def beside(self) -> dict[str, int]:
+        """Number of sessions at each peer: those known here, and others' as last announced."""
+        return {p: others + self._live[p] for p, (_, others) in self._seen.items()}
 
 
 class LatePeers:
-    """Peers over which tokens took longer than these announced, as one client found."""
+    """Peers that failed, or over which tokens took longer than these announced, as one client
+    found."""
 
     def __init__(self) -> None:
         self._until_s: dict[str, float] = {}
@@ -109,9 +115,13 @@ class LatePeers:
         late = measured_s > LATE_TIMES * announced_s + LATE_S
         for peer_id in peers:
             if late:
-                self._until_s[peer_id] = now_s + LATE_KEPT_S
+                self.failed(peer_id, now_s)
             else:
                 self._until_s.pop(peer_id, None)
+
+    def failed(self, peer_id: str, now_s: float) -> None:
+        """A peer failed or refused: it is late, too."""
+        self._until_s[peer_id] = now_s + LATE_KEPT_S
 
     def at(self, now_s: float) -> frozenset[str]:
         """The late peers."""

@@ -11,6 +11,7 @@ from client.view.view import SwarmView
 from coordinator.plans.store import PlanStore
 from coordinator.plans.versions import rank
 from coordinator.routing.routes import NoRoute
+from dht.messages.session import RefusalCode
 from dht.messages.types import FlowEdge, NodeRecord, Plan, PlanVersion
 from dht.records.directory import Directory
 from dht.simulated.clock import run_virtual
@@ -123,7 +124,7 @@ def test_a_request_alone_goes_over_the_quickest_and_many_go_in_turn():
         for number in range(8):
             route = world.reader.view.draw((), frozenset(), 1, 0.0)
             assert not isinstance(route, NoRoute)
-            world.reader.view.own.goes_over(str(number), route, 0.0)
+            world.reader.view.goes_over(str(number), route)
         drawn = world.drawn()
         assert near(drawn[quick.me], 30), "now it has enough to do"
         assert near(drawn[slow.me], 30)
@@ -142,11 +143,44 @@ def test_who_announces_short_times_and_does_not_keep_them_gets_its_turns_alone()
         assert world.drawn() == {liar.me: 60}
         route = view.draw((), frozenset(), 1, 0.0)
         assert not isinstance(route, NoRoute)
-        view.took(route, 0.4, 0.0)
+        expected_s = view.goes_over("one", route)
+        view.own.ends("one")
+        view.took(route, expected_s, 0.4, 0.0)
         drawn = world.drawn()
         assert near(drawn[liar.me], 30)
-        view.took(route, 0.02, 0.0)
+        view.took(route, expected_s, 0.02, 0.0)
         assert world.drawn() == {liar.me: 60}, "on time again"
+        view.avoid(liar.me, RefusalCode.NO_KV, 1.0, 0.0)
+        view.avoidance.forgive(liar.me, had_room=True)
+        assert near(world.drawn()[liar.me], 30), "who refused is asked in turn alone"
+
+    in_a_swarm(body)
+
+
+def test_what_a_peer_announced_when_it_was_chosen_is_what_it_must_keep():
+    """It says that a second session slows it a lot, and later that it has some."""
+
+    async def body(world: World) -> None:
+        liar, honest = world.honest
+        steep = ((1, 1, 1), (2, 10_000_000_000, 10_000_000_000))
+        for peer, times in ((liar, steep), (honest, ((1, 3_000_000, 3_000_000),))):
+            peer.record = replace(peer.record, decode_layer_ns=times)
+            await peer.announce()
+        await asyncio.sleep(5.0)
+        view = world.reader.view
+        assert world.drawn() == {liar.me: 60}
+        route = view.draw((), frozenset(), 1, 0.0)
+        assert not isinstance(route, NoRoute)
+        expected_s = view.goes_over("one", route)
+        liar.record = replace(liar.record, sessions=1)
+        await liar.announce()
+        await asyncio.sleep(5.0)
+        view.took(route, expected_s, 0.4, 0.0)
+        view.own.ends("one")
+        liar.record = replace(liar.record, sessions=0)
+        await liar.announce()
+        await asyncio.sleep(5.0)
+        assert near(world.drawn()[liar.me], 30)
 
     in_a_swarm(body)
 

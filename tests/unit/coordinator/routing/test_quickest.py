@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from coordinator.routing.quickest import (
     HOP_S,
     LATE_KEPT_S,
+    LOOKS_MAX,
     PROMPT_TOKENS,
-    UNTOLD_S,
     LatePeers,
     OwnSessions,
     RingTimes,
@@ -64,27 +64,62 @@ def test_prompts_of_sessions_that_follow_each_other_cost_time_too():
 
 
 class TestOwnSessions:
-    def test_they_count_at_once_and_are_not_counted_twice(self):
-        own, nodes = OwnSessions(), {"a": Make.record("a", 0, 8), "b": Make.record("b", 0, 8)}
-        own.goes_over("one", (stage("a", 0, 8),), 1.0)
-        own.goes_over("two", (stage("a", 0, 8),), 1.0)
-        assert own.beside(nodes, 2.0) == {"a": 2, "b": 0}
-        nodes["a"] = replace(nodes["a"], sessions=3)
-        assert own.beside(nodes, 2.0) == {"a": 3, "b": 0}
+    @pytest.fixture
+    def nodes(self) -> dict[str, NodeRecord]:
+        return {"a": Make.record("a", 0, 8), "b": Make.record("b", 0, 8)}
 
-    def test_one_that_ended_is_not_counted_while_its_peers_still_announce_it(self):
-        own, nodes = OwnSessions(), {"a": replace(Make.record("a", 0, 8), sessions=1)}
-        own.goes_over("one", (stage("a", 0, 8),), 1.0)
-        own.ends("one", 2.0)
-        own.ends("one", 2.0)
-        assert own.beside(nodes, 3.0) == {"a": 0}
-        assert own.beside(nodes, 2.0 + UNTOLD_S) == {"a": 1}, "then it is another's"
+    def test_they_count_at_once_and_are_not_counted_twice(
+        self, nodes: dict[str, NodeRecord]
+    ) -> None:
+        own = OwnSessions()
+        own.take_nodes(nodes)
+        own.goes_over("one", (stage("a", 0, 8),))
+        own.goes_over("two", (stage("a", 0, 8),))
+        assert own.beside() == {"a": 2, "b": 0}
+        own.take_nodes(nodes | {"a": replace(nodes["a"], sessions=3)})
+        assert own.beside() == {"a": 3, "b": 0}
+        own.goes_over("three", (stage("a", 0, 8),))
+        assert own.beside() == {"a": 4, "b": 0}, "two of them, and another's that was announced"
+        own.take_nodes({"b": nodes["b"]})
+        assert own.beside() == {"b": 0}, "its record is gone"
 
-    def test_one_that_goes_over_other_peers_counts_there(self):
-        own, nodes = OwnSessions(), {"a": Make.record("a", 0, 8), "b": Make.record("b", 0, 8)}
-        own.goes_over("one", (stage("a", 0, 8),), 1.0)
-        own.goes_over("one", (stage("b", 0, 8),), 2.0)
-        assert own.beside(nodes, 3.0) == {"a": 0, "b": 1}
+    def test_one_that_ended_is_not_counted_while_its_peers_still_announce_it(
+        self, nodes: dict[str, NodeRecord]
+    ) -> None:
+        own = OwnSessions()
+        own.take_nodes(nodes)
+        own.goes_over("one", (stage("a", 0, 8),))
+        own.ends("one")
+        own.ends("one")
+        announced = nodes | {"a": replace(nodes["a"], sessions=1)}
+        for _ in range(3):
+            own.take_nodes(announced)
+            assert own.beside() == {"a": 0, "b": 0}
+        own.take_nodes(nodes)
+        own.take_nodes(announced)
+        assert own.beside() == {"a": 1, "b": 0}, "then it is another's"
+
+    def test_many_that_end_hide_none_of_others(self, nodes: dict[str, NodeRecord]) -> None:
+        """A gateway's 30 sessions end and begin all the time, beside 40 of others."""
+        own, announced = OwnSessions(), nodes | {"a": replace(nodes["a"], sessions=70)}
+        for number in range(30):
+            own.goes_over(str(number), (stage("a", 0, 8),))
+        own.take_nodes(announced)
+        for number in range(30, 120):
+            own.ends(str(number - 30))
+            own.goes_over(str(number), (stage("a", 0, 8),))
+            assert own.beside()["a"] == 70
+
+    def test_one_that_goes_over_other_peers_counts_there(
+        self, nodes: dict[str, NodeRecord]
+    ) -> None:
+        own = OwnSessions()
+        own.take_nodes(nodes | {"a": replace(nodes["a"], sessions=2)})
+        own.goes_over("one", (stage("a", 0, 8),))
+        own.goes_over("one", (stage("a", 0, 8),))
+        assert own.beside() == {"a": 3, "b": 0}, "it goes on there under another attempt"
+        own.goes_over("one", (stage("b", 0, 8),))
+        assert own.beside() == {"a": 2, "b": 1}
 
 
 def test_a_token_waits_for_every_stage_and_every_hop_of_its_ring():
@@ -116,13 +151,42 @@ def test_a_near_chain_of_slower_peers_is_quicker_than_one_across_an_ocean():
     assert [each.peer_id for each in busy[1]] == ["far", "away"]
 
 
+def test_a_search_looks_at_a_bounded_number_of_links():
+    """A dense plan of a stranger must not cost a client a look at each link per first stage."""
+
+    class Counted(RingTimes):
+        looks = 0
+
+        def hop_s(self, one: RouteStage, other: RouteStage) -> float:
+            Counted.looks += 1
+            return super().hop_s(one, other)
+
+    spans = ((0, 3), (3, 5), (5, 8))
+    stages = [[f"{start}-{n}" for n in range(60)] for start, _ in spans]
+    usable = {
+        name: record(name, *span, ns=1_000_000 * (1 + int(name[2:]) % 7))
+        for names, span in zip(stages, spans, strict=True)
+        for name in names
+    }
+    edges = {SOURCE: stages[0]}
+    for here, after in pairwise(stages):
+        edges |= dict.fromkeys(here, after)
+    ends = {name: each.end for name, each in usable.items()}
+    found = quickest_ring(edges, ends, Counted(usable, {}, {}))
+    assert found is not None
+    assert [stage.peer_id for stage in found[1]] == ["0-0", "3-0", "5-0"]
+    assert 60 * 60 < Counted.looks <= LOOKS_MAX
+
+
 def test_peers_of_a_late_ring_are_late_until_another_is_on_time():
     late = LatePeers()
     late.took(("liar", "honest"), 0.01, 0.5, 0.0)
     assert late.at(1.0) == {"liar", "honest"}
     late.took(("honest", "other"), 0.1, 0.15, 2.0)
     assert late.at(3.0) == {"liar"}
-    assert late.at(LATE_KEPT_S) == set()
+    late.failed("other", 3.0)
+    assert late.at(4.0) == {"liar", "other"}
+    assert late.at(LATE_KEPT_S + 3.0) == set()
 
 
 def test_a_ring_is_light_until_its_peers_carry_what_the_plan_gives_them():
