@@ -36,8 +36,9 @@ from dht.hub import (
 )
 from dht.json_file import decode_json
 from dht.model_files import INDEX, ShardHashes, read_config, read_index, shard_names
-from node.weights.hashes import Progress, hash_shard, read_header
-from node.weights.safetensors_header import PREFIX_BYTES, DamagedError, header_bytes_of
+from node.weights.hashes import Progress, hash_shard
+from node.weights.safetensors_header import DamagedError
+from node.weights.shard_header import header_bytes_of, read_header
 from node.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -151,9 +152,11 @@ class HubShards:
         if raw and hashlib.sha256(raw).digest() == kept[:_HASH_BYTES]:
             return raw
         try:
-            raw = self._range(shard, min(HEADER_GUESS_BYTES, self._size(shard)))
-            length = header_bytes_of(raw[:PREFIX_BYTES], self._size(shard), shard, self._at(shard))
-            raw = raw[:length] if length <= len(raw) else self._range(shard, length)
+            size_bytes, needed = self._size(shard), HEADER_GUESS_BYTES
+            while len(raw) < needed:
+                raw = self._range(shard, min(needed, size_bytes))
+                needed = header_bytes_of(raw, size_bytes, shard, self._at(shard))
+            raw = raw[:needed]
         except (NetworkError, HubOfflineError):
             if not path.is_file():
                 raise

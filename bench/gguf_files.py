@@ -1,0 +1,144 @@
+"""GGUF files from plain checkpoints, written by the ``gguf`` package.
+
+The numbers need not be those of the checkpoint where llama.cpp's own converter would change them:
+whoever reads the file is compared with transformers reading the same file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+from dht.model_files import library_config
+from node.model.meta_model import auto_class
+
+ARCHITECTURES = {"gemma3_text": "gemma3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+"""What llama.cpp calls families that transformers calls otherwise."""
+SCALES = {
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "IQ4_XS": (0,), "IQ3_S": (0,), "IQ2_XS": (0,),
+}  # fmt: skip
+"""Places of the float16 numbers in blocks that the package cannot make."""
+SCALE = 2e-4
+NUMBERS_MIN = 32
+Packed = Callable[[str, np.ndarray], str]
+"""Type of a tensor in a file, by its name there and its numbers."""
+
+
+def of_kind(*kinds: str) -> Packed:
+    """These types in turn for matrices whose rows are whole blocks, float32 for all else."""
+
+    def kind_of(name: str, array: np.ndarray) -> str:
+        kind = kinds[sum(map(ord, name.partition("_")[2])) % len(kinds)]
+        block = gguf.GGML_QUANT_SIZES[Kind[kind]][0]
+        is_matrix = array.ndim > 1 and min(array.shape) > 1 and "conv" not in name
+        return kind if is_matrix and array.shape[-1] % block == 0 else "F32"
+
+    return kind_of
+
+
+def packed(array: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
+    """Numbers as the bytes of a type; made up bytes where the package cannot make its blocks."""
+    if kind not in SCALES:
+        return gguf.quants.quantize(array, Kind[kind])
+    numbers, block_bytes = gguf.GGML_QUANT_SIZES[Kind[kind]]
+    count = array.size // numbers
+    blocks = rng.integers(0, 256, (count, block_bytes), dtype=np.uint8)
+    for place in SCALES[kind]:
+        scales = (SCALE * rng.uniform(0.5, 1.5, (count, 1))).astype(np.float16)
+        blocks[:, place : place + 2] = scales.view(np.uint8)
+    return blocks.reshape(*array.shape[:-1], -1)
+
+
+def write_gguf(
+    plain: Path,
+    file: Path,
+    kind_of: Packed,
+    *,
+    tokens: Mapping[str, Any] | None = None,
+    splits: int = 0,
+) -> None:
+    """Write the checkpoint in the directory ``plain`` as a GGUF file.
+
+    ``tokens`` are values of its tokenizer by their keys behind ``tokenizer.``; without them it has
+    a vocabulary of nameless tokens. ``splits``: how many tensors go into one file; 0: all.
+    """
+    config = library_config(plain)
+    model = auto_class(config).from_pretrained(plain, dtype=torch.float32)
+    family = config.model_type
+    architecture = ARCHITECTURES.get(family, family)
+    writer = gguf.GGUFWriter(file, architecture, split_max_tensors=splits)
+    for key, value in _settings(architecture, family, config).items():
+        _add(writer, f"{architecture}.{key}", value)
+    nameless = {"ggml.tokens": [f"<{n}>" for n in range(config.vocab_size)]}
+    for key, value in (tokens or nameless).items():
+        _add(writer, f"tokenizer.{key}", value)
+    rng = np.random.default_rng(0)
+    for name, array in _tensors(model, architecture, config.num_hidden_layers):
+        kind = kind_of(name, array)
+        writer.add_tensor(name, packed(array, kind, rng), raw_dtype=Kind[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _settings(architecture: str, family: str, config: Any) -> dict[str, Any]:
+    keys = GGUF_CONFIG_MAPPING.get(architecture) or GGUF_CONFIG_MAPPING[family.removesuffix("_text")]
+    rotary = getattr(config, "rope_parameters", None) or {}
+    # Where each kind of layer has its own, the file names that of full attention.
+    theta = (rotary.get("full_attention") or rotary).get("rope_theta", 1e4)
+    found = {key: getattr(config, name, None) for key, name in keys.items() if name}
+    found |= {"rope.freq_base": theta, "vocab_size": None}
+    if architecture == "lfm2":
+        kinds = config.layer_types
+        heads = config.num_key_value_heads
+        found["attention.head_count_kv"] = [heads if k != "conv" else 0 for k in kinds]
+        found["attention.layer_norm_rms_epsilon"] = config.norm_eps
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
+
+
+def _tensors(
+    model: torch.nn.Module, architecture: str, layers: int
+) -> Sequence[tuple[str, np.ndarray]]:
+    """Names in GGUF files and numbers of a model's weights."""
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, layers)
+    tied = model.config.tie_word_embeddings  # type: ignore[union-attr]
+    found = []
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and tied:
+            continue
+        array = weight.numpy()
+        if name.endswith("experts.gate_up_proj"):
+            layer = name.split(".")[2]
+            gate, up = np.split(array, 2, axis=1)
+            found += [(f"blk.{layer}.ffn_gate_exps.weight", gate)]
+            found += [(f"blk.{layer}.ffn_up_exps.weight", up)]
+            continue
+        known = names.get_name(name, (".weight", ".bias"))
+        if known is None:
+            raise ValueError(f"{name} has no name in a GGUF file of {architecture}")
+        if name.endswith("experts.down_proj"):
+            known += ".weight"
+        found.append((known, array[:, 0] if "conv.conv" in name else array))
+    return found

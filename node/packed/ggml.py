@@ -1,0 +1,121 @@
+"""Weights in the blocks of GGUF files: each block has its own codes, scales and minima.
+
+Rows are whole blocks one after the other, so a matrix has one part, ``codes``, ``[outs, bytes]``
+(or with leading dimensions), and whatever moves rows moves bytes. What the blocks of a type mean
+is transformers' code on tensors of any device, and for the types that it lacks the ``gguf``
+package's on the CPU.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+
+from dht.gguf_header import known_kinds
+from node.packed.packing import Parts, Room, random_bytes
+from node.packed.stored import Parts as StoredParts
+from node.packed.stored import Rule
+from node.packed.tensor import PackedTensor
+
+MADE_UP = 0x13
+"""Bits of made up bytes: a float16 of them is at most 0.001, and a scale in few bits is small."""
+SLOW_NUMBERS = 1 << 20
+"""Numbers that the package dequantises at a time, which takes many times their memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPacking:
+    """What the bytes of a matrix mean; see :class:`node.packed.packing.Packing`."""
+
+    kind: str
+    """Name of the blocks' type, as ``Q4_K``."""
+
+    @property
+    def rows(self) -> int:
+        """Rows that share scales."""
+        return 1
+
+    def shape(self, parts: Parts) -> tuple[int, ...]:
+        """Shape of the matrix. Raises ValueError for rows that are no whole blocks."""
+        *rows, width = parts["codes"].shape
+        _, numbers, block_bytes = by_name()[self.kind]
+        if width % block_bytes or not rows:
+            raise ValueError(f"rows of {width} bytes in {self.kind}")
+        return (*rows, width // block_bytes * numbers)
+
+    def by_row(self, parts: Parts) -> tuple["BlockPacking", Parts]:
+        """The same, as rows share nothing."""
+        return self, parts
+
+    def some_rows(self, parts: Parts, start: int, end: int) -> dict[str, torch.Tensor]:
+        """Parts of rows ``[start, end)``."""
+        return {"codes": parts["codes"][..., start:end, :]}
+
+    def dequantise(
+        self, parts: Parts, dtype: torch.dtype, room: Room | None = None
+    ) -> torch.Tensor:
+        """The matrix's numbers; computed in float32 and rounded to ``dtype`` once."""
+        numbers = _meaning(self.kind)(parts["codes"].contiguous().view(-1))
+        return numbers.view(self.shape(parts)).to(dtype)
+
+    def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
+        """Whether all numbers are finite in ``dtype``."""
+        rows = parts["codes"].flatten(0, -2)
+        count = max(1, SLOW_NUMBERS // self.shape(parts)[-1])
+        return all(
+            bool(torch.isfinite(self.dequantise({"codes": some}, dtype)).all())
+            for some in rows.split(count)
+        )
+
+    def made_up(self, parts: Parts) -> dict[str, torch.Tensor]:
+        """Parts of the same shapes on the CPU to time with, of small numbers."""
+        shape = parts["codes"].shape
+        return {"codes": random_bytes(shape.numel(), MADE_UP).reshape(shape)}
+
+
+def ggml_rules() -> list[Rule]:
+    """A weight is one tensor under its own name, packed by its type."""
+    return [
+        Rule(
+            anchor=("codes", ""),
+            dtypes=frozenset({name}),
+            ending="",
+            make=partial(_packed, BlockPacking(kind=name)),
+        )
+        for name, (_, numbers, _) in by_name().items()
+        if numbers > 1
+    ]
+
+
+def _packed(packing: BlockPacking, parts: StoredParts) -> torch.Tensor:
+    return PackedTensor(packing, parts)
+
+
+@cache
+def by_name() -> dict[str, tuple[int, int, int]]:
+    """Number, numbers in a block and bytes of a block of each type of tensor."""
+    return {name: (kind, *sizes) for kind, (name, *sizes) in known_kinds().items()}
+
+
+@cache
+def _meaning(kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What turns bytes, ``[bytes]``, into float32."""
+    from transformers.integrations.gguf import dequant
+
+    number, numbers, block_bytes = by_name()[kind]
+    if number in dequant.GGML_BLOCK:
+        return partial(dequant.dequantize, ggml_type=number)
+
+    import numpy as np
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    def slowly(bytes_: torch.Tensor) -> torch.Tensor:
+        if bytes_.device.type == "meta":
+            return bytes_.new_empty(bytes_.numel() // block_bytes * numbers, dtype=torch.float32)
+        with np.errstate(all="ignore"):
+            made = dequantize(bytes_.cpu().view(1, -1).numpy(), GGMLQuantizationType(number))
+        return torch.from_numpy(made).view(-1).to(bytes_.device)
+
+    return slowly
