@@ -17,7 +17,7 @@ from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from dht.model_files import library_config
 from node.model.meta_model import auto_class
 
-ARCHITECTURES = {"gemma3_text": "gemma3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
 """What llama.cpp calls families that transformers calls otherwise."""
 SCALES = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
@@ -36,7 +36,7 @@ def of_kind(*kinds: str) -> Packed:
     def kind_of(name: str, array: np.ndarray) -> str:
         kind = kinds[sum(map(ord, name.partition("_")[2])) % len(kinds)]
         block = gguf.GGML_QUANT_SIZES[Kind[kind]][0]
-        is_matrix = array.ndim > 1 and min(array.shape) > 1 and "conv" not in name
+        is_matrix = array.ndim > 1 and min(array.shape) > 1
         return kind if is_matrix and array.shape[-1] % block == 0 else "F32"
 
     return kind_of
@@ -73,7 +73,7 @@ def write_gguf(
     family = config.model_type
     architecture = ARCHITECTURES.get(family, family)
     writer = gguf.GGUFWriter(file, architecture, split_max_tensors=splits)
-    for key, value in _settings(architecture, family, config).items():
+    for key, value in _settings(architecture, model).items():
         _add(writer, f"{architecture}.{key}", value)
     nameless = {"ggml.tokens": [f"<{n}>" for n in range(config.vocab_size)]}
     for key, value in (tokens or nameless).items():
@@ -88,18 +88,21 @@ def write_gguf(
     writer.close()
 
 
-def _settings(architecture: str, family: str, config: Any) -> dict[str, Any]:
-    keys = GGUF_CONFIG_MAPPING.get(architecture) or GGUF_CONFIG_MAPPING[family.removesuffix("_text")]
+def _settings(architecture: str, model: Any) -> dict[str, Any]:
+    config = model.config
+    keys = GGUF_CONFIG_MAPPING.get(architecture) or GGUF_CONFIG_MAPPING[config.model_type]
     rotary = getattr(config, "rope_parameters", None) or {}
     # Where each kind of layer has its own, the file names that of full attention.
     theta = (rotary.get("full_attention") or rotary).get("rope_theta", 1e4)
     found = {key: getattr(config, name, None) for key, name in keys.items() if name}
     found |= {"rope.freq_base": theta, "vocab_size": None}
     if architecture == "lfm2":
-        kinds = config.layer_types
         heads = config.num_key_value_heads
-        found["attention.head_count_kv"] = [heads if k != "conv" else 0 for k in kinds]
+        found["attention.head_count_kv"] = [
+            heads if kind == "full_attention" else 0 for kind in config.layer_types
+        ]
         found["attention.layer_norm_rms_epsilon"] = config.norm_eps
+        found["feed_forward_length"] = model.model.layers[0].feed_forward.w1.out_features
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -140,5 +143,15 @@ def _tensors(
             raise ValueError(f"{name} has no name in a GGUF file of {architecture}")
         if name.endswith("experts.down_proj"):
             known += ".weight"
-        found.append((known, array[:, 0] if "conv.conv" in name else array))
+        found.append((known, _as_stored(name, array)))
     return found
+
+
+def _as_stored(name: str, array: np.ndarray) -> np.ndarray:
+    if name.endswith((".conv.weight", ".conv1d.weight")):
+        return array[:, 0]
+    if name.endswith(("A_log",)):
+        return -np.exp(array)
+    if ".h." in name and array.ndim > 1:  # GPT-2 keeps its matrices turned
+        return np.ascontiguousarray(array.T)
+    return array

@@ -21,12 +21,11 @@ import msgspec
 
 from dht.errors import UserError
 from dht.gguf_header import GgufHeader, header_bytes_of, parse_gguf, without_long_arrays
-from dht.hub import notes_directory
+from dht.hub import local_path, notes_directory
 from dht.model_files import INDEX
 
 logger = logging.getLogger(__name__)
 
-ENDING = ".gguf"
 ARCHITECTURE = "gguf_architecture"
 """Key of a configuration that was made of a GGUF file: what the file calls its architecture."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -43,17 +42,10 @@ def model_directory(model: str) -> Path | None:
 
     None where ``model`` names neither. Raises UserError for a file that cannot be served.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = local_path(model)
+    if path is None or path.is_dir():
         return path
-    if not is_gguf(path):
-        return None
     return _directory_of(path.absolute())
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether ``path`` is a file that calls itself GGUF."""
-    return path.suffix.lower() == ENDING and path.is_file()
 
 
 def split_names(name: str) -> list[str]:
@@ -91,11 +83,11 @@ def _directory_of(path: Path) -> Path:
             known.update(f"{file.resolve()} {said.st_size} {said.st_mtime_ns}\n".encode())
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error}") from error
-    place = notes_directory() / "gguf" / known.hexdigest()
+    place = notes_directory() / "gguf" / known.hexdigest() / path.name
     if (place / INDEX).is_file():
         return place
-    headers = [read_gguf_header(file) for file in files]
-    return write_directory(place, [(file.name, *header) for file, header in zip(files, headers, strict=True)], files)
+    headers = [(file.name, *read_gguf_header(file)) for file in files]
+    return write_directory(place, headers, files)
 
 
 def write_directory(
@@ -155,13 +147,13 @@ def _texts(
     known = [token for token in dict.fromkeys(ends) if type(token) is int]
     if known:
         yield "generation_config.json", msgspec.json.encode({"eos_token_id": known})
-    if "tokenizer.ggml.tokens" in header.lengths:
+    try:
         _write_tokenizer(where, raw, header, directory)
+    except UserError as error:
+        logger.warning("%s", error)
 
 
-def _config(
-    where: str, raw: bytes, header: GgufHeader, names: Mapping[str, str]
-) -> dict[str, Any]:
+def _config(where: str, raw: bytes, header: GgufHeader, names: Mapping[str, str]) -> dict[str, Any]:
     """The configuration that transformers makes of the metadata. Raises UserError."""
     architecture = header.metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
@@ -188,11 +180,10 @@ def _config(
             if vocabulary is not None:
                 config.setdefault("vocab_size", vocabulary)
         known = config["model_type"] in CONFIG_MAPPING
-    except Exception as error:  # whatever a library says of strange metadata
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
+    except Exception as error:
         raise UserError(
             f"{where} cannot be served: transformers does not read its architecture"
-            f" {architecture[:40]!r} ({reason[:200]})"
+            f" {architecture[:40]!r} ({_reason(error)})"
         ) from error
     if not known:
         raise UserError(
@@ -206,7 +197,7 @@ def _config(
 def _write_tokenizer(where: str, raw: bytes, header: GgufHeader, directory: Path) -> None:
     """Write the tokenizer that transformers makes of the metadata, with its chat template.
 
-    Where it makes none, a line in the log says so, and the model has token ids alone.
+    Raises UserError where it makes none.
     """
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
@@ -217,9 +208,16 @@ def _write_tokenizer(where: str, raw: bytes, header: GgufHeader, directory: Path
         backend, more = convert_gguf_tokenizer(architecture, vocabulary)
         made = PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **more)
         made.save_pretrained(directory)
-    except Exception as error:  # whatever a library says of strange metadata
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
-        logger.warning("%s has no tokenizer that transformers understands: %s", where, reason[:200])
+    except Exception as error:
+        raise UserError(
+            f"{where} has no tokenizer that transformers understands, only token ids"
+            f" ({_reason(error)})"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """First line of what a library says of strange metadata."""
+    return (str(error).strip().splitlines() or [repr(error)])[0][:200]
 
 
 class _Hollow:

@@ -44,9 +44,12 @@ VOCABULARIES = (
     "added_tokens.json",
 )
 """What a tokenizer is made of in a model without a ``tokenizer.json``."""
+GGUF = ".gguf"
+"""End of the name of a file that is a whole model, or a part of one."""
 TEXT_BYTES_MAX = 256 << 20
 FILES_MAX = 100_000
 
+_PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _HUB_ID = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9_][A-Za-z0-9_./-]*))?")
 
@@ -76,10 +79,25 @@ class HubOfflineError(UserError):
     """Something is not here, and ``HF_HUB_OFFLINE`` forbids every request."""
 
 
+def local_path(model: str) -> Path | None:
+    """The directory or GGUF file here that ``model`` names; None where there is none."""
+    path = Path(model).expanduser()
+    return path if path.is_dir() or (path.suffix == GGUF and path.is_file()) else None
+
+
+def resolved(model: str) -> str:
+    """``model`` as other working directories know it: what is local, by its whole path."""
+    path = local_path(model)
+    return model if path is None else str(path.resolve() if path.is_dir() else path.absolute())
+
+
 def served_name(model: str) -> str:
-    """The name that a model is served under: its hub id, or the name of its directory."""
-    directory = Path(model).expanduser()
-    return directory.resolve().name if directory.is_dir() else model
+    """The name that a model is served under: its hub id, the name of its directory, or that of its
+    GGUF file without the ending and the number of a part."""
+    path = local_path(model)
+    if path is None:
+        return model
+    return path.resolve().name if path.is_dir() else _PART_NUMBER.sub("", path.stem)
 
 
 class HubFile(msgspec.Struct, frozen=True, kw_only=True):

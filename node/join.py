@@ -15,11 +15,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dht.command_line import COMMAND, EXIT_DONE, on_interrupt, run_command
 from dht.errors import NetworkError, UserError
+from dht.hub import local_path, resolved
 from dht.messages.types import Assignment, ModelSpec, NodeRecord, NodeState, model_key
 from node.owner.reporter import Reporter, gibibytes
 from node.peer.join_options import parse, span_of, use_of
@@ -268,7 +268,7 @@ def _invite(
     text = text_of(invitation)
     reporter.event("invitation", text=text)
     command = _command()
-    at_home = " --model DIRECTORY" if Path(arguments.model).expanduser().is_dir() else ""
+    at_home = " --model FILES" if local_path(arguments.model) else ""
     reporter.say(f"This peer's address is {addresses[0]}")
     reporter.say("Invite others (on this machine with an --identity FILE of their own):")
     reporter.say(f"  {command} join {text}{at_home}")
@@ -284,12 +284,11 @@ def _remember(
     """Remember the network, to be reached at ``addresses``, for this user's next commands."""
     from dht.remembered import Remembered, remember
 
-    directory = Path(arguments.model).expanduser()
     remember(
         Remembered(
             network=arguments.network,
             initial_peers=tuple(addresses),
-            model=str(directory.resolve()) if directory.is_dir() else arguments.model,
+            model=resolved(arguments.model),
             model_name=spec.name,
             fingerprint=spec.fingerprint,
         ),

@@ -20,8 +20,8 @@ from node.packed.tensor import PackedTensor
 
 MADE_UP = 0x13
 """Bits of made up bytes: a float16 of them is at most 0.001, and a scale in few bits is small."""
-SLOW_NUMBERS = 1 << 20
-"""Numbers that the package dequantises at a time, which takes many times their memory."""
+CHECKED_NUMBERS = 1 << 20
+"""Numbers that are looked at together for infinities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +62,10 @@ class BlockPacking:
     def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
         """Whether all numbers are finite in ``dtype``."""
         rows = parts["codes"].flatten(0, -2)
-        count = max(1, SLOW_NUMBERS // self.shape(parts)[-1])
+        count = max(1, CHECKED_NUMBERS // self.shape(parts)[-1])
         return all(
             bool(torch.isfinite(self.dequantise({"codes": some}, dtype)).all())
-            for some in rows.split(count)
+            for some in torch.split(rows, count)
         )
 
     def made_up(self, parts: Parts) -> dict[str, torch.Tensor]:
@@ -95,7 +95,8 @@ def _packed(packing: BlockPacking, parts: StoredParts) -> torch.Tensor:
 @cache
 def by_name() -> dict[str, tuple[int, int, int]]:
     """Number, numbers in a block and bytes of a block of each type of tensor."""
-    return {name: (kind, *sizes) for kind, (name, *sizes) in known_kinds().items()}
+    known = known_kinds().items()
+    return {name: (kind, numbers, size_bytes) for kind, (name, numbers, size_bytes) in known}
 
 
 @cache

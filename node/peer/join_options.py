@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dht.command_line import Parser, add_swarm, settle_swarm
 from dht.errors import UserError
-from dht.hub import HubId, served_name
+from dht.hub import HubId, local_path, served_name
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _settle(arguments: argparse.Namespace) -> None:
     if arguments.models or not arguments.model:
         arguments.model, arguments.model_name, arguments.fingerprint = "", None, ""
         return
-    if not is_named and HubId.parse(arguments.model) is None and not Path(arguments.model).is_dir():
+    if not is_named and HubId.parse(arguments.model) is None and not local_path(arguments.model):
         raise UserError(
             f"the network's model {arguments.model} is on no hub: say with --model in which"
             " directory its files are, or with --models among which to choose"

@@ -2,9 +2,9 @@
 
 llama.cpp has names of its own, and stores some weights changed: rows of queries and keys in another
 order, norms with one added, experts apart that are computed together. transformers has the names,
-and for each architecture code that undoes the rest on NumPy arrays. That code is run on numbers that
-name rows. Where rows only move, the same rows of packed weights move, which stay packed; else it is
-run on the weights themselves, which are small.
+and for each architecture code that undoes the rest on NumPy arrays. That code is run on numbers
+that name rows. Where rows only move, the same rows of packed weights move, which stay packed; else
+it is run on the weights themselves, which are small.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ def gguf_sources(
     )
 
     processor = TENSOR_PROCESSORS.get(said[ARCHITECTURE], TensorProcessor)(config=dict(said))
-    names = get_gguf_hf_weights_map(model, processor)
+    names = get_gguf_hf_weights_map(_Outer(model, model.config), processor)
     undone = Undone(processor, names)
     known = model.state_dict()
     sources: dict[str, list[str]] = {}
@@ -56,6 +56,27 @@ def gguf_sources(
             sources.setdefault(target, []).append(tensor)
     for target, found in sources.items():
         yield target, found, undone
+
+
+class _Outer:
+    """The model's names as transformers asks for them: its own, and its outermost modules'.
+
+    transformers asks every module in it, which takes minutes for a large model and finds the same.
+    """
+
+    def __init__(self, module: nn.Module, config: Any, *, is_inner: bool = False) -> None:
+        self.config = config
+        self._module = module
+        self._is_inner = is_inner
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._module.state_dict()
+
+    def named_children(self) -> list[tuple[str, "_Outer"]]:
+        if self._is_inner:
+            return []
+        inner = self._module.named_children()
+        return [(name, _Outer(each, self.config, is_inner=True)) for name, each in inner]
 
 
 class Undone:

@@ -31,6 +31,7 @@ from dht.hub import (
     fetch_small_files,
     hub_errors,
     list_model,
+    local_path,
     notes_directory,
     write_note,
 )
@@ -54,13 +55,15 @@ _HASH_BYTES = hashlib.sha256().digest_size
 
 
 def open_model(model: str, progress: Progress | None = None) -> WeightStore:
-    """The model in a local directory (:meth:`WeightStore.open`), or on the hub by its id
-    (:func:`open_hub_model`)."""
-    if Path(model).expanduser().is_dir():
+    """The model in a local directory or GGUF file (:meth:`WeightStore.open`), or on the hub by its
+    id (:func:`open_hub_model`)."""
+    if local_path(model) is not None:
         return WeightStore.open(model, progress)
     hub_id = HubId.parse(model)
     if hub_id is None:
-        raise UserError(f"{model} is neither a directory nor a hub id (org/name[@revision])")
+        raise UserError(
+            f"{model} is neither a directory, nor a GGUF file, nor a hub id (org/name[@revision])"
+        )
     return open_hub_model(hub_id)
 
 

@@ -4,10 +4,9 @@ from typing import BinaryIO
 
 from dht.gguf_header import header_bytes_of as gguf_header_bytes_of
 from dht.gguf_header import parse_gguf
+from dht.hub import GGUF
 from node.weights import safetensors_header
 from node.weights.safetensors_header import PREFIX_BYTES, DamagedError, TensorEntry
-
-GGUF = ".gguf"
 
 
 def header_bytes_of(raw: bytes, size_bytes: int, shard: str, where: str) -> int:
