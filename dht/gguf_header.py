@@ -192,12 +192,14 @@ class _Reader:
             self.take(count * struct.calcsize(SCALARS[kind]))
         elif kind == STRING:
             raw, at, length_at = self._raw, self.at, struct.Struct("<Q").unpack_from
-            try:
-                for _ in range(count):
-                    at += 8 + length_at(raw, at)[0]
-            except struct.error:
-                raise ShortError("it ends within its header") from None
-            self.take(at - self.at)
+            for _ in range(count):
+                if at + 8 > len(raw):
+                    break
+                at += 8 + length_at(raw, at)[0]
+            else:
+                self.take(at - self.at)
+                return count
+            self.take(at + 8 - self.at)  # raises: it is too long, or goes on behind these bytes
         else:
             raise ValueError(f"an array of type {kind}")
         return count
