@@ -4,6 +4,7 @@ The numbers need not be those of the checkpoint where llama.cpp's own converter 
 whoever reads the file is compared with transformers reading the same file.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,25 @@ def packed(array: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray
         scales = (SCALE * rng.uniform(0.5, 1.5, (count, 1))).astype(np.float16)
         blocks[:, place : place + 2] = scales.view(np.uint8)
     return blocks.reshape(*array.shape[:-1], -1)
+
+
+def tokens_of(directory: Path) -> dict[str, Any]:
+    """The byte-level tokenizer in ``directory`` as a GGUF file has it, by keys."""
+    said = json.loads((directory / "tokenizer.json").read_text())
+    config = json.loads((directory / "config.json").read_text())
+    special = {token["id"] for token in said["added_tokens"]}
+    ids = {token["content"]: token["id"] for token in said["added_tokens"]} | said["model"]["vocab"]
+    names = sorted(ids, key=ids.__getitem__)
+    merges = [m if isinstance(m, str) else " ".join(m) for m in said["model"]["merges"]]
+    return {
+        "ggml.model": "gpt2",
+        "ggml.tokens": names,
+        "ggml.token_type": [3 if ids[name] in special else 1 for name in names],
+        "ggml.merges": merges,
+        "ggml.bos_token_id": config["bos_token_id"],
+        "ggml.eos_token_id": config["eos_token_id"],
+        "ggml.add_bos_token": True,
+    }
 
 
 def write_gguf(
