@@ -48,6 +48,12 @@ def model_directory(model: str) -> Path | None:
     return _directory_of(path.absolute())
 
 
+def is_gguf(model: str) -> bool:
+    """Whether ``model`` names a GGUF file here."""
+    path = local_path(model)
+    return path is not None and path.is_file()
+
+
 def split_names(name: str) -> list[str]:
     """Names of all files of a model of which ``name`` is one. Raises UserError."""
     found = SPLIT.fullmatch(name)

@@ -152,7 +152,10 @@ def test_damage_is_named_in_a_line(content: bytes, words: str, tmp_path: Path) -
 
 def test_parts_of_a_split_file_name_each_other(tmp_path: Path) -> None:
     assert split_names("m.gguf") == ["m.gguf"]
-    assert split_names("m-00002-of-00002.gguf") == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+    assert split_names("m-00002-of-00002.gguf") == [
+        "m-00001-of-00002.gguf",
+        "m-00002-of-00002.gguf",
+    ]
     assert served_name("m-00002-of-00002.gguf") == "m-00002-of-00002.gguf"  # no such file
     small(tmp_path / "m-00002-of-00002.gguf", "llama")
     assert served_name(str(tmp_path / "m-00002-of-00002.gguf")) == "m"
