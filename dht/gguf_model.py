@@ -21,11 +21,25 @@ import msgspec
 
 from dht.errors import UserError
 from dht.gguf_header import GgufHeader, header_bytes_of, parse_gguf, without_long_arrays
-from dht.hub import local_path, notes_directory
+from dht.hub import (
+    GGUF,
+    HubId,
+    HubListing,
+    fetch_small_files,
+    fetch_start,
+    gguf_names,
+    list_model,
+    local_path,
+    notes_directory,
+    snapshot,
+)
 from dht.model_files import INDEX
+from dht.text_files import digest_of
 
 logger = logging.getLogger(__name__)
 
+HEADER_GUESS_BYTES = 4 << 20
+"""Asked of a hub at first: a header with a vocabulary of usual size."""
 ARCHITECTURE = "gguf_architecture"
 """Key of a configuration that was made of a GGUF file: what the file calls its architecture."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -49,9 +63,48 @@ def model_directory(model: str) -> Path | None:
 
 
 def is_gguf(model: str) -> bool:
-    """Whether ``model`` names a GGUF file here."""
-    path = local_path(model)
-    return path is not None and path.is_file()
+    """Whether ``model`` names a GGUF file, here or on the hub."""
+    if (path := local_path(model)) is not None:
+        return path.is_file()
+    hub_id = HubId.parse(model)
+    return hub_id is not None and hub_id.file is not None
+
+
+def hub_model(hub_id: HubId) -> tuple[HubListing, Path]:
+    """The files of a model on the hub, and the directory of its small files.
+
+    Of a GGUF file only the header is fetched. Raises UserError for what is not there or cannot be
+    served, NetworkError where something is missing here and the hub cannot be reached.
+    """
+    listing = list_model(hub_id)
+    if hub_id.file is None:
+        return listing, fetch_small_files(listing, INDEX)
+    files = split_names(hub_id.file)
+    for name in files:
+        if name not in listing.files or not name.endswith(GGUF):
+            found = gguf_names(listing) or "none"
+            raise UserError(f"{hub_id.repo} has no GGUF file {name}; it has {found}")
+    contents = {name: listing.files[name].sha256 or listing.commit for name in files}
+    known = hashlib.sha256(digest_of(contents).encode()).hexdigest()
+    place = notes_directory() / "gguf" / known / Path(hub_id.file).name
+    if not (place / INDEX).is_file():
+        write_directory(place, [(name, *_hub_header(listing, name)) for name in files])
+    return listing, place
+
+
+def _hub_header(listing: HubListing, name: str) -> tuple[bytes, GgufHeader]:
+    """The header of a GGUF file on the hub, or in the cache. Raises UserError, NetworkError."""
+    if (here := snapshot(listing) / name).is_file():
+        return read_gguf_header(here)
+    where, size_bytes = f"{name} of {listing.repo}", listing.files[name].size_bytes
+    raw, needed = b"", HEADER_GUESS_BYTES
+    try:
+        while len(raw) < (needed := min(needed, size_bytes)):
+            raw = fetch_start(listing, name, needed)
+            needed = header_bytes_of(raw, size_bytes, where)
+        return raw[:needed], parse_gguf(raw, size_bytes, where)
+    except ValueError as error:
+        raise UserError(f"{where} is damaged: {error}") from error
 
 
 def split_names(name: str) -> list[str]:

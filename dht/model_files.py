@@ -139,7 +139,9 @@ def read_config(directory: Path, name: str = "") -> dict[str, Any]:
     try:
         config = read_object(path)
     except FileNotFoundError:
-        raise UserError(f"{name} has no config.json; is it a model's directory?") from None
+        found = next(directory.glob("*.gguf"), None)
+        what = "is it a model's directory?" if found is None else f"give {found}, if that is meant"
+        raise UserError(f"{name} has no config.json; {what}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if "model_type" not in config:

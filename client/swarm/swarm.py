@@ -21,12 +21,12 @@ from coordinator.catalogue.served import only_model
 from coordinator.problem.model_pin import ModelPin, checked_fingerprint, named_peers
 from dht.connecting import observe
 from dht.errors import NetworkError, UserError
-from dht.gguf_model import model_directory
-from dht.hub import HubId, fetch_small_files, list_model, local_path, served_name
+from dht.gguf_model import hub_model, model_directory
+from dht.hub import HubId, local_path, served_name
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
 from dht.messages.types import ModelSpec
-from dht.model_files import INDEX, directory_root, listed_root
+from dht.model_files import directory_root, listed_root
 from dht.transport.config import TransportKind
 from dht.transport.interface import Transport
 
@@ -364,8 +364,7 @@ async def _hub_text(hub_id: HubId, config: SwarmConfig, on_status: StatusCallbac
 
 def _fetched_text(hub_id: HubId) -> ModelText:
     """The text side of a model on the hub, with the root of the commit that was listed."""
-    listing = list_model(hub_id)
-    directory = fetch_small_files(listing, INDEX)
+    listing, directory = hub_model(hub_id)
     return ModelText.load(str(hub_id), directory, listed_root(listing, directory))
 
 

@@ -10,9 +10,9 @@ from coordinator.catalogue.need import Need, needs
 from coordinator.catalogue.reading import network_models, served_models
 from dht.command_line import printable
 from dht.errors import NetworkError, SwarmError, UserError
-from dht.gguf_model import model_directory
-from dht.hub import HubId, fetch_small_files, list_model, local_path, served_name
-from dht.model_files import INDEX, directory_root, listed_root
+from dht.gguf_model import hub_model, model_directory
+from dht.hub import HubId, local_path, served_name
+from dht.model_files import directory_root, listed_root
 from dht.transport.interface import Transport
 
 SHOWN_MAX = 4
@@ -68,8 +68,7 @@ def root_here(files: str) -> str:
     hub_id = HubId.parse(files)
     if hub_id is None:
         return ""
-    listing = list_model(hub_id)
-    return listed_root(listing, fetch_small_files(listing, INDEX))
+    return listed_root(*hub_model(hub_id))
 
 
 async def known_root(files: str) -> str:

@@ -51,26 +51,28 @@ def hash_shards(
 
 
 def hash_shard(
-    path: Path, progress: Callable[[int], None] = lambda done_bytes: None
+    path: Path,
+    progress: Callable[[int], None] = lambda done_bytes: None,
+    shard: str = "",
 ) -> ShardHashes:
     """Read the file once, and hash the whole file, its header and each tensor.
 
-    ``progress`` gets the number of bytes hashed since its last call. Raises DamagedError if the
+    ``shard`` is its name in the model, by default the path's, and says its format. ``progress`` gets the number of bytes hashed since its last call. Raises DamagedError if the
     file is of no format that is read, OSError if it cannot be read.
     """
-    size_bytes = path.stat().st_size
+    shard, size_bytes = shard or path.name, path.stat().st_size
     whole = hashlib.sha256()
     with path.open("rb") as opened:
-        raw = read_header(opened, size_bytes, path.name, str(path))
-        entries = parse_header(raw, size_bytes, path.name, str(path))
+        raw = read_header(opened, size_bytes, shard, str(path))
+        entries = parse_header(raw, size_bytes, shard, str(path))
         whole.update(raw)
         tensors: dict[str, str] = {}
         at = len(raw)
         for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
-            _hash_gap(opened, entry.begin - at, whole, path.name)
+            _hash_gap(opened, entry.begin - at, whole, shard)
             tensors[name] = _hash_tensor(opened, entry, whole, progress)
             at = entry.end
-        _hash_gap(opened, size_bytes - at, whole, path.name)
+        _hash_gap(opened, size_bytes - at, whole, shard)
     return ShardHashes(
         size_bytes=size_bytes,
         sha256=whole.hexdigest(),
