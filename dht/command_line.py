@@ -140,7 +140,7 @@ def add_model(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         metavar="M",
-        help="its directory, hub id org/name[@revision], or name in the swarm",
+        help="its directory, GGUF file, hub id org/name[@revision][:file], or name",
     )
     parser.add_rare(
         "--fingerprint",

@@ -62,7 +62,7 @@ def join_parser() -> Parser:
     )
     add, rare = parser.add_argument, parser.add_rare
     add("--config", type=Path, metavar="FILE", help="these flags in TOML; typed ones go before")
-    add("--model", metavar="M", help="directory, or hub id org/name[@revision]")
+    add("--model", metavar="M", help="directory, GGUF file or org/name[@rev][:file]")
     add(
         "--models",
         nargs="+",
@@ -147,7 +147,7 @@ def _settle(arguments: argparse.Namespace) -> None:
         raise UserError("--yes goes with --models: else strangers say what this machine fetches")
     settle_swarm(arguments, may_found=True, model="", any_model=bool(arguments.models))
     if not arguments.model and not arguments.initial_peers:
-        raise UserError("which model? give --model: its directory or its hub id")
+        raise UserError("which model? give --model: its directory, GGUF file or hub id")
     if arguments.models or not arguments.model:
         arguments.model, arguments.model_name, arguments.fingerprint = "", None, ""
         return
