@@ -62,7 +62,7 @@ def join_parser() -> Parser:
     )
     add, rare = parser.add_argument, parser.add_rare
     add("--config", type=Path, metavar="FILE", help="these flags in TOML; typed ones go before")
-    add("--model", metavar="M", help="directory, GGUF file or org/name[@rev][:file]")
+    add("--model", metavar="M", help="directory, .gguf, or hub id org/name[:file]")
     add(
         "--models",
         nargs="+",
