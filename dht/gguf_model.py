@@ -225,6 +225,8 @@ def _config(where: str, raw: bytes, header: GgufHeader, names: Mapping[str, str]
     )
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+    # It would warn of the vocabulary that is left out.
+    logging.getLogger("transformers.modeling_gguf_pytorch_utils").setLevel(logging.ERROR)
     vocabulary = header.lengths.get("tokenizer.ggml.tokens")
     try:
         if architecture in GGUF_CONFIG_ARCHS:

@@ -111,7 +111,8 @@ class CheckpointNames:
         """Those parameters that stay packed, on the meta device; ``described`` are the files'
         tensors.
 
-        Raises UserError for codes of a packing that nobody knows.
+        Raises UserError for codes of a packing that nobody knows, and for shapes that are not
+        those of the model's code.
         """
         made: dict[str, torch.Tensor] = {}
         for conversion in self.conversions(p for p in parameters if p in self):
@@ -121,7 +122,14 @@ class CheckpointNames:
                 made |= self.convert(conversion, on_meta)
             for weight in stored.values():
                 self._refuse_codes(weight, described)
-        return {name: part for name, part in made.items() if isinstance(part, PackedTensor)}
+        found = {name: part for name, part in made.items() if isinstance(part, PackedTensor)}
+        for name, part in found.items():
+            if part.shape != (wanted := self._model.get_parameter(name).shape):
+                raise UserError(
+                    f"{self._where} cannot be served yet: {name} has the shape {tuple(part.shape)}"
+                    f" in its files, and {tuple(wanted)} by its configuration"
+                )
+        return found
 
     def _refuse_codes(self, weight: Stored, described: Mapping[str, Described]) -> None:
         for name in weight.names.values() if weight.make is None else ():

@@ -57,8 +57,9 @@ def hash_shard(
 ) -> ShardHashes:
     """Read the file once, and hash the whole file, its header and each tensor.
 
-    ``shard`` is its name in the model, by default the path's, and says its format. ``progress`` gets the number of bytes hashed since its last call. Raises DamagedError if the
-    file is of no format that is read, OSError if it cannot be read.
+    ``shard`` is its name in the model, by default the path's, and says its format. ``progress``
+    gets the number of bytes hashed since its last call. Raises DamagedError if the file is of no
+    format that is read, OSError if it cannot be read.
     """
     shard, size_bytes = shard or path.name, path.stat().st_size
     whole = hashlib.sha256()

@@ -192,6 +192,14 @@ def test_a_missing_tensor_is_named_before_weights_are_read(tmp_path: Path) -> No
     assert store.bytes_read == 0
 
 
+def test_shapes_that_the_configuration_does_not_tell_are_named(tmp_path: Path) -> None:
+    """transformers reads no width of experts from a GGUF file of Qwen3, and takes 768."""
+    file = written(tmp_path, "qwen3_moe", {"moe_intermediate_size": 64}, ("Q8_0",))
+    words = r"experts\.gate_up_proj has the shape \(4, 128, 32\) in its files, and \(4, 1536, 32\)"
+    with pytest.raises(UserError, match=words):
+        engine_of(file, 0, 1)
+
+
 def test_another_file_is_another_model(tmp_path: Path) -> None:
     file = written(tmp_path, "llama", {}, ("Q8_0",))
     first = WeightStore.open(str(file))
