@@ -46,6 +46,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("gemma3", {}, ("Q4_0",)),
     ("phi3", {"vocab_size": 32064}, ("Q8_0",)),
     ("lfm2", {"conv_L_cache": 3}, ("Q8_0",)),
+    ("nemotron", {}, ("Q8_0",)),
     ("mamba", {}, ("Q8_0",)),
 ]
 
