@@ -18,8 +18,35 @@ from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from dht.model_files import library_config
 from node.model.meta_model import auto_class
 
-ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "qwen3_moe": "qwen3moe",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+}
 """What llama.cpp calls families that transformers calls otherwise."""
+OFFSET_NORMS = ("gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe")
+"""Architectures whose files hold the weights of norms with one added."""
+STATED = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "full_attention_interval": "full_attention_interval",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Keys of Qwen3.5, and what transformers calls them."""
 SCALES = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
     "IQ4_XS": (0,), "IQ3_S": (0,), "IQ2_XS": (0,),
@@ -110,7 +137,8 @@ def write_gguf(
 
 def _settings(architecture: str, model: Any) -> dict[str, Any]:
     config = model.config
-    keys = GGUF_CONFIG_MAPPING.get(architecture) or GGUF_CONFIG_MAPPING[config.model_type]
+    keys = GGUF_CONFIG_MAPPING.get(architecture) or GGUF_CONFIG_MAPPING.get(config.model_type)
+    keys = keys or STATED
     rotary = getattr(config, "rope_parameters", None) or {}
     # Where each kind of layer has its own, the file names that of full attention.
     theta = (rotary.get("full_attention") or rotary).get("rope_theta", 1e4)
@@ -123,6 +151,11 @@ def _settings(architecture: str, model: Any) -> dict[str, Any]:
         ]
         found["attention.layer_norm_rms_epsilon"] = config.norm_eps
         found["feed_forward_length"] = model.model.layers[0].feed_forward.w1.out_features
+    if keys is STATED:
+        found["full_attention_interval"] = config.layer_types.index("full_attention") + 1
+        found["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
+        found["rope.dimension_count"] = int(config.head_dim * rotary["partial_rotary_factor"])
+        found["rope.dimension_sections"] = [*rotary.get("mrope_section", (1, 1, 0)), 0]
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -158,19 +191,21 @@ def _tensors(
             found += [(f"blk.{layer}.ffn_gate_exps.weight", gate)]
             found += [(f"blk.{layer}.ffn_up_exps.weight", up)]
             continue
-        known = names.get_name(name, (".weight", ".bias"))
+        known = names.get_name(name.replace("dt_bias", "dt_proj.bias"), (".weight", ".bias"))
         if known is None:
             raise ValueError(f"{name} has no name in a GGUF file of {architecture}")
         if name.endswith("experts.down_proj"):
             known += ".weight"
-        found.append((known, _as_stored(name, array)))
+        found.append((known, _as_stored(architecture, name, array)))
     return found
 
 
-def _as_stored(name: str, array: np.ndarray) -> np.ndarray:
+def _as_stored(architecture: str, name: str, array: np.ndarray) -> np.ndarray:
+    if architecture in OFFSET_NORMS and name.endswith("norm.weight"):
+        return array if name.endswith("linear_attn.norm.weight") else array + 1
     if name.endswith((".conv.weight", ".conv1d.weight")):
         return array[:, 0]
-    if name.endswith(("A_log",)):
+    if name.endswith("A_log"):
         return -np.exp(array)
     if ".h." in name and array.ndim > 1:  # GPT-2 keeps its matrices turned
         return np.ascontiguousarray(array.T)

@@ -1,9 +1,10 @@
 """Weights in the blocks of GGUF files: each block has its own codes, scales and minima.
 
 Rows are whole blocks one after the other, so a matrix has one part, ``codes``, ``[outs, bytes]``
-(or with leading dimensions), and whatever moves rows moves bytes. What the blocks of a type mean
-is transformers' code on tensors of any device, and for the types that it lacks the ``gguf``
-package's on the CPU.
+(or with leading dimensions), and whatever moves rows moves bytes. Where columns were moved,
+``order``, ``[1, ins]``, has the place of each in the blocks. What the blocks of a type mean is
+transformers' code on tensors of any device, and for the types that it lacks the ``gguf`` package's
+on the CPU.
 """
 
 from collections.abc import Callable
@@ -40,9 +41,12 @@ class BlockPacking:
         """Shape of the matrix. Raises ValueError for rows that are no whole blocks."""
         *rows, width = parts["codes"].shape
         _, numbers, block_bytes = by_name()[self.kind]
+        ins = width // block_bytes * numbers
         if width % block_bytes or not rows:
             raise ValueError(f"rows of {width} bytes in {self.kind}")
-        return (*rows, width // block_bytes * numbers)
+        if "order" in parts and parts["order"].shape != (1, ins):
+            raise ValueError(f"an order of {tuple(parts['order'].shape)} for {ins} columns")
+        return (*rows, ins)
 
     def by_row(self, parts: Parts) -> tuple["BlockPacking", Parts]:
         """The same, as rows share nothing."""
@@ -50,14 +54,16 @@ class BlockPacking:
 
     def some_rows(self, parts: Parts, start: int, end: int) -> dict[str, torch.Tensor]:
         """Parts of rows ``[start, end)``."""
-        return {"codes": parts["codes"][..., start:end, :]}
+        return {**parts, "codes": parts["codes"][..., start:end, :]}
 
     def dequantise(
         self, parts: Parts, dtype: torch.dtype, room: Room | None = None
     ) -> torch.Tensor:
         """The matrix's numbers; computed in float32 and rounded to ``dtype`` once."""
-        numbers = _meaning(self.kind)(parts["codes"].contiguous().view(-1))
-        return numbers.view(self.shape(parts)).to(dtype)
+        numbers = _meaning(self.kind)(parts["codes"].contiguous().view(-1)).view(self.shape(parts))
+        if "order" in parts:
+            numbers = numbers[..., parts["order"][0].long()]
+        return numbers.to(dtype)
 
     def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
         """Whether all numbers are finite in ``dtype``."""
@@ -71,7 +77,7 @@ class BlockPacking:
     def made_up(self, parts: Parts) -> dict[str, torch.Tensor]:
         """Parts of the same shapes on the CPU to time with, of small numbers."""
         shape = parts["codes"].shape
-        return {"codes": random_bytes(shape.numel(), MADE_UP).reshape(shape)}
+        return {**parts, "codes": random_bytes(shape.numel(), MADE_UP).reshape(shape)}
 
 
 def ggml_rules() -> list[Rule]:

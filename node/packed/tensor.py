@@ -193,15 +193,41 @@ def _select(packed: PackedTensor, dim: int, index: int) -> PackedTensor | None:
     return packed._with({name: part[index] for name, part in packed.parts.items()})
 
 
+@_knows(aten.slice.Tensor)
+def _slice(
+    packed: PackedTensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> PackedTensor | None:
+    if dim % packed.dim() != 0 or not _has_rows_apart(packed):
+        return None
+    return packed._with({name: part[start:end:step] for name, part in packed.parts.items()})
+
+
 @_knows(aten.index.Tensor)
 def _index(packed: PackedTensor, indices: Sequence[torch.Tensor | None]) -> PackedTensor | None:
-    if len(indices) != 1 or indices[0] is None:
+    chosen = indices[-1]
+    if chosen is None or chosen.dtype not in (torch.int64, torch.int32) or chosen.dim() > 1:
         return None
-    if packed.dim() < 3 and (packed.turned or packed.packing.rows > 1 or "order" in packed.parts):
-        return None
-    if indices[0].dtype not in (torch.int64, torch.int32) or indices[0].dim() > 1:
-        return None
-    return packed._with({name: part[indices[0]] for name, part in packed.parts.items()})
+    if len(indices) == 1 and _has_rows_apart(packed):
+        return packed._with({name: part[chosen] for name, part in packed.parts.items()})
+    if len(indices) == packed.dim() == 2 and indices[0] is None and not packed.turned:
+        order = packed.parts.get("order")
+        is_whole = len(chosen) == packed.shape[1]
+        if is_whole and (order is None or len(order) == 1):
+            place = chosen if order is None else order[0][chosen]
+            return packed._with({**packed.parts, "order": place[None].to(torch.int32)})
+    return None
+
+
+def _has_rows_apart(packed: PackedTensor) -> bool:
+    """Whether each part's first axis is that of the tensor: of a stack, or of rows that share
+    nothing."""
+    if packed.dim() > 2:
+        return True
+    return not packed.turned and packed.packing.rows == 1 and "order" not in packed.parts
 
 
 @_knows(aten.stack.default)

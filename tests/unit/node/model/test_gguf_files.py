@@ -9,10 +9,10 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.gguf_files import of_kind, write_gguf
-from bench.tiny_families import make
+from bench.tiny_families import CONTEXT, VOCAB, make
 from dht.errors import UserError
 from dht.gguf_model import ARCHITECTURE
 from dht.model_files import read_config
@@ -73,15 +73,12 @@ def packed_weights(engine: Engine) -> list[PackedTensor]:
     ]
 
 
-@pytest.mark.parametrize(("family", "shape", "kinds"), CASES)
-def test_answers_are_those_of_transformers_own_load(
-    family: str, shape: dict[str, Any], kinds: tuple[str, ...], tmp_path: Path
-) -> None:
-    file = written(tmp_path, family, shape, kinds)
+def check(file: Path, chunks: tuple[int, ...] = (7, 64)) -> list[Engine]:
+    """Engines with random ranges of the file's layers, whose answers are transformers' own."""
     model = AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file=file.name, dtype=torch.float32
+        file.parent, gguf_file=file.name, dtype=torch.float32
     ).eval()
-    rng = random.Random(f"{family} {kinds}")
+    rng = random.Random(file.stat().st_size)
     layers = model.config.num_hidden_layers
     ranges = split(rng, layers)
     engines = [engine_of(file, start, end) for start, end in ranges]
@@ -90,12 +87,67 @@ def test_answers_are_those_of_transformers_own_load(
         assert max(of_layers) <= engine.spec.layer_bytes
     sessions = [
         Session(name=f"{n}/{chunk}", prompt=p, chunk=chunk, spans=route(rng, ranges, layers))
-        for chunk in (7, 64)
+        for chunk in chunks
         for n, p in enumerate([prompt_of(tokens, seed=tokens) for tokens in (1, 13, 33)])
     ]
     serve(engines, sessions)
+    assert len({tuple(session.answer) for session in sessions}) > 1
     for session in sessions:
         assert session.answer == greedy(model, session.prompt, NEW_TOKENS), session.name
+    return engines
+
+
+@pytest.mark.parametrize(("family", "shape", "kinds"), CASES)
+def test_answers_are_those_of_transformers_own_load(
+    family: str, shape: dict[str, Any], kinds: tuple[str, ...], tmp_path: Path
+) -> None:
+    check(written(tmp_path, family, shape, kinds))
+
+
+QWEN35: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "intermediate_size"), 64),
+    **dict.fromkeys(("num_hidden_layers", "full_attention_interval", "num_attention_heads"), 4),
+    "num_key_value_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    **dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 16),
+    "vocab_size": VOCAB,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.2,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
+}
+
+
+@pytest.mark.parametrize(("family", "more"), [("qwen3_5_text", {}), ("qwen3_5_moe_text", EXPERTS)])
+def test_rows_and_columns_of_heads_move_packed(
+    family: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    """Qwen3.5's files have the heads of linear attention in another order."""
+    config = AutoConfig.for_model(family, **QWEN35, **more)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "plain")
+    file = tmp_path / "tiny.gguf"
+    write_gguf(tmp_path / "plain", file, of_kind("Q8_0"))
+    engines = check(file)
+    plain = [
+        name
+        for engine in engines
+        for layer in engine._range.layers.values()
+        for name, weight in layer.named_parameters()
+        if weight.dim() > 1 and not isinstance(weight.data, PackedTensor)
+    ]
+    # One has rows of 4 numbers, the other is a single row.
+    assert {name.split(".")[-2] for name in plain} <= {"conv1d", "shared_expert_gate"}
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma2", "lfm2"])

@@ -49,8 +49,12 @@ def test_what_moves_rows_stays_packed(kind: str) -> None:
     packed, other = tensor_of(kind), tensor_of(kind, seed=1)
     right, more = meant(packed), meant(other)
     order = torch.tensor([5, 0, 3])
+    places = torch.randperm(right.shape[1])
     made = {
         "rows": (packed[order], right[order]),
+        "a range": (packed[2:5], right[2:5]),
+        "columns": (packed[:, places], right[:, places]),
+        "columns again": (packed[:, places][:, places], right[:, places][:, places]),
         "joined": (torch.cat([packed, other]), torch.cat([right, more])),
         "stacked": (torch.stack([packed, other]), torch.stack([right, more])),
         "expert": (torch.stack([packed, other])[1], more),
@@ -68,6 +72,18 @@ def test_rows_that_share_scales_do_not_move_packed() -> None:
     parts = {"codes": torch.zeros(4, 8, dtype=torch.int8), "scales": torch.ones(2, 1)}
     packed = PackedTensor(Packing(code="int8", rows=2, columns=8), parts)
     assert not isinstance(packed[torch.tensor([1, 0])], PackedTensor)
+    assert not isinstance(packed[1:3], PackedTensor)
+
+
+def test_a_product_with_moved_columns_is_that_of_the_numbers() -> None:
+    packed = tensor_of("Q8_0").made_up()
+    places = torch.randperm(packed.shape[1])
+    right = packed.dequantised()[:, places]
+    rows = torch.randn(3, packed.shape[1])
+    product = torch.nn.functional.linear(rows, packed[:, places])
+    assert torch.allclose(product, rows @ right.t(), atol=1e-5)
+    ids = torch.tensor([2, 0])
+    assert torch.equal(torch.nn.functional.embedding(ids, packed[:, places]), right[ids])
 
 
 def test_products_and_lookups_are_those_of_the_numbers() -> None:
