@@ -48,12 +48,11 @@ STATED = {
 }
 """Keys of Qwen3.5, and what transformers calls them."""
 SCALES = {
-    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
-    "IQ4_XS": (0,), "IQ3_S": (0,), "IQ2_XS": (0,),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q5_K": (0, 2), "IQ4_XS": (0,), "IQ3_S": (0,),
+    "IQ2_XS": (0,),
 }  # fmt: skip
-"""Places of the float16 numbers in blocks that the package cannot make."""
-SCALE = 2e-4
-NUMBERS_MIN = 32
+"""Places of the float16 numbers in blocks that neither the package nor this module can make."""
+SCALE, TINY = 2e-4, 1e-6
 Packed = Callable[[str, np.ndarray], str]
 """Type of a tensor in a file, by its name there and its numbers."""
 
@@ -70,8 +69,53 @@ def of_kind(*kinds: str) -> Packed:
     return kind_of
 
 
+def q4_k(blocks: np.ndarray) -> np.ndarray:
+    """Blocks of 256 numbers, ``[blocks, 256]``, as Q4_K: eight scales and minima of 6 bits."""
+    groups = blocks.reshape(-1, 8, 32)
+    least = np.maximum(-groups.min(-1), 0)
+    sizes = (groups.max(-1) + least) / 15
+    factors = [np.float16(np.maximum(each.max(-1), TINY) / 63) for each in (sizes, least)]
+    d, dmin = (each.astype(np.float32)[:, None] for each in factors)
+    scales = np.clip(np.round(sizes / d), 0, 63).astype(np.uint8)
+    minima = np.clip(np.round(least / dmin), 0, 63).astype(np.uint8)
+    step = np.maximum(d * scales, TINY)[..., None]
+    codes = np.clip(np.round((groups + (dmin * minima)[..., None]) / step), 0, 15).astype(np.uint8)
+    six = [
+        scales[:, :4] | scales[:, 4:] >> 4 << 6,
+        minima[:, :4] | minima[:, 4:] >> 4 << 6,
+        scales[:, 4:] & 15 | minima[:, 4:] << 4,
+    ]
+    halves = (codes[:, ::2] | codes[:, 1::2] << 4).reshape(len(blocks), -1)
+    return np.concatenate([*(f.view(np.uint8).reshape(-1, 2) for f in factors), *six, halves], -1)
+
+
+def q6_k(blocks: np.ndarray) -> np.ndarray:
+    """Blocks of 256 numbers, ``[blocks, 256]``, as Q6_K: sixteen scales of 8 bits."""
+    groups = blocks.reshape(-1, 16, 16)
+    sizes = np.abs(groups).max(-1) / 31
+    factor = np.float16(np.maximum(sizes.max(-1), TINY) / 127)
+    d = factor.astype(np.float32)[:, None]
+    scales = np.clip(np.round(sizes / d), 1, 127).astype(np.int8)
+    codes = np.clip(np.round(groups / (d * scales)[..., None]), -32, 31) + 32
+    whole = codes.astype(np.uint8).reshape(-1, 2, 128)
+    low = (whole & 15).reshape(-1, 2, 2, 64)
+    high = (whole >> 4).reshape(-1, 2, 4, 32)
+    parts = [
+        low[:, :, 0] | low[:, :, 1] << 4,
+        high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6,
+        scales.view(np.uint8),
+        factor.view(np.uint8).reshape(-1, 2),
+    ]
+    return np.concatenate([part.reshape(len(blocks), -1) for part in parts], -1)
+
+
+QUANTISED = {"Q4_K": q4_k, "Q6_K": q6_k}
+
+
 def packed(array: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
-    """Numbers as the bytes of a type; made up bytes where the package cannot make its blocks."""
+    """Numbers as the bytes of a type; made up bytes where nothing here can make its blocks."""
+    if kind in QUANTISED:
+        return QUANTISED[kind](array.reshape(-1, 256)).reshape(*array.shape[:-1], -1)
     if kind not in SCALES:
         return gguf.quants.quantize(array, Kind[kind])
     numbers, block_bytes = gguf.GGML_QUANT_SIZES[Kind[kind]]
