@@ -483,10 +483,10 @@ class LoadedRange:
         else:
             finite = dtype is not torch.float16 or is_finite(moved)
         if not finite:
-            raise UserError(
-                f"{self._layout.store.directory}: {name} has numbers beyond float16;"
-                " use --dtype bfloat16 or float32"
-            )
+            beyond = "float16; use --dtype bfloat16 or float32"
+            if dtype is not torch.float16:
+                beyond = f"{str(dtype).removeprefix('torch.')}, or that are none"
+            raise UserError(f"{self._layout.store.directory}: {name} has numbers beyond {beyond}")
         return moved
 
     def _fill(self, part: "_Part", tensors: dict[str, torch.Tensor]) -> nn.Module:

@@ -21,7 +21,16 @@ from node.packed.tensor import PackedTensor
 
 MADE_UP = 0x13
 """Bits of made up bytes: a float16 of them is at most 0.001, and a scale in few bits is small."""
-CHECKED_NUMBERS = 1 << 20
+HALVES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,),
+}  # fmt: skip
+"""Places of a block's float16 numbers; all else in it multiplies them."""
+MULTIPLE = 1 << 12
+"""Maximum of what else multiplies such a number, in all types (Q6_K: scale 128, code 32)."""
+CHECKED_NUMBERS = 1 << 17
 """Numbers that are looked at together for infinities."""
 
 
@@ -68,6 +77,16 @@ class BlockPacking:
     def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
         """Whether all numbers are finite in ``dtype``."""
         rows = parts["codes"].flatten(0, -2)
+        if self.kind in HALVES:
+            blocks = rows.reshape(-1, by_name()[self.kind][2])
+            bound = torch.zeros(())
+            for place in HALVES[self.kind]:
+                halves = blocks[:, place : place + 2].contiguous().view(torch.float16)
+                bound = bound + halves.abs().amax().cpu().float() * MULTIPLE
+            if not torch.isfinite(bound):
+                return False
+            if bound <= torch.finfo(dtype).max:
+                return True
         count = max(1, CHECKED_NUMBERS // self.shape(parts)[-1])
         return all(
             bool(torch.isfinite(self.dequantise({"codes": some}, dtype)).all())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from node.packed.ggml import BlockPacking, by_name, ggml_rules
+from node.packed.ggml import HALVES, MULTIPLE, BlockPacking, by_name, ggml_rules
 from node.packed.stored import read_names
 from node.packed.tensor import PackedTensor
 from node.weights.safetensors_header import TensorEntry
@@ -109,6 +109,24 @@ def test_infinities_are_found_in_the_dtype_that_computes() -> None:
     assert not fits.to(torch.float16).is_finite
     codes[1, :2] = torch.tensor([float("nan")]).half().view(torch.uint8)
     assert not fits.is_finite
+
+
+@pytest.mark.parametrize("kind", sorted(HALVES))
+def test_numbers_are_bounded_by_the_float16_in_their_blocks(kind: str) -> None:
+    packed = tensor_of(kind, 50)
+    blocks = packed.parts["codes"].view(-1, by_name()[kind][2])
+    for place in HALVES[kind]:
+        blocks[:, place : place + 2] = torch.tensor([8.0]).half().view(torch.uint8)
+    largest = packed.dequantised().abs().max()
+    assert 8 <= largest <= 8 * MULTIPLE * len(HALVES[kind])
+    assert packed.is_finite
+    assert packed.to(torch.float16).is_finite == bool(largest <= 65504)
+    for place in HALVES[kind]:
+        before = blocks[3, place : place + 2].clone()
+        blocks[3, place : place + 2] = torch.tensor([float("inf")]).half().view(torch.uint8)
+        assert not packed.is_finite
+        assert not torch.isfinite(packed.dequantised()).all()
+        blocks[3, place : place + 2] = before
 
 
 @pytest.mark.parametrize("kind", PACKED)
