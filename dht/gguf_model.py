@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ ARCHITECTURE = "gguf_architecture"
 """Key of a configuration that was made of a GGUF file: what the file calls its architecture."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 SPLITS_MAX = 1 << 10
-FILE_NAMES_OF = ("falcon", "bloom")
+TIED_ANYWAY = ("falcon", "bloom")
 """Architectures that are tied though their files hold an output head, as transformers knows."""
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Tokens that end an answer, by their keys behind ``tokenizer.ggml.``."""
@@ -85,8 +86,7 @@ def hub_model(hub_id: HubId) -> tuple[HubListing, Path]:
             found = gguf_names(listing) or "none"
             raise UserError(f"{hub_id.repo} has no GGUF file {name}; it has {found}")
     contents = {name: listing.files[name].sha256 or listing.commit for name in files}
-    known = hashlib.sha256(digest_of(contents).encode()).hexdigest()
-    place = notes_directory() / "gguf" / known / Path(hub_id.file).name
+    place = _place(digest_of(contents), Path(hub_id.file).name)
     if not (place / INDEX).is_file():
         write_directory(place, [(name, *_hub_header(listing, name)) for name in files])
     return listing, place
@@ -123,9 +123,11 @@ def read_gguf_header(path: Path) -> tuple[bytes, GgufHeader]:
     try:
         size_bytes = path.stat().st_size
         with path.open("rb") as opened:
-            raw = opened.read(min(size_bytes, 1 << 16))
+            raw = b""
             while (needed := header_bytes_of(raw, size_bytes, str(path))) > len(raw):
-                raw += opened.read(needed - len(raw))
+                if not (more := opened.read(needed - len(raw))):
+                    raise ValueError("it ended within its header")
+                raw += more
         return raw[:needed], parse_gguf(raw, size_bytes, str(path))
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
@@ -135,18 +137,27 @@ def read_gguf_header(path: Path) -> tuple[bytes, GgufHeader]:
 
 def _directory_of(path: Path) -> Path:
     files = [path.with_name(name) for name in split_names(path.name)]
-    known = hashlib.sha256()
+    known = []
     try:
         for file in files:
             said = file.stat()
-            known.update(f"{file.resolve()} {said.st_size} {said.st_mtime_ns}\n".encode())
+            known.append(f"{file.resolve()} {said.st_size} {said.st_mtime_ns}")
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error}") from error
-    place = notes_directory() / "gguf" / known.hexdigest() / path.name
+    place = _place("\n".join(known), path.name)
     if (place / INDEX).is_file():
         return place
     headers = [(file.name, *read_gguf_header(file)) for file in files]
     return write_directory(place, headers, files)
+
+
+def _place(content: str, name: str) -> Path:
+    """Where the directory of the file ``name`` is, whose bytes are those that ``content`` tells.
+
+    Another transformers may make other text files of it, and so has another place.
+    """
+    told = f"{content}\n{version('transformers')}"
+    return notes_directory() / "gguf" / hashlib.sha256(told.encode()).hexdigest() / name
 
 
 def write_directory(
@@ -170,6 +181,7 @@ def write_directory(
                 _link(file, directory / file.name)
             if not place.is_dir():
                 os.replace(directory, place)
+        _forget_gone()
     except OSError as error:
         if not (place / INDEX).is_file():  # else another process has made it meanwhile
             raise UserError(f"{place} cannot be written: {error}") from error
@@ -181,6 +193,13 @@ def _link(file: Path, link: Path) -> None:
         link.symlink_to(file)
     except OSError:  # a system that lets only some users make them
         os.link(file, link)
+
+
+def _forget_gone() -> None:
+    """Remove the directories of files that are no longer where they were."""
+    for link in (notes_directory() / "gguf").glob(f"*/*/*{GGUF}"):
+        if link.is_symlink() and not link.exists():
+            shutil.rmtree(link.parents[1], ignore_errors=True)
 
 
 # Text files
@@ -236,7 +255,7 @@ def _config(where: str, raw: bytes, header: GgufHeader, names: Mapping[str, str]
         else:
             with _Hollow(without_long_arrays(raw, header), header) as file:
                 config = load_gguf_checkpoint(str(file))["config"]
-            if "output.weight" in names and architecture not in FILE_NAMES_OF:
+            if "output.weight" in names and architecture not in TIED_ANYWAY:
                 config["tie_word_embeddings"] = False  # it may be in another file than the first
             if vocabulary is not None:
                 config.setdefault("vocab_size", vocabulary)

@@ -100,6 +100,19 @@ def test_the_directory_is_made_once_and_again_where_the_file_changes(
     assert model_directory(str(file)) != first
 
 
+def test_directories_of_files_that_are_gone_are_removed(brook: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.gguf"
+    shutil.copy(brook, file)
+    first = model_directory(str(file))
+    assert first is not None
+    file.rename(tmp_path / "moved.gguf")
+    assert (first / "config.json").is_file()
+    second = model_directory(str(tmp_path / "moved.gguf"))
+    assert second is not None
+    assert not first.exists()
+    assert (second / "config.json").is_file()
+
+
 def test_what_is_neither_is_none(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"GGUF")
     for name in ("nowhere", "nowhere.gguf", "model.bin"):
