@@ -42,6 +42,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("qwen2", {}, ("Q5_0", "Q5_1", "Q8_0")),
     ("qwen3", {"head_dim": 128}, ("Q8_0",)),
     ("qwen3_moe", {"moe_intermediate_size": 768}, ("Q4_0",)),
+    ("qwen3_moe", {"moe_intermediate_size": 768}, ("Q8_0", "F16", "Q4_0")),
     ("gemma2", {}, ("Q8_0",)),
     ("gemma3", {}, ("Q4_0",)),
     ("phi3", {"vocab_size": 32064}, ("Q8_0",)),
