@@ -53,7 +53,7 @@ format: $(READY)
 
 UV ?= uv
 TORCH_LINKS ?= https://download.pytorch.org/whl/cpu/torch/
-lock:  ## the newest versions of what is installed for good, with hashes (needs uv)
+lock:  ## the newest versions of what is installed, for good with hashes and for tests (needs uv)
 	$(UV) pip compile pyproject.toml --extra quantize --universal --python-version 3.11 --upgrade \
 		--generate-hashes --no-annotate --no-header --find-links $(TORCH_LINKS) \
 		--constraint locks/torch-cpu.txt --no-emit-package torch --quiet --output-file locks/product.new
@@ -61,6 +61,12 @@ lock:  ## the newest versions of what is installed for good, with hashes (needs 
 	{ head -1 locks/build.txt; awk '/^[^ ]/ { of = /^setuptools==/ } of' locks/product.new; } \
 		> locks/build.all
 	rm locks/product.new; mv locks/product.all locks/product.txt; mv locks/build.all locks/build.txt
+	sed -n 's/^\([^ #]*==[^\]*\).*/\1/p' locks/product.txt > locks/dev.in
+	sed -n 's/^\(torch==[^+ ]*\).*/\1/p' locks/torch-cpu.txt >> locks/dev.in
+	$(UV) pip compile pyproject.toml --extra dev --extra light --universal --python-version 3.11 \
+		--no-annotate --no-header --constraint locks/dev.in --quiet --output-file locks/dev.new
+	{ head -2 locks/dev.txt; cat locks/dev.new; } > locks/dev.all
+	rm locks/dev.in locks/dev.new; mv locks/dev.all locks/dev.txt
 
 bench: $(READY)  ## speed of local swarms beside one process; writes bench/results/local.json
 	$(BIN)/python -m bench.local --out bench/results/local.json
@@ -68,7 +74,7 @@ bench: $(READY)  ## speed of local swarms beside one process; writes bench/resul
 gpu-check: $(READY)  ## all that only a GPU can show, in parts; writes bench/results/gpu_check.json
 	$(BIN)/python -m bench.gpu_check
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml locks/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "error: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@echo "Setting up $(VENV): about 2 GB of packages, some minutes the first time"
@@ -78,7 +84,8 @@ $(READY): pyproject.toml
 		project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 		print(*project["dependencies"], *project["optional-dependencies"]["dev"], sep="\n")' \
 		> $(VENV)/requirements.txt
-	$(BIN)/python -m pip install --quiet --requirement $(VENV)/requirements.txt
+	$(BIN)/python -m pip install --quiet --requirement $(VENV)/requirements.txt \
+		--constraint locks/dev.txt
 	@touch $(READY)
 
 # What `pip install .` brings where hivemind has no wheels, and py-libp2p.
@@ -90,9 +97,8 @@ $(LIGHT)/.ready: pyproject.toml $(READY)
 		wanted = project["dependencies"] + project["optional-dependencies"]["light"]; \
 		print(*(w for w in wanted if not w.startswith(("hivemind", "uvloop"))), sep="\n")' \
 		> $(LIGHT)/requirements.txt
-	$(BIN)/python -m pip freeze --exclude-editable | grep '==' > $(LIGHT)/constraints.txt
 	$(LIGHT)/bin/python -m pip install --quiet --requirement $(LIGHT)/requirements.txt \
-		--constraint $(LIGHT)/constraints.txt
+		--constraint locks/dev.txt
 	@touch $@
 
 clean:

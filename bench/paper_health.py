@@ -6,6 +6,7 @@ Nothing in them was measured; they show how the page looks when a swarm is in su
 import math
 from dataclasses import replace
 
+from client.health.past import SPANS, Incident, Past, Span
 from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, build_state
 from coordinator.catalogue.served import served_model
 from dht.messages.types import (
@@ -133,6 +134,50 @@ def probes(reason: str = "") -> tuple[Probe, ...]:
     )
 
 
+def past(span: Span) -> Past:
+    """A span with a day's rise and fall, some failed requests and a while without the page."""
+    begin_unix_s, steps = span.begin_unix_s(NOW_S), range(span.steps // 20, span.steps)
+    starts = [begin_unix_s + span.step_s * at for at in steps]
+    waves = [math.sin(start / 14_000) for start in starts]
+    requests = max(1, span.step_s // 30)
+    failed = {span.steps // 2, span.steps // 2 + 1}
+    return Past(
+        span=span,
+        probes=tuple(
+            {
+                "start_unix_s": start,
+                "requests": requests,
+                "answered": requests // 2 if at in failed else requests,
+                "tokens": 8 * requests,
+                "ttft_p50_s": 0.36 + 0.09 * wave + 0.01 * (at % 5),
+                "ttft_p95_s": 0.49 + 0.13 * wave + 0.02 * (at % 7),
+            }
+            for at, start, wave in zip(steps, starts, waves, strict=True)
+        ),
+        served=tuple(
+            {
+                "start_unix_s": start,
+                "answers": int(span.step_s / 17 * (1.4 + wave)),
+                "tokens": int(span.step_s * (14 + 10 * wave + at % 4)),
+            }
+            for at, start, wave in zip(steps, starts, waves, strict=True)
+        ),
+    )
+
+
+INCIDENTS = tuple(
+    Incident(key=name, name=name, what=what, since_unix_s=NOW_S - ago_s, until_unix_s=until_unix_s)
+    for name, what, ago_s, until_unix_s in (
+        ("kestrel-2", "lost", 9_400, None),
+        ("attic-3060", "lost", 10_020, NOW_S - 10_016),
+        ("the swarm", "not healthy: layers 24-31 are held by nobody", 90_300, NOW_S - 90_262),
+        ("birch", "lost", 90_310, NOW_S - 90_262),
+        ("t4-spare", "lost", 260_000, NOW_S - 249_000),
+        ("garage", "lost", 400_000, NOW_S - 399_990),
+    )
+)
+
+
 def observed(
     records: list[NodeRecord], *, reason: str = "", ghosts: frozenset[str] = frozenset()
 ) -> SwarmSnapshot:
@@ -151,23 +196,6 @@ def observed(
     while end < LAYERS and (step := next((r for r in records if r.start == end), None)):
         route.append(RouteStage(peer_id=step.peer_id, start=step.start, end=step.end))
         end = step.end
-    hours = [
-        {
-            "start_unix_s": NOW_S // 3600 * 3600 - 3600 * ago,
-            "requests": 120.0,
-            "answered": 120.0 - (34 if ago in {41, 42} else ago % 4 == 0),
-            "tokens": 8 * 118.0,
-        }
-        for ago in reversed(range(160))
-    ]
-    served = [
-        {
-            "start_unix_s": NOW_S // 3600 * 3600 - 3600 * ago,
-            "answers": 210.0 + 150 * math.sin(ago / 3.8),
-            "tokens": 52_000.0 + 38_000 * math.sin(ago / 3.8) + 900 * (ago % 7),
-        }
-        for ago in reversed(range(160))
-    ]
     nodes = {each.peer_id: each for each in records}
     beside = {each.peer_id: replace(each, model=SMALL) for each in records[:1]}
     models = (served_model(MODEL, nodes), served_model(SMALL, beside), served_model(HUGE, {}))
@@ -192,8 +220,8 @@ def observed(
         leases=(LeaseRecord(peer_id=records[0].peer_id, term=7, expires_unix_s=NOW_S + 20),),
         plan=made,
         probes=probes(reason),
-        history=hours,
-        served=served,
+        past=tuple(past(span) for span in SPANS),
+        incidents=INCIDENTS,
         route=tuple(route) if end == LAYERS else (),
         versions=versions,
         models=models,
@@ -206,31 +234,39 @@ def _spread(names: tuple[str, ...], spans: tuple[tuple[int, int], ...]) -> list[
 
 
 NAMES = ("Aino's desktop", "attic-3060", "uni-lab-2", "t4-spare", "birch", "kestrel", "garage")
-SPANS = ((0, 14), (0, 14), (14, 24), (14, 24), (24, 32), (24, 32), (14, 24))
+HELD = ((0, 14), (0, 14), (14, 24), (14, 24), (24, 32), (24, 32), (14, 24))
 
 
 def healthy() -> Json:
     """Seven peers, every layer twice."""
-    return build_state(observed(_spread(NAMES, SPANS)))
+    return build_state(observed(_spread(NAMES, HELD)))
 
 
 def layer_lost() -> Json:
     """The holders of layers 24 to 31 are gone."""
     return build_state(
-        observed(_spread(NAMES[:4], SPANS[:4]), reason="no route: layers 24-31 missing")
+        observed(_spread(NAMES[:4], HELD[:4]), reason="no route: layers 24-31 missing")
     )
 
 
 def ghost() -> Json:
     """One of two holders of layers 24 to 31 announces them and answers no ping."""
-    records = _spread(NAMES, SPANS)
+    records = _spread(NAMES, HELD)
     relayed = replace(records[6], reach=Reach.RELAYED)
     return build_state(observed([*records[:6], relayed], ghosts=frozenset({records[5].peer_id})))
 
 
+def crossed() -> Json:
+    """Two peers for each half of the layers, so that lines of the plan cross."""
+    spans = ((0, 16), (0, 16), (16, LAYERS), (16, LAYERS))
+    return build_state(observed(_spread(NAMES[:4], spans)))
+
+
 def many(peers: int = 500) -> Json:
-    """``peers`` peers in four columns of eight layers."""
-    records = [record(n, n % 4 * 8, n % 4 * 8 + 8) for n in range(peers)]
+    """``peers`` peers in as many as four columns of equally many layers."""
+    columns = min(4, peers)
+    bounds = [LAYERS * at // columns for at in range(columns + 1)]
+    records = [record(n, bounds[n % columns], bounds[n % columns + 1]) for n in range(peers)]
     return build_state(observed(records))
 
 

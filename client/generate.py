@@ -68,7 +68,7 @@ def add_generation(parser: Parser) -> None:
 
     numbers: tuple[tuple[str, type, str, str], ...] = (
         ("max-new-tokens", int, "N", f"length of the answer at most ({NEW_TOKENS_DEFAULT})"),
-        ("min-new-tokens", int, "N", "no end of the answer before so many tokens"),
+        ("min-new-tokens", int, "N", "no end of the answer before N tokens"),
         ("temperature", float, "T", "0 is greedy (default)"),
         ("top-k", int, "K", "sample among the K likeliest tokens"),
         ("top-p", float, "P", "sample among the likeliest that make up P"),
@@ -147,13 +147,13 @@ def prompt_of(arguments: argparse.Namespace) -> str | tuple[int, ...]:
 
 
 def show(text: str) -> None:
-    """A piece of the answer, at once; as it is where no terminal shows it."""
+    """Write a piece of the answer at once: made printable for a terminal, else as it is."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def print_note(text: str) -> None:
-    """A line beside the answer."""
+    """Write a line to stderr, beside the answer."""
     print(printable(text), file=sys.stderr, flush=True)
 
 

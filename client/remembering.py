@@ -40,8 +40,8 @@ def remember_swarm(
 ) -> None:
     """Remember a swarm whose model is known, and how it was reached.
 
-    To the addresses that the user gave come those of the peers of ``route``, which answered, as far
-    as a stranger's word on where it is dialled is taken.
+    Its addresses are those that the user gave and those of the peers of ``route``, which answered,
+    as far as a stranger's word on where it is dialled is taken.
     """
     spec = swarm.view.spec
     if spec is None:

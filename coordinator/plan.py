@@ -15,6 +15,7 @@ import math
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+EXAMPLE = """example, the two nodes in docs/cluster-format.md as two.json:
+  %(prog)s two.json
+  > about 1658.5 decoded tokens/s under full load
+  > max flow 2250.000 tokens/s, 100%% of the upper bound 2250.0
+With --json, estimate_tokens_per_s is what the plan would serve under full
+load, by coordinator.evaluation.estimate.
+"""
 FILE_BYTES_MAX = 64 << 20
 BAR = 10
 BUSY = 0.5
@@ -249,9 +257,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         description="Plan a cluster: which node gets which layers, and what that serves.",
         usage="%(prog)s CLUSTER.json [options]\n"
         "       %(prog)s anabranch:… [--model NAME] [options]",
-        epilog="example: %(prog)s cluster.json | estimate_tokens_per_s is what the plan would serve"
-        " under full load, by coordinator.evaluation.estimate.",
+        epilog=EXAMPLE,
         exit_codes="0 done, 2 your mistake, 3 no swarm, 130 interrupted",
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=36),
     )
     parser.add_argument(
         "cluster",

@@ -84,7 +84,7 @@ DHT_FIND_BYTES = Rate(
 DIALS_BACK_OPEN = Amount(name="dials_back_open", unit="", per_peer=16, in_all=16)
 DIALS_BACK = Rate(name="dials_back", unit="", per_s=0.05, burst=3, all_per_s=2, all_burst=20)
 DIALS_BACK_TO = Rate(name="dials_back_to", unit="", per_s=0.05, burst=3)
-"""Dials to one address, whoever asks."""
+"""Dials to one address, for all peers that ask."""
 DIALS = Rate(name="dials", unit="", per_s=1, burst=16, all_per_s=8, all_burst=64)
 """Dials, for a client, of peers that were not reached at the last try."""
 LAYER_CHECKS = Rate(name="layer_checks", unit="", per_s=0.1, burst=4, all_per_s=1, all_burst=16)

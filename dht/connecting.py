@@ -26,7 +26,7 @@ async def connect(config: TransportConfig) -> Transport:
 async def observe(
     initial_peers: Sequence[str], kind: TransportKind = TransportKind.AUTO
 ) -> Transport:
-    """Reach the network through ``initial_peers``, under a new identity, for whoever serves nobody.
+    """Reach the network through ``initial_peers``, under a new identity, without serving anybody.
 
     Raises as :func:`connect`.
     """

@@ -34,7 +34,7 @@ from dht.hub import (
     notes_directory,
     snapshot,
 )
-from dht.model_files import INDEX
+from dht.model_files import INDEX, listed_root
 from dht.text_files import digest_of
 
 logger = logging.getLogger(__name__)
@@ -90,6 +90,15 @@ def hub_model(hub_id: HubId) -> tuple[HubListing, Path]:
     if not (place / INDEX).is_file():
         write_directory(place, [(name, *_hub_header(listing, name)) for name in files])
     return listing, place
+
+
+def hub_root(hub_id: HubId) -> tuple[Path, str]:
+    """The directory of a hub model's small files, fetched where they are missing, and its root.
+
+    Raises as :func:`hub_model` and :func:`dht.model_files.listed_root`.
+    """
+    listing, directory = hub_model(hub_id)
+    return directory, listed_root(listing, directory)
 
 
 def _hub_header(listing: HubListing, name: str) -> tuple[bytes, GgufHeader]:

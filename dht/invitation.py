@@ -4,8 +4,8 @@
 of network, model, fingerprint (its first 16 bytes, or none) and addresses, and four bytes of
 SHA-256 over all of that, so that a slip of the pen is no other network. Pure.
 
-Whoever passes an invitation on may have made it up. It says whom to dial and nothing about files
-here: its model is a name or a hub id, never a path. Each invitation has one text.
+Anybody can make up an invitation. It says whom to dial and nothing about files here: its model is a
+name or a hub id, never a path. Each invitation has one text.
 """
 
 import base64

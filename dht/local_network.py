@@ -1,7 +1,7 @@
 """What peers offer each other on one local network (``--local``), and which offer is meant. Pure.
 
 An offer is a service of DNS-SD (RFC 6763): its instance is the peer's id, its TXT record has the
-peer's name and, in parts, an invitation to that peer alone at private addresses. Whoever is on the
+peer's name and, in parts, an invitation to that peer alone at private addresses. Anybody on the
 network can make up offers, so all that they hold is checked here as an invitation is, and bounded.
 """
 
@@ -43,7 +43,7 @@ class Offer:
     name: str
     """What its owner calls it: 1 to ``NAME_MAX`` printable characters."""
     invitation: Invitation
-    """To this peer alone, at private addresses."""
+    """Invitation to this peer alone, at private addresses."""
 
     @property
     def peer_id(self) -> str:
@@ -79,8 +79,10 @@ def properties_of(offer: Offer) -> dict[str, str]:
 
 
 def read_offer(instance: str, txt_bytes: int, properties: Mapping[bytes, bytes | None]) -> Offer:
-    """The offer of the instance (its whole name) with the properties of a TXT record of so many
-    bytes. Raises ValueError for anything that is none."""
+    """The offer in the properties of a TXT record of ``txt_bytes``; ``instance`` is its whole name.
+
+    Raises ValueError for anything that is no offer.
+    """
     if txt_bytes > TXT_BYTES_MAX:
         raise ValueError(f"its TXT record has more than {TXT_BYTES_MAX} bytes")
     name = (properties.get(b"name") or b"").decode("utf-8")
@@ -105,7 +107,7 @@ def peer_id_in(instance: str) -> str | None:
     return peer_id if peer_id != instance and is_peer_id(peer_id) else None
 
 
-class Heard:
+class Instances:
     """The instances that were heard of, ``HEARD_MAX`` at most; the first ones stay."""
 
     def __init__(self) -> None:

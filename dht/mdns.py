@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dht.errors import NetworkError
 from dht.identity.multiaddr import host_of
-from dht.local_network import SERVICE, Heard, Offer, properties_of, read_offer
+from dht.local_network import SERVICE, Instances, Offer, properties_of, read_offer
 
 if TYPE_CHECKING:
     from zeroconf import IPVersion, ServiceInfo
@@ -42,7 +42,7 @@ async def _look(listen_s: float, ask_s: float) -> tuple[Offer, ...]:
     from zeroconf import ServiceStateChange, Zeroconf
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-    heard = Heard()
+    heard = Instances()
 
     def on_change(
         zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange

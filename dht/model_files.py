@@ -50,7 +50,7 @@ def root_of(texts: Mapping[str, str], weights: str) -> str:
     """The root of a model, as hex: SHA-256 over the SHA-256 of its text files, by name, and over
     the digest of its weight files (:func:`dht.text_files.digest_of`).
 
-    So whoever knows the root can check the text files without knowing the weight files.
+    A client that knows the root can check the text files without knowing the weight files.
     """
     return hashlib.sha256(f"{digest_of(texts)} {weights}".encode()).hexdigest()
 

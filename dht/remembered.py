@@ -30,7 +30,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     network: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f/]+$")]
     initial_peers: Annotated[tuple[Line, ...], Meta(min_length=1, max_length=ADDRESSES_MAX)]
     model: Line = ""
-    """What ``--model`` was: a whole path, a hub id or a name."""
+    """The value of ``--model``: a whole path, a hub id or a name."""
     model_name: Line = ""
     """The name that the model is served under."""
     fingerprint: Annotated[str, Meta(pattern="^([0-9a-f]{16,64})?$")] = ""

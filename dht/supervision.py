@@ -60,7 +60,7 @@ class Supervisor:
         ``ends_process=False`` is for work on what strangers send: no stranger may be able to end
         this process, or all processes at once by one record, so it begins again for ever.
         """
-        part, task = name_of(work), asyncio.current_task()
+        part, task = part_name(work), asyncio.current_task()
         failed_s: deque[float] = deque(maxlen=FAILURES_MAX)
         while True:
             try:
@@ -114,7 +114,7 @@ async def beside(*works: Work) -> AsyncIterator[None]:
     """Run ``works`` during the block; the error of one ends the block and is raised from it."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work(), name=name_of(work)) for work in works]
+            tasks = [group.create_task(work(), name=part_name(work)) for work in works]
             try:
                 yield
             finally:
@@ -125,7 +125,7 @@ async def beside(*works: Work) -> AsyncIterator[None]:
         raise first from first.__cause__
 
 
-def name_of(work: Work) -> str:
+def part_name(work: Work) -> str:
     """The name of a part: that of the function which is its work."""
     while isinstance(work, partial):
         work = work.func

@@ -8,34 +8,35 @@ leaves at once.
 import argparse
 import asyncio
 import os
-import platform
-import shlex
-import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dht.command_line import COMMAND, EXIT_DONE, on_interrupt, run_command
+from dht.command_line import EXIT_DONE, on_interrupt, run_command
 from dht.errors import NetworkError, UserError
-from dht.hub import local_path, resolved
-from dht.messages.types import Assignment, ModelSpec, NodeRecord, NodeState, model_key
+from dht.messages.types import model_key
 from node.owner.reporter import Reporter, gibibytes
-from node.peer.join_options import parse, span_of, use_of
+from node.peer.join_options import (
+    lent_traffic,
+    parse,
+    pinned_to,
+    relays_for_others,
+    use_of,
+    wanted_models,
+)
 
 if TYPE_CHECKING:
     from coordinator.catalogue.need import Need
     from dht.budget import Budget
     from dht.identity.peer_id import Identity
-    from dht.local_network import Offer
     from dht.records.directory import Directory
     from dht.supervision import Supervisor, Work
     from dht.transport.interface import Transport
     from dht.transport.metered import ByteMeter
     from node.device.hardware import Machine
     from node.links.lent_traffic import LentTraffic
-    from node.stage.draft_engine import DraftEngine
+    from node.peer.peer import Peer
     from node.stage.local_engine import LocalEngine
     from node.weights.store import WeightStore
 
@@ -72,12 +73,13 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from node.device.hardware import at_most, machine_of
     from node.device.nvidia import held_to
     from node.links.text_server import ServedTexts, TextServer
+    from node.peer.remembering import connect_or_found, settle_addresses
 
     store = await _open_store(arguments, reporter) if arguments.model else None
     identity = arguments.loaded or Identity.load_or_create(arguments.identity.expanduser())
     arguments.loaded = identity
-    _settle_addresses(arguments, identity.peer_id)
-    traffic = _traffic(arguments)
+    settle_addresses(arguments, identity.peer_id)
+    traffic = lent_traffic(arguments)
     # Before others are told to join, because this command ends if the machine lacks something.
     found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory)
     machine = at_most(found, arguments.max_vram)
@@ -91,20 +93,26 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         lambda part, error: reporter.event("error", message=f"{part}: {error or repr(error)}")
     )
     budget = Budget()
-    transport = await _connect_again(arguments, identity, meter, parts, budget, reporter)
+    transport = await connect_or_found(
+        arguments,
+        partial(_connect, arguments, identity, meter, parts, budget, reporter),
+        reporter,
+    )
     try:
         if store is None:
             await _choose(arguments, transport, machine, reporter)
             store = await _open_store(arguments, reporter)
-        drafts = await _open_drafts(arguments, store, machine, reporter)
+        from node.peer.loading import open_drafts, open_engine  # torch, and transformers
+
+        drafts = await open_drafts(arguments, store, machine, reporter)
         if drafts is not None:
             machine = replace(machine, lend_bytes=machine.lend_bytes - drafts.memory_bytes)
         with held_to(machine.driver_name, arguments.power_limit):
-            engine = await _open_engine(arguments, store, machine, reporter)
+            engine = await open_engine(arguments, store, machine, reporter)
             engine.drafts = drafts
             try:
                 metered = MeteredTransport(transport, meter)
-                texts = ServedTexts.of(store.directory, store.root, store.weights_digest)
+                texts = ServedTexts.of(store.directory, store.weights_digest)
                 if arguments.test:
                     from node.peer.dry_run import rehearse
 
@@ -131,18 +139,6 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     return EXIT_DONE
 
 
-def _settle_addresses(arguments: argparse.Namespace, peer_id: str) -> None:
-    """Set ``arguments.founded``, and leave this peer's own addresses out of the remembered ones."""
-    from node.peer.remembering import founded_by
-
-    arguments.founded = not arguments.initial_peers
-    if arguments.recalled:
-        arguments.founded = founded_by(peer_id, arguments.initial_peers)
-    if arguments.recalled or arguments.local:
-        own = f"/p2p/{peer_id}"
-        arguments.initial_peers = [a for a in arguments.initial_peers if not a.endswith(own)]
-
-
 async def _open_store(arguments: argparse.Namespace, reporter: Reporter) -> "WeightStore":
     from node.model.opening import open_lean
 
@@ -159,7 +155,7 @@ async def _choose(
 
     named = named_peers(arguments.initial_peers)
     found = await choices(
-        transport, arguments.network, named, machine.lend_bytes, _allowed(arguments)
+        transport, arguments.network, named, machine.lend_bytes, wanted_models(arguments)
     )
     # Who was asked once and named the models that may be chosen is not asked again.
     choice = await agreed(found, yes=arguments.yes or arguments.moved)
@@ -168,47 +164,6 @@ async def _choose(
     reporter.event("chosen", model=need.model.name, start=need.start, end=need.end)
     arguments.model, arguments.model_name = choice.files, need.model.name
     arguments.fingerprint = need.model.fingerprint
-
-
-def _allowed(arguments: argparse.Namespace) -> list[str]:
-    """The entries of ``--models``, which commas may part, too."""
-    return [each for entry in arguments.models for each in entry.split(",") if each]
-
-
-def _traffic(arguments: argparse.Namespace) -> "LentTraffic":
-    """The owner's limits on traffic; the month's count is kept beside the identity."""
-    from coordinator.links.token_bucket import Allowance
-    from node.links.lent_traffic import LentTraffic
-
-    def allowance(mbit: float | None) -> Allowance:
-        return Allowance() if mbit is None else Allowance(mbit * 1e6 / 8)
-
-    cap_gb = arguments.monthly_cap
-    return LentTraffic(
-        up=allowance(arguments.max_up),
-        down=allowance(arguments.max_down),
-        month_bytes_max=None if cap_gb is None else cap_gb * 1e9,
-        month_file=arguments.identity.expanduser().with_suffix(".traffic.json"),
-    )
-
-
-async def _connect_again(
-    arguments: argparse.Namespace,
-    identity: "Identity",
-    meter: "ByteMeter",
-    parts: "Supervisor",
-    budget: "Budget",
-    reporter: Reporter,
-) -> "Transport":
-    """:func:`_connect`; a founder to whom nobody that it remembers answers founds once more."""
-    try:
-        return await _connect(arguments, identity, meter, parts, budget, reporter)
-    except NetworkError:
-        if not (arguments.founded and arguments.initial_peers):
-            raise
-    reporter.say("Nobody of those who were here before answers")
-    arguments.initial_peers = []
-    return await _connect(arguments, identity, meter, parts, budget, reporter)
 
 
 async def _connect(
@@ -232,7 +187,7 @@ async def _connect(
                 announce_addresses=tuple(arguments.announce),
                 initial_peers=tuple(arguments.initial_peers),
                 client_mode=arguments.test and bool(arguments.initial_peers),
-                relays=_relays(arguments),
+                relays=relays_for_others(arguments),
                 meter=meter,
                 parts=parts,
                 budget=budget,
@@ -241,168 +196,6 @@ async def _connect(
     reporter.event("listening", peer_id=transport.peer_id, addresses=list(transport.addresses))
     reporter.say(f"This peer is {transport.peer_id}")
     return transport
-
-
-def _invite(
-    arguments: argparse.Namespace,
-    addresses: Sequence[str],
-    spec: ModelSpec,
-    reporter: Reporter,
-) -> None:
-    """Print commands for others with an invitation to this peer, and remember the network.
-
-    Raises UserError where the weights are not those that the network was said to serve.
-    """
-    from dht.invitation import invitation_to, text_of
-    from node.peer.remembering import addresses_to_keep
-
-    if not spec.fingerprint.startswith(arguments.fingerprint):
-        raise UserError(
-            f"the network was said to serve {spec.name} with fingerprint"
-            f" {arguments.fingerprint[:16]}; yours is {spec.fingerprint[:16]}: these are other"
-            " weights"
-        )
-    given = arguments.initial_peers
-    known = (*addresses, *given) if arguments.founded else (*given, *addresses)
-    invitation = invitation_to(arguments.network, known, spec.name, spec.fingerprint)
-    text = text_of(invitation)
-    reporter.event("invitation", text=text)
-    command = _command()
-    at_home = " --model FILES" if local_path(arguments.model) else ""
-    reporter.say(f"This peer's address is {addresses[0]}")
-    reporter.say("Invite others (on this machine with an --identity FILE of their own):")
-    reporter.say(f"  {command} join {text}{at_home}")
-    reporter.say("Anyone asks with:")
-    reporter.say(f"  {command} ask {text} --prompt 'One morning'")
-    kept = addresses_to_keep(addresses, given, (), founded=arguments.founded)
-    _remember(arguments, kept, spec, reporter)
-
-
-def _remember(
-    arguments: argparse.Namespace, addresses: Sequence[str], spec: ModelSpec, reporter: Reporter
-) -> None:
-    """Remember the network, to be reached at ``addresses``, for this user's next commands."""
-    from dht.remembered import Remembered, remember
-
-    remember(
-        Remembered(
-            network=arguments.network,
-            initial_peers=tuple(addresses),
-            model=resolved(arguments.model),
-            model_name=spec.name,
-            fingerprint=spec.fingerprint,
-        ),
-        reporter.say,
-    )
-
-
-def _remembers(
-    arguments: argparse.Namespace,
-    transport: "Transport",
-    directory: "Directory",
-    spec: ModelSpec,
-    reporter: Reporter,
-) -> "Work":
-    """The work of remembering through whom the network is reached while this peer is away."""
-    from dht.identity.dialling import DialRule
-    from dht.remembered import is_remembered
-    from node.peer.remembering import addresses_to_keep, remember_others
-
-    def keep(met: Sequence[str]) -> None:
-        if not is_remembered(arguments.network, spec.name):
-            return  # its owner forgot it, or has used another network since
-        own, given = transport.addresses, arguments.initial_peers
-        kept = addresses_to_keep(own, given, met, founded=arguments.founded)
-        _remember(arguments, kept, spec, reporter)
-
-    rule = DialRule.of(arguments.initial_peers, transport.addresses)
-    return partial(remember_others, directory, transport.peer_id, rule, keep)
-
-
-def _command() -> str:
-    """``anabranch`` where a shell finds it, else what runs the same with this Python."""
-    if shutil.which(COMMAND) is not None:
-        return COMMAND
-    try:
-        path = os.path.relpath(sys.executable)
-    except ValueError:  # on another drive
-        path = sys.executable
-    return f"{shlex.quote(sys.executable if path.startswith(os.pardir) else path)} -m {COMMAND}"
-
-
-async def _open_drafts(
-    arguments: argparse.Namespace, store: "WeightStore", machine: "Machine", reporter: Reporter
-) -> "DraftEngine | None":
-    """The draft model that was named, or lies beside the model and takes little. Raises UserError
-    and NetworkError."""
-    from node.stage.draft_engine import SHARE_FOUND, DraftEngine, found_beside
-
-    named = arguments.draft
-    model = found_beside(arguments.model) if named is None else named
-    if model is None or named == "none":
-        return None
-    with reporter.phase("Opening the draft model"):
-        share = 1.0 if named else SHARE_FOUND
-        try:
-            drafts = await DraftEngine.prepared(
-                model,
-                store,
-                device=machine.torch_device,
-                dtype=arguments.dtype or machine.dtype,
-                memory_bytes=int(share * machine.lend_bytes),
-            )
-        except UserError as error:
-            if named:
-                raise
-            reporter.say(f"Nothing is drafted by a model: {error}")
-            return None
-    taken = gibibytes(drafts.memory_bytes)
-    reporter.event("drafts", model=model, memory_bytes=drafts.memory_bytes)
-    reporter.say(f"{model} drafts for it, with {taken} of what is lent")
-    return drafts
-
-
-async def _open_engine(
-    arguments: argparse.Namespace, store: "WeightStore", machine: "Machine", reporter: Reporter
-) -> "LocalEngine":
-    from node.model import lean_transformers
-    from node.stage.local_engine import LocalEngine
-
-    dtype = arguments.dtype or machine.dtype
-    if machine.hint and not arguments.dtype:
-        reporter.say(machine.hint)
-    with reporter.phase("Measuring this machine"):
-        await asyncio.to_thread(lean_transformers.prepare_transformers)
-        engine = await LocalEngine.open(
-            store,
-            name=arguments.model_name,
-            torch_device=machine.torch_device,
-            dtype=dtype,
-            quantize=arguments.quantize,
-            memory_bytes=machine.lend_bytes,
-            threads=arguments.threads,
-            kernels=not arguments.no_kernels,
-            keep_prefixes=not arguments.no_prefix_cache,
-            refresh_profile=arguments.refresh_profile,
-            foretells=arguments.draft != "none",
-        )
-    fastest = max(engine.tokens_per_s)
-    reporter.event(
-        "measured",
-        tokens_per_s=list(engine.tokens_per_s),
-        layers_max=len(engine.tokens_per_s),
-        fit_error=engine.profile.fit_error,
-        remembered=engine.remembered,
-    )
-    reporter.say(
-        f"Up to {len(engine.tokens_per_s)} of {engine.spec.layers} layers fit"
-        f" ({engine.precision});"
-        f" {engine.tokens_per_s[-1]:.0f} tokens/s with all of them, {fastest:.0f} with one"
-    )
-    if engine.heads is not None:
-        reporter.say("The model's own head drafts for it where this machine holds the last layer")
-    reporter.say(f"It serves {engine.spec.name} with fingerprint {engine.spec.fingerprint}")
-    return engine
 
 
 async def _serve(
@@ -418,29 +211,29 @@ async def _serve(
     from coordinator.plans.review import ReviewConfig
     from coordinator.plans.reviewer import Reviewer
     from coordinator.plans.store import PlanStore
-    from coordinator.problem.model_pin import named_peers
     from coordinator.runtime import Coordinator, CoordinatorConfig
     from dht.connecting import chosen_transport
-    from dht.mdns import advertise
     from dht.records.directory import Directory
     from dht.transport.config import TransportKind
-    from node import VERSION
     from node.links.measured_links import MeasuredLinks
     from node.owner.contribution_watch import ContributionWatch
     from node.owner.machine_watch import MachineWatch
-    from node.peer.own_figures import OwnFigures
+    from node.peer.inviting import invite, refuse_other_weights
+    from node.peer.own_figures import OwnFigures, first_record
     from node.peer.peer import Peer, PeerConfig, report_stats
     from node.peer.plan_follower import FollowConfig
-    from node.peer.roaming import MOVED_S, SETTLED_S, Roamer
+    from node.peer.remembering import remember_network
     from node.stage.server import StageConfig, StageServer
 
     if arguments.int8_rows != "off" and engine.carries_more:
         raise UserError(
             "--int8-rows cannot be used: this model's rows carry more than hidden states"
         )
-    directory = Directory(transport, arguments.network, model_key(engine.spec.name))
-    await _refuse_other_weights(directory, engine.spec)
-    _invite(arguments, transport.addresses, engine.spec, reporter)
+    spec, addresses = engine.spec, transport.addresses
+    directory = Directory(transport, arguments.network, model_key(spec.name))
+    await refuse_other_weights(directory, spec, arguments.fingerprint)
+    invite(arguments, addresses, spec, reporter)
+    remember_network(arguments, addresses, (), spec, reporter)
     measured = MeasuredLinks()
     stage = StageServer(
         transport,
@@ -458,37 +251,27 @@ async def _serve(
         transport,
         directory,
         review=Reviewer(transport, directory, ReviewConfig()),
-        model=engine.spec,
+        model=spec,
         coordinators=coordinators,
     )
     coordinator = Coordinator(
         transport,
         directory,
         plans,
-        model=engine.spec,
+        model=spec,
         config=CoordinatorConfig(coordinators=coordinators),
         on_event=partial(_told, reporter),
         parts=parts,
     )
-    record = NodeRecord(
-        peer_id=transport.peer_id,
+    record = replace(
+        first_record(transport.peer_id, engine, machine),
         name=arguments.name,
-        software_version=VERSION,
-        device=machine.device,
-        model=engine.spec,
-        memory_bytes=machine.lend_bytes,
-        kv_tokens_min=engine.kv_tokens_min,
-        tokens_per_s=engine.tokens_per_s,
-        decode_layer_ns=engine.profile.decode_times,
-        prompt_layer_ns=engine.profile.prompt_times,
-        precision=engine.precision,
-        state=NodeState.WAITING,
         light=chosen_transport(arguments.transport) is TransportKind.LIGHT,
-        relays=_relays(arguments),
+        relays=relays_for_others(arguments),
         joined_unix_s=transport.now(),
     )
     use = use_of(arguments)
-    pinned = _pinned(arguments.layers, transport.peer_id, engine)
+    pinned = pinned_to(arguments, transport.peer_id, spec)
     peer = Peer(
         transport=transport,
         directory=directory,
@@ -509,12 +292,37 @@ async def _serve(
     finished = partial(stage.counters.__getitem__, "finished")
     watch = ContributionWatch(peer.figures, finished, reporter, path, gpu=machine.driver_name)
 
+    def leave() -> None:
+        arguments.moves_on = False
+        peer.leave()
+
+    with on_interrupt(leave):
+        await peer.run(watch.run, *_works_beside(arguments, transport, directory, peer, reporter))
+
+
+def _works_beside(
+    arguments: argparse.Namespace,
+    transport: "Transport",
+    directory: "Directory",
+    peer: "Peer",
+    reporter: Reporter,
+) -> "list[Work]":
+    """What runs beside the peer: remembering others, moving to another model, offering it here."""
+    from coordinator.problem.model_pin import named_peers
+    from dht.mdns import advertise
+    from node.peer.inviting import offer_here
+    from node.peer.remembering import keep_remembering
+    from node.peer.roaming import MOVED_S, SETTLED_S, Roamer
+
+    spec = peer.record.model
+
     def move(need: "Need") -> None:
         reporter.event("moving", model=need.model.name, start=need.start, end=need.end)
         reporter.say(f"{need.model.name} lost its last holder of some layers: moving there")
         arguments.moves_on = True
         peer.leave()
 
+    allowed = wanted_models(arguments)
     roamer = Roamer(
         transport,
         directory,
@@ -522,56 +330,15 @@ async def _serve(
         move,
         peer.is_spare,
         named=named_peers(arguments.initial_peers),
-        allowed=_allowed(arguments),
+        allowed=allowed,
         stays_s=MOVED_S if arguments.moved else SETTLED_S,
     )
-    others: list[Work] = [roamer.run] if len(_allowed(arguments)) > 1 else []
-    if arguments.local and (
-        offer := offer_here(arguments, transport.addresses, engine.spec, reporter)
-    ):
-        others.append(partial(advertise, offer))
-
-    def leave() -> None:
-        arguments.moves_on = False
-        peer.leave()
-
-    with on_interrupt(leave):
-        remembers = _remembers(arguments, transport, directory, engine.spec, reporter)
-        await peer.run(watch.run, remembers, *others)
-
-
-def offer_here(
-    arguments: argparse.Namespace,
-    addresses: Sequence[str],
-    spec: ModelSpec,
-    reporter: Reporter,
-) -> "Offer | None":
-    """What ``--local`` tells this local network; None where nobody could join through this peer."""
-    from dht.connecting import chosen_transport
-    from dht.local_network import offer_of_peer
-    from dht.transport.config import TransportKind
-
-    if chosen_transport(arguments.transport) is TransportKind.LIGHT:
-        reporter.say("A light peer lets nobody in, so it is not offered on this network")
-        return None
-    name = arguments.name or platform.node()
-    try:
-        offer = offer_of_peer(name, arguments.network, addresses, spec.name, spec.fingerprint)
-    except UserError as error:
-        reporter.say(f"Not offered on this network: {error}")
-        return None
-    reporter.say(f"Offered on this network (--local): {offer}")
-    return offer
-
-
-def _relays(arguments: argparse.Namespace) -> bool:
-    """Whether this peer offers to relay for others. The daemon does that uncounted, so a peer that
-    limits its traffic does not offer it."""
-    from dht.connecting import chosen_transport
-    from dht.transport.config import TransportKind
-
-    uncounted = arguments.max_up is None and arguments.monthly_cap is None
-    return uncounted and chosen_transport(arguments.transport) is TransportKind.DAEMON
+    works: list[Work] = [partial(keep_remembering, arguments, transport, directory, spec, reporter)]
+    if len(allowed) > 1:
+        works.append(roamer.run)
+    if arguments.local and (offer := offer_here(arguments, transport.addresses, spec, reporter)):
+        works.append(partial(advertise, offer))
+    return works
 
 
 def _told(reporter: Reporter, event: str, **fields: object) -> None:
@@ -580,27 +347,6 @@ def _told(reporter: Reporter, event: str, **fields: object) -> None:
     reporter.event(event, **fields)
     if event == "no_plan":
         reporter.say(f"No plan for all layers now: {fields['reason']}. Waiting for that.")
-
-
-def _pinned(layers: str | None, peer_id: str, engine: "LocalEngine") -> Assignment | None:
-    """``--layers`` as an assignment; raises UserError."""
-    span = span_of(layers)
-    if span is None:
-        return None
-    start, end = span
-    if end > engine.spec.layers:
-        raise UserError(f"--layers is {layers}; {engine.spec.name} has {engine.spec.layers} layers")
-    return Assignment(peer_id=peer_id, start=start, end=end)
-
-
-async def _refuse_other_weights(directory: "Directory", mine: ModelSpec) -> None:
-    """Raise UserError if the swarm serves other weights under this name."""
-    others = [record.model for record in (await directory.nodes()).values()]
-    if others and all(model.fingerprint != mine.fingerprint for model in others):
-        raise UserError(
-            f"this swarm serves other weights as {mine.name}: theirs are"
-            f" {others[0].fingerprint[:12]}, yours {mine.fingerprint[:12]}"
-        )
 
 
 def run() -> int:

@@ -7,7 +7,7 @@ from node.model import lean_transformers
 
 MODULES = (
     "client.text.conversation",
-    "client.gateway.server",
+    "client.gateway.web.server",
     "client.health.app",
     "client.swarm.swarm",
     "coordinator.plans.reviewer",

@@ -80,9 +80,9 @@ class GenerationOptions:
     logprobs: int | None = None
     """Number of alternatives to give with each token's log probability; None gives neither."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens."""
+    """Number of alternatives with each prompt token's log probability; None gives neither."""
     grammar: str = ""
-    """What the answer's text has to follow, as a Lark grammar of llguidance; empty: nothing."""
+    """Lark grammar in llguidance's dialect that the answer's text follows; empty: none."""
     priority: Priority = Priority.NORMAL
     """``high`` may use the room that full peers keep free for urgent requests, and is run first;
     each peer grants that to a few sessions per client."""

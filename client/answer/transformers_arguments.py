@@ -11,7 +11,7 @@ from client.answer.generation import GenerationOptions
 from dht.errors import UserError
 
 NEW_TOKENS_DEFAULT = 20
-"""As ``transformers`` has it where neither ``max_new_tokens`` nor ``max_length`` is given."""
+"""``max_new_tokens`` where neither it nor ``max_length`` is given, as in ``transformers``."""
 SAMPLED_TOP_K_DEFAULT = 50
 BATCH_MAX = 64
 

@@ -12,9 +12,9 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client.gateway.requests import CHAT_TOKENS_DEFAULT, Defaults
+from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT, Defaults
 from client.remembering import remember_swarm, settled_swarm
-from client.swarm.swarm import Swarm, beside, named_of
+from client.swarm.swarm import Swarm, model_beside, named_of
 from client.text.chat_template import ChatTemplate
 from coordinator.problem.model_pin import DIGITS_MIN
 from dht.command_line import (
@@ -31,9 +31,9 @@ from dht.json_file import read_object
 from dht.secret_file import check_private
 
 if TYPE_CHECKING:
-    from client.gateway.answers import Answers
+    from client.gateway.answering.answers import Answers
+    from client.gateway.answering.service import CompletionService
     from client.gateway.keys import Key
-    from client.gateway.service import CompletionService
 
 KEYS_VARIABLE = "ANABRANCH_API_KEYS"
 
@@ -163,7 +163,7 @@ def _read_secret(file: Path) -> str:
 @contextmanager
 def logged(arguments: argparse.Namespace) -> Iterator[None]:
     """Write a line per request where the arguments ask for it; raises UserError."""
-    from client.gateway.app import requests
+    from client.gateway.web.app import requests
 
     if not arguments.log_requests and arguments.request_log is None:
         yield
@@ -195,11 +195,11 @@ async def main(arguments: argparse.Namespace) -> int:
 
 async def serve(arguments: argparse.Namespace) -> int:
     """Connect, serve until a signal comes, let the last answers end."""
-    from client.gateway.answers import Answers
-    from client.gateway.app import Gateway, GatewayConfig, hosts_of
+    from client.gateway.answering.answers import Answers
+    from client.gateway.answering.models import GatewayModels, OpenModel
     from client.gateway.metrics import Metrics
-    from client.gateway.models import GatewayModels, OpenModel
-    from client.gateway.server import drain, serving
+    from client.gateway.web.app import Gateway, GatewayConfig, hosts_of
+    from client.gateway.web.server import drain, serving
 
     config = GatewayConfig(
         keys=check(arguments),
@@ -227,7 +227,7 @@ async def serve(arguments: argparse.Namespace) -> int:
             if name == swarm.text.name:
                 yield OpenModel(swarm=swarm, service=service_of(swarm))
                 return
-            async with beside(swarm, others[name], _say) as other:
+            async with model_beside(swarm, others[name], _say) as other:
                 await take_text(other)
                 yield OpenModel(swarm=other, service=service_of(other))
 
@@ -276,7 +276,7 @@ async def take_text(swarm: Swarm) -> None:
 
 
 def _service(swarm: Swarm, answers: "Answers", chat_tokens: int) -> "CompletionService":
-    from client.gateway.service import CompletionService
+    from client.gateway.answering.service import CompletionService
 
     template, defaults = _text_side(swarm.text.directory)
     return CompletionService(

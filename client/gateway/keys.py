@@ -56,14 +56,14 @@ class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     keys: Annotated[dict[Name, _Entry], Meta(min_length=1, max_length=KEYS_MAX)]
 
 
-def digest_of(key: str) -> bytes:
+def key_digest(key: str) -> bytes:
     """SHA-256 of a key."""
     return sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
 
 
 def plain_keys(texts: Iterable[str]) -> tuple[Key, ...]:
     """Keys without quotas, named by their numbers; what is empty or said twice is left out."""
-    digests = dict.fromkeys(digest_of(text) for text in texts if text.strip())
+    digests = dict.fromkeys(key_digest(text) for text in texts if text.strip())
     return tuple(
         Key(name=str(number), digest=digest, salt=digest.hex())
         for number, digest in enumerate(digests, 1)
@@ -82,7 +82,7 @@ def named_keys(text: str) -> tuple[Key, ...]:
     for name, entry in found.keys.items():
         if (entry.key is None) == (entry.sha256 is None):
             raise UserError(f"keys.{name} has to have one of key and sha256")
-        digest = digest_of(entry.key) if entry.key else bytes.fromhex(entry.sha256 or "")
+        digest = key_digest(entry.key) if entry.key else bytes.fromhex(entry.sha256 or "")
         keys.append(
             Key(
                 name=name,
@@ -108,7 +108,7 @@ def check_distinct(keys: Sequence[Key]) -> None:
         names[key.digest] = key.name
 
 
-class Window:
+class SpanLimit:
     """Bounds what is taken in each span of Unix time."""
 
     def __init__(self, limit: int | None, span_s: int) -> None:
@@ -139,8 +139,8 @@ class Account:
 
     def __init__(self, key: Key) -> None:
         self.key = key
-        self._requests = Window(key.requests_per_minute, MINUTE_S)
-        self._tokens = Window(key.tokens_per_day, DAY_S)
+        self._requests = SpanLimit(key.requests_per_minute, MINUTE_S)
+        self._tokens = SpanLimit(key.tokens_per_day, DAY_S)
         self._sessions = 0
 
     def begin(self, now_s: float) -> None:
@@ -179,7 +179,7 @@ class Account:
 
 
 NOBODY = Key(name="-", digest=b"", salt="")
-"""Who asks where no key is asked for."""
+"""The key that all requests count for where the gateway asks for none."""
 
 
 class Keys:
@@ -197,7 +197,7 @@ class Keys:
 
         Every key is compared, and by digest: the time says nothing about them.
         """
-        given, found = digest_of(text), None
+        given, found = key_digest(text), None
         for account in self._accounts:
             if hmac.compare_digest(given, account.key.digest):
                 found = account

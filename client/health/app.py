@@ -12,17 +12,18 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from client.health.drawing import (
     coverage_drawing,
     flow_drawing,
-    history_drawing,
-    served_drawing,
-    sparkline,
+    held_drawing,
+    latency_drawing,
+    throughput_drawing,
 )
-from client.health.history import HOURS_SHOWN
 from client.health.state import Json
 from client.pages.fixed import HEADERS, fixed_file
 from dht.supervision import Supervisor
 
 HERE = Path(__file__).parent
 MATRIX_PEERS_MAX = 10
+INCIDENTS_OPEN = 5
+"""Incidents that stand there without a click."""
 STATES = {"silent": "not answering", "unknown": "not asked yet"}
 """What the page calls a peer's state, where that is not the state's own name."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -57,6 +58,11 @@ def megabits(bytes_per_s: float | None) -> str:
 def ago(unix_s: float, now_unix_s: float) -> str:
     """How long before ``now_unix_s``: ``4 min ago``."""
     return f"{long_duration(max(0.0, now_unix_s - unix_s))} ago"
+
+
+def clock(unix_s: float) -> str:
+    """A UTC time of the last week: ``Tue 05:13``."""
+    return time.strftime("%a %H:%M", time.gmtime(unix_s))
 
 
 def _matrix(state: Json) -> Json | None:
@@ -96,7 +102,11 @@ class Page:
             undefined=jinja2.StrictUndefined,
         )
         environment.filters.update(
-            long_duration=long_duration, milliseconds=milliseconds, megabits=megabits, ago=ago
+            long_duration=long_duration,
+            milliseconds=milliseconds,
+            megabits=megabits,
+            ago=ago,
+            clock=clock,
         )
         self._template = environment.get_template("page.html")
         self._shown: tuple[Json, str] | None = None
@@ -125,7 +135,7 @@ class Page:
         """The page as HTML."""
         names = {peer["id"]: peer["name"] for peer in state["peers"]}
         here = {peer["id"] for peer in state["peers"] if peer["state"] not in {"silent", "gone"}}
-        verdict = state["swarm"]["verdict"]
+        verdict, now_unix_s = state["swarm"]["verdict"], state["generated_unix_s"]
         return self._template.render(
             state=state,
             version=_version(state),
@@ -133,14 +143,17 @@ class Page:
             kind=verdict.replace(" ", "-"),
             sentence=_without_verdict(state["swarm"]["sentence"]),
             states=STATES,
+            incidents_open=INCIDENTS_OPEN,
             refresh_s=self._refresh_s,
             matrix=_matrix(state),
             coverage=coverage_drawing(state["layers"]),
             flow=flow_drawing(state["plan"], names, here),
-            spark=sparkline(state["probes"]["series"]),
-            chart=history_drawing(state["probes"]["hours"], state["generated_unix_s"], HOURS_SHOWN),
-            served=served_drawing(state["served"]["hours"], state["generated_unix_s"], HOURS_SHOWN),
-            at=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(state["generated_unix_s"])),
+            held=held_drawing(state["peers"], state["layers"]["count"]),
+            charts=[
+                (throughput_drawing(past, now_unix_s), latency_drawing(past, now_unix_s))
+                for past in state["history"]
+            ],
+            at=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_unix_s)),
         )
 
     async def _page(self, request: web.Request) -> web.Response:

@@ -1,6 +1,8 @@
 """Where the lines of the page's drawings go; the template writes them as SVG. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence, Set
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
@@ -9,7 +11,11 @@ from dht.messages.types import SINK, SOURCE
 
 Json = dict[str, Any]
 WIDTH = 640
-BOX_WIDTH, BOX_HEIGHT, ROW, COLUMN = 104, 34, 46, 176
+BOX_WIDTH, BOX_HEIGHT, ROW, COLUMN = 104, 34, 52, 190
+LABEL_HEIGHT, CHAR_WIDTH = 13.0, 6.6
+"""Of a line's label, in units of the drawing; a character's width is the widest usual one."""
+LABEL_AT = (0.35, 0.5, 0.65, 0.2, 0.8)
+"""Places along a line at which its label is tried."""
 EDGES_DRAWN_MAX = 300
 EDGES_LABELLED_MAX = 10
 BOXES_DRAWN_MAX = 24
@@ -19,7 +25,11 @@ ROWS_DRAWN_MAX = 24
 BUSY, FULL = 0.6, 0.9
 """Shares of a capacity from which a plan's edge or peer is drawn as busy, as full. Full is no
 fault: a plan of maximum flow fills its bottleneck, whether anybody asks now or not."""
-CHART_HEIGHT = 110
+BARS_DRAWN_MAX = 24
+TICKS_S = (900, 21_600, 86_400)
+TICKS_MAX = 8
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
 
 
 def flow_drawing(plan: Json | None, names: Mapping[str, str], here: Set[str]) -> Json | None:
@@ -49,7 +59,9 @@ def flow_drawing(plan: Json | None, names: Mapping[str, str], here: Set[str]) ->
     places[SOURCE], places[SINK] = (26, height / 2), (width - 26, height / 2)
     ends = [{"x": x, "y": y, "label": label} for (x, y), label in
             ((places[SOURCE], "prompts"), (places[SINK], "tokens"))]  # fmt: skip
-    lines = _lines(plan["edges"], member_of, places)
+    taken = [_around(each["x"], each["y"], BOX_WIDTH, BOX_HEIGHT) for each in boxes]
+    taken += [_around(x, y, 52, LABEL_HEIGHT) for x, y in (places[SOURCE], places[SINK])]
+    lines = _lines(plan["edges"], member_of, places, taken)
     return {
         "boxes": boxes,
         "ends": ends,
@@ -83,7 +95,7 @@ def _box(members: list[Json], x: float, y: float, names: Mapping[str, str], here
     return {
         "x": x,
         "y": y,
-        "label": label if len(label) <= 15 else f"{label[:14]}…",
+        "label": _short(label),
         "layers": f"layers {first['start']}–{first['end'] - 1}",
         "bar": BOX_WIDTH * min(1.0, use or 0.0),
         "kind": use_kind(use),
@@ -112,9 +124,13 @@ def _centre(
 
 
 def _lines(
-    edges: Sequence[Json], member_of: Mapping[str, str], places: Mapping[str, tuple[float, float]]
+    edges: Sequence[Json],
+    member_of: Mapping[str, str],
+    places: Mapping[str, tuple[float, float]],
+    taken: list[Box],
 ) -> list[Json]:
-    """One curve for all edges between two boxes, the largest flows first."""
+    """One curve for all edges between two boxes, the largest flows first; few have labels, which
+    stand where nothing is ``taken``."""
     between: dict[tuple[str, str], list[Json]] = {}
     for edge in edges:
         tail, head = member_of.get(edge["from"]), member_of.get(edge["to"])
@@ -122,8 +138,9 @@ def _lines(
             between.setdefault((tail, head), []).append(edge)
     flows = {pair: sum(e["tokens_per_s"] for e in each) for pair, each in between.items()}
     most = max(flows.values(), default=1.0)
+    shown = sorted(flows, key=lambda each: -flows[each])[:EDGES_DRAWN_MAX]
     lines = []
-    for pair in sorted(flows, key=lambda each: -flows[each])[:EDGES_DRAWN_MAX]:
+    for pair in shown:
         (x1, y1), (x2, y2) = places[pair[0]], places[pair[1]]
         x1 += 30 if pair[0] == SOURCE else BOX_WIDTH / 2
         x2 -= 30 if pair[1] == SINK else BOX_WIDTH / 2
@@ -131,22 +148,44 @@ def _lines(
         use = max(used, default=None)
         percent = f", link used {100 * use:.0f}%" if use is not None else ""
         short = f" · {100 * use:.0f}%" if use is not None and use >= 0.01 else ""
-        lines.append(
-            {
-                "path": f"M{x1:.1f} {y1:.1f} C{(x1 + x2) / 2:.1f} {y1:.1f}"
-                f" {(x1 + x2) / 2:.1f} {y2:.1f} {x2:.1f} {y2:.1f}",
-                "width": 1 + 5 * flows[pair] / most,
-                "kind": use_kind(use),
-                "text": f"{flows[pair]:.1f} tokens/s{percent}",
-                "x": (x1 + x2) / 2,
-                "y": (y1 + y2) / 2 - 4,
-                "label": f"{flows[pair]:.0f}/s{short}",
-            }
-        )
-    if len(lines) > EDGES_LABELLED_MAX:
-        for line in lines:
-            line["label"] = ""
+        line = {
+            "path": f"M{x1:.1f} {y1:.1f} C{(x1 + x2) / 2:.1f} {y1:.1f}"
+            f" {(x1 + x2) / 2:.1f} {y2:.1f} {x2:.1f} {y2:.1f}",
+            "width": 1 + 5 * flows[pair] / most,
+            "kind": use_kind(use),
+            "text": f"{flows[pair]:.1f} tokens/s{percent}",
+            "label": "",
+        }
+        label = f"{flows[pair]:.0f}/s{short}"
+        width = CHAR_WIDTH * len(label)
+        if len(shown) <= EDGES_LABELLED_MAX and (
+            place := _free_place((x1, y1), (x2, y2), width, taken)
+        ):
+            taken.append(_around(*place, width, LABEL_HEIGHT))
+            line |= {"label": label, "x": place[0], "y": place[1] + LABEL_HEIGHT / 4}
+        lines.append(line)
     return lines
+
+
+def _free_place(
+    tail: tuple[float, float], head: tuple[float, float], width: float, taken: Sequence[Box]
+) -> tuple[float, float] | None:
+    """The middle of a label above the curve from ``tail`` to ``head``, where there is room."""
+    for t in LABEL_AT:
+        along, across = 1.5 * t * (1 - t) + t**3, 3 * t**2 - 2 * t**3
+        x = tail[0] + (head[0] - tail[0]) * along
+        y = tail[1] + (head[1] - tail[1]) * across - 7
+        left, top, right, bottom = _around(x, y, width, LABEL_HEIGHT)
+        if not any(
+            left < other[2] and right > other[0] and top < other[3] and bottom > other[1]
+            for other in taken
+        ):
+            return x, y
+    return None
+
+
+def _around(x: float, y: float, width: float, height: float) -> Box:
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
 
 
 def use_kind(use: float | None) -> str:
@@ -176,68 +215,140 @@ def coverage_drawing(layers: Json) -> list[Json]:
     ]
 
 
-def sparkline(series: list[Json]) -> Json:
-    """TTFT of the last hour's probes; those that failed are gaps, marked at the bottom."""
-    top = max((each["ttft_s"] for each in series), default=0.0) or 1.0
-    step = WIDTH / max(1, len(series) - 1)
-    lines = []
-    for ok, run in groupby(enumerate(series), key=lambda item: item[1]["ok"]):
-        if ok:
-            points = [f"{step * at:.1f},{56 - 50 * each['ttft_s'] / top:.1f}" for at, each in run]
-            # One alone is drawn as a dot, which is a line to itself with round ends.
-            lines.append(" ".join(points if len(points) > 1 else points * 2))
-    failed = [step * at for at, each in enumerate(series) if not each["ok"]]
-    return {"lines": lines, "failed": failed, "top": top}
-
-
-def history_drawing(hours: Sequence[Mapping[str, float]], now_unix_s: float, span: int) -> Json:
-    """Bars of requests per hour, answered below and failed on top, over the last ``span`` hours."""
-    bars = [
-        (
-            each["start_unix_s"],
-            each["answered"],
-            each["requests"] - each["answered"],
-            f"{each['answered']:.0f} of {each['requests']:.0f} answered,"
-            f" {each['tokens']:.0f} tokens",
-        )
-        for each in hours
+def held_drawing(peers: Sequence[Json], layers: int) -> Json:
+    """A bar for each peer over its layers, in percent of the model's width; where there are many
+    peers, those with the same layers share a bar."""
+    held = [
+        peer
+        for peer in peers
+        if peer["state"] != "gone" and 0 <= peer["start"] < peer["end"] <= layers
     ]
-    total = {key: sum(each[key] for each in hours) for key in ("requests", "answered", "tokens")}
-    return {**_chart(bars, now_unix_s, span), **total}
-
-
-def served_drawing(hours: Sequence[Mapping[str, float]], now_unix_s: float, span: int) -> Json:
-    """Bars of the swarm's tokens per hour over the last ``span`` hours."""
-    bars = [
-        (
-            each["start_unix_s"],
-            each["tokens"],
-            0.0,
-            f"{each['tokens']:.0f} tokens, {each['answers']:.0f} answers",
-        )
-        for each in hours
-    ]
-    total = {key: sum(each[key] for each in hours) for key in ("answers", "tokens")}
-    return {**_chart(bars, now_unix_s, span), **total}
-
-
-def _chart(bars: Sequence[tuple[float, float, float, str]], now_unix_s: float, span: int) -> Json:
-    """Bars of (hour's start, good, bad, words), the tallest as high as the chart."""
-    most = max((good + bad for _, good, bad, _ in bars), default=0.0)
-    step = WIDTH / span
-    drawn = []
-    for start_unix_s, good, bad, text in bars:
-        at = span - 1 - (now_unix_s // 3600 - start_unix_s // 3600)
-        if not 0 <= at < span or most <= 0:
-            continue
-        drawn.append(
+    together = len(held) > BOXES_DRAWN_MAX
+    groups: dict[tuple[int, int, str, str], list[Json]] = {}
+    for peer in held:
+        key = (peer["start"], peer["end"], held_kind(peer), "" if together else peer["id"])
+        groups.setdefault(key, []).append(peer)
+    shown = sorted(groups, key=lambda key: (-len(groups[key]), key))[:BARS_DRAWN_MAX]
+    bars = []
+    for start, end, kind, one in sorted(shown):
+        members = groups[start, end, kind, one]
+        name = members[0]["name"] if len(members) == 1 else f"{len(members)} peers"
+        bars.append(
             {
-                "x": step * at,
-                "width": max(1.0, step - 1),
-                "good": CHART_HEIGHT * good / most,
-                "bad": CHART_HEIGHT * bad / most,
-                "hours_ago": span - 1 - at,
-                "text": text,
+                "x": 100 * start / layers,
+                "width": 100 * (end - start) / layers,
+                "kind": kind,
+                "label": _short(name),
+                "text": f"{name}: layers {start}–{end - 1}",
             }
         )
-    return {"bars": drawn, "most": most, "height": CHART_HEIGHT, "days": span // 24}
+    return {"bars": bars, "left_out": len(groups) - len(shown)}
+
+
+def held_kind(peer: Json) -> str:
+    """The colour class of a peer's bar: it serves, is not believed, or may serve soon."""
+    if peer["counts"]:
+        return "answered"
+    return "lost" if peer["flags"] or peer["state"] == "silent" else "waiting"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 15 else f"{name[:14]}…"
+
+
+def throughput_drawing(past: Json, now_unix_s: float) -> Json:
+    """Bars of the swarm's tokens/s in each step of a span. Heights in percent of the axis."""
+    step_s = past["step_s"]
+    top = nice_top(max((each["tokens"] / step_s for each in past["served"]), default=0.0))
+    bars = [
+        {
+            "x": at,
+            "height": 100 * each["tokens"] / step_s / top,
+            "text": f"{_clock(each)}: {each['tokens'] / step_s:.1f} tokens/s,"
+            f" {each['answers']:.0f} answers",
+        }
+        for at, each in _steps(past, "served", now_unix_s)
+        if each["tokens"]
+    ]
+    total = {key: sum(each[key] for each in past["served"]) for key in ("answers", "tokens")}
+    marks = [f"{share * top:,.10g}" for share in (0, 0.5, 1)]
+    return {**_axes(past, now_unix_s, marks), "bars": bars, **total}
+
+
+def latency_drawing(past: Json, now_unix_s: float) -> Json:
+    """Lines of the time to the first token, with gaps where no request was answered; steps with
+    requests that failed are marked."""
+    steps = _steps(past, "probes", now_unix_s)
+    slowest_s = max((each["ttft_p95_s"] or 0.0 for _, each in steps), default=0.0)
+    top = nice_top(slowest_s)
+    lines = []
+    for kind in ("p50", "p95"):
+        known = [(at, each[f"ttft_{kind}_s"]) for at, each in steps]
+        drawn = [(at, value) for at, value in known if value is not None]
+        for _, run in groupby(enumerate(drawn), key=lambda item: item[1][0] - item[0]):
+            points = [f"{at + 0.5:.1f},{100 - 100 * value / top:.1f}" for _, (at, value) in run]
+            # One alone is drawn as a dot, which is a line to itself with round ends.
+            many = points if len(points) > 1 else points * 2
+            lines.append({"kind": kind, "points": " ".join(many)})
+    failed = [
+        {
+            "x": at,
+            "text": f"{_clock(each)}: {each['requests'] - each['answered']:.0f}"
+            f" of {each['requests']:.0f} failed",
+        }
+        for at, each in steps
+        if each["answered"] < each["requests"]
+    ]
+    in_s = top >= 1
+    marks = [f"{share * top * (1 if in_s else 1000):.10g}" for share in (0, 0.5, 1)]
+    marks[2] += " s" if in_s else " ms"
+    total = {key: sum(each[key] for each in past["probes"]) for key in ("requests", "answered")}
+    return {**_axes(past, now_unix_s, marks), "lines": lines, "failed": failed, **total}
+
+
+def nice_top(most: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is not below ``most``; 1 of nothing."""
+    if most <= 0:
+        return 1.0
+    size = 10.0 ** math.floor(math.log10(most))
+    return next((size * by for by in (1, 2, 5) if most <= size * by), size * 10)
+
+
+def _begin_unix_s(past: Json, now_unix_s: float) -> int:
+    step_s = past["step_s"]
+    return int((int(now_unix_s) // step_s + 1) * step_s - past["span_s"])
+
+
+def _steps(past: Json, what: str, now_unix_s: float) -> list[tuple[int, Json]]:
+    """The span's steps with their places in it, oldest first."""
+    begin_unix_s, step_s = _begin_unix_s(past, now_unix_s), past["step_s"]
+    placed = [(int(each["start_unix_s"] - begin_unix_s) // step_s, each) for each in past[what]]
+    return [(at, each) for at, each in placed if 0 <= at < past["span_s"] // step_s]
+
+
+def _axes(past: Json, now_unix_s: float, marks: Sequence[str]) -> Json:
+    """Ticks in percent of both axes: at round UTC times, and for ``marks`` from the bottom up."""
+    begin_unix_s, span_s = _begin_unix_s(past, now_unix_s), past["span_s"]
+    tick_s = next((each for each in TICKS_S if span_s / each <= TICKS_MAX), TICKS_S[-1])
+    first_unix_s = -(-begin_unix_s // tick_s) * tick_s
+    form = "%a" if tick_s == TICKS_S[-1] else "%H:%M"
+    return {
+        "name": past["name"],
+        "steps": span_s // past["step_s"],
+        "times": [
+            {"at": 100 * (at_unix_s - begin_unix_s) / span_s, "label": _utc(at_unix_s, form)}
+            for at_unix_s in range(first_unix_s, begin_unix_s + span_s + 1, tick_s)
+        ],
+        "marks": [
+            {"at": 100 - 100 * number / (len(marks) - 1), "label": label}
+            for number, label in enumerate(marks)
+        ],
+    }
+
+
+def _clock(step: Json) -> str:
+    return _utc(step["start_unix_s"], "%a %H:%M")
+
+
+def _utc(at_unix_s: float, form: str) -> str:
+    return datetime.fromtimestamp(at_unix_s, UTC).strftime(form)

@@ -2,16 +2,41 @@
 
 import asyncio
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from client.health.past import INCIDENTS_SHOWN_MAX, SPANS, SWARM, Incident, Past, Span
 from client.health.served import Served
 from client.health.state import PROBES_S, VERSIONS_SHOWN_MAX, Probe
 from dht.errors import UserError
 from dht.messages.types import Plan
 
 KEPT_S = 90 * 86_400.0
-HOURS_SHOWN = 24 * 7
+INCIDENTS_KEPT_MAX = 1000
+SERVED_STEP_S = 60
+"""What the swarm served is kept in sums over this time."""
+_INCIDENT = "key, name, what, since_unix_s, until_unix_s"
+_PROBES = """
+    SELECT start, COUNT(*), SUM(ok), SUM(tokens),
+        MIN(CASE WHEN ok AND place * 2 >= of_all THEN ttft_s END),
+        MIN(CASE WHEN ok AND place * 20 >= of_all * 19 THEN ttft_s END)
+    FROM (
+        SELECT start, ok, tokens, ttft_s,
+            ROW_NUMBER() OVER (PARTITION BY start, ok ORDER BY ttft_s) AS place,
+            COUNT(*) OVER (PARTITION BY start, ok) AS of_all
+        FROM (
+            SELECT CAST(at_unix_s / :step_s AS INTEGER) * :step_s AS start, reason = '' AS ok,
+                tokens, ttft_s
+            FROM probes WHERE at_unix_s >= :begin_unix_s
+        )
+    )
+    GROUP BY start ORDER BY start
+"""
+_SERVED = """
+    SELECT start_unix_s / :step_s * :step_s AS start, SUM(answers), SUM(tokens)
+    FROM served WHERE start_unix_s >= :begin_unix_s GROUP BY start ORDER BY start
+"""
 
 
 class History:
@@ -37,6 +62,11 @@ class History:
                 "CREATE TABLE IF NOT EXISTS served (start_unix_s INTEGER PRIMARY KEY,"
                 " answers INTEGER NOT NULL, tokens INTEGER NOT NULL)"
             )
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS incidents (key TEXT NOT NULL, name TEXT NOT NULL,"
+                " what TEXT NOT NULL, since_unix_s REAL NOT NULL, until_unix_s REAL,"
+                " PRIMARY KEY (key, since_unix_s))"
+            )
             self._db.commit()
         except sqlite3.Error as error:
             raise UserError(f"--data {path} cannot be used: {error}") from None
@@ -53,12 +83,13 @@ class History:
             self._db.execute("DELETE FROM probes WHERE at_unix_s < ?", (row[0] - KEPT_S,))
 
     async def add_served(self, served: Served, now_unix_s: float) -> None:
-        """Add what the swarm served to this hour's sums; forget those of over 90 days ago."""
+        """Add what the swarm served to this minute's sums; forget those of over 90 days ago."""
         async with self._lock:
             await asyncio.to_thread(self._add_served, served, now_unix_s)
 
     def _add_served(self, served: Served, now_unix_s: float) -> None:
-        row = (int(now_unix_s // 3600 * 3600), served.answers, served.tokens)
+        start_unix_s = int(now_unix_s) // SERVED_STEP_S * SERVED_STEP_S
+        row = (start_unix_s, served.answers, served.tokens)
         with self._db:
             self._db.execute("DELETE FROM served WHERE start_unix_s < ?", (now_unix_s - KEPT_S,))
             self._db.execute(
@@ -67,18 +98,74 @@ class History:
                 row,
             )
 
-    async def served(self, now_unix_s: float) -> tuple[dict[str, float], ...]:
-        """Answers and tokens of the whole swarm for each hour of the last week."""
+    async def past(self, now_unix_s: float) -> tuple[Past, ...]:
+        """The page's own requests and what the whole swarm served, for each of the spans."""
         async with self._lock:
-            return await asyncio.to_thread(self._served, now_unix_s - HOURS_SHOWN * 3600)
+            return await asyncio.to_thread(
+                lambda: tuple(self._past(span, span.begin_unix_s(now_unix_s)) for span in SPANS)
+            )
 
-    def _served(self, since_unix_s: float) -> tuple[dict[str, float], ...]:
-        rows = self._db.execute(
-            "SELECT start_unix_s, answers, tokens FROM served WHERE start_unix_s >= ? ORDER BY 1",
-            (since_unix_s,),
+    def _past(self, span: Span, begin_unix_s: int) -> Past:
+        bounds = {"step_s": span.step_s, "begin_unix_s": begin_unix_s}
+
+        def rows(query: str, *names: str) -> tuple[dict[str, Any], ...]:
+            found = self._db.execute(query, bounds)
+            return tuple(dict(zip(("start_unix_s", *names), row, strict=True)) for row in found)
+
+        figures = ("requests", "answered", "tokens", "ttft_p50_s", "ttft_p95_s")
+        return Past(
+            span=span, probes=rows(_PROBES, *figures), served=rows(_SERVED, "answers", "tokens")
         )
-        names = ("start_unix_s", "answers", "tokens")
-        return tuple(dict(zip(names, row, strict=True)) for row in rows)
+
+    async def add_incidents(self, incidents: Sequence[Incident]) -> None:
+        """Keep what began and what ended; forget the oldest beyond a bound."""
+        async with self._lock:
+            await asyncio.to_thread(self._add_incidents, incidents)
+
+    def _add_incidents(self, incidents: Sequence[Incident]) -> None:
+        with self._db:
+            self._db.executemany(
+                f"INSERT OR REPLACE INTO incidents ({_INCIDENT}) VALUES (?, ?, ?, ?, ?)",  # noqa: S608  a constant
+                [(i.key, i.name, i.what, i.since_unix_s, i.until_unix_s) for i in incidents],
+            )
+            self._db.execute(
+                "DELETE FROM incidents WHERE rowid NOT IN"
+                " (SELECT rowid FROM incidents ORDER BY since_unix_s DESC LIMIT ?)",
+                (INCIDENTS_KEPT_MAX,),
+            )
+
+    async def incidents(self, now_unix_s: float) -> tuple[Incident, ...]:
+        """Incidents of the last week, the newest first.
+
+        Single peers take half of the list at most: those that come and go cannot empty it.
+        """
+        async with self._lock:
+            return await asyncio.to_thread(self._incidents, now_unix_s - SPANS[-1].span_s)
+
+    def _incidents(self, since_unix_s: float) -> tuple[Incident, ...]:
+        found = [
+            incident
+            for own in (f"key = '{SWARM}'", f"key <> '{SWARM}'")
+            for incident in self._incidents_where(
+                f"{own} AND since_unix_s >= ? ORDER BY since_unix_s DESC LIMIT ?",
+                since_unix_s,
+                INCIDENTS_SHOWN_MAX // 2,
+            )
+        ]
+        return tuple(sorted(found, key=lambda each: -each.since_unix_s))
+
+    async def open_incidents(self) -> dict[str, Incident]:
+        """The newest incident of each key, where it has not ended."""
+        async with self._lock:
+            found = await asyncio.to_thread(
+                self._incidents_where, "until_unix_s IS NULL ORDER BY since_unix_s"
+            )
+        return {each.key: each for each in found}
+
+    def _incidents_where(self, condition: str, *values: float) -> list[Incident]:
+        rows = self._db.execute(f"SELECT {_INCIDENT} FROM incidents WHERE {condition}", values)  # noqa: S608  constants
+        names = _INCIDENT.split(", ")
+        return [Incident(**dict(zip(names, row, strict=True))) for row in rows]
 
     async def add_plan(self, plan: Plan, now_unix_s: float) -> None:
         """Keep that ``plan`` was seen, once; forget those of more than 90 days ago."""
@@ -121,20 +208,6 @@ class History:
         )
         names = ("at_unix_s", "reason", "ttft_s", "tpot_s", "tokens")
         return tuple(Probe(**dict(zip(names, row, strict=True))) for row in rows)
-
-    async def hours(self, now_unix_s: float) -> tuple[dict[str, float], ...]:
-        """Requests, answers and tokens of the page for each hour of the last week."""
-        async with self._lock:
-            return await asyncio.to_thread(self._hours, now_unix_s - HOURS_SHOWN * 3600)
-
-    def _hours(self, since_unix_s: float) -> tuple[dict[str, float], ...]:
-        rows = self._db.execute(
-            "SELECT CAST(at_unix_s / 3600 AS INTEGER) * 3600, COUNT(*), SUM(reason = ''),"
-            " SUM(tokens) FROM probes WHERE at_unix_s >= ? GROUP BY 1 ORDER BY 1",
-            (since_unix_s,),
-        )
-        names = ("start_unix_s", "requests", "answered", "tokens")
-        return tuple(dict(zip(names, row, strict=True)) for row in rows)
 
     def close(self) -> None:
         """Close the file."""

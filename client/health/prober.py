@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from client.answer.generation import GenerationOptions
 from client.errors import UnavailableError, layers_text
 from client.health.history import History
+from client.health.past import IncidentWatch
 from client.health.served import ServedTally
 from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, build_state
 from client.swarm.swarm import Swarm
@@ -69,6 +70,7 @@ class Prober:
         self._models: tuple[ServedModel, ...] = ()
         self._models_unix_s = -math.inf
         self._tally = ServedTally()
+        self._watch: IncidentWatch | None = None
         self._changed = asyncio.Event()
         self._parts = swarm.reader.parts
         self._pulse = Pulse(swarm.transport, self._changed.set, config.pulse, self._parts)
@@ -149,24 +151,30 @@ class Prober:
         now_unix_s = self._transport.now()
         if (plan := self._swarm.view.plan) is not None:
             await self._history.add_plan(plan, now_unix_s)
-        self.state = build_state(
-            SwarmSnapshot(
-                model_name=self._swarm.text.name,
-                now_unix_s=now_unix_s,
-                model=self._swarm.view.spec,
-                peers=tuple(self._with_beat(key) for key in sorted(self._peers)),
-                links=tuple(self._links.values()),
-                leases=tuple(self._leases.values()),
-                plan=plan,
-                probes=await self._history.recent(now_unix_s),
-                history=await self._history.hours(now_unix_s),
-                served=await self._history.served(now_unix_s),
-                route=self._route,
-                versions=await self._history.plans(),
-                models=self._models,
-                invitation=self._config.invitation,
-            )
+        seen = SwarmSnapshot(
+            model_name=self._swarm.text.name,
+            now_unix_s=now_unix_s,
+            model=self._swarm.view.spec,
+            peers=tuple(self._with_beat(key) for key in sorted(self._peers)),
+            links=tuple(self._links.values()),
+            leases=tuple(self._leases.values()),
+            plan=plan,
+            probes=await self._history.recent(now_unix_s),
+            past=await self._history.past(now_unix_s),
+            incidents=await self._history.incidents(now_unix_s),
+            route=self._route,
+            versions=await self._history.plans(),
+            models=self._models,
+            invitation=self._config.invitation,
         )
+        state = build_state(seen)
+        if self._watch is None:
+            self._watch = IncidentWatch(open=await self._history.open_incidents())
+        if changed := self._watch.look(state):
+            await self._history.add_incidents(changed)
+            incidents = await self._history.incidents(now_unix_s)
+            state = build_state(replace(seen, incidents=incidents))
+        self.state = state
 
     def _with_beat(self, peer_id: str) -> SeenPeer:
         beat = self._pulse.beat(peer_id)

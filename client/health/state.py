@@ -20,6 +20,14 @@ from client.health.network import (
     trace_json,
     why_idle,
 )
+from client.health.past import (
+    INCIDENTS_SHOWN_MAX,
+    SPANS,
+    Incident,
+    Past,
+    incident_json,
+    past_json,
+)
 from client.pages.clean import clean_id, clean_name, peer_name
 from client.view.beat import SILENT_MISSES
 from coordinator.catalogue.served import ServedModel
@@ -104,10 +112,10 @@ class SwarmSnapshot:
     plan: Plan | None = None
     probes: tuple[Probe, ...] = ()
     """Those of the last hour, oldest first."""
-    history: Sequence[Mapping[str, float]] = field(default_factory=tuple)
-    """Probes and tokens per hour, oldest first."""
-    served: Sequence[Mapping[str, float]] = field(default_factory=tuple)
-    """Answers and tokens of the whole swarm per hour, oldest first."""
+    past: Sequence[Past] = tuple(Past(span=span) for span in SPANS)
+    """The page's requests and what the swarm served, for each of :data:`SPANS`."""
+    incidents: Sequence[Incident] = ()
+    """What was lost, the newest first."""
     route: tuple[RouteStage, ...] = ()
     """The route of the page's last answered request."""
     versions: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
@@ -153,7 +161,9 @@ def build_state(seen: SwarmSnapshot) -> Json:
         "peers": peers,
         "links": links,
         "probes": probes,
-        "served": {"hours": [dict(each) for each in seen.served]},
+        "served": {"hours": [dict(each) for each in seen.past[-1].served]},
+        "history": [past_json(each) for each in seen.past],
+        "incidents": [incident_json(each) for each in seen.incidents[:INCIDENTS_SHOWN_MAX]],
         "trace": trace_json(seen.route, records, links),
         "help": _help(spec, peers, counts),
         "models": models_json(seen.models, spec, counts, seen.invitation),
@@ -352,7 +362,7 @@ def _probes(seen: SwarmSnapshot) -> Json:
     ]
     last = recent[-1] if recent else None
     figures["last"] = last and {"at_unix_s": last.at_unix_s, "ok": last.ok, "reason": last.reason}
-    figures["hours"] = [dict(each) for each in seen.history]
+    figures["hours"] = [dict(each) for each in seen.past[-1].probes]
     return figures
 
 

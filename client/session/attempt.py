@@ -218,7 +218,7 @@ class Attempt:
         return tuple(other for other in route if other != peer_id)
 
     def _accused(self, teller: str, word: SessionFailed | SessionRefused) -> tuple[str, ...]:
-        """Who may be at fault by a stage's word, which ``teller`` passed on; the accused first.
+        """Peers that may be at fault by a word that ``teller`` passed on; the accused first.
 
         A stage speaks of itself, or of a neighbour on the route: then it is the link between them
         that fails, and either may be the reason. Raises _StageLost for any other word.

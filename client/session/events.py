@@ -52,7 +52,7 @@ class Lost:
     suspects: tuple[str, ...] = ()
     """Others that may be at fault instead of ``peer_id``, likelier ones first."""
     retry_after_s: float = 0.0
-    """Where ``peer_id`` gave its KV to other sessions: seconds until it expects to have some."""
+    """Seconds until ``peer_id``, which gave its KV to other sessions, expects to have some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,7 @@ class OpenMigration:
     until: int
     """Index of the last new stage."""
     copy_from: str | None = None
-    """Who could send the new stage its KV."""
+    """Peer that could send the new stage its KV."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,7 @@ class Migration:
     route: Route = ()
     until_s: float = 0.0
     copy_from: str | None = None
-    """Who could send the new stage its KV: the one that leaves, where one stage takes its place."""
+    """Peer that could send the new stage its KV: the one that leaves, where one takes its place."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,8 +124,6 @@ class SessionController:
     cached_tokens: int = 0
     """Number of leading tokens of the prompt whose KV the first route had kept."""
     failovers: int = 0
-    pauses: int = 0
-    """How often the answer had to give way at a stage."""
     is_paused: bool = False
     """Whether no token has come since the answer had to give way."""
     moves: int = 0
@@ -299,7 +297,6 @@ class SessionController:
 
     def _gave_way(self, lost: Lost, now_s: float) -> list[Effect]:
         """A stage needed the KV for other sessions: go on over another, or there later."""
-        self.pauses += 1
         if not self.is_paused:  # once between two tokens: a stage may say so for ever
             self.is_paused = True
             self.deadline_s = max(self.deadline_s, now_s + PAUSED_S)
@@ -387,7 +384,7 @@ class SessionController:
         return leaving if fits and self.copies else None
 
     def _moved_on(self, event: Event, move: Migration) -> list[Effect]:
-        """What the new stages say. Whatever goes wrong leaves the session where it is."""
+        """Effects of what the new stages say. A fault of theirs leaves the session where it is."""
         serving = {stage.peer_id for stage in self.accepted}
         new = [stage.peer_id for stage in move.route if stage not in self.accepted]
         match event:

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
+from statistics import median
 
 from client.answer.generation import AnswerLog, AnswerRequest, PrefixCache
 from client.errors import StatusCallback, UnavailableError, no_route_text
@@ -45,6 +47,8 @@ from dht.transport.interface import SESSION_PROTOCOL, Transport
 
 LEAVE_S = 4.0
 """Time for telling a stage that left the route to free its share."""
+DELIVERED_LEAST, DELIVERED_MAX = 8, 64
+"""Numbers of deliveries from which a token's time is known, and that are looked at, at most."""
 
 
 class SessionDriver:
@@ -74,7 +78,7 @@ class SessionDriver:
         self._last_loss = ""
         """Why the last route failed, while no token has come since."""
         self._waits_for = self._told_wait = ""
-        """What the caller was told last that the answer waits for."""
+        """What the answer waits for, and what the caller was told last that it waits for."""
         self._no_route: NoRoute | None = None
         """Why there is no route, while there is none."""
         self.on_route: Callable[[RouteStatus], None] | None = None
@@ -94,6 +98,8 @@ class SessionDriver:
         self._warm: Attempt | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._asked: set[str] = set()
+        self._delivered_s: deque[float] = deque(maxlen=DELIVERED_MAX)
+        """When tokens came over the present route, the newest last."""
 
     async def tokens(self) -> AsyncGenerator[tuple[int, ...], None]:
         """New tokens as they arrive, until the answer is whole.
@@ -121,6 +127,7 @@ class SessionDriver:
                     begins = len(effect.token_ids) == len(owner.log.token_ids)
                     peers = (stage.peer_id for stage in owner.route)
                     self._view.avoidance.worked(peers, had_room=begins and ordinary)
+                    self._delivered_s.append(loop.time())
                     yield effect.token_ids
                 elif isinstance(effect, FindRoute | FindMigrationRoute):
                     todo += owner.step(await self._find(effect), loop.time())
@@ -128,7 +135,17 @@ class SessionDriver:
                     await self._perform(effect)
         finally:
             self._was_answered()
+            self._compare_times()
+            self._view.own.ends(self._session, loop.time())
             await self._end()
+
+    def _compare_times(self) -> None:
+        """Let the view know what a token took over the present route."""
+        if len(self._delivered_s) > DELIVERED_LEAST:
+            token_s = median(b - a for a, b in pairwise(self._delivered_s))
+            now_s = asyncio.get_running_loop().time()
+            self._view.took(self.owner.route, token_s, now_s)
+        self._delivered_s.clear()
 
     def _tell_route(self) -> None:
         if self.on_route is None or self.owner.state is ControllerState.DONE:
@@ -159,7 +176,7 @@ class SessionDriver:
             return Lost(attempt=owner.attempt, peer_id=last, reason=reason, suspects=tuple(others))
 
     def _judged(self, event: Event) -> Event:
-        """``event``; where several peers may be at fault, with the one that is taken to be."""
+        """``event``, with the one peer that is taken to be at fault where several may be."""
         owner = self.owner
         if not isinstance(event, Lost | Refused) or not event.suspects:
             return event
@@ -220,6 +237,9 @@ class SessionDriver:
             case Open(attempt=number, route=route):
                 attempt = self._attempt_of(self._open_of(number, route))
                 self._attempts.append(attempt)
+                self._delivered_s.clear()
+                now_s = asyncio.get_running_loop().time()
+                self._view.own.goes_over(self._session, route, now_s)
                 if not self.owner.accepted:
                     self._asked = {stage.peer_id for stage in route}
                     self._view.avoidance.asked(self._asked)

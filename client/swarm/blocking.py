@@ -1,4 +1,4 @@
-"""The same swarm for programs without an event loop."""
+"""A swarm for programs without an event loop, with the methods of :class:`Swarm`."""
 
 import asyncio
 import threading

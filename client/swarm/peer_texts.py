@@ -69,7 +69,7 @@ async def fetched_texts(
     if (kept := await asyncio.to_thread(_kept, folder, root)) is not None:
         return kept
     reasons = []
-    # Drawn: whoever makes up records could come first in any order that it knows.
+    # Drawn: a peer that makes up records could come first in any order that it knows.
     rng = random.Random(transport.peer_id)  # noqa: S311
     for peer_id in rng.sample(sorted(nodes), min(len(nodes), PEERS_ASKED_MAX)):
         try:

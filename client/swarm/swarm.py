@@ -21,12 +21,12 @@ from coordinator.catalogue.served import only_model
 from coordinator.problem.model_pin import ModelPin, checked_fingerprint, named_peers
 from dht.connecting import observe
 from dht.errors import NetworkError, UserError
-from dht.gguf_model import hub_model, model_directory
+from dht.gguf_model import hub_root, model_directory
 from dht.hub import HubId, local_path, served_name
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
 from dht.messages.types import ModelSpec
-from dht.model_files import directory_root, listed_root
+from dht.model_files import directory_root
 from dht.transport.config import TransportKind
 from dht.transport.interface import Transport
 
@@ -77,7 +77,7 @@ class Swarm:
         )
         """Reads the DHT; for callers that want to read it now."""
         self.view = self.reader.view
-        """Who serves what, as it was read last."""
+        """Which peers serve which layers, as read last."""
 
     @classmethod
     @asynccontextmanager
@@ -325,7 +325,7 @@ def _entry(entry: str) -> tuple[str, str]:
 
 
 @asynccontextmanager
-async def beside(swarm: Swarm, entry: str, on_status: StatusCallback) -> AsyncIterator[Swarm]:
+async def model_beside(swarm: Swarm, entry: str, on_status: StatusCallback) -> AsyncIterator[Swarm]:
     """Another model of the same network, over the same connection, for ``async with``.
 
     ``entry`` is as for :func:`named_of`; with a fingerprint the peers' text files are taken, else
@@ -364,8 +364,7 @@ async def _hub_text(hub_id: HubId, config: SwarmConfig, on_status: StatusCallbac
 
 def _fetched_text(hub_id: HubId) -> ModelText:
     """The text side of a model on the hub, with the root of the commit that was listed."""
-    listing, directory = hub_model(hub_id)
-    return ModelText.load(str(hub_id), directory, listed_root(listing, directory))
+    return ModelText.load(str(hub_id), *hub_root(hub_id))
 
 
 def _text_of(model: str) -> ModelText | HubId:

@@ -16,7 +16,7 @@ class Turn:
     text: str
 
     def as_message(self) -> dict[str, str]:
-        """As chat templates take it."""
+        """The message in the form that chat templates take."""
         return {"role": self.role, "content": self.text}
 
 

@@ -153,7 +153,7 @@ class ModelText:
     """None where prompts and answers are token ids only."""
     stop_token_ids: tuple[int, ...] = ()
     root: str = ""
-    """What stands for the model's weights (:func:`dht.model_files.root_of`); empty: not known."""
+    """The model's root (:func:`dht.model_files.root_of`); empty: not known."""
 
     @classmethod
     def load(cls, name: str, directory: Path, root: str) -> "ModelText":
@@ -207,7 +207,7 @@ class Detokenizer:
         return after[len(before) :]
 
     def flush(self) -> str:
-        """What was held back, at the end of the answer."""
+        """The text that was held back, at the end of the answer."""
         before = self._tokenizer.decode(self._token_ids[self._prefix : self._read])
         after = self._tokenizer.decode(self._token_ids[self._prefix :])
         self._prefix = self._read = len(self._token_ids)
@@ -257,7 +257,7 @@ class StopStrings:
         return 0
 
     def flush(self) -> str:
-        """What was held back, when the answer ended without a stop string."""
+        """The text that was held back, when the answer ended without a stop string."""
         shown, self._held = self._held, ""
         return shown
 

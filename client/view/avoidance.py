@@ -4,8 +4,8 @@ A peer that failed is avoided for longer each time in a row: the DHT still shows
 froze for as long as its record lives. Avoiding is a preference: where there is no route without
 such a peer, it gets a second chance before its time is over, one request at a time. A peer that is
 full said when it expects to have room; until then nobody here asks it, which costs it nothing.
-For a while after, one request at a time waits for its answer: it may be too busy to say no to all
-of them soon, and those that do not ask know at once.
+For a while after that, one request at a time asks it and waits; the others take it as full at once,
+because it may be too busy to say no to all of them soon.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ FACTOR_MAX = 8
 TRY_S = 0.25
 """Time for which a peer that was full is taken as full still, while one request tries it."""
 CROWDED_S = 5.0
-"""Time after a refusal for want of room in which others are taken to want the peer, too."""
+"""Time after a refusal for lack of room in which other clients are taken to want the peer, too."""
 UNANSWERED_MAX = 1
 """Requests of this client that may wait for the answer of such a peer at a time."""
 PROVEN_MAX = 1024
@@ -109,8 +109,8 @@ class Avoidance:
         )
 
     def trying(self, peer_ids: Iterable[str], now_s: float) -> None:
-        """Let one request find out whether peers are well or have room again, not all at once:
-        a crowd that is refused keeps the peers from what they have to do."""
+        """Let one request find out whether peers are well or have room again: to refuse many at
+        once would keep the peers from their work."""
         for peer_id in peer_ids:
             avoided = self._peers.get(peer_id)
             if avoided is None:

@@ -1,9 +1,9 @@
-"""Who is taken to be at fault where a session failed and several peers may be the reason. Pure.
+"""Which peer is taken to be at fault where a session failed and several may be the reason. Pure.
 
 A stage that says that its neighbour failed may lie, and a stage whose rows are refused may have got
 them so: only the link between the two is known to be bad. One case says nothing of which end; the
-end that is in a second case, with another peer, is the likelier one. So who lies or fails is found
-after few cases, and no peer alone can have another avoided for good.
+end that is in a second case, with another peer, is the likelier one. So a peer that lies or fails
+is found after few cases, and no peer alone can have another avoided for good.
 """
 
 from collections import Counter
@@ -36,8 +36,8 @@ class Blame:
         """The one of ``suspects`` that is taken to be at fault; likelier ones come first.
 
         It is the one in most other cases; among equals, each in turn. ``lives``: when each peer
-        that seems to be well joined, in Unix seconds. A suspect that is not among them is the
-        reason, as it is of any case that it is in.
+        that seems to be well joined, in Unix seconds. A suspect that is not among them is at
+        fault, whatever the other cases say.
         """
         for suspect in suspects:
             if suspect not in lives:
@@ -71,7 +71,7 @@ class Blame:
         return {peer for case in cases for peer in case.turns if peer in lives}
 
     def _charges(self) -> Iterator[str]:
-        """For each case those of its peers that are in most cases: they explain it."""
+        """The peers that explain each case: those of its peers that are in most cases."""
         counts = Counter(peer for peers in self._cases for peer in peers)
         for peers in self._cases:
             most = max(counts[peer] for peer in peers)

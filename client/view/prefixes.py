@@ -40,7 +40,7 @@ class NamedPrompt:
     key: bytes
     digests: tuple[bytes, ...]
     names: tuple[bytes, ...]
-    """What stages are told."""
+    """Names of the prompt's blocks, as stages are told them."""
     route: Route = ()
     """The route that has the longest known beginning; empty if none is known."""
     known_tokens: int = 0

@@ -62,7 +62,7 @@ class Pulse:
             self._tasks[peer_id] = asyncio.create_task(following, name="pings")
 
     def beat(self, peer_id: str) -> Beat:
-        """What is known of a peer; nothing of one that is not watched."""
+        """A peer's last pings; a new :class:`Beat` for one that is not watched."""
         return self._beats.get(peer_id, Beat())
 
     async def close(self) -> None:

@@ -33,6 +33,8 @@ class ReaderConfig:
     network: str = DEFAULT_NETWORK
     poll_s: float = 2.0
     """Time between two looks at the DHT while all is well."""
+    links_s: float = 30.0
+    """Time between two looks at the links that peers measured."""
     wait_s: float = 60.0
     """Time that an answer waits for missing layers before it gives up; 0 gives up at once."""
     avoid_s: float = 15.0
@@ -88,10 +90,11 @@ class SwarmReader:
     async def reading(self) -> AsyncIterator[None]:
         """Read now and every ``poll_s``; raises NetworkError when nobody answers at first."""
         await self.refresh()
-        await self._read_plans()
+        await asyncio.gather(self._read_plans(), self._read_links())
         try:
-            # Two parts: holders of plans that do not answer must not keep records from being read.
-            works = self._keep_fresh, self._keep_plans
+            # Parts of their own: holders of plans that do not answer must not keep records from
+            # being read.
+            works = self._keep_fresh, self._keep_plans, self._keep_links
             async with self.parts.beside(*works, ends_process=False):
                 yield
         finally:
@@ -121,6 +124,15 @@ class SwarmReader:
         with suppress(NetworkError):  # routes are drawn without
             await self._plans.refresh(self.view.nodes)
         self.view.take_plans(self._plans.plans)
+
+    async def _keep_links(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.links_s)
+            await self._read_links()
+
+    async def _read_links(self) -> None:
+        with suppress(NetworkError):  # stages are then taken to be equally far apart
+            self.view.take_links(await self.directory.links())
 
     async def refresh(self) -> None:
         """Read node records and plan now; raises NetworkError, and UserError where the model's own

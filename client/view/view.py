@@ -1,7 +1,6 @@
 """A consumer's view of the swarm: who serves what, and over whom a session's route goes.
 
-Pure: whoever reads the records hands them in, and times are those of the caller's clock, in
-seconds.
+Pure: the caller reads the records and hands them in, and times are those of its clock, in seconds.
 """
 
 import math
@@ -14,7 +13,8 @@ from client.view.blame import Blame
 from client.view.prefixes import PrefixMemory
 from coordinator.problem.model_pin import ModelPin, allowed_models
 from coordinator.routing.affinity import KnownPrefix, again
-from coordinator.routing.balance import load_of, swapped
+from coordinator.routing.balance import load_of, round_trips, swapped
+from coordinator.routing.quickest import LatePeers, OwnSessions, RingTimes, quicker
 from coordinator.routing.routes import (
     FollowedRouter,
     NoRoute,
@@ -24,6 +24,7 @@ from coordinator.routing.routes import (
 )
 from dht.messages.session import RefusalCode
 from dht.messages.types import (
+    LinksRecord,
     ModelSpec,
     NodeRecord,
     NodeState,
@@ -80,6 +81,10 @@ class SwarmView:
         self.models: tuple[ModelSpec, ...] = ()
         """The models that may be meant; more than one where that is not known."""
         self.avoidance = Avoidance()
+        self.own = OwnSessions()
+        """This client's sessions, which peers announce late."""
+        self._rtt_s: Mapping[frozenset[str], float] = {}
+        self._late = LatePeers()
         self._blame = Blame()
         self._failed_s = -math.inf
         """When a peer failed or could not be reached last."""
@@ -107,6 +112,10 @@ class SwarmView:
         """Draw over these plans, each among the peers that say that they follow it."""
         self._router.take_plans(plans)
 
+    def take_links(self, links: Mapping[str, LinksRecord]) -> None:
+        """Know the round trips between peers by these records."""
+        self._rtt_s = round_trips(links)
+
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
         """Where a peer says that it can be reached; empty when its record is gone."""
         record = self.nodes.get(peer_id)
@@ -126,7 +135,8 @@ class SwarmView:
         """A route for ``kv_tokens`` tokens; with ``mend``, that route with ``lost`` replaced.
 
         A new route uses no peer of ``without``, and goes over the route that is ``known`` to have
-        the prompt's beginning unless another is sooner.
+        the prompt's beginning unless another is sooner; else over the quickest where those have
+        little to do, and in turn where they do not.
 
         An ``urgent`` route may go over peers that only had no room for ordinary sessions.
         """
@@ -140,7 +150,12 @@ class SwarmView:
             usable = {p: r for p, r in usable.items() if p not in without} if without else usable
             if known is not None and isinstance(found := again(known, usable, spec.layers), tuple):
                 return found
-            return self._router.next_route(usable, spec)
+            turn = self._router.next_route(usable, spec)
+            if isinstance(turn, NoRoute):
+                return turn
+            late = self._late.at(now_s)
+            times = RingTimes(usable, self.own.beside(usable, now_s), self._rtt_s)
+            return quicker(turn, times, lambda over: self._router.quickest(over, spec), late)
 
         usable = self._usable(spec, now_s, urgent=urgent)
         # Others may reach a peer that leaves this client's pings unanswered, and what peers
@@ -164,6 +179,13 @@ class SwarmView:
             return replace(route, loading=being_loaded(self.nodes, spec))
         self.avoidance.trying((stage.peer_id for stage in route), now_s)
         return route
+
+    def took(self, route: Route, token_s: float, now_s: float) -> None:
+        """Compare a token's measured time over ``route`` with what its peers announce."""
+        nodes = {s.peer_id: self.nodes[s.peer_id] for s in route if s.peer_id in self.nodes}
+        if len(nodes) == len(route):
+            times = RingTimes(nodes, self.own.beside(nodes, now_s), self._rtt_s)
+            self._late.took(nodes, times.token_s(route), token_s, now_s)
 
     def swap(
         self, mend: Route, leaving: str, to: str, kv_tokens: int, now_s: float

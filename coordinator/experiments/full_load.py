@@ -33,9 +33,11 @@ from coordinator.simulator.runs.runs import Arrivals, Run, Standing
 from dht.errors import UserError
 from dht.messages.types import Assignment, Plan, Problem
 
-SCHEDULERS = ("anabranch", "helix", "swarm", "random", "shortest-queue")
-"""Ways to choose routes. Under the living rules ``anabranch`` is the clients' own, and ``helix``
-Helix's round robin with its mask; under the papers' rules there are all but ``anabranch``."""
+OWN = ("anabranch", "in-turn")
+SCHEDULERS = (*OWN, "helix", "swarm", "random", "shortest-queue")
+"""Ways to choose routes. Under the living rules ``anabranch`` is the clients' own, ``in-turn`` the
+same without the quickest ring at light load, and ``helix`` Helix's round robin with its mask; under
+the papers' rules there are all but the clients' own."""
 WIRES: dict[str, Callable[[LiveSwarm], SimulatedWire]] = {
     "framed": FramedWire,
     "anabranch": ScheduledWire,
@@ -62,8 +64,8 @@ class Rules:
     """Whether tokens go from the last stage to the first over the clients' host, as in Helix."""
 
     def __post_init__(self) -> None:
-        own = ("anabranch", "helix")
-        able = [name for name in SCHEDULERS if (name != own[0] if self.papers else name in own)]
+        living = (*OWN, "helix")
+        able = [n for n in SCHEDULERS if (n not in OWN if self.papers else n in living)]
         if self.scheduler not in able:
             rules = "papers'" if self.papers else "living"
             raise UserError(f"scheduler {self.scheduler!r}; the {rules} rules have {able}")
@@ -130,8 +132,10 @@ def build_simulation(
             chunk_tokens=rules.chunk_tokens,
             hub=rules.hub,
         )
-        own = rules.scheduler == "anabranch"
-        return swarm, Clients(problem, profiles, plan, swarm.peers) if own else by_helix
+        if rules.scheduler not in OWN:
+            return swarm, by_helix
+        in_turn = rules.scheduler != OWN[0]
+        return swarm, Clients(problem, profiles, plan, swarm.peers, in_turn=in_turn)
     pairs = [(edge.tail, edge.head) for edge in plan.edges]
     if rules.scheduler == "helix":
         share = link_shares(profiles, plan.edges)

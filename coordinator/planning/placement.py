@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from operator import itemgetter
 
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import (
@@ -16,10 +17,11 @@ from coordinator.evaluation.max_flow import (
 from coordinator.evaluation.plan_check import FLOW_USED_MIN, uncovered
 from coordinator.helix import flow_search, helix_cpsat
 from coordinator.heuristics import heuristics, peer_cells
+from coordinator.plans.waves import can_be_reached
 from coordinator.problem.service import Service
 from coordinator.search.chain_search import MOVES_MAX, as_chains, chain_flows, search, until
 from coordinator.search.pattern_cpsat import WORK_MAX
-from coordinator.simulator.judge import trial
+from coordinator.simulator.judge import judge
 from dht.errors import SwarmError
 from dht.messages.types import (
     RATE_MAX,
@@ -65,6 +67,8 @@ TRIALS_FROM = 0.3
 """Share of the time that is gone when finalists are tried, where they are."""
 TRIALS_MAX = 16
 """Maximum finalists that are tried."""
+TRIED_TOKENS = 20_000
+"""Decoded tokens that a trial counts, about: some 90 answers of the usual length."""
 
 
 class NoPlacementError(SwarmError):
@@ -164,9 +168,25 @@ def _best(
         found += _unless_it_fails(
             lambda: _by_flow(problem, found, choose(found), time_limit_s, seed, clock)
         )
-    elif trials:
+    found = adoptable(problem, found) or found
+    if service is not None and trials:
         found = _unless_it_fails(lambda: [_tried(problem, service, found, spent)]) or found
     return _best_with_spares(problem, found, service)
+
+
+def adoptable(problem: Problem, found: Sequence[Placement]) -> list[Placement]:
+    """The placements that peers would accept and to which they can move.
+
+    Reviewers accept none that is worth less than the greedy one by the estimate.
+    """
+    least = max((p.value for p in found if p.planner == "greedy"), default=0.0)
+    serving = [node.current for node in problem.nodes if node.current is not None]
+    return [
+        placement
+        for placement in found
+        if placement.value >= least
+        and can_be_reached(serving, heuristics.fill(problem, placement.assignments))
+    ]
 
 
 def _unless_it_fails(planner: Callable[[], list[Placement]]) -> list[Placement]:
@@ -336,14 +356,11 @@ def finalists(found: Sequence[Placement]) -> list[Placement]:
     """The best placement of every depth and planner by the estimate: one that was searched and one
     that was not by turns, each best first.
 
-    The estimate errs most between depths, and for what was searched by the estimate itself. None
-    is worth less than the greedy placement: reviewers compare with that one by the estimate.
+    The estimate errs most between depths, and for what was searched by the estimate itself.
     """
-    least = max((p.value for p in found if p.planner == "greedy"), default=0.0)
     kept: dict[tuple[str, int], Placement] = {}
     for placement in sorted(found, key=lambda p: -p.value):
-        if placement.value >= least:
-            kept.setdefault((placement.planner, _depth(placement.assignments)), placement)
+        kept.setdefault((placement.planner, _depth(placement.assignments)), placement)
     simple = [p for p in kept.values() if p.planner in HEURISTICS]
     searched = [p for p in kept.values() if p.planner not in HEURISTICS]
     pairs = zip_longest(searched, simple)
@@ -358,16 +375,18 @@ def _tried(
 ) -> Placement:
     """The finalist that serves the most in a short simulated run; as many are tried as there is
     time for, the first always."""
-    best, most, before = None, 0.0, 0.0
+    tried: list[tuple[float, Placement]] = []
+    before = 0.0
     for placement in finalists(found)[:TRIALS_MAX]:
         now = spent() if spent is not None else 0.0
-        if best is not None and now + (now - before) >= 1:  # the next takes as long as the last
+        if tried and now + (now - before) >= 1:  # the next takes as long as the last
             break
         before = now
-        served = trial(problem, service, placement.assignments, placement.edges)
-        if best is None or served > most:
-            best, most = placement, served
-    return best or choose(found)
+        served = judge(
+            problem, service, placement.assignments, placement.edges, tokens=TRIED_TOKENS
+        )
+        tried.append((served, placement))
+    return max(tried, key=itemgetter(0))[1]
 
 
 def _spans_max(problem: Problem) -> int:

@@ -24,8 +24,8 @@ from coordinator.planning.placement import (
     score,
     with_spares,
 )
-from coordinator.problem.service import announced_service
-from coordinator.simulator.judge import trial
+from coordinator.problem.service import Service, announced_service
+from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, Plan, PlanVersion, Problem
 
 OTHER_REQUESTS = 1
@@ -89,21 +89,24 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     kept_spans = repair(request.problem)
     if kept_spans is None or not any(node.current for node in request.problem.nodes):
         return SolveAnswer(best=best)
-    kept = _checked(_plan(request, _kept(request.problem, kept_spans), 0.0), request.problem)
+    kept = _checked(
+        _plan(request, _kept(request.problem, kept_spans, service), 0.0), request.problem
+    )
     if kept is not None and best is not None:
         kept = replace(kept, bound_tokens_per_s=best.bound_tokens_per_s)
-    return SolveAnswer(best=best or kept, kept=kept, gain=gain_of(request, best, kept))
+    return SolveAnswer(best=best or kept, kept=kept, gain=gain_of(request, best, kept, service))
 
 
-def gain_of(request: SolveRequest, best: Plan | None, kept: Plan | None) -> float | None:
+def gain_of(
+    request: SolveRequest, best: Plan | None, kept: Plan | None, service: Service
+) -> float | None:
     """What ``best`` serves more than ``kept`` in a short simulated run, as a ratio."""
     if best is None or kept is None or set(best.assignments) == set(kept.assignments):
         return None
     if not request.thorough or len(request.problem.nodes) > CELLS_ABOVE:
         return None
-    service = announced_service(request.problem)
     served, before = (
-        trial(
+        judge(
             request.problem,
             service,
             plan.assignments,
@@ -116,9 +119,8 @@ def gain_of(request: SolveRequest, best: Plan | None, kept: Plan | None) -> floa
     return served / before if before > 0 else None
 
 
-def _kept(problem: Problem, spans: Sequence[Assignment]) -> Placement:
+def _kept(problem: Problem, spans: Sequence[Assignment], service: Service) -> Placement:
     """The placement that moves the fewest peers; joined peers stand by where they cost flow."""
-    service = announced_service(problem)
     holders = {node.peer_id for node in problem.nodes if node.current is not None}
     held = [a for a in spans if a.peer_id in holders]
     if uncovered(held, problem.model.layers):

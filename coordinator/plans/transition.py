@@ -1,10 +1,9 @@
 """Decides when to plan again and whether a new plan is worth its moves. Pure."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.plans.waves import Wave, keepers, waves
+from coordinator.plans.waves import can_be_reached, keepers, waves
 from dht.messages.types import Assignment, ModelSpec, NodeRecord, NodeState, Plan, Reach
 
 PERIODIC = "periodic"
@@ -174,47 +173,6 @@ def fetch_bytes(
 
 def with_effects(plan: Plan, usable: Mapping[str, NodeRecord]) -> Plan:
     """``plan`` with the waves of its moves and the bytes of weights that peers must read."""
-    return replace(
-        plan,
-        waves=tuple(wave.peers for wave in _waves(plan, usable)),
-        fetch_bytes=sum(fetch_bytes(plan.model, _serving(usable), plan.assignments).values()),
-    )
-
-
-def is_stuck(plan: Plan, usable: Mapping[str, NodeRecord]) -> bool:
-    """Whether some peers would wait for each other's layers for as long as the plan stands.
-
-    A peer gives up layers only to planned holders that have shown them
-    (:mod:`coordinator.plans.turn`); whoever serves nothing loads at once.
-    """
-    then = {a.peer_id: range(a.start, a.end) for a in plan.assignments}
-    now = {a.peer_id: range(a.start, a.end) for a in _serving(usable) if a.peer_id in then}
-    left = [peer_id for peer_id in sorted(now) if now[peer_id] != then[peer_id]]
-    holders = Counter(layer for span in (then | now).values() for layer in span)
-    while left:
-        waiting = []
-        for peer_id in left:
-            old, new = now[peer_id], then[peer_id]
-            if all(holders[layer] > 1 for layer in old if layer not in new):
-                holders.subtract(old)
-                holders.update(new)
-            else:
-                waiting.append(peer_id)
-        if len(waiting) == len(left):
-            return True
-        left = waiting
-    return False
-
-
-def _serving(usable: Mapping[str, NodeRecord]) -> list[Assignment]:
-    return [
-        Assignment(peer_id=peer_id, start=record.start, end=record.end)
-        for peer_id, record in sorted(usable.items())
-        if record.state is NodeState.SERVING and record.start < record.end
-    ]
-
-
-def _waves(plan: Plan, usable: Mapping[str, NodeRecord]) -> tuple[Wave, ...]:
     serving = _serving(usable)
     able = {p: r for p, r in usable.items() if r.loads_beside}
     keeping = keepers(
@@ -224,7 +182,19 @@ def _waves(plan: Plan, usable: Mapping[str, NodeRecord]) -> tuple[Wave, ...]:
         serving,
         plan.assignments,
     )
-    return waves(serving, plan.assignments, keeping)
+    return replace(
+        plan,
+        waves=tuple(wave.peers for wave in waves(serving, plan.assignments, keeping)),
+        fetch_bytes=sum(fetch_bytes(plan.model, serving, plan.assignments).values()),
+    )
+
+
+def _serving(usable: Mapping[str, NodeRecord]) -> list[Assignment]:
+    return [
+        Assignment(peer_id=peer_id, start=record.start, end=record.end)
+        for peer_id, record in sorted(usable.items())
+        if record.state is NodeState.SERVING and record.start < record.end
+    ]
 
 
 def choose_plan(
@@ -280,7 +250,7 @@ def _chosen(
     stays = not moved(held, kept.assignments)  # otherwise reviewers would find it too poor
     if stays and movers & moved_lately(usable, now_unix_s, cfg):
         return kept, ""
-    if stays and is_stuck(best, usable):
+    if stays and not can_be_reached(_serving(usable), best.assignments):
         return kept, ""
     layers = best.model.layers
     gain = _gain(best, kept) if tried is None else tried

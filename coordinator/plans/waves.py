@@ -12,6 +12,8 @@ from dht.messages.types import Assignment, ModelSpec, stage_bytes
 
 LOOKS_MAX = 100_000
 """Maximum moves that the search for a safe order looks at; then the least harmful move is taken."""
+REACHED_LOOKS_MAX = 2_000
+"""The same for one placement of many that a planner weighs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +48,8 @@ def waves(
     whenever some order of moves allows it: the search is exact within ``LOOKS_MAX`` looks, which
     only a dozen or more moves that all need each other's layers use up.
     """
-    before = {a.peer_id: range(a.start, a.end) for a in old if a.start < a.end}
-    moves = {
-        a.peer_id: _Move(
-            peer_id=a.peer_id,
-            old=before.get(a.peer_id, range(0)),
-            new=range(a.start, a.end),
-            keeps=a.peer_id in keeping,
-        )
-        for a in new
-        if before.get(a.peer_id, range(0)) != range(a.start, a.end)
-    }
-    standing = _Cover(spans for peer_id, spans in before.items() if peer_id not in moves)
+    before, moves = _spans(old), _moves(old, new, keeping)
+    standing = _standing(before, moves)
     order: list[Wave] = []
     budget = _Budget(LOOKS_MAX)
     while moves:
@@ -69,6 +61,45 @@ def waves(
             for peer_id in wave.peers:
                 standing.add(moves.pop(peer_id).new)
     return _merged(before, order, new, keeping)
+
+
+def can_be_reached(serving: Sequence[Assignment], placement: Sequence[Assignment]) -> bool:
+    """Whether peers could reach ``placement`` from the layers that they are ``serving``.
+
+    A peer gives up a layer for good only while another peer of the placement holds it
+    (:mod:`coordinator.plans.turn`), so some would otherwise wait for each other for ever. Where no
+    order is found within ``REACHED_LOOKS_MAX`` looks, the answer is no.
+    """
+    planned = {a.peer_id for a in placement}
+    held = [a for a in serving if a.peer_id in planned]
+    moves = _moves(held, placement, keeping=planned)
+    standing = _standing(_spans(held), moves)
+    return _safe_order(standing, moves, _Budget(REACHED_LOOKS_MAX)) is not None
+
+
+def _spans(assignments: Iterable[Assignment]) -> dict[str, range]:
+    return {a.peer_id: range(a.start, a.end) for a in assignments if a.start < a.end}
+
+
+def _moves(
+    old: Sequence[Assignment], new: Sequence[Assignment], keeping: Collection[str]
+) -> dict[str, _Move]:
+    before = _spans(old)
+    return {
+        a.peer_id: _Move(
+            peer_id=a.peer_id,
+            old=before.get(a.peer_id, range(0)),
+            new=range(a.start, a.end),
+            keeps=a.peer_id in keeping,
+        )
+        for a in new
+        if before.get(a.peer_id, range(0)) != range(a.start, a.end)
+    }
+
+
+def _standing(before: Mapping[str, range], moves: Collection[str]) -> "_Cover":
+    """The holders that do not move."""
+    return _Cover(span for peer_id, span in before.items() if peer_id not in moves)
 
 
 def keepers(

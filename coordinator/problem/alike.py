@@ -46,7 +46,7 @@ def _without_figures(problem: Problem) -> Problem:
 
 
 def _rates(problem: Problem) -> Iterator[tuple[Of, float]]:
-    """Of links and peers, by what they are of."""
+    """Bandwidths, round-trip times and rates, each by the link or peer that has it."""
     for link in problem.links:
         yield (link.source, link.target, "bandwidth"), link.bandwidth_bytes_per_s
         yield (link.source, link.target, "rtt"), link.rtt_s

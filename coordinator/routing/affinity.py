@@ -8,7 +8,8 @@ peer's tokens/s are shared by its sessions.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coordinator.routing.routes import HOP_S, NoRoute, replacement, route_from_records, stage_s
+from coordinator.routing.quickest import HOP_S
+from coordinator.routing.routes import NoRoute, replacement, route_from_records, stage_s
 from dht.messages.types import NodeRecord, RouteStage
 
 Route = tuple[RouteStage, ...]

@@ -16,7 +16,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
-from coordinator.routing.routes import HOP_S, NoRoute
+from coordinator.routing.quickest import HOP_S
+from coordinator.routing.routes import NoRoute
 from dht.messages.types import LinksRecord, NodeRecord, NodeState, RouteStage
 
 

@@ -3,11 +3,13 @@
 With a plan: weighted turns per vertex over the plan's flow (Helix §5.1), among the peers that say
 that they follow it. Every client begins its turns at places of its own, so that many clients with
 one request each share the routes as one client with many does. A turn falls to the freer of two
-looks, so that a peer's announcement moves a bounded part of the turns. Where the plan is missing or
-differs from what peers really serve: the quickest route over the node records. Peers that follow
-different plans, or none that is known, share the routes by what they announce: a plan says nothing
-of those that do not follow it. Layers that two neighbours both hold are run once, by the earlier
-one.
+looks, so that a peer's announcement moves a bounded part of the turns. While the swarm has little
+to do, a much quicker ring is taken out of turn (:mod:`coordinator.routing.quickest`).
+
+Where the plan is missing or differs from what peers really serve: the quickest route over the node
+records. Peers that follow different plans, or none that is known, share the routes by what they
+announce: a plan says nothing of those that do not follow it. Layers that two neighbours both hold
+are run once, by the earlier one.
 """
 
 from bisect import bisect_right
@@ -15,8 +17,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
+from operator import itemgetter
 from typing import Generic, TypeVar
 
+from coordinator.routing.quickest import HOP_S, Ring, RingTimes, light_ring
 from dht.messages.session import STAGES_MAX
 from dht.messages.types import (
     NO_VERSION,
@@ -34,8 +38,6 @@ from dht.messages.types import (
 Name = TypeVar("Name", str, int, PlanVersion)
 Freeness = Callable[[NodeRecord], float]
 
-HOP_S = 0.02
-"""Assumed time that one more stage costs a token, in seconds."""
 GOLDEN_SECTION = (5**0.5 - 1) / 2
 """Part of the circle between two turns of a wheel: no other spreads any number of turns better."""
 SECOND_SECTION = 2**0.5 - 1
@@ -134,6 +136,11 @@ class Router:
         for edge in plan.edges:
             weights.setdefault(edge.tail, {})[edge.head] = edge.tokens_per_s
         self._weights = weights
+        into: dict[str, float] = {}
+        for edge in plan.edges:
+            into[edge.head] = into.get(edge.head, 0.0) + edge.tokens_per_s
+        share = plan.value_tokens_per_s / max(1e-9, sum(weights.get(SOURCE, {}).values()))
+        self._given = {head: flow * share for head, flow in into.items()}
         self._begins = identity, str(plan.version)
         self._wheels: dict[str, Wheel[str]] = {}
         self._ends = {a.peer_id: a.end for a in plan.assignments}
@@ -172,6 +179,10 @@ class Router:
                 return tuple(stages)
             choices.append(self._choices(stage.peer_id, stage.end, usable, dead))
         return NoRoute(reason="the plan has no route over the peers that can be used")
+
+    def quickest(self, times: RingTimes) -> Ring | None:
+        """The plan's quickest ring over peers with little to do; no turn is taken."""
+        return light_ring(self._weights, self._ends, self._given, times)
 
     def _choices(
         self, vertex: str, layer: int, usable: Mapping[str, NodeRecord], dead: set[str]
@@ -245,6 +256,15 @@ class FollowedRouter:
                 self._shares.turn()
                 return route
         return route_from_records(usable, model.layers)
+
+    def quickest(self, times: RingTimes, model: ModelSpec) -> Ring | None:
+        """The quickest ring over the followers of one plan that have little to do."""
+        rings = (
+            self._routers[version].quickest(times.among(group))
+            for version, group in self._groups(times.usable, model).items()
+            if version in self._routers
+        )
+        return min((ring for ring in rings if ring), key=itemgetter(0), default=None)
 
     def _groups(
         self, usable: Mapping[str, NodeRecord], model: ModelSpec

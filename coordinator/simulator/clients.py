@@ -6,7 +6,7 @@ draws again without it, and comes back later where all refuse.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from coordinator.admission.lengths import AnswerLengths
@@ -20,11 +20,20 @@ from coordinator.admission.rules import (
     queue_is_long,
     untried_of,
 )
+from coordinator.routing.quickest import RingTimes, quicker
 from coordinator.routing.routes import NoRoute, Router
 from coordinator.simulator.core.parts import SimulatedPeer, SimulatedSession, Stage
-from coordinator.simulator.core.profiles import Profiles
+from coordinator.simulator.core.profiles import Points, Profiles
 from coordinator.simulator.core.trace import Request
-from dht.messages.types import DeviceSpec, NodeRecord, NodeState, Plan, PlannerNode, Problem
+from dht.messages.types import (
+    DeviceSpec,
+    LayerTimes,
+    NodeRecord,
+    NodeState,
+    Plan,
+    PlannerNode,
+    Problem,
+)
 
 CLIENTS = 64
 """Number of clients that take turns; each draws its own routes."""
@@ -71,9 +80,14 @@ class Clients:
         plan: Plan,
         peers: Mapping[str, SimulatedPeer],
         answered: Sequence[Request] = (),
+        *,
+        in_turn: bool = False,
     ) -> None:
         """``peers`` are those of the swarm, whose steps tell how long a decode waits; ``answered``
-        are requests by which the stages know how long answers are."""
+        are requests by which the stages know how long answers are. With ``in_turn``, routes are
+        taken in turn alone, the quickest never out of it."""
+        self._in_turn = in_turn
+        self._rtt_s = {frozenset((link.source, link.target)): link.rtt_s for link in problem.links}
         self._answered = answered[:ANSWERS_KNOWN]
         self._nodes = {node.peer_id: node for node in problem.nodes}
         self._problem = problem
@@ -113,7 +127,13 @@ class Clients:
                 lengths=self._lengths(),
             )
             self._untried[name] = {}
-            self.records[name] = record_of(self._problem, self._nodes[name], a.start, a.end)
+            record = record_of(self._problem, self._nodes[name], a.start, a.end)
+            profile = self._profiles.peers[name]
+            self.records[name] = replace(
+                record,
+                decode_layer_ns=_announced(profile.decode),
+                prompt_layer_ns=_announced(profile.prefill),
+            )
 
     def _lengths(self) -> AnswerLengths:
         lengths = AnswerLengths()
@@ -156,6 +176,10 @@ class Clients:
         found = router.next_route(usable)
         if isinstance(found, NoRoute):
             return None
+        if not self._in_turn:
+            sessions = {name: self._peers[name].sessions for name in usable}
+            times = RingTimes(usable, sessions, self._rtt_s)
+            found = quicker(found, times, router.quickest)
         return [(stage.peer_id, stage.start, stage.end) for stage in found]
 
     def admit(
@@ -283,6 +307,10 @@ def _ask_of(session: SimulatedSession, start: int, end: int) -> KvAsk:
         claim=claim,
         name=str(session.number),
     )
+
+
+def _announced(points: Points) -> LayerTimes:
+    return tuple((rows, round(s * 1e9), round(s * 1e9)) for rows, s in points if rows)
 
 
 def record_of(problem: Problem, node: PlannerNode, start: int, end: int) -> NodeRecord:

@@ -31,10 +31,8 @@ SETTLE_SHARE = 0.5
 """Share of the run before tokens count."""
 SESSIONS_MAX = 2048
 """Maximum sessions in flight, where KV room is unlimited or not known."""
-TRIED_TOKENS = 20_000
-"""Decoded tokens that a trial counts, about: some 90 answers of the usual length."""
-TRIAL_S_MAX = 1800.0
-"""Maximum length of a trial in simulated seconds."""
+RUN_S_MAX = 1800.0
+"""Maximum length of a run that lasts until enough tokens count, in simulated seconds."""
 ENTER_S = 1.0
 """Time over which the sessions that begin in the middle enter the ring, in seconds."""
 
@@ -47,13 +45,17 @@ def judge(
     *,
     seed: int = 0,
     virtual_s: float = VIRTUAL_S,
+    tokens: float = 0.0,
 ) -> float:
     """Decoded tokens/s of a placement under full load, by what a planner knows of its peers.
 
-    Routes follow ``edges``, or the placement's max flow. The same arguments give the same result.
+    Routes follow ``edges``, or the placement's max flow. The run lasts ``virtual_s`` and longer,
+    until about ``tokens`` count, :data:`RUN_S_MAX` at most: what a small swarm decodes in a minute
+    depends on which requests it happens to get. The same arguments give the same result.
     """
     load, plan = service.workload, plan_of(problem, assignments, edges)
     guess = estimate(problem, plan.assignments, plan.edges, service)
+    wanted_s = tokens / (1 - SETTLE_SHARE) / max(guess.tokens_per_s, 1e-9)
     lasts_s = guess.prompt_time_s + load.output_tokens * guess.token_time_s
     return standing_load(
         problem,
@@ -62,29 +64,10 @@ def judge(
         requests_of(load),
         prompts_share=guess.prompt_time_s / lasts_s if lasts_s > 0 else 0.0,
         seed=seed,
-        virtual_s=virtual_s,
+        virtual_s=max(virtual_s, min(RUN_S_MAX, wanted_s)),
         sessions_max=load.requests_max,
         hub=bool(service.hub_delay_s),
     )
-
-
-def trial(
-    problem: Problem,
-    service: Service,
-    assignments: Sequence[Assignment],
-    edges: Sequence[FlowEdge] | None = None,
-    *,
-    seed: int = 0,
-    tokens: float = TRIED_TOKENS,
-) -> float:
-    """:func:`judge` over the time in which about so many ``tokens`` count.
-
-    What a small swarm decodes in a minute depends on which requests it happens to get.
-    """
-    guess = estimate(problem, assignments, plan_of(problem, assignments, edges).edges, service)
-    wanted_s = tokens / (1 - SETTLE_SHARE) / max(guess.tokens_per_s, 1e-9)
-    lasts_s = min(TRIAL_S_MAX, max(VIRTUAL_S, wanted_s))
-    return judge(problem, service, assignments, edges, seed=seed, virtual_s=lasts_s)
 
 
 def standing_load(
@@ -98,6 +81,7 @@ def standing_load(
     virtual_s: float = VIRTUAL_S,
     sessions_max: float = SESSIONS_MAX,
     hub: bool = False,
+    in_turn: bool = False,
 ) -> float:
     """Decoded tokens/s of a plan under full load that has lasted for long.
 
@@ -106,7 +90,7 @@ def standing_load(
     swarm = LiveSwarm(problem, profiles, plan.assignments, FramedWire, hub=hub)
     run = Standing(
         swarm,
-        Clients(problem, profiles, plan, swarm.peers, trace),
+        Clients(problem, profiles, plan, swarm.peers, trace, in_turn=in_turn),
         sampled(trace, seed),
         start_s=SETTLE_SHARE * virtual_s,
         end_s=virtual_s,

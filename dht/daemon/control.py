@@ -148,7 +148,7 @@ def parse_known(addresses: tuple[str, ...]) -> list[bytes]:
 def _parse(address: str) -> tuple[str, bytes]:
     """The peer id at the end of a multiaddress, and the rest in libp2p's binary form.
 
-    Raises ValueError for what is no address with TCP, or through a relay at one.
+    Raises ValueError unless it is an address with TCP, or one through a relay at such an address.
     hivemind encodes peer ids as CIDs, which its own daemon refuses, so this encodes them itself.
     """
     from hivemind.p2p import PeerID

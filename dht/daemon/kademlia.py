@@ -96,8 +96,6 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.use(Budget())
-        self.refused_stores = 0
-        self.refused_finds = 0
         self.misplaced = 0
         """Number of claims to another place in the DHT than the peer's key gives."""
 
@@ -120,7 +118,6 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         count = len(request.keys)
         # Our nodes cache nothing at others: a request for it asks for memory without accounting.
         if any(request.in_cache) or not self._within_rates(context.remote_id, count):
-            self.refused_stores += 1
             return dht_pb2.StoreResponse(store_ok=[False] * count, peer=self.node_info)
         token = _bringer.set(context.remote_id.to_base58())
         try:
@@ -143,7 +140,6 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             or len(set(keys)) < len(keys)
             or any(len(each) != DHTID.HASH_NBYTES for each in (*keys, *([asker] if asker else [])))
         ):
-            self.refused_finds += 1
             return answer
         left = FIND_BYTES_MAX
         for key in keys:
@@ -151,7 +147,6 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             now_s: float = get_dht_time()
             cost = size + ASKED_KEY_BYTES
             if not self._finds.take(context.remote_id.to_base58(), cost, now_s):
-                self.refused_finds += 1
                 return dht_pb2.FindResponse(results=[], peer=self.node_info)
             if size > left:
                 answer.results.append(dht_pb2.FindResult(type=dht_pb2.NOT_FOUND))

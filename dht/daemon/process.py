@@ -29,7 +29,7 @@ from dht.identity.peer_id import Identity
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SECCOMP_MODE_FILTER = 2
 _SENDMSG = {"x86_64": (0xC000003E, 46), "aarch64": (0xC00000B7, 211)}
-"""By machine: the kernel's number for the architecture, and that of the system call sendmsg."""
+"""Kernel's numbers for the architecture and for its system call sendmsg, by machine."""
 _UNIX_PATH_CHARS_MAX = 104
 """Maximum length of a unix socket's path: the shortest limit of common systems."""
 _SOCKET_CHARS = len("/p2pclient-0123456789a.sock")
@@ -224,7 +224,7 @@ def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]
 
 def _environment(config: DaemonConfig) -> dict[str, str]:
     """The daemon's environment, which limits a relay's Go runtime to one processor, and has it
-    collect garbage before there is much: what strangers sent is kept for two minutes else.
+    collect garbage before there is much: it would keep what strangers sent for two minutes.
 
     At its start the daemon sets up two relay services, one with libp2p's own limits and, in the
     background, one with ours; the one set up last is in force. With one processor the background is

@@ -17,7 +17,7 @@ import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from dht.errors import PeerError, UserError
+from dht.errors import UserError
 from dht.secret_file import check_private
 
 fcntl: Any
@@ -95,14 +95,6 @@ class Identity:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-
-def public_key_of(peer_id: str) -> Ed25519PublicKey:
-    """The public key in ``peer_id``; raises PeerError when there is none."""
-    key = _public_key(peer_id[: _PEER_ID_CHARS_MAX + 1])
-    if key is None:
-        raise PeerError(f"peer id {peer_id[:_PEER_ID_CHARS_MAX]!r} carries no Ed25519 key")
-    return key
 
 
 def is_peer_id(text: str) -> bool:

@@ -102,7 +102,7 @@ class ByteStream(Protocol):
     async def drain(self) -> None: ...
 
 
-class Room(Protocol):
+class FrameRoom(Protocol):
     """Memory for one peer's unfinished frames."""
 
     def take(self, size_bytes: int) -> None:
@@ -132,7 +132,7 @@ def encode_frame(message: object, body: bytes | memoryview = b"") -> bytes:
 
 
 async def read_frame(
-    stream: ByteStream, *, limit_bytes: int = FRAME_BYTES_MAX, room: Room | None = None
+    stream: ByteStream, *, limit_bytes: int = FRAME_BYTES_MAX, room: FrameRoom | None = None
 ) -> Frame:
     """Read one frame; allocates at most ``limit_bytes``, from ``room`` while it is unfinished.
 
@@ -149,7 +149,7 @@ async def read_frame(
     return _frame(memoryview(data), envelope_bytes)
 
 
-async def _read_pieces(stream: ByteStream, count: int, room: Room) -> bytearray:
+async def _read_pieces(stream: ByteStream, count: int, room: FrameRoom) -> bytearray:
     """Read ``count`` bytes; takes room for them as they come, and gives it back at the end."""
     data, taken = bytearray(), 0
     try:

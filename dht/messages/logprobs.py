@@ -1,4 +1,4 @@
-"""Packs log probabilities of tokens for the wire: rows in a frame's body.
+"""Log probabilities of tokens on the wire: rows in a frame's body.
 
 A row is the token's own log probability, then ``top`` alternatives as (id, log probability), the
 likeliest first: ``f32, top × (u32, f32)``, little-endian. Both sides know ``top`` from the request.
@@ -36,18 +36,6 @@ def row_bytes(top: int) -> int:
 def scored_values(tokens: int, top: int) -> int:
     """Number of log probabilities in ``tokens`` rows, for :data:`SCORED_VALUES_MAX`."""
     return tokens * (1 + top)
-
-
-def pack_scores(scores: Sequence[TokenScore], top: int) -> bytes:
-    """The rows of ``scores``; raises ValueError unless each has exactly ``top`` alternatives."""
-    row = struct.Struct("<f" + "If" * top)
-    parts = []
-    for score in scores:
-        if len(score.top) != top:
-            raise ValueError(f"{len(score.top)} alternatives where {top} are sent")
-        flat = [number for pair in score.top for number in pair]
-        parts.append(row.pack(score.logprob, *flat))
-    return b"".join(parts)
 
 
 def unpack_scores(

@@ -18,7 +18,7 @@ BLOCKS_MAX = 8192
 """Maximum blocks that an open names: 131,072 tokens in 128 KiB."""
 SHARED_KEY = b"anabranch-shared-prefix-v1"
 ROOT = bytes(NAME_BYTES)
-"""What the name of the first block follows."""
+"""Name in front of the first block's: each name is made from the one before it."""
 
 
 def block_names(key: bytes, token_ids: Sequence[int], parent: bytes = ROOT) -> list[bytes]:
@@ -39,6 +39,6 @@ def answer_name(session: str, block: int) -> bytes:
     return blake2b(f"{session}/{block}".encode(), digest_size=NAME_BYTES).digest()
 
 
-def name_of(blocks: bytes, block: int) -> bytes:
+def block_name(blocks: bytes, block: int) -> bytes:
     """Name of block ``block`` among packed names; empty beyond their end."""
     return blocks[block * NAME_BYTES : (block + 1) * NAME_BYTES]

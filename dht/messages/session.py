@@ -221,7 +221,7 @@ class SessionRefused:
     code: RefusalCode
     reason: Reason
     retry_after_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
-    """For lack of room: seconds until this stage expects to have some; 0: unknown."""
+    """Seconds until this stage, which lacks room, expects to have some; 0: unknown."""
     signature: Annotated[bytes, Meta(max_length=64)] = b""
     """Signature of ``by`` (:mod:`dht.identity.grant`): other stages pass this message on."""
 
@@ -255,7 +255,7 @@ class SessionFailed:
     """The stage that says so: ``peer_id`` itself, or a neighbour of it on the route."""
     reason: Reason
     retry_after_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
-    """Where ``peer_id`` gave its KV to other sessions: seconds until it expects to have some again;
+    """Seconds until ``peer_id``, which gave its KV to other sessions, expects to have some again;
     0: it was lost."""
     signature: Annotated[bytes, Meta(max_length=64)] = b""
     """Signature of ``by`` (:mod:`dht.identity.grant`): other stages pass this message on."""

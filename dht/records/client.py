@@ -1,8 +1,8 @@
 """Asks full peers for records, without trusting any of them.
 
-Records are signed by their authors and checked here, whoever brought them. A helper can still hide
-records, so clients and light peers ask two helpers and take the records of both, and full peers ask
-a different one each time (:mod:`dht.records.helper_choice`).
+Records are signed by their authors, and checked here. A helper can still hide records, so clients
+and light peers ask two helpers and take the records of both, and full peers ask a different one
+each time (:mod:`dht.records.helper_choice`).
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class RecordClient:
         self._node_keys: dict[str, None] = {}
         """Keys of node records that were asked for, newest last."""
         self._places: dict[str, tuple[SignedRecord, tuple[str, ...]]] = {}
-        """By author: its node record, and the addresses in it."""
+        """Node record and the addresses in it, by author."""
         self._lines: dict[str, _Line] = {}
         self._late: dict[asyncio.Future[Any], None] = {}  # in order, so that runs replay
         self._warned = False

@@ -65,7 +65,7 @@ class Directory:
         """A cache of the last payloads and records, by kind and author: most do not change."""
         self.rejected = 0
         self.sightings = Sightings()
-        """What :meth:`nodes_as_seen` read, and when."""
+        """Node records that :meth:`nodes_as_seen` read, and when it did."""
 
     @classmethod
     def of_models(cls, transport: Transport, network: str) -> "Directory":

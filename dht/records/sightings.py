@@ -1,8 +1,8 @@
 """Since when peers are here and hold their layers, as this process saw it itself. Pure.
 
-A record's times are its author's own word. Whoever has been here for long leads before others, and
-counts when plans are compared; whoever has just moved is left in peace. So that nobody gets that
-for a word, :class:`Sightings` puts what was seen here in its place.
+A record's times are its author's own word. A peer that has been here for long leads before others,
+and counts when plans are compared; one that has just moved is left in peace. A peer's word alone
+must not earn it that, so :class:`Sightings` puts what was seen here in its place.
 """
 
 from collections.abc import Mapping

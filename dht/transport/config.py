@@ -51,7 +51,7 @@ class TransportConfig:
     meter: ByteMeter | None = None
     """Meter of the bytes on the transport's own streams: requests for records and answers."""
     budget: Budget = field(default_factory=Budget)
-    """What other peers may take of this process."""
+    """Bounds on what other peers may take of this process."""
     parts: Supervisor = field(default_factory=Supervisor)
     """Keeps the transport's own loops running."""
     connect_timeout_s: float = CONNECT_LIMIT_S

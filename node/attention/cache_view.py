@@ -205,7 +205,7 @@ class LookingCache(PoolCache):
         self.seen: set[int] = set()
         """Layers that would keep something."""
         self.kv_shapes: dict[int, KvShape] = {}
-        """By layer."""
+        """Shape of keys and values, by layer."""
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: object, **__: object

@@ -25,7 +25,7 @@ OBSERVED_WEIGHT = 0.15
 ROUND_WEIGHT = 0.1
 """Weight of the newest round in measured times."""
 DEARER_WEIGHT = 0.3
-"""The same for a row that cost more than before: to draft too much costs more than too little."""
+"""Weight of a row that cost more than before: to draft too much costs more than too little."""
 LATE_FACTOR = 3.0
 """A round counts as at most ``LATE_FACTOR`` times what is usual: a stall is not a round's time."""
 ROW_SHARE_LEAST = 0.005
@@ -39,8 +39,8 @@ ROW_FORGOTTEN = 0.998
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """What a drafter has, and what it could have."""
+class DraftOffer:
+    """Number of drafts that a drafter has, and could have."""
 
     grade: int
     ready: int
@@ -66,7 +66,7 @@ class DraftPace:
     """Most drafts of a round since they were last found too dear; the next take twice as many at
     most, so that what rows cost is known before many are sent."""
 
-    def choose(self, offers: Sequence[Offer], others_s: float) -> tuple[int, int]:
+    def choose(self, offers: Sequence[DraftOffer], others_s: float) -> tuple[int, int]:
         """Index of the offer that pays best, and how many of its drafts; 0 where nothing pays.
 
         ``others_s``: the time that a drafted row takes of others (:class:`StepCost`).
@@ -86,7 +86,7 @@ class DraftPace:
         """Whether the next round is to be plain, so that its time is known."""
         return self.plain_s is None or self._since_plain >= PLAIN_EVERY
 
-    def best(self, offer: Offer, others_s: float) -> tuple[int, float]:
+    def best(self, offer: DraftOffer, others_s: float) -> tuple[int, float]:
         """Number of the offer's drafts that pays best, and its gain over plain decoding."""
         plain_s = self.plain_s
         if plain_s is None:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from node.drafting.chain import ModelDrafts
 from node.drafting.drafter import Draft, Drafter
-from node.drafting.pace import HEAD_GRADE, MODEL_GRADE, DraftPace, Offer
+from node.drafting.pace import HEAD_GRADE, MODEL_GRADE, DraftOffer, DraftPace
 
 FOLLOWED_TOKENS_MAX = 2048
 """Tokens that a drafter follows at once: about a millisecond. A long prompt takes several."""
@@ -27,7 +27,7 @@ class Wait:
 
 
 class Source(StrEnum):
-    """Who made a round's drafts."""
+    """Kind of drafter that made a round's drafts."""
 
     COPY = "copy"
     MODEL = "model"
@@ -86,14 +86,16 @@ class SessionDrafts:
         if self.drafter.known >= len(token_ids):
             self._draft = self.drafter.propose(most)
         copied = len(self._draft.token_ids)
-        offers = {Source.COPY: Offer(grade=self._draft.grade, ready=copied, most=copied)}
+        offers = {Source.COPY: DraftOffer(grade=self._draft.grade, ready=copied, most=copied)}
         if foretold := self._foretold[1][:most]:
             told = len(foretold)
-            offers[Source.HEAD] = Offer(grade=HEAD_GRADE, ready=told, most=told)
+            offers[Source.HEAD] = DraftOffer(grade=HEAD_GRADE, ready=told, most=told)
         if self.model is not None and not self.model.failed:
             self.model.follow(token_ids, self._ahead)
             ready = min(len(self.model.ready), most)
-            offered = Offer(grade=MODEL_GRADE, ready=ready, most=most, token_s=self.model.token_s)
+            offered = DraftOffer(
+                grade=MODEL_GRADE, ready=ready, most=most, token_s=self.model.token_s
+            )
             offers[Source.MODEL] = offered
             self._look_ahead(offered, others_s)
         index, count = self.pace.choose(list(offers.values()), others_s)
@@ -119,7 +121,7 @@ class SessionDrafts:
         self._wait = None
         return ready[: wait.count]
 
-    def _look_ahead(self, offer: Offer, others_s: float) -> None:
+    def _look_ahead(self, offer: DraftOffer, others_s: float) -> None:
         """Choose how far the draft model goes on while a round is under way: over this round's
         drafts and the next one's, or not at all where that does not pay."""
         if self.pace.plain_s is None:

@@ -62,7 +62,7 @@ def results_of(
 
 
 def draw_of(item: WorkItem) -> SamplingRow:
-    """What the sampler draws for an item that samples."""
+    """The sampler's row for an item that samples."""
     assert item.sampling is not None  # noqa: S101 - for the type checker
     return SamplingRow(
         sampling=item.sampling,

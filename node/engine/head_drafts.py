@@ -68,14 +68,14 @@ class HeadDrafts:
         self._head = head
         spec = head.spec(config.name)
         self._config = replace(
-            config, layout=head, keep_prefixes=False, threads=None, memory_bytes=memory_of(spec)
+            config, layout=head, keep_prefixes=False, threads=None, memory_bytes=head_bytes(spec)
         )
         self._engine = Engine(self._config)
         self._vocab = spec.vocab
         self._entry: nn.Module | None = None
         self._beside: LoadedRange | None = None
         self._rows: dict[str, _Rows] = {}
-        """By session; only the event loop's thread adds and removes sessions."""
+        """Rows of sessions by name; only the event loop's thread adds and removes sessions."""
 
     def left_bytes(self, start: int) -> int:
         """Memory that the head takes beside layers from ``start`` to the last one: it shares their
@@ -253,14 +253,14 @@ class HeadDrafts:
         ]
 
 
-def memory_of(spec: ModelSpec) -> int:
+def head_bytes(spec: ModelSpec) -> int:
     """Bytes that a head takes as a model of its own, with KV for its sessions."""
     return stage_bytes(spec, 0, 1, min(KV_TOKENS_MAX, 4 * spec.context_tokens))
 
 
 def _plain(sampling: Sampling | None) -> Sampling | None:
-    """What depends on the answer so far is left out; drawn with the session's own key a token is
-    more often the one that comes."""
+    """``sampling`` without what depends on the answer so far; drawn with the session's own key, a
+    token is more often the one that comes."""
     if sampling is None:
         return None
     return Sampling(

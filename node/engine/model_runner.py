@@ -191,7 +191,7 @@ class ModelRunner:
         )
 
     def _is_causal(self, layer: int) -> bool:
-        """Whether rows one by one, beside another session's, give what they give together.
+        """Whether rows that run one by one, beside another session's, give the same as together.
 
         For masks and states that are not ours, only a trial tells.
         """

@@ -53,7 +53,7 @@ def mixtures_of(layers: Iterable[nn.Module]) -> Iterator[Any]:
                 yield module
 
 
-def run(
+def run_experts(
     kernel: GroupedKernel, module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor
 ) -> Tensor:
     """Weighted sum of the outputs of each token's experts, ``[tokens, width]``.
@@ -112,7 +112,7 @@ def try_grouped_gemm(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> floa
             )
             with torch.inference_mode():
                 theirs = module(*given).float()
-                ours = run(kernel, module, *given).float()
+                ours = run_experts(kernel, module, *given).float()
             norm = torch.linalg.vector_norm
             apart = float((norm(ours - theirs, dim=-1) / norm(theirs, dim=-1)).max())
             if not apart <= ERROR_MAX:  # true for NaN, too
@@ -126,7 +126,7 @@ def use(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> int:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     def forward(module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-        return run(kernel, module, hidden, chosen, shares)
+        return run_experts(kernel, module, hidden, chosen, shares)
 
     ALL_EXPERTS_FUNCTIONS.register(OURS, forward)
     found = list(mixtures_of(layers))

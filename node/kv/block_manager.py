@@ -58,7 +58,7 @@ class Reservation:
     layers: Layers | None = None
     """Layers that the session runs here, set with its first rows."""
     state: SessionState | None = None
-    """What its layers keep beside keys and values; None if that is nothing."""
+    """Numbers that its layers keep beside keys and values; None if there are none."""
 
     @property
     def page_count(self) -> int:

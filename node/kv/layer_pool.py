@@ -7,7 +7,7 @@ import torch
 
 
 class KvShape(NamedTuple):
-    """What a layer keeps per token; zeros where it keeps none."""
+    """Keys and values that a layer keeps per token; all 0 where it keeps none."""
 
     kv_heads: int = 0
     key_width: int = 0

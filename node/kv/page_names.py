@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from dht.messages.prefix import BLOCK_TOKENS, NAME_BYTES, answer_name, name_of
+from dht.messages.prefix import BLOCK_TOKENS, NAME_BYTES, answer_name, block_name
 from dht.messages.session import SessionOpen
 
 SPACE_BYTES = 16
@@ -19,7 +19,7 @@ class PageNames:
     """Names of one session's pages. Without a ``space``, nothing is kept or found."""
 
     space: bytes = b""
-    """Who shares: pages are found under the same space alone."""
+    """Space of sessions that share pages: pages are found under the same space alone."""
     blocks: bytes = b""
     """Packed names of the prompt's blocks."""
     answers: str = ""
@@ -32,7 +32,7 @@ class PageNames:
         """What the stage at ``open_.hop`` keeps and finds for a session.
 
         Private pages belong to the client, whose key signed the open. Shared ones belong to all who
-        came over the very same stages before this one: whoever made the rows, made the KV. Rows of
+        came over the very same stages before this one, which made the rows behind the KV. Rows of
         a later attempt may have been made under an earlier one, by others, so it shares nothing. A
         new stage of a planned move gets KV from a peer that the client names; it finds nothing.
         """
@@ -60,7 +60,7 @@ class PageNames:
         """Name of page ``index``; None if it is not to be kept."""
         end = (index + 1) * page_tokens
         block = (end - 1) // BLOCK_TOKENS
-        name = name_of(self.blocks, block)
+        name = block_name(self.blocks, block)
         if not name and self.answers:
             name = answer_name(self.answers, block)
         if not self.space or not name:

@@ -213,7 +213,7 @@ class Hop:
 class HopTable:
     """All outbound hops of one peer. A lost hop is reported once and forgotten.
 
-    Peers are dialled at the addresses in their own records alone, whoever names the peers.
+    Peers are dialled at the addresses in their own records alone, never at those in an open.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 A link alone tells how fast its narrowest part is, which may be at the other end; the sum of all
 links is a bound from below, since there may have been no more to send. But where several links were
 the limit all the time and carried clearly less together than each of them does alone, they share
-something, and the sum is its rate. Until that was seen, the rate is not known.
+something, and the sum is its rate. Until that is seen, the rate is not known.
 """
 
 from collections import deque

@@ -16,6 +16,7 @@ from dht.messages.peer import (
     TextsFound,
     TextsRequest,
 )
+from dht.model_files import root_of
 from dht.text_files import CONFIGURATIONS, text_bytes, texts_in
 from dht.transport.interface import TEXT_PROTOCOL, Stream, Transport
 from dht.transport.requests import answer, next_request
@@ -35,8 +36,8 @@ class ServedTexts:
     found: TextsFound
 
     @classmethod
-    def of(cls, directory: Path, root: str, weights: str) -> "ServedTexts":
-        """Those of the model in ``directory``, whose weight files have the digest ``weights``.
+    def of(cls, directory: Path, weights: str) -> "ServedTexts":
+        """The text files in ``directory``, of a model whose weight files have digest ``weights``.
 
         Raises UserError for a file that cannot be read.
         """
@@ -44,6 +45,7 @@ class ServedTexts:
             TextFile(name=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
             for name, data in texts_in(directory)
         )
+        root = root_of({file.name: file.sha256 for file in files}, weights)
         return cls(root=root, directory=directory, found=TextsFound(files=files, weights=weights))
 
     def piece(self, sha256: str, start: int) -> bytes:

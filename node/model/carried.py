@@ -173,7 +173,7 @@ class Carried:
     def pack(self, boundary: int, passed: Passed, position: int) -> torch.Tensor:
         """Rows ``[tokens, width]`` in front of layer ``boundary``; the first is at ``position``.
 
-        Tokens behind a row, which a chunk's early rows choose for want of others, do not travel:
+        Tokens behind a row, which a chunk's early rows choose if others are too few, do not travel:
         nothing attends to them, and in a replay they may not be there.
         """
         dtype = passed.hidden.dtype

@@ -11,7 +11,7 @@ from node.model.session_inspection import Unservable
 from node.weights.store import WeightStore
 
 LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""What configurations call the number of layers."""
+"""Names of the number of layers in configurations."""
 
 
 def check_layers(store: WeightStore) -> None:

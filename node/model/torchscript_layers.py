@@ -41,7 +41,7 @@ class TorchScriptLayers:
         self._anatomy = anatomy
         self._modules = list(sources)
         self._programs: dict[Any, Recorded | None] = {}
-        """By kind of layer. TorchScript never forgets a program, so weights are arguments."""
+        """Program by kind of layer. TorchScript never forgets one, so weights are arguments."""
         self._layers: dict[int, tuple[Recorded, tuple[Tensor, ...]]] = {}
         """Program and weights of each layer."""
         self._sources: list[Recorded | None] = [None] * len(sources)

@@ -49,7 +49,7 @@ def sentence(figures: Figures) -> str:
         f" {counted(figures.sessions, 'session')}, {counted(figures.tokens, 'token')},"
         f" {figures.tokens_per_s:.1f} tokens/s;"
         f" up {gibibytes(figures.up_bytes)}, down {gibibytes(figures.down_bytes)};"
-        f" {counted(figures.peers, 'other peer')}; up for {clock(figures.uptime_s)};"
+        f" {counted(figures.peers, 'other peer')}; up for {elapsed_text(figures.uptime_s)};"
         f" {lifetime.tokens} tokens in all"
     )
 
@@ -80,9 +80,9 @@ def panel(figures: Figures) -> Panel:
         (
             "so far",
             f"{counted(lifetime.tokens, 'token')} in {counted(lifetime.sessions, 'answer')},"
-            f" {clock(lifetime.serving_s)} of serving",
+            f" {elapsed_text(lifetime.serving_s)} of serving",
         ),
-        ("up for", clock(figures.uptime_s)),
+        ("up for", elapsed_text(figures.uptime_s)),
     ]
     for name, text in rows:
         grid.add_row(name, Text(text))  # Text: brackets in a device's name are no markup
@@ -106,7 +106,7 @@ def device_text(figures: Figures) -> str:
     return ", ".join(parts)
 
 
-def clock(seconds: float) -> str:
+def elapsed_text(seconds: float) -> str:
     """``3:07`` as hours and minutes, ``2 d 03:07`` from one day on."""
     days, rest = divmod(int(seconds) // 60, 24 * 60)
     hours, minutes = divmod(rest, 60)

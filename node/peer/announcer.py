@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 RENEW_S = 0.6 * LIFETIME_S[RecordKind.NODES]
 """Maximum age of an unchanged record before it is published again."""
 RENEW_MODEL_S = 0.6 * LIFETIME_S[RecordKind.MODELS]
-"""The same of this peer's entry in the directory of models."""
+"""Maximum age of an unchanged entry in the directory of models."""
 
 
 class Announcer:

@@ -10,9 +10,9 @@ from coordinator.catalogue.need import Need, needs
 from coordinator.catalogue.reading import network_models, served_models
 from dht.command_line import printable
 from dht.errors import NetworkError, SwarmError, UserError
-from dht.gguf_model import hub_model, model_directory
+from dht.gguf_model import hub_root, model_directory
 from dht.hub import HubId, local_path, served_name
-from dht.model_files import directory_root, listed_root
+from dht.model_files import directory_root
 from dht.transport.interface import Transport
 
 SHOWN_MAX = 4
@@ -66,9 +66,7 @@ def root_here(files: str) -> str:
     if (directory := model_directory(files)) is not None:
         return directory_root(directory)
     hub_id = HubId.parse(files)
-    if hub_id is None:
-        return ""
-    return listed_root(*hub_model(hub_id))
+    return "" if hub_id is None else hub_root(hub_id)[1]
 
 
 async def known_root(files: str) -> str:

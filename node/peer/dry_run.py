@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from coordinator.heuristics.uncoordinated import span_to_take
 from dht.errors import NetworkError
 from dht.identity.peer_id import short_name
-from dht.messages.types import NodeRecord, NodeState, Reach, model_key
+from dht.messages.types import NodeRecord, Reach, model_key
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
-from node import VERSION
 from node.device.hardware import Machine
 from node.links.dial_back_findings import NEWEST, Findings
 from node.links.probe import measure_link
 from node.links.reachability import ask_back, greeter
 from node.links.relay_slots import relay_candidates
 from node.owner.reporter import Reporter
+from node.peer.own_figures import first_record
 from node.stage.local_engine import LocalEngine
 
 LINKS_MAX = 8
@@ -39,20 +39,6 @@ async def rehearse(
     """
     spec = engine.spec
     nodes = await Directory(transport, network, model_key(spec.name)).nodes()
-    record = NodeRecord(
-        peer_id=transport.peer_id,
-        name="",
-        software_version=VERSION,
-        device=machine.device,
-        model=spec,
-        memory_bytes=machine.lend_bytes,
-        kv_tokens_min=engine.kv_tokens_min,
-        tokens_per_s=engine.tokens_per_s,
-        decode_layer_ns=engine.profile.decode_times,
-        prompt_layer_ns=engine.profile.prompt_times,
-        precision=engine.precision,
-        state=NodeState.WAITING,
-    )
     same = {key: each for key, each in nodes.items() if each.model.serves_with(spec)}
     reporter.say(f"Peers under this name: {len(nodes)}; with these very weights: {len(same)}")
     for peer_id, each in list(same.items())[:LINKS_MAX]:
@@ -66,7 +52,7 @@ async def rehearse(
             f"  {short_name(peer_id)}: {1000 * link.rtt_s:.1f} ms, {megabits:.0f} Mbit/s from it"
         )
     reach = await _dialled_back(transport, nodes, host, port, reporter)
-    span = span_to_take(record, nodes)
+    span = span_to_take(first_record(transport.peer_id, engine, machine), nodes)
     if span is None:
         reporter.say("No layers of this model fit: lend more with --memory")
         reporter.event("test", peers=len(same), reach=str(reach), start=0, end=0)

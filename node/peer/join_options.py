@@ -1,4 +1,4 @@
-"""Options of ``python -m node.join``, from the command line and from a file."""
+"""Options of ``python -m node.join``, as typed and from a file, and what they ask for."""
 
 import argparse
 import shutil
@@ -12,6 +12,8 @@ from dht.hub import HubId, local_path, served_name
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
 
 if TYPE_CHECKING:
+    from dht.messages.types import Assignment, ModelSpec
+    from node.links.lent_traffic import LentTraffic
     from node.owner.idle_policy import UseConfig
 
 DEFAULT_IDENTITY = Path("~/.anabranch/identity.key")
@@ -77,9 +79,9 @@ def join_parser() -> Parser:
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
     device.add_argument("--cpu", action="store_true", help="compute on the CPU")
-    add("--memory", type=float, metavar="GIB", help="lend so much (85%% of what is free; CPU 50%%)")
-    add("--max-vram", type=float, metavar="GIB", help="lend at most so much of the GPU's memory")
-    rare("--power-limit", type=float, metavar="W", help="hold the GPU to so many watts meanwhile")
+    add("--memory", type=float, metavar="GIB", help="memory to lend (85%% of the free; CPU: 50%%)")
+    add("--max-vram", type=float, metavar="GIB", help="most of the GPU's memory to lend")
+    rare("--power-limit", type=float, metavar="W", help="power limit of the GPU meanwhile")
     add_swarm(parser)
     add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
     host = "0.0.0.0"  # noqa: S104  others must reach a peer
@@ -113,8 +115,8 @@ def join_parser() -> Parser:
         metavar="Q",
         help="weights in int8 or int4 (docs/weights.md)",
     )
-    add("--max-up", type=float, metavar="MBIT", help="send at most so many megabits per second")
-    rare("--max-down", type=float, metavar="MBIT", help="receive at most so many")
+    add("--max-up", type=float, metavar="MBIT", help="most megabits per second to send")
+    rare("--max-down", type=float, metavar="MBIT", help="most megabits per second to receive")
     add("--monthly-cap", type=float, metavar="GB", help="GB to lend a month, both ways")
     rare(
         "--int8-rows",
@@ -238,6 +240,53 @@ def use_of(arguments: argparse.Namespace) -> "UseConfig":
         windows=windows,
         calm_for_s=arguments.calm,
     )
+
+
+def pinned_to(
+    arguments: argparse.Namespace, peer_id: str, spec: "ModelSpec"
+) -> "Assignment | None":
+    """``--layers`` as an assignment of ``spec``'s layers; raises UserError."""
+    from dht.messages.types import Assignment
+
+    span = span_of(arguments.layers)
+    if span is None:
+        return None
+    start, end = span
+    if end > spec.layers:
+        raise UserError(f"--layers is {arguments.layers}; {spec.name} has {spec.layers} layers")
+    return Assignment(peer_id=peer_id, start=start, end=end)
+
+
+def wanted_models(arguments: argparse.Namespace) -> list[str]:
+    """The entries of ``--models``, which commas may part, too."""
+    return [each for entry in arguments.models for each in entry.split(",") if each]
+
+
+def lent_traffic(arguments: argparse.Namespace) -> "LentTraffic":
+    """The owner's limits on traffic; the month's count is kept beside the identity."""
+    from coordinator.links.token_bucket import Allowance
+    from node.links.lent_traffic import LentTraffic
+
+    def allowance(mbit: float | None) -> Allowance:
+        return Allowance() if mbit is None else Allowance(mbit * 1e6 / 8)
+
+    cap_gb = arguments.monthly_cap
+    return LentTraffic(
+        up=allowance(arguments.max_up),
+        down=allowance(arguments.max_down),
+        month_bytes_max=None if cap_gb is None else cap_gb * 1e9,
+        month_file=arguments.identity.expanduser().with_suffix(".traffic.json"),
+    )
+
+
+def relays_for_others(arguments: argparse.Namespace) -> bool:
+    """Whether this peer offers to relay for others. The daemon does that uncounted, so a peer that
+    limits its traffic does not offer it."""
+    from dht.connecting import chosen_transport
+    from dht.transport.config import TransportKind
+
+    uncounted = arguments.max_up is None and arguments.monthly_cap is None
+    return uncounted and chosen_transport(arguments.transport) is TransportKind.DAEMON
 
 
 def has_gpu() -> bool:

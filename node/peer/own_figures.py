@@ -1,13 +1,34 @@
-"""What a peer comes to know better of itself while it serves: its layers' times, its uplink."""
+"""What a peer knows of itself at the start, and what it comes to know better while it serves: its
+layers' times, its uplink."""
 
 import asyncio
 from dataclasses import replace
 
 from coordinator.links.token_bucket import Allowance
-from dht.messages.types import NodeRecord
+from dht.messages.types import NodeRecord, NodeState
+from node import VERSION
+from node.device.hardware import Machine
 from node.links.own_rate import LinkSeen, OwnRate
 from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
+
+
+def first_record(peer_id: str, engine: LocalEngine, machine: Machine) -> NodeRecord:
+    """The record of a peer that has no layers yet: its model, its machine and what was measured."""
+    return NodeRecord(
+        peer_id=peer_id,
+        name="",
+        software_version=VERSION,
+        device=machine.device,
+        model=engine.spec,
+        memory_bytes=machine.lend_bytes,
+        kv_tokens_min=engine.kv_tokens_min,
+        tokens_per_s=engine.tokens_per_s,
+        decode_layer_ns=engine.profile.decode_times,
+        prompt_layer_ns=engine.profile.prompt_times,
+        precision=engine.precision,
+        state=NodeState.WAITING,
+    )
 
 
 class OwnFigures:

@@ -262,7 +262,7 @@ class Peer:
             await asyncio.sleep(self._config.look_s)
 
     async def _look(self) -> Seen:
-        """What the machine does, and what is left of the month's traffic."""
+        """The machine's use by its owner, and the traffic left for the month."""
         machine = self._machine
         seen = Seen(minute=0) if machine is None else await asyncio.to_thread(machine.look)
         return replace(seen, month_used=self._stage.traffic.exhausted() or "")

@@ -1,18 +1,22 @@
-"""Remembers, while a peer runs, through whom its network is reached without it.
+"""Remembers, while a peer runs, through whom its network is reached without it; and comes back.
 
 A founder that comes back would else found a second network beside its own, and a peer that joined
 through one that is gone would find nobody.
 """
 
+import argparse
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from dht.errors import NetworkError
+from dht.hub import resolved
 from dht.identity.dialling import DialRule
-from dht.messages.types import NodeState
+from dht.messages.types import ModelSpec, NodeState
 from dht.records.directory import Directory
-from dht.remembered import ADDRESSES_MAX
+from dht.remembered import ADDRESSES_MAX, Remembered, is_remembered, remember
+from dht.transport.interface import Transport
+from node.owner.reporter import Reporter
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +36,31 @@ def addresses_to_keep(
 def founded_by(peer_id: str, remembered: Sequence[str]) -> bool:
     """Whether addresses that :func:`addresses_to_keep` gave are those of this founder."""
     return bool(remembered) and remembered[0].endswith(f"/p2p/{peer_id}")
+
+
+def settle_addresses(arguments: argparse.Namespace, peer_id: str) -> None:
+    """Set ``arguments.founded``, and leave this peer's own addresses out of the remembered ones."""
+    arguments.founded = not arguments.initial_peers
+    if arguments.recalled:
+        arguments.founded = founded_by(peer_id, arguments.initial_peers)
+    if arguments.recalled or arguments.local:
+        own = f"/p2p/{peer_id}"
+        arguments.initial_peers = [a for a in arguments.initial_peers if not a.endswith(own)]
+
+
+async def connect_or_found(
+    arguments: argparse.Namespace, connect: Callable[[], Awaitable[Transport]], reporter: Reporter
+) -> Transport:
+    """``connect``, which reads ``arguments``; a founder to whom nobody that it remembers answers
+    founds once more. Raises as ``connect``."""
+    try:
+        return await connect()
+    except NetworkError:
+        if not (arguments.founded and arguments.initial_peers):
+            raise
+    reporter.say("Nobody of those who were here before answers")
+    arguments.initial_peers = []
+    return await connect()
 
 
 async def met_addresses(directory: Directory, own_id: str, rule: DialRule) -> tuple[str, ...]:
@@ -62,3 +91,43 @@ async def remember_others(
         if met and met != before:
             keep(met)
             before = met
+
+
+def remember_network(
+    arguments: argparse.Namespace,
+    own: Sequence[str],
+    met: Sequence[str],
+    spec: ModelSpec,
+    reporter: Reporter,
+) -> None:
+    """Remember a peer's network for this user's next commands: to be reached at its ``own``
+    addresses, those it was given, and those of peers ``met``."""
+    kept = addresses_to_keep(own, arguments.initial_peers, met, founded=arguments.founded)
+    remember(
+        Remembered(
+            network=arguments.network,
+            initial_peers=kept,
+            model=resolved(arguments.model),
+            model_name=spec.name,
+            fingerprint=spec.fingerprint,
+        ),
+        reporter.say,
+    )
+
+
+async def keep_remembering(
+    arguments: argparse.Namespace,
+    transport: Transport,
+    directory: Directory,
+    spec: ModelSpec,
+    reporter: Reporter,
+) -> None:
+    """Remember, forever, through whom the network is reached while this peer is away; until its
+    owner forgets it, or uses another network."""
+
+    def keep(met: Sequence[str]) -> None:
+        if is_remembered(arguments.network, spec.name):
+            remember_network(arguments, transport.addresses, met, spec, reporter)
+
+    rule = DialRule.of(arguments.initial_peers, transport.addresses)
+    await remember_others(directory, transport.peer_id, rule, keep)

@@ -141,7 +141,8 @@ class TimedLayer(Protocol):
     """Maximum context of the model."""
 
     def sessions(self, count: int, context: int) -> AbstractContextManager[Callable[[int], float]]:
-        """Hold sessions of ``context`` tokens; times a decode of the first so many of them."""
+        """Hold ``count`` sessions of ``context`` tokens; the callable times one decode of the first
+        sessions, whose number it takes, in seconds."""
         ...
 
     def chunk_s(self, before: int, tokens: int) -> float:

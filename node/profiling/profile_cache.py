@@ -68,7 +68,7 @@ def default_folder() -> Path:
     return Path(base).expanduser() / "anabranch" / "profiles"
 
 
-def recall(folder: Path, key: ProfileKey) -> Profile | None:
+def kept_profile(folder: Path, key: ProfileKey) -> Profile | None:
     """The profile kept for ``key``; None if there is none that can be read."""
     path = key.path(folder)
     try:
@@ -149,7 +149,7 @@ def profiled(engine: Engine, folder: Path, *, refresh: bool) -> tuple[Profile, b
     It is measured again if ``refresh``, or if points are feasible now that were not then.
     """
     key = ProfileKey.of(engine)
-    kept = None if refresh else recall(folder, key)
+    kept = None if refresh else kept_profile(folder, key)
     if kept is not None:
         now = feasible(engine, room_for_timing(engine))
         if set(now) <= set(feasible(engine, kept.kv_tokens)):

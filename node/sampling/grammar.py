@@ -33,7 +33,7 @@ class GrammarState:
         self._stops = frozenset(stop_token_ids)
 
     def copy(self) -> "GrammarState":
-        """The same state by itself."""
+        """A copy of this state that goes on by itself."""
         return GrammarState(self._matcher.deep_copy(), tuple(self._stops))
 
     def add(self, token_id: int) -> None:

@@ -1,7 +1,7 @@
 """Tries a stranger's grammar where it can do no harm: a process of its own that reads one grammar.
 
-Reading a grammar takes what it takes: llguidance bounds most of that work, but some expressions
-multiply before any bound counts, and rules that call each other a thousand deep end the process.
+llguidance bounds most of the work of reading a grammar, but some expressions multiply before any
+bound counts, and rules that call each other a thousand deep end the process.
 So a grammar is read and followed for some random bytes here, with a stack smaller than any thread
 has and little time, before a peer reads it.
 """

@@ -51,7 +51,7 @@ class TokenHistory:
         """Where the answer is in its grammar, if it follows one."""
 
     def copy(self) -> "TokenHistory":
-        """The same history by itself, to follow tokens that may come to nothing."""
+        """A copy that goes on by itself, to follow tokens that may come to nothing."""
         other = TokenHistory()
         other._places = dict(self._places)
         other._ids, other._counts = self._ids.copy(), self._counts.copy()

@@ -17,8 +17,8 @@ from dht.messages.prefix import (
     NAME_BYTES,
     ROOT,
     SHARED_KEY,
+    block_name,
     block_names,
-    name_of,
 )
 from dht.messages.session import FinishReason, SessionOpen
 from dht.messages.types import RouteStage
@@ -108,8 +108,8 @@ class StageSession:
     told: int = 0
     """At the first stage: number of the unknown ids that have come."""
     checked: int = 0
-    """At the first stage of a prefix that others share: number of leading tokens whose ids are
-    those that the open names. No others run as long as names are left."""
+    """At the first stage, for a prefix that others share: number of leading tokens whose ids are
+    those that the open names. While names are left, no other tokens run."""
     misnamed: bool = False
     """At the first stage: whether ids came that are not those that the open names."""
     early: tuple[int, int] | None = None
@@ -254,10 +254,10 @@ class StageSession:
             return
         blocks, first = self.open.blocks, self.checked // BLOCK_TOKENS
         end = min(len(self.inputs) // BLOCK_TOKENS, len(blocks) // NAME_BYTES)
-        parent = name_of(blocks, first - 1) if first else ROOT
+        parent = block_name(blocks, first - 1) if first else ROOT
         ids = self.inputs[self.checked : end * BLOCK_TOKENS]
         for at, name in enumerate(block_names(SHARED_KEY, ids, parent), start=first):
-            if name != name_of(blocks, at):
+            if name != block_name(blocks, at):
                 self.misnamed = True
                 return
             self.checked += BLOCK_TOKENS

@@ -251,7 +251,7 @@ class SessionTable:
     def holdings(
         self, now_s: float, charged: Callable[[str], int], besides: str = ""
     ) -> list[Holding]:
-        """What each session is charged with, and its progress; ``besides``: without this one.
+        """KV charged to each session, and its progress, without the session ``besides``.
         ``charged`` is as in :meth:`movable`."""
         return [
             Holding(

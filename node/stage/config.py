@@ -56,8 +56,8 @@ class StageConfig:
     draft_model: DraftRunner | None = None
     """A small model that drafts, too, where that pays more."""
     drafting_sessions_max: int = 64
-    """The first stage drafts for no new session while it holds more than these: each remembers up
-    to 4 MB of tokens, and with so many no row is free."""
+    """Maximum sessions at the first stage beside which it drafts for a new one: each remembers
+    up to 4 MB of tokens, and in a crowd no row is free."""
     hops: HopConfig = field(default_factory=HopConfig)
 
 

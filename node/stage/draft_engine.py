@@ -88,7 +88,7 @@ class DraftEngine:
             spec = layout.spec(model)
             if layout.state_tokens:
                 raise UserError(f"--draft {model}: its layers keep a state, which cannot be cut")
-            need_bytes = memory_of(spec)
+            need_bytes = draft_model_bytes(spec)
             if need_bytes >= memory_bytes:
                 raise UserError(
                     f"--draft {model} takes {need_bytes / 2**30:.4f} GiB, of what is lent it may"
@@ -207,15 +207,15 @@ class DraftEngine:
             chain.drawn.append(token_id)
 
 
-def memory_of(spec: ModelSpec) -> int:
+def draft_model_bytes(spec: ModelSpec) -> int:
     """Bytes that a draft model takes, with KV for its sessions."""
     kv_tokens = min(KV_TOKENS_MAX, 4 * spec.context_tokens)
     return stage_bytes(spec, 0, spec.layers, kv_tokens)
 
 
 def _shared_vocabulary(model: str, own: Path, theirs: Path) -> int:
-    """Number of tokens of the model in the directory ``theirs``; raises UserError if those of the
-    draft model ``model``, in ``own``, are others."""
+    """Number of tokens of the model in the directory ``theirs``; raises UserError if the draft
+    model ``model``, in ``own``, has other tokens."""
     other = UserError(
         f"--draft {model} has another vocabulary than the model, so its drafts would mean nothing:"
         " give one with the same tokens, or none"

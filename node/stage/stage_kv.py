@@ -53,7 +53,7 @@ class StageKv:
         return len(self._waiting_s)
 
     def ask_of(self, open_: SessionOpen, key: str) -> KvAsk:
-        """What an open asks for."""
+        """The KV that an open asks for."""
         stage = open_.route[open_.hop]
         return KvAsk(
             session=key,

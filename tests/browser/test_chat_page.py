@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from client.gateway.app import GatewayConfig
 from client.gateway.keys import plain_keys
+from client.gateway.web.app import GatewayConfig
 from dht.errors import SwarmError
-from tests.browser.conftest import HIT, contrast
+from tests.browser.conftest import HIT, contrast, serious_findings
 from tests.unit.client.gateway.beside import GatewayBeside, gateway_beside
 
 pytestmark = pytest.mark.browser
@@ -221,6 +221,17 @@ def test_it_scrolls_down_only_at_every_width_in_light_and_dark(
         assert page.evaluate(f"{inside}.every(e => e.getBoundingClientRect().right <= innerWidth)")
     size = "Math.min(...[...document.querySelectorAll('.stage .layers, .foot')]"
     assert page.evaluate(f"{size}.map(e => parseFloat(getComputedStyle(e).fontSize)))") >= 12
+
+
+def test_axe_finds_nothing_serious(opened: Any, gateway: GatewayBeside) -> None:
+    page = look(opened, gateway)
+    for message in ("", "Hi"):
+        if message:
+            say(page, message)
+            ended(page)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert serious_findings(page) == [], (message, scheme)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -9,8 +9,9 @@ import pytest
 
 from bench import paper_health
 from bench.browser import PageServer
+from client.health.past import SPANS
 from client.health.state import Json, build_state
-from tests.browser.conftest import HIT, contrast
+from tests.browser.conftest import HIT, contrast, serious_findings
 
 pytestmark = pytest.mark.browser
 
@@ -106,7 +107,8 @@ def test_no_payload_runs_wherever_peers_choose_words(
     for row in range(0, 200, 20):
         page.locator(".peers tbody tr").nth(row).hover()
     # A payload that came to life would be a script, a handler or an element of its own.
-    assert page.locator("main script, main iframe, main img, main video, main input").count() == 0
+    assert page.locator("main script, main iframe, main img, main video").count() == 0
+    assert page.locator("main input").count() == len(SPANS), "the page's own"
     handlers = page.evaluate(
         "[...document.querySelectorAll('*')].flatMap(e => e.getAttributeNames())"
         ".filter(name => name.startsWith('on')).length"
@@ -137,9 +139,65 @@ def test_it_says_the_same_without_javascript(opened: Any, server: PageServer) ->
 
 def test_with_javascript_a_new_state_comes_by_itself(opened: Any, server: PageServer) -> None:
     page = look(opened, server, paper_health.healthy())
+    page.get_by_role("radio", name="7 days").focus()
+    page.keyboard.press("Space")
     lost = paper_health.layer_lost()
     server.state = {**lost, "generated_unix_s": lost["generated_unix_s"] + 30}
     page.get_by_role("heading", name="Not healthy").wait_for()
+    assert page.get_by_role("radio", name="7 days").is_checked(), "what a reader chose stays"
+    assert page.evaluate("document.activeElement.id") == "span-2"
+
+
+def test_charts_have_axes_and_a_span_to_choose(opened: Any, server: PageServer) -> None:
+    page = look(opened, server, paper_health.healthy())
+    for name, last in (("1 h", "08:00"), ("24 h", "06:00"), ("7 days", "Fri")):
+        page.get_by_role("radio", name=name, exact=True).check()
+        shown = page.locator(".span:visible")
+        assert shown.count() == 1
+        charts = shown.locator("svg.chart")
+        assert charts.count() == 2
+        for chart in charts.all():
+            assert chart.locator(".mark-x").last.text_content() == last
+            assert chart.locator(".mark-y").first.text_content() == "0"
+    rows = page.locator(".incidents li:visible").all_inner_texts()
+    assert [" ".join(row.split()) for row in rows[:2]] == [
+        "Fri 05:23 kestrel-2 lost; not back yet",
+        "Fri 05:13 attic-3060 lost, back after 4 s",
+    ]
+    assert page.locator(".held text").all_text_contents()[0] == "Aino's desktop"
+
+
+OVERLAPS = """selector => {
+  const boxes = [...document.querySelectorAll(selector)].map(each => [each, each.getBBox()]);
+  const apart = (a, b) => a.x + a.width <= b.x || b.x + b.width <= a.x
+    || a.y + a.height <= b.y || b.y + b.height <= a.y;
+  return boxes.flatMap(([one, a], at) => boxes.slice(at + 1)
+    .filter(([two, b]) => one.ownerSVGElement === two.ownerSVGElement && !apart(a, b))
+    .map(([two]) => `${one.textContent} ${two.textContent}`));
+}"""
+"""What covers another of the selected parts in the same drawing."""
+
+
+@pytest.mark.parametrize("state", ["1", "5", "200", "healthy", "crossed", "ghost"])
+def test_no_label_covers_another_or_a_box(opened: Any, server: PageServer, state: str) -> None:
+    made = paper_health.many(int(state)) if state.isdigit() else getattr(paper_health, state)()
+    page = look(opened, server, made)
+    for width in (390, 1280, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate(OVERLAPS, "svg.flow text") == []
+        assert page.evaluate(OVERLAPS, "svg.flow > text, svg.flow .box") == []
+        assert page.evaluate(OVERLAPS, ".held text, .held rect") == []
+        for span in page.locator(".over input").all():
+            span.check()
+            assert page.evaluate(OVERLAPS, ".chart text") == []
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+    if state == "crossed":
+        assert page.locator("svg.flow > text.small").count() == 8, "there is room for each"
+        page.evaluate(
+            "() => { const [a, b] = document.querySelectorAll('svg.flow > text');"
+            " a.setAttribute('x', b.getAttribute('x')); a.setAttribute('y', b.getAttribute('y')); }"
+        )
+        assert page.evaluate(OVERLAPS, "svg.flow text"), "it would see labels that collide"
 
 
 def test_models_are_listed_and_their_commands_copied(opened: Any, server: PageServer) -> None:
@@ -180,6 +238,22 @@ def test_a_phone_scrolls_down_only(opened: Any, server: PageServer, state: str) 
     assert page.evaluate(wide) == 0
     size = "parseFloat(getComputedStyle(document.querySelector('.peers td')).fontSize)"
     assert page.evaluate(size) >= 12
+
+
+@pytest.mark.parametrize("peers", [1, 5, 200])
+def test_axe_finds_nothing_serious(opened: Any, server: PageServer, peers: int) -> None:
+    page = look(opened, server, paper_health.many(peers))
+    for width in (390, 1280, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert serious_findings(page) == [], (width, scheme)
+
+
+def test_axe_sees_text_that_is_too_pale(opened: Any, server: PageServer) -> None:
+    page = look(opened, server, paper_health.many(1))
+    page.evaluate("document.querySelector('.verdict p').style.color = '#ccc'")
+    assert [each.split(":")[0] for each in serious_findings(page)] == ["color-contrast"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -23,6 +23,7 @@ from langchain_openai import OpenAI as LangchainOpenAI
 
 from bench.local_swarm import ROOT, LocalSwarm
 from bench.reference import Reference
+from tests.compat import python_with
 from tests.e2e.conftest import MODEL, start_swarm
 
 pytestmark = pytest.mark.e2e
@@ -277,15 +278,6 @@ def test_mistakes_at_the_start_are_one_line(peers: LocalSwarm, gateway: GatewayP
         assert lines[-1].startswith("error: ")
         assert said in lines[-1]
         assert "Traceback" not in ended.stderr
-
-
-def python_with(package: str) -> str:
-    """An interpreter that has a package of the ``compat`` extra; skips the test without one."""
-    python = os.environ.get("ANABRANCH_COMPAT_PYTHON", sys.executable)
-    probe = subprocess.run([python, "-c", f"import {package}"], capture_output=True, check=False)
-    if probe.returncode:
-        pytest.skip(f"{package} is not installed (pip install 'anabranch[compat]')")
-    return python
 
 
 def test_guidellm_measures_without_an_error(gateway: GatewayProcess, tmp_path: Path) -> None:

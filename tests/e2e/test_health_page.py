@@ -110,6 +110,8 @@ def test_a_killed_peer_is_said_not_to_answer_long_before_its_record_is_gone(
         assert (shown["state"], shown["flags"], shown["counts"]) == ("silent", ["ghost"], False)
         assert not state["swarm"]["healthy"]
         assert f"not answering: {shown['name']}" in state["swarm"]["sentence"]
+        lost = [each for each in state["incidents"] if each["name"] == shown["name"]]
+        assert [(each["what"], each["until_unix_s"]) for each in lost] == [("lost", None)]
         page = read(url)
         assert "<h1>Not healthy</h1>" in page
         assert page.count("not answering <span") == 1

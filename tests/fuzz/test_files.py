@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from client.gateway.requests import Defaults
+from client.gateway.protocols.requests import Defaults
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import stop_token_ids
 from dht.errors import UserError

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -11,6 +11,8 @@ from dht.messages.session import DRAFT_TOKENS_MAX, ActivationItem, Activations, 
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import LinkModel
 from node.drafting.drafter import Draft
+from node.sessions.session import StageSession
+from node.stage.server import StageServer
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import owner
 
@@ -160,67 +162,66 @@ def test_drafts_of_another_vocabulary_change_no_token(monkeypatch: pytest.Monkey
     run_virtual(scenario(), limit_s=600)
 
 
-@pytest.mark.parametrize("claimed", [(1, 2), (1,) * 16])
-def test_a_last_stage_that_claims_more_than_was_drafted_is_named(claimed: tuple[int, ...]) -> None:
+def lied_to(
+    hears: int,
+    place: int,
+    lie: Callable[[StageServer, StageSession, str], None],
+    *spans: tuple[int, int],
+) -> None:
+    """Have the stage at ``place`` of a route tell peer ``hears`` a lie in mid-answer: that stage is
+    replaced, and no token changes."""
+
     async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8), (4, 8)) as swarm, swarm.client() as client:
+        async with paper_swarm(*spans) as swarm, swarm.client() as client:
             running = client.begin(PROMPT, GenerationOptions(max_new_tokens=NEW))
+            stage = swarm.peers[hears].stage
             tokens: list[int] = []
-            lies = 0
+            liars: list[str] = []
             async for piece in running:
                 tokens += piece.token_ids
                 if len(tokens) == 20:
-                    last = running.route[-1].peer_id
-                    (live,) = swarm.peers[0].stage._table
-                    open_, position = live.session.open, len(live.session.inputs)
-                    token = RingToken(
-                        session=open_.session,
-                        attempt=open_.attempt,
-                        position=position,
-                        token_ids=claimed,
-                    )
-                    swarm.peers[0].stage.flow.take_ring(last, (token,))
-                    lies += 1
-            assert lies == 1
-            assert swarm.peers[0].stage.counters["unsound_drafts"] == 1
+                    liars.append(running.route[place].peer_id)
+                    (live,) = stage._table
+                    lie(stage, live.session, liars[0])
+            assert len(liars) == 1
+            assert stage.counters["unsound_drafts"] == 1
             assert running.answer().failovers == 1
-            assert running.route[-1].peer_id != last
+            assert running.route[place].peer_id not in liars
             assert tuple(tokens) == answer_of(PROMPT, NEW)
 
     run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("claimed", [(1, 2), (1,) * 16])
+def test_a_last_stage_that_claims_more_than_was_drafted_is_named(claimed: tuple[int, ...]) -> None:
+    def lie(stage: StageServer, session: StageSession, last: str) -> None:
+        token = RingToken(
+            session=session.open.session,
+            attempt=session.open.attempt,
+            position=len(session.inputs),
+            token_ids=claimed,
+        )
+        stage.flow.take_ring(last, (token,))
+
+    lied_to(0, -1, lie, (0, 4), (4, 8), (4, 8))
 
 
 @pytest.mark.parametrize(("rows", "drafts"), [(3, ()), (1, (5,)), (2, (5, 6)), (17, (5,) * 15)])
 def test_a_stage_that_sends_other_rows_than_a_decode_has_is_named(
     rows: int, drafts: tuple[int, ...]
 ) -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8), (0, 4)) as swarm, swarm.client() as client:
-            running = client.begin(PROMPT, GenerationOptions(max_new_tokens=NEW))
-            tokens: list[int] = []
-            lies = 0
-            async for piece in running:
-                tokens += piece.token_ids
-                if len(tokens) == 20:
-                    first = running.route[0].peer_id
-                    (live,) = swarm.peers[1].stage._table
-                    open_ = live.session.open
-                    item = ActivationItem(
-                        session=open_.session,
-                        attempt=open_.attempt,
-                        position=live.session.next_position,
-                        tokens=rows,
-                        drafts=drafts,
-                    )
-                    message = Activations(items=(item,), dtype="float32", hidden=1)
-                    swarm.peers[1].stage.flow.take_activations(first, message, bytes(4 * rows))
-                    lies += 1
-            assert lies == 1
-            assert swarm.peers[1].stage.counters["unsound_drafts"] == 1
-            assert running.answer().failovers == 1
-            assert tuple(tokens) == answer_of(PROMPT, NEW)
+    def lie(stage: StageServer, session: StageSession, first: str) -> None:
+        item = ActivationItem(
+            session=session.open.session,
+            attempt=session.open.attempt,
+            position=session.next_position,
+            tokens=rows,
+            drafts=drafts,
+        )
+        message = Activations(items=(item,), dtype="float32", hidden=1)
+        stage.flow.take_activations(first, message, bytes(4 * rows))
 
-    run_virtual(scenario(), limit_s=600)
+    lied_to(1, 0, lie, (0, 4), (4, 8), (0, 4))
 
 
 @pytest.mark.parametrize("token_s", [0.0005, 0.01])

@@ -121,6 +121,23 @@ def test_the_lock_has_a_hash_for_all_that_is_required(python: str, machine: str)
     ).read_text(), "what builds is what is installed"
 
 
+def test_tests_run_with_the_versions_that_are_installed_for_good() -> None:
+    lines = (ROOT / "locks/dev.txt").read_text().splitlines()
+    tested = [Requirement(line) for line in lines if not line.startswith("#")]
+    versions: dict[str, set[str]] = {}
+    for each in tested:
+        versions.setdefault(canonicalize_name(each.name), set()).add(str(each.specifier))
+    for pin, _ in pins():
+        name = canonicalize_name(pin.name)
+        if name in versions:  # what no test needs is not there
+            assert str(pin.specifier).split("+")[0] in versions[name], f"{pin}: `make lock`"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for each in map(Requirement, (*project["dependencies"], *extras["dev"], *extras["light"])):
+        found = versions[canonicalize_name(each.name)]
+        assert any(each.specifier.contains(v.removeprefix("==")) for v in found), each
+
+
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
 def test_an_image_installs_by_hashes_upon_a_base_that_can_be_named(name: str) -> None:
     text = (ROOT / "docker" / name).read_text()

@@ -100,6 +100,24 @@ def test_help_fits_a_screen_and_shows_an_example(command: str) -> None:
     assert f"python -m {command} " in text.partition("example")[2]
 
 
+@pytest.mark.parametrize("command", ["coordinator.plan", "coordinator.simulate"])
+def test_worked_examples_print_what_help_says(command: str, tmp_path: Path) -> None:
+    document = (ROOT / "docs" / "cluster-format.md").read_text()
+    (tmp_path / "two.json").write_text(document.split("```json")[1].split("```")[0])
+    shown = "\n".join(shown_by(command))
+    (example,) = re.findall(rf"^  python -m {command} (two\.json.*)\n((?:  > .*\n)+)", shown, re.M)
+    printed = subprocess.run(
+        [sys.executable, "-m", command, *example[0].split()],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    said = example[1].replace("  > ", "").splitlines()
+    assert all(line in " ".join(printed.split()) for line in said), (said, printed)
+
+
 def test_exit_codes_have_a_line_of_their_own() -> None:
     for command in ("node.join", "client.generate", "coordinator.plan"):
         (line,) = [each for each in shown_by(command) if "exit codes" in each]

@@ -4,6 +4,8 @@ const LOOK_MS = 3000, ANSWER_MS = 10000;
 let shown = document.documentElement.dataset.state;
 
 function take(fresh) {
+  const chosen = document.querySelector("input:checked");
+  if (chosen && fresh.getElementById(chosen.id)) fresh.getElementById(chosen.id).checked = true;
   const before = [...document.querySelector("main").children];
   const after = [...fresh.querySelector("main").children];
   if (before.length !== after.length) {
@@ -40,9 +42,10 @@ async function look() {
     if ((head.headers.get("ETag") || "").replace(/^W\//, "") !== `"${shown}"`) {
       const page = new DOMParser().parseFromString(
         await (await fetch("/", { signal })).text(), "text/html");
-      const focused = document.activeElement.dataset.copy;
+      const { id, dataset } = document.activeElement;
       take(page);
-      if (focused) document.querySelector(`[data-copy="${CSS.escape(focused)}"]`)?.focus();
+      if (id) document.getElementById(id)?.focus();
+      else if (dataset.copy) document.querySelector(`[data-copy="${CSS.escape(dataset.copy)}"]`)?.focus();
       document.title = page.title;
       shown = page.documentElement.dataset.state;
       document.body.classList.remove("stale");

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 
 from dht.errors import UserError
@@ -180,6 +181,7 @@ def heavy_tailed(
     return tuple(found)
 
 
+@cache
 def typical(count: int = 1024, seed: int = 0) -> tuple[Request, ...]:
     """Synthetic requests of a conversation service, for ranking plans without a trace.
 

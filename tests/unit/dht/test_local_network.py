@@ -15,7 +15,7 @@ from dht.local_network import (
     PART_MAX,
     SERVICE,
     TXT_BYTES_MAX,
-    Heard,
+    Instances,
     Offer,
     chosen,
     offer_of_peer,
@@ -128,7 +128,7 @@ def test_whatever_is_told_is_an_offer_or_none(
 
 
 def test_a_flood_of_instances_takes_bounded_room() -> None:
-    heard = Heard()
+    heard = Instances()
     for number in range(10_000):
         heard.add(f"{number}.{SERVICE}")
         heard.add(f"{PEERS[0]}.elsewhere.local.")

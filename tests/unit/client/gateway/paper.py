@@ -11,13 +11,13 @@ import aiohttp
 
 from bench.local_swarm import ROOT
 from client.answer.generation import AnswerRequest
-from client.gateway.answers import Answers
-from client.gateway.app import Gateway, GatewayConfig
+from client.gateway.answering.answers import Answers
+from client.gateway.answering.models import GatewayModels, OpenModel
+from client.gateway.answering.service import CompletionService
 from client.gateway.metrics import Metrics
-from client.gateway.models import GatewayModels, OpenModel
-from client.gateway.requests import CHAT_TOKENS_DEFAULT, Defaults
-from client.gateway.server import serving
-from client.gateway.service import CompletionService
+from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT, Defaults
+from client.gateway.web.app import Gateway, GatewayConfig
+from client.gateway.web.server import serving
 from client.session.attempt import AttemptConfig
 from client.session.failover import ControllerState
 from client.session.session import SessionDriver

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from client.gateway.requests import (
+from client.gateway.protocols.requests import (
     CompletionRequest,
     Defaults,
     parse_request,
@@ -327,7 +327,7 @@ def test_models_health_metrics_and_the_document() -> None:
 def test_a_request_is_logged_in_a_line_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with paper_gateway() as gateway:
-            with caplog.at_level(logging.INFO, "client.gateway.app.requests"):
+            with caplog.at_level(logging.INFO, "client.gateway.web.app.requests"):
                 await gateway.post("/v1/completions", prompt="secret words", max_tokens=2)
                 await gateway.post("/v1/secret-path", prompt="a")
 

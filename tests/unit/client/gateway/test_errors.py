@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from client import UnavailableError
-from client.gateway import text_threads
-from client.gateway.app import GatewayConfig
+from client.gateway.answering import text_threads
 from client.gateway.errors import ApiError
 from client.gateway.keys import plain_keys
-from client.gateway.requests import ChatRequest, CompletionRequest, parse_request
+from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
+from client.gateway.web.app import GatewayConfig
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
@@ -457,7 +457,7 @@ def test_a_large_body_is_refused() -> None:
 
 def test_a_draining_gateway_finishes_what_runs() -> None:
     async def scenario() -> None:
-        from client.gateway.server import drain
+        from client.gateway.web.server import drain
 
         async with paper_gateway() as gateway:
             gateway.swarm.gate = asyncio.Event()

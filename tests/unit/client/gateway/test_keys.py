@@ -12,9 +12,17 @@ import openai
 import pytest
 
 import client.gateway.__main__ as command
-from client.gateway.app import GatewayConfig, requests
 from client.gateway.errors import ApiError
-from client.gateway.keys import Account, Key, Keys, Window, check_distinct, named_keys, plain_keys
+from client.gateway.keys import (
+    Account,
+    Key,
+    Keys,
+    SpanLimit,
+    check_distinct,
+    named_keys,
+    plain_keys,
+)
+from client.gateway.web.app import GatewayConfig, requests
 from dht.errors import SwarmError, UserError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.waiting import until
@@ -98,7 +106,7 @@ def test_keys_are_distinct_and_an_empty_one_is_nobodys() -> None:
 
 
 def test_a_window_gives_each_span_its_amount() -> None:
-    window = Window(10, 60)
+    window = SpanLimit(10, 60)
     assert window.take(7, 120.0) == 0
     assert window.take(4, 130.5) == 50
     window.give_back(5, 120.0)
@@ -107,11 +115,11 @@ def test_a_window_gives_each_span_its_amount() -> None:
     assert window.take(10, 180.0) == 0
     window.give_back(8, 179.9)
     assert window.take(1, 181.0) == 59, "what an earlier span gives back is gone"
-    assert Window(None, 60).take(1 << 60, 0.0) == 0
+    assert SpanLimit(None, 60).take(1 << 60, 0.0) == 0
 
 
 def test_a_clock_that_goes_back_gives_no_span_twice() -> None:
-    window = Window(10, 60)
+    window = SpanLimit(10, 60)
     assert window.take(10, 119.0) == 0
     assert window.take(4, 120.0) == 0
     assert window.take(7, 119.9) == 1

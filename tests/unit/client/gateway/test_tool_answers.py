@@ -11,9 +11,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from client.answer.generation import AnswerRequest
-from client.gateway.app import GatewayConfig
 from client.gateway.keys import plain_keys
-from client.gateway.tools import ToolFormat, calls_grammar
+from client.gateway.structured.tools import ToolFormat, calls_grammar
+from client.gateway.web.app import GatewayConfig
 from client.session.session import SessionDriver
 from tests.unit.client.gateway.paper import (
     EOS,
@@ -58,14 +58,16 @@ class Scripted(PaperSession):
                 )
 
 
-def scripted(gateway: PaperGateway, text: str) -> list[AnswerRequest]:
+def scripted(gateway: PaperGateway, *texts: str) -> list[AnswerRequest]:
+    """Answer one request after the other with these, from then on with the last; returns the
+    requests."""
     asked: list[AnswerRequest] = []
     swarm: PaperSwarm = gateway.swarm
 
     def session(request: AnswerRequest) -> SessionDriver:
         asked.append(request)
         found = Scripted(swarm, request)
-        found.text = text
+        found.text = texts[min(len(asked), len(texts)) - 1]
         return found
 
     swarm.session = session  # type: ignore[method-assign]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from bench.paper_health import NOW_S, record
 from client.health.app import Page
-from client.health.drawing import served_drawing
 from client.health.history import KEPT_S, History
+from client.health.past import WEEK, Past
 from client.health.served import TOKENS_PER_S_MAX, Served, ServedTally
 from client.health.state import SwarmSnapshot, build_state
 
@@ -53,37 +53,28 @@ def test_what_was_forgotten_is_new() -> None:
     assert tally.look([replace(OLD, answer_tokens=9500)], NOW_S + 30) == Served()
 
 
-def test_hours_add_up_over_a_restart_and_are_trimmed(tmp_path: Path) -> None:
+def test_steps_add_up_over_a_restart_and_are_trimmed(tmp_path: Path) -> None:
     async def scenario() -> None:
         for at_s in (NOW_S - KEPT_S - 7200, NOW_S, NOW_S + 1):
             history = History(tmp_path / "health.sqlite")
             await history.add_served(Served(answers=1, tokens=50), at_s)
             history.close()
         history = History(tmp_path / "health.sqlite")
-        hour = {"start_unix_s": NOW_S // 3600 * 3600, "answers": 2, "tokens": 100}
-        assert await history.served(NOW_S + 2) == (hour,)
-        assert len(await history.served(NOW_S - KEPT_S)) == 1
+        for past in await history.past(NOW_S + 2):
+            start_unix_s = NOW_S // past.span.step_s * past.span.step_s
+            assert past.served == ({"start_unix_s": start_unix_s, "answers": 2, "tokens": 100},)
+        assert [past.served for past in await history.past(NOW_S + KEPT_S)] == [()] * 3
         history.close()
 
     asyncio.run(scenario())
 
 
 def test_the_page_says_whose_count_it_is() -> None:
-    hours = [{"start_unix_s": NOW_S // 3600 * 3600, "answers": 3, "tokens": 1234}]
-    state = build_state(SwarmSnapshot(model_name="m", now_unix_s=NOW_S, served=hours))
+    step = {"start_unix_s": NOW_S // 3600 * 3600, "answers": 3, "tokens": 1234}
+    past = (Past(span=WEEK, served=[step]),)
+    state = build_state(SwarmSnapshot(model_name="m", now_unix_s=NOW_S, past=past))
     page = Page(lambda: state).render(state)
     assert "1,234 tokens in 3 answers, as the peers count them" in page
+    assert state["served"]["hours"] == [step]
     nothing = build_state(SwarmSnapshot(model_name="m", now_unix_s=NOW_S))
     assert "None since this page began to look." in Page(lambda: nothing).render(nothing)
-
-
-def test_the_tallest_hour_fills_the_chart() -> None:
-    start_s = NOW_S // 3600 * 3600
-    hours = [
-        {"start_unix_s": start_s - 3600, "answers": 1, "tokens": 50},
-        {"start_unix_s": start_s, "answers": 1, "tokens": 200},
-    ]
-    drawn = served_drawing(hours, NOW_S, 24)
-    assert [bar["good"] / drawn["height"] for bar in drawn["bars"]] == [0.25, 1.0]
-    assert [bar["hours_ago"] for bar in drawn["bars"]] == [1, 0]
-    assert drawn["tokens"] == 250

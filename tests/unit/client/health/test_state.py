@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from bench import paper_health
 from client.health import app
 from client.health.app import Page, metrics_text
-from client.health.drawing import flow_drawing, sparkline, use_kind
+from client.health.drawing import flow_drawing, use_kind
 from client.health.history import KEPT_S, History
 from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, aged, build_state
 from client.pages.clean import clean_name
@@ -183,15 +183,6 @@ def test_before_the_first_request_nothing_is_claimed() -> None:
     assert state["swarm"]["sentence"] == "Not known: the page has only begun to look."
     page = Page(lambda: {}).render(state)
     assert "<h1>Not known</h1>" in page
-
-
-def test_failed_requests_are_gaps_in_the_line() -> None:
-    series = [{"ok": ok, "ttft_s": 0.2 if ok else 0.0} for ok in (True, True, False, True)]
-    drawn = sparkline(series)
-    assert [len(points.split()) for points in drawn["lines"]] == [2, 2]
-    assert len(set(drawn["lines"][1].split())) == 1, "one alone is a dot"
-    assert len(drawn["failed"]) == 1
-    assert sparkline([])["lines"] == []
 
 
 def test_a_plans_bottleneck_is_not_drawn_as_a_fault() -> None:
@@ -396,7 +387,8 @@ def test_history_survives_a_restart_and_is_trimmed(tmp_path: Path) -> None:
         history = History(tmp_path / "health.sqlite")
         kept = await history.recent(NOW_S, 10 * KEPT_S)
         assert [each.at_unix_s for each in kept] == [NOW_S - 10, NOW_S]
-        assert sum(hour["tokens"] for hour in await history.hours(NOW_S)) == 16
+        for past in await history.past(NOW_S):
+            assert sum(step["tokens"] for step in past.probes) == 16
         assert [(each["version"], each["seen_unix_s"]) for each in await history.plans()] == [
             ("7.12", NOW_S)
         ], "seen once since the older row was trimmed"

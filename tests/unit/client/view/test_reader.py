@@ -109,6 +109,48 @@ def test_routes_follow_the_plan_that_the_peers_follow():
     in_a_swarm(body)
 
 
+def test_a_request_alone_goes_over_the_quickest_and_many_go_in_turn():
+    """One of two honest peers decodes three times as quickly, for as many sessions."""
+
+    async def body(world: World) -> None:
+        for peer, layer_ns in zip(world.honest, (1_000_000, 3_000_000), strict=True):
+            times = ((1, layer_ns, layer_ns), (4, 4 * layer_ns, 4 * layer_ns))
+            peer.record = replace(peer.record, decode_layer_ns=times)
+            await peer.announce()
+        await asyncio.sleep(5.0)
+        quick, slow = world.honest
+        assert world.drawn() == {quick.me: 60}
+        for number in range(8):
+            route = world.reader.view.draw((), frozenset(), 1, 0.0)
+            assert not isinstance(route, NoRoute)
+            world.reader.view.own.goes_over(str(number), route, 0.0)
+        drawn = world.drawn()
+        assert near(drawn[quick.me], 30), "now it has enough to do"
+        assert near(drawn[slow.me], 30)
+
+    in_a_swarm(body)
+
+
+def test_who_announces_short_times_and_does_not_keep_them_gets_its_turns_alone():
+    async def body(world: World) -> None:
+        liar, honest = world.honest
+        for peer, layer_ns in ((liar, 1), (honest, 3_000_000)):
+            peer.record = replace(peer.record, decode_layer_ns=((1, layer_ns, layer_ns),))
+            await peer.announce()
+        await asyncio.sleep(5.0)
+        view = world.reader.view
+        assert world.drawn() == {liar.me: 60}
+        route = view.draw((), frozenset(), 1, 0.0)
+        assert not isinstance(route, NoRoute)
+        view.took(route, 0.4, 0.0)
+        drawn = world.drawn()
+        assert near(drawn[liar.me], 30)
+        view.took(route, 0.02, 0.0)
+        assert world.drawn() == {liar.me: 60}, "on time again"
+
+    in_a_swarm(body)
+
+
 def test_a_plan_that_nobody_follows_moves_no_route():
     """A stranger publishes a later plan; nobody that serves says that it follows it."""
 
@@ -233,8 +275,8 @@ def test_absurd_records_neither_raise_nor_take_routes():
 def test_new_routes_go_by_freeness_among_those_that_the_plan_allows():
     async def body(world: World) -> None:
         free, busy = world.honest
-        free.record = replace(free.record, kv_tokens_free=100_000, sessions=1)
-        busy.record = replace(busy.record, kv_tokens_free=100_000, sessions=9)
+        free.record = replace(free.record, kv_tokens_free=100_000, sessions=5)
+        busy.record = replace(busy.record, kv_tokens_free=100_000, sessions=45)
         for peer in world.honest:
             await peer.announce()
         await asyncio.sleep(5.0)

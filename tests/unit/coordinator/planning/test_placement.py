@@ -17,6 +17,7 @@ from coordinator.planning.placement import (
     HEURISTICS,
     NoPlacementError,
     Placement,
+    adoptable,
     best_placement,
     choose,
     finalists,
@@ -252,7 +253,7 @@ class TestTrials:
             estimate_tokens_per_s=value,
         )
 
-    def test_one_finalist_for_each_depth_and_planner_and_none_below_the_greedy_one(self) -> None:
+    def test_one_finalist_for_each_depth_and_planner(self) -> None:
         halves = (span("a", 0, 2), span("b", 2, 4))
         whole = (span("a", 0, 4), span("b", 0, 4))
         found = [
@@ -264,7 +265,18 @@ class TestTrials:
             self.placed("chain", 4.0, *halves),
         ]
         kept = finalists(found)
-        assert [p.value for p in kept] == [9.0, 5.0, 8.0, 6.0]
+        assert [p.value for p in kept] == [9.0, 5.0, 8.0, 4.0, 6.0]
+
+    def test_no_placement_is_chosen_that_peers_would_refuse_or_never_reach(self) -> None:
+        """``a`` and ``b`` hold one half each: they cannot change places unless ``c`` holds both."""
+        held = (node("a", [9, 9], current=(0, 2)), node("b", [9, 9], current=(2, 4)))
+        swapped = self.placed("patterns", 8.0, span("b", 0, 2), span("a", 2, 4))
+        stays = self.placed("greedy", 5.0, span("a", 0, 2), span("b", 2, 4))
+        poor = self.placed("chain", 4.0, span("a", 0, 2), span("b", 2, 4))
+        found = [swapped, stays, poor]
+        assert adoptable(Problem(model=model(4), nodes=held), found) == [stays]
+        helped = Problem(model=model(4), nodes=(*held, node("c", [9] * 4)))
+        assert adoptable(helped, found) == [swapped, stays]
 
     @pytest.mark.parametrize("planner", ["greedy", "equal-stages", "replicas"])
     def test_the_finalist_that_serves_the_most_in_a_run_is_chosen(
@@ -278,21 +290,24 @@ class TestTrials:
         wanted = HEURISTICS[planner](problem)
         assert wanted is not None
 
-        def run(_: object, __: object, spans: Sequence[Assignment], *rest: object) -> float:
+        def run(
+            _: object, __: object, spans: Sequence[Assignment], *rest: object, **more: object
+        ) -> float:
             return 2.0 if set(spans) == set(wanted) else 1.0
 
-        monkeypatch.setattr(placement, "trial", run)
+        monkeypatch.setattr(placement, "judge", run)
         best = best_placement(problem, time_limit_s=1.0, seed=0, service=service, trials=True)
         assert set(best.assignments) >= set(wanted)
 
     def test_a_thorough_answer_has_the_gain_of_a_run(self) -> None:
         nodes = (node("a", steady(9, 4), current=(0, 4)), node("b", steady(9, 4)))
         asked = replace(request(Problem(model=model(4), nodes=nodes)), thorough=True)
+        service = announced_service(asked.problem)
         spans = (span("a", 0, 2), span("b", 2, 4)), (span("a", 0, 4),)
         best, kept = (plan_of(asked.problem, each) for each in spans)
-        found = gain_of(asked, best, kept)
+        found = gain_of(asked, best, kept, service)
         assert found is not None
         assert found > 1
-        assert gain_of(asked, kept, best) == pytest.approx(1 / found)
-        assert gain_of(asked, best, best) is None
-        assert gain_of(replace(asked, thorough=False), best, kept) is None
+        assert gain_of(asked, kept, best, service) == pytest.approx(1 / found)
+        assert gain_of(asked, best, best, service) is None
+        assert gain_of(replace(asked, thorough=False), best, kept, service) is None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.plans.waves import Wave, keepers, waves
+from coordinator.plans.waves import Wave, can_be_reached, keepers, waves
 from dht.messages.types import Assignment
 from tests.examples import examples
 from tests.unit.coordinator.plans.waves_check import check_waves
@@ -96,6 +96,23 @@ def test_every_transition_passes_the_checker_and_every_moment(transition):
 def test_nothing_breaks_when_any_order_allows_it(transition):
     old, new, keeping = transition
     assert any(wave.breaks for wave in waves(old, new, keeping)) != any_order(old, new, keeping)
+
+
+def test_two_peers_cannot_change_places_unless_a_third_holds_the_layers_of_one():
+    old, new = spans_of("a0-2 b2-4 d0-4"), spans_of("a2-4 b0-2")
+    assert not can_be_reached(old, new)  # d is not in the placement: nobody may count on it
+    assert can_be_reached(old, (*new, *spans_of("c0-2")))
+
+
+@pytest.mark.property
+@examples(300)
+@given(transitions())
+def test_a_placement_is_reached_when_any_order_of_moves_leads_there(transition):
+    """Peers that serve nothing while they load are no reason against it."""
+    old, new, _ = transition
+    planned = {a.peer_id for a in new}
+    held = [a for a in old if a.peer_id in planned]
+    assert can_be_reached(old, new) == any_order(held, new, planned)
 
 
 def test_the_checker_finds_planted_faults():

@@ -12,16 +12,14 @@ from coordinator.experiments.planner_view import service_of
 from coordinator.problem.service import Curve, Workload, service_from_rates
 from coordinator.simulator.core.trace import Request, typical
 from coordinator.simulator.judge import (
+    RUN_S_MAX,
     SETTLE_SHARE,
-    TRIAL_S_MAX,
-    TRIED_TOKENS,
     VIRTUAL_S,
     judge,
     midway,
     profiles_of,
     requests_of,
     standing_load,
-    trial,
 )
 from coordinator.simulator.plans import plan_of
 from tests.unit.coordinator.simulator.toy import saturated
@@ -35,13 +33,14 @@ def test_a_judgement_is_repeated_to_the_digit_and_follows_the_seed() -> None:
     assert first != judge(problem, service, held, virtual_s=10.0, seed=1)
 
 
-def test_a_trial_of_a_slow_swarm_lasts_longer() -> None:
+def test_a_run_lasts_until_enough_tokens_count() -> None:
     problem, profiles, held, _ = saturated()
     service = service_of(problem, profiles, Workload(requests_max=1), hub=False)
     alone = estimate(problem, held, plan_of(problem, held).edges, service).tokens_per_s
-    lasts_s = TRIED_TOKENS / (1 - SETTLE_SHARE) / alone
-    assert VIRTUAL_S < lasts_s < TRIAL_S_MAX
-    assert trial(problem, service, held) == judge(problem, service, held, virtual_s=lasts_s)
+    lasts_s = 20_000 / (1 - SETTLE_SHARE) / alone
+    assert VIRTUAL_S < lasts_s < RUN_S_MAX
+    found = judge(problem, service, held, tokens=20_000)
+    assert found == judge(problem, service, held, virtual_s=lasts_s)
 
 
 def test_typical_requests_are_as_many_and_as_alike_as_the_traces() -> None:

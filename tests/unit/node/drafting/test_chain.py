@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dht.messages.session import Sampling
 from node.drafting.chain import ROWS_MAX, Chain, ModelDrafts
-from node.drafting.pace import MODEL_GRADE, PLAIN_EVERY, DraftPace, Offer
+from node.drafting.pace import MODEL_GRADE, PLAIN_EVERY, DraftOffer, DraftPace
 from node.drafting.session_drafts import SessionDrafts, Wait
 from node.drafting.suffix import SuffixDrafter
 
@@ -168,16 +168,16 @@ def test_a_draft_model_that_breaks_is_left() -> None:
 
 def test_the_drafter_that_earns_more_is_taken() -> None:
     pace = DraftPace(plain_s=0.1)
-    model = Offer(grade=MODEL_GRADE, ready=0, most=MOST, token_s=0.002)
-    copied = Offer(grade=3, ready=MOST, most=MOST)
+    model = DraftOffer(grade=MODEL_GRADE, ready=0, most=MOST, token_s=0.002)
+    copied = DraftOffer(grade=3, ready=MOST, most=MOST)
     assert pace.choose([copied, model], 0.0)[0] == 0, "it is free, and assumed to be better"
     for _ in range(20):
         pace.came(grade=3, tried=1, right=0)
     index, count = pace.choose([copied, model], 0.0)
     assert (index, count > 0) == (1, True)
-    slow = Offer(grade=MODEL_GRADE, ready=0, most=MOST, token_s=0.2)
+    slow = DraftOffer(grade=MODEL_GRADE, ready=0, most=MOST, token_s=0.2)
     assert pace.choose([slow], 0.0)[1] == 0
-    unknown = Offer(grade=MODEL_GRADE, ready=2, most=MOST)
+    unknown = DraftOffer(grade=MODEL_GRADE, ready=2, most=MOST)
     assert pace.choose([unknown], 0.0)[1] == 2, "what is there already costs no time"
     for _ in range(PLAIN_EVERY):
         pace.took(0.1, 2)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.drafting.drafter import GRADES
-from node.drafting.pace import PLAIN_EVERY, DraftPace, Offer, StepCost
+from node.drafting.pace import PLAIN_EVERY, DraftOffer, DraftPace, StepCost
 from node.drafting.session_drafts import SessionDrafts, Source, Wait
 from node.drafting.suffix import SuffixDrafter
 
@@ -16,7 +16,7 @@ MOST = 15
 
 def chosen(pace: DraftPace, most: int, grade: int, others_s: float) -> int:
     """How many drafts of a drafter that has ``most`` are taken."""
-    return pace.choose([Offer(grade=grade, ready=most, most=most)], others_s)[1]
+    return pace.choose([DraftOffer(grade=grade, ready=most, most=most)], others_s)[1]
 
 
 def speed(

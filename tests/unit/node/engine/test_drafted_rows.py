@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 from dht.messages.logprobs import unpack_scores
 from dht.messages.session import DRAFT_TOKENS_MAX, Sampling
 from node.engine.engine import Engine
-from node.engine.work_item import WorkItem, WorkResult
 from node.sampling.token_history import TokenHistory
-from tests.unit.node.engine.test_engine import LAYERS, VOCAB, make, only, prompt_of
+from tests.unit.node.engine.test_engine import LAYERS, VOCAB, make, prompt_of, through
 
 NEW = 24
 SAMPLINGS = {
@@ -29,34 +27,6 @@ SAMPLINGS = {
         stop_token_ids=tuple(range(0, VOCAB, 5)),
     ),
 }
-
-
-def chunk(
-    engines: Sequence[Engine],
-    position: int,
-    ids: tuple[int, ...],
-    drafts: tuple[int, ...],
-    sampling: Sampling,
-    history: TokenHistory,
-) -> WorkResult:
-    """Token ids, the last of them drafted, through all engines in turn."""
-    hidden: torch.Tensor | None = None
-    for engine in engines:
-        start, end = engine.held
-        item = WorkItem(
-            session="s",
-            start=start,
-            end=end,
-            position=position,
-            token_ids=ids if start == 0 else None,
-            hidden=hidden,
-            drafts=drafts,
-            sampling=sampling if end == LAYERS else None,
-            history=history,
-        )
-        result = only(engine.step([item]))
-        hidden = result.hidden
-    return result
 
 
 def answer(
@@ -76,7 +46,7 @@ def answer(
     position, ids, rounds = 0, prompt, 0
     while len(tokens) < NEW:
         rounds += 1
-        result = chunk(engines, position, ids + drafts, drafts, sampling, history)
+        result = through(engines, position, ids + drafts, sampling, drafts=drafts, history=history)
         for token_id in result.token_ids:
             history.add(token_id)
         tokens += result.token_ids

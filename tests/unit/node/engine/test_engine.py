@@ -1,6 +1,7 @@
 """The engine computes what ``transformers`` computes, however the work is cut up."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,20 +113,28 @@ def only(results: list[WorkResult]) -> WorkResult:
 
 
 def through(
-    engines: list[Engine], session: str, ids: tuple[int, ...], position: int, sample: bool
+    engines: Sequence[Engine],
+    position: int,
+    ids: tuple[int, ...],
+    sampling: Sampling | None,
+    *,
+    foretells: bool = False,
+    **more: Any,
 ) -> WorkResult:
-    """One chunk through all engines in turn."""
+    """One chunk through all engines in turn; the last one draws, unless ``sampling`` is None."""
     hidden: torch.Tensor | None = None
     for engine in engines:
         start, end = engine.held
         item = WorkItem(
-            session=session,
+            session="s",
             start=start,
             end=end,
             position=position,
             token_ids=ids if start == 0 else None,
             hidden=hidden,
-            sampling=GREEDY if sample and end == LAYERS else None,
+            sampling=sampling if end == engine.spec.layers else None,
+            foretells=foretells and end == engine.spec.layers,
+            **more,
         )
         result = only(engine.step([item]))
         hidden = result.hidden
@@ -139,10 +148,10 @@ def generate(
         assert engine.reserve("s", len(ids) + new) is None
     for at in range(0, len(ids), chunk):
         part = ids[at : at + chunk]
-        result = through(engines, "s", part, at, at + len(part) == len(ids))
+        result = through(engines, at, part, GREEDY if at + len(part) == len(ids) else None)
     answer = [result.token_id]
     while len(answer) < new:
-        result = through(engines, "s", (answer[-1],), len(ids) + len(answer) - 1, True)
+        result = through(engines, len(ids) + len(answer) - 1, (answer[-1],), GREEDY)
         answer.append(result.token_id)
     for engine in engines:
         engine.free("s")

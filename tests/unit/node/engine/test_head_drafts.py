@@ -22,7 +22,7 @@ from node.engine.work_item import WorkItem, WorkResult
 from node.model.own_head import own_head
 from node.packed.tensor import is_packed
 from node.weights.store import WeightStore
-from tests.unit.node.engine.test_engine import only, prompt_of
+from tests.unit.node.engine.test_engine import prompt_of, through
 
 NEW = 24
 WIDE = {
@@ -122,23 +122,15 @@ def step(
     following: tuple[int, ...] = (),
 ) -> WorkResult:
     """Token ids, the last of them drafted, through all engines in turn, then the head."""
-    hidden: torch.Tensor | None = None
-    for engine in engines:
-        start, end = engine.held
-        item = WorkItem(
-            session="s",
-            start=start,
-            end=end,
-            position=position,
-            token_ids=ids if start == 0 else None,
-            hidden=hidden,
-            drafts=drafts,
-            sampling=sampling if end == LAYERS else None,
-            foretells=heads is not None and end == LAYERS,
-            following=following,
-        )
-        result = only(engine.step([item]))
-        hidden = result.hidden
+    result = through(
+        engines,
+        position,
+        ids,
+        sampling,
+        foretells=heads is not None,
+        drafts=drafts,
+        following=following,
+    )
     if heads is not None:
         (result,) = heads.follow([result])
         assert result.behind is None

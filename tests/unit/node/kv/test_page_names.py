@@ -10,8 +10,8 @@ from dht.messages.prefix import (
     NAME_BYTES,
     SHARED_KEY,
     answer_name,
+    block_name,
     block_names,
-    name_of,
 )
 from dht.messages.session import Sampling, SessionOpen
 from dht.messages.types import RouteStage
@@ -42,7 +42,7 @@ def test_names_cover_all_tokens_before_and_go_on_from_any_block() -> None:
     other = block_names(b"key", (1, *IDS[1:]))
     assert not set(other) & set(names)
     assert not set(block_names(b"another key", IDS)) & set(names)
-    assert [name_of(OPEN.blocks, at) for at in range(7)] == [*names, b""]
+    assert [block_name(OPEN.blocks, at) for at in range(7)] == [*names, b""]
 
 
 @pytest.mark.parametrize("page_tokens", [1, 4, 16, 24, 64])

@@ -12,7 +12,7 @@ from dht.identity.peer_id import Identity
 from dht.messages.types import DeviceSpec, Link, NodeState
 from node.device.hardware import Machine, at_most
 from node.owner.contribution import Contribution, load, save
-from node.owner.live_panel import Figures, clock, panel, sentence
+from node.owner.live_panel import Figures, elapsed_text, panel, sentence
 from node.owner.reporter import Reporter
 from node.peer.join_file import as_flags
 from node.peer.join_options import join_parser
@@ -64,7 +64,7 @@ def test_the_panel_and_the_line_say_the_same_figures() -> None:
     one = sentence(replace(FIGURES, start=3, end=4, sessions=1, peers=1))
     assert one.startswith("serving: layer 3 of 12; 1 session, 4321 tokens, 12.5 tokens/s;")
     assert "; 1 other peer;" in one
-    assert clock(59) == "0:00"
+    assert elapsed_text(59) == "0:00"
 
 
 def test_a_terminal_gets_the_view_and_a_file_a_line_now_and_then() -> None:

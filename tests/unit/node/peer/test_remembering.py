@@ -15,9 +15,15 @@ from dht.records.directory import Directory
 from dht.remembered import ADDRESSES_MAX
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork
-from node import join
 from node.owner.reporter import Reporter
-from node.peer.remembering import LOOK_S, addresses_to_keep, founded_by, remember_others
+from node.peer.remembering import (
+    LOOK_S,
+    addresses_to_keep,
+    connect_or_found,
+    founded_by,
+    remember_others,
+    settle_addresses,
+)
 from tests.unit.records import MODEL, record_of
 
 OWN = ("/ip4/10.0.0.1/tcp/1/p2p/me", "/ip4/127.0.0.1/tcp/1/p2p/me")
@@ -76,23 +82,20 @@ def test_peers_that_serve_are_remembered_and_stay_so_when_they_are_gone() -> Non
     ("first", "tries"), [("me", [[OTHER], []]), ("friend", [[FRIEND, OTHER]])], ids=["own", "given"]
 )
 def test_only_who_founded_a_network_founds_it_once_more_where_nobody_answers(
-    first: str, tries: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    first: str, tries: list[list[str]]
 ) -> None:
     tried: list[list[str]] = []
+    remembered = [OWN[0] if first == "me" else FRIEND, OTHER, OWN[1]]
+    arguments = argparse.Namespace(recalled=True, initial_peers=remembered)
 
-    async def refused(arguments: argparse.Namespace, *_: Any) -> str:
+    async def connect() -> Any:
         tried.append(arguments.initial_peers)
         if arguments.initial_peers:
             raise NetworkError("nobody answers")
         return "founded"
 
-    monkeypatch.setattr(join, "_connect", refused)
-    remembered = [OWN[0] if first == "me" else FRIEND, OTHER, OWN[1]]
-    arguments = argparse.Namespace(recalled=True, initial_peers=remembered)
-    join._settle_addresses(arguments, "me")
-    reporter = Reporter(json_log=False, out=io.StringIO())
-    parts: Any = (None,) * 4
-    connecting = join._connect_again(arguments, *parts, reporter)
+    settle_addresses(arguments, "me")
+    connecting = connect_or_found(arguments, connect, Reporter(json_log=False, out=io.StringIO()))
     if first == "me":
         assert asyncio.run(connecting) == "founded"
     else:

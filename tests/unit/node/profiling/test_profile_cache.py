@@ -12,7 +12,7 @@ from node.engine.engine import Engine, EngineConfig
 from node.profiling import profile_cache
 from node.profiling.layer_fit import Timing
 from node.profiling.layer_profile import Profile, feasible, room_for_timing
-from node.profiling.profile_cache import ProfileKey, keep_profile, profiled, recall
+from node.profiling.profile_cache import ProfileKey, keep_profile, kept_profile, profiled
 from node.weights.store import WeightStore
 
 KEY = ProfileKey(device="d", driver="1", threads=2, model="m", precision="float32/", torch="2")
@@ -26,12 +26,12 @@ PROFILE = Profile(
 
 def test_what_was_kept_is_recalled_for_the_same_key_only(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "cache"
-    assert recall(folder, KEY) is None
+    assert kept_profile(folder, KEY) is None
     keep_profile(folder, KEY, PROFILE)
-    assert recall(folder, KEY) == PROFILE
+    assert kept_profile(folder, KEY) == PROFILE
     others = [{"device": "e"}, {"driver": "2"}, {"threads": 1}, {"model": "n"}, {"torch": "3"}]
     for other in [*others, {"precision": "int8/"}, {"version": 99}]:
-        assert recall(folder, replace(KEY, **other)) is None  # type: ignore[arg-type]
+        assert kept_profile(folder, replace(KEY, **other)) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_a_damaged_file_is_none(tmp_path: Path, damage: "object") -> None:
     keep_profile(tmp_path, KEY, PROFILE)
     path = KEY.path(tmp_path)
     path.write_text(damage(path.read_text()))  # type: ignore[operator]
-    assert recall(tmp_path, KEY) is None
+    assert kept_profile(tmp_path, KEY) is None
 
 
 def test_a_folder_that_cannot_be_written_costs_a_measurement_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     keep_profile(tmp_path / "file" / "sub", KEY, PROFILE)
-    assert recall(tmp_path, KEY) is None
+    assert kept_profile(tmp_path, KEY) is None
 
 
 def test_a_second_engine_measures_nothing_unless_told_to(

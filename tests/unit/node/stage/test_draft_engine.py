@@ -10,7 +10,7 @@ from dht.errors import UserError
 from dht.messages.session import Sampling
 from node.drafting.chain import ModelDrafts
 from node.engine.work_item import WorkItem
-from node.stage.draft_engine import SESSIONS_MAX, DraftEngine, found_beside, memory_of
+from node.stage.draft_engine import SESSIONS_MAX, DraftEngine, draft_model_bytes, found_beside
 from node.weights.store import WeightStore
 from tests.unit.node.engine.test_engine import LAYERS, Family, make, only, prompt_of
 
@@ -132,7 +132,7 @@ def test_tokens_of_another_vocabulary_end_a_sessions_drafts(llama: Family) -> No
 def test_what_takes_more_than_is_lent_is_refused(llama: Family) -> None:
     async def scenario() -> None:
         whole = await prepared(llama)
-        assert whole.memory_bytes == memory_of(whole._engine.spec)
+        assert whole.memory_bytes == draft_model_bytes(whole._engine.spec)
         whole.close()
         with pytest.raises(UserError, match="--draft none"):
             await prepared(llama, lent_bytes=whole.memory_bytes)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import client.gateway.__main__ as command
+from client.gateway.answering.models import GatewayModels, OpenModel
 from client.gateway.errors import ApiError
-from client.gateway.models import GatewayModels, OpenModel
-from client.swarm.swarm import Swarm, SwarmConfig, beside, named_of
+from client.swarm.swarm import Swarm, SwarmConfig, model_beside, named_of
 from client.text.tokenizer import ModelText
 from dht.errors import NetworkError, UserError
 from dht.messages.types import ModelSpec
@@ -138,7 +138,7 @@ async def announced(network: MemoryNetwork, directory: Path) -> tuple[MemoryTran
     weights = digest_of({})
     spec = replace(MODEL, name="trap", root=root_of(text_hashes(directory), weights))
     peer = network.transport()
-    await TextServer(peer, ServedTexts.of(directory, spec.root, weights)).start()
+    await TextServer(peer, ServedTexts.of(directory, weights)).start()
     record = record_of(peer.peer_id, 0, 8, model=spec, addresses=peer.addresses)
     await Directory(peer, "n", spec.key).publish(record)
     return peer, spec
@@ -162,7 +162,7 @@ def test_a_strangers_template_and_tokenizer_are_not_run(
         named = (peer.peer_id,) if vouched == "named" else ("somebody else",)
         first = Swarm(network.transport(), ModelText(name="first"), config, named=named)
         entry = f"trap={spec.fingerprint[:16]}" if vouched == "fingerprint" else "trap"
-        async with beside(first, entry, said.append) as swarm:
+        async with model_beside(first, entry, said.append) as swarm:
             await command.take_text(swarm)
             return swarm.text
 

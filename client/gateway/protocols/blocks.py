@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from client.gateway.errors import ApiError
-from client.gateway.requests import (
+from client.gateway.protocols.requests import (
     ChatRequest,
     CompletionRequest,
     Function,
@@ -80,7 +80,7 @@ class AsItIs(AnswerWriter):
     """OpenAI's chats and completions."""
 
     def __init__(self, request: ChatRequest | CompletionRequest, prompt_tokens: int) -> None:
-        """As other writers are made; it needs neither."""
+        """Takes the arguments of all writers and needs neither."""
 
     def whole(self, answer: Json) -> Json:
         return answer

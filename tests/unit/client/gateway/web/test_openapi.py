@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, Phase, given
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from client.gateway.app import GatewayConfig
-from client.gateway.openapi import document
+from client.gateway.web.app import GatewayConfig
+from client.gateway.web.openapi import document
 from tests.examples import examples
 from tests.unit.client.gateway.beside import gateway_beside
 

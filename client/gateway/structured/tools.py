@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from client.gateway.grammar import literal, of_schema
+from client.gateway.structured.grammar import literal, of_schema
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 MISTRAL, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
@@ -85,7 +85,7 @@ class AnswerReader:
         return _joined(found)
 
     def flush(self) -> list[AnswerPart]:
-        """What was held back, at the end of the answer."""
+        """The parts that were held back, at the end of the answer."""
         held, self._held = self._held, ""
         if not held:
             return []

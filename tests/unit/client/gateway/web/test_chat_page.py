@@ -7,9 +7,9 @@ from contextlib import aclosing
 import pytest
 
 from client.answer.generation import GenerationOptions
-from client.gateway.answers import PIECES_QUEUED_MAX, ChoiceTask
-from client.gateway.app import CHAT, CHAT_FILES, GatewayConfig, hosts_of
+from client.gateway.answering.answers import PIECES_QUEUED_MAX, ChoiceTask
 from client.gateway.keys import plain_keys
+from client.gateway.web.app import CHAT, CHAT_FILES, GatewayConfig, hosts_of
 from client.pages.fixed import HEADERS
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.test_answers import stream

@@ -15,8 +15,8 @@ from msgspec import Meta
 
 from client.answer.generation import GenerationOptions, PrefixCache
 from client.gateway.errors import bad_request
-from client.gateway.grammar import of_choice, of_regex, of_schema, schema_in
-from client.gateway.tools import ToolFormat, calls_grammar
+from client.gateway.structured.grammar import of_choice, of_regex, of_schema, schema_in
+from client.gateway.structured.tools import ToolFormat, calls_grammar
 from dht.errors import UserError
 from dht.messages.session import GRAMMAR_BYTES_MAX, Priority
 
@@ -342,7 +342,7 @@ class Defaults:
 
     @classmethod
     def of(cls, generation_config: Mapping[str, Any]) -> "Defaults":
-        """From a ``generation_config.json``; values that cannot be are left out."""
+        """The defaults in a ``generation_config.json``; values that cannot be are left out."""
         found: dict[str, Any] = {}
         for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
             value = generation_config.get(name)

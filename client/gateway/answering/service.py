@@ -10,9 +10,18 @@ from functools import partial
 from typing import Any
 
 from client.answer.generation import GenerationOptions
-from client.gateway.answers import Answers, ChoicePart, ChoiceTask, as_api_error
+from client.gateway.answering.answers import Answers, ChoicePart, ChoiceTask, as_api_error
+from client.gateway.answering.text_threads import TextThreads
 from client.gateway.errors import bad_request
-from client.gateway.requests import (
+from client.gateway.protocols.answer_bodies import (
+    CompletionLogprobs,
+    Head,
+    Usage,
+    chat_logprobs,
+    finish_of,
+    route_body,
+)
+from client.gateway.protocols.requests import (
     CHAT_TOKENS_DEFAULT,
     ChatRequest,
     CompletionRequest,
@@ -28,16 +37,7 @@ from client.gateway.requests import (
     tools_grammar,
     wanted_tokens,
 )
-from client.gateway.responses import (
-    CompletionLogprobs,
-    Head,
-    Usage,
-    chat_logprobs,
-    finish_of,
-    route_body,
-)
-from client.gateway.text_threads import TextThreads
-from client.gateway.tools import (
+from client.gateway.structured.tools import (
     MARKS,
     THINKS,
     THOUGHT,
@@ -66,7 +66,7 @@ class Job:
     head: Head
     tasks: list[ChoiceTask]
     usage: Usage
-    """What it has cost so far; all prompts from the beginning."""
+    """Tokens used so far; all prompts count from the beginning."""
     choices: int
     """Choices of each prompt, one behind the other."""
     streams: bool

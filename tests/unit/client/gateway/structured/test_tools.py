@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.gateway.tools import (
+from client.gateway.structured.tools import (
     AnswerPart,
     AnswerReader,
     Call,

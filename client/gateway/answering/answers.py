@@ -38,7 +38,7 @@ class ChoicePart:
     index: int
     piece: Piece
     prompt_logprobs: tuple[TokenScore | None, ...] | None = None
-    """With the first part, where they were asked."""
+    """Scores of the prompt's tokens, with the first part of a request that asks for them."""
     answer: Answer | None = None
     route: RouteStatus | None = None
     """Set in parts that tell this and bring no piece."""
@@ -178,7 +178,7 @@ class _Fault(ApiError):
 
 
 def as_api_error(error: UserError | SwarmError | NetworkError) -> ApiError:
-    """What a failed answer means to the one who asked."""
+    """The error that the client of a failed answer is told."""
     match error:
         case UserError():
             return bad_request(str(error))

@@ -120,7 +120,7 @@ class CompletionLogprobs:
     offset: int = field(default=0)
 
     def add(self, tokens: Sequence[tuple[int, TokenScore | None]]) -> dict[str, Any]:
-        """For tokens with their scores; a prompt's first token has none."""
+        """The log probabilities of tokens with their scores; a prompt's first token has none."""
         texts = [self.text_of(token_id) for token_id, _ in tokens]
         offsets = []
         for text in texts:

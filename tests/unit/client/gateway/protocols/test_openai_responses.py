@@ -8,8 +8,8 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from client.gateway.requests import parse_request
-from client.gateway.response_items import ResponsesRequest, chat_of
+from client.gateway.protocols.openai_responses import ResponsesRequest, chat_of
+from client.gateway.protocols.requests import parse_request
 from dht.errors import SwarmError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.test_tool_answers import (

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from client.gateway.blocks import Json, Kind, PartWriter, message_from, text_in, tool_from
 from client.gateway.errors import ApiError, bad_request
-from client.gateway.requests import (
+from client.gateway.protocols.blocks import Json, Kind, PartWriter, message_from, text_in, tool_from
+from client.gateway.protocols.requests import (
     MESSAGES_MAX,
     SALT_CHARS_MAX,
     TOOLS_MAX,
@@ -248,7 +248,7 @@ class ResponseWriter(PartWriter):
         super().__init__()
         self._request = request
         self._head: Json = {}
-        """What a response says from its beginning; empty before that."""
+        """Fields that a response has from its beginning; empty before that."""
         self._base = ""
         self._events = 0
         self._output: list[Json] = []

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 import client.gateway.__main__ as command
-from client.gateway.app import Gateway, GatewayConfig, hosts_of
 from client.gateway.keys import Key, plain_keys
+from client.gateway.web.app import Gateway, GatewayConfig, hosts_of
 from dht.errors import UserError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.waiting import until

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from client.gateway.answering.service import Job
 from client.gateway.errors import ApiError
 from client.gateway.keys import Account
-from client.gateway.responses import Usage
-from client.gateway.service import Job
+from client.gateway.protocols.answer_bodies import Usage
 
 HUNG_UP = 499
 """The status of a request whose client did not wait."""
@@ -26,7 +26,7 @@ class Asked:
 
     @property
     def usage(self) -> Usage:
-        """What it has cost so far."""
+        """Tokens that the request has used so far."""
         return Usage() if self.job is None else self.job.usage
 
     @contextmanager

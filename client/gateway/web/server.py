@@ -9,8 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from client.gateway.answers import Answers
-from client.gateway.app import Gateway
+from client.gateway.answering.answers import Answers
+from client.gateway.web.app import Gateway
 from dht.errors import UserError
 from dht.supervision import Supervisor
 

@@ -1,6 +1,6 @@
 """The models that a gateway answers for: opened when they are asked for, few of them at a time.
 
-Which ones these are says the gateway's owner. A stranger could announce a model whose chat template
+The gateway's owner says which ones these are. A stranger could announce a model whose chat template
 never ends, or whose tokenizer takes for ever; such a model is not opened here.
 """
 
@@ -13,8 +13,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from client.gateway.answering.service import CompletionService
 from client.gateway.errors import ApiError, unavailable
-from client.gateway.service import CompletionService
 from client.swarm.swarm import Swarm
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class GatewayModels:
         self._opener = opener
         self._open_max = open_max
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        """By name, the one unused for longest first."""
+        """Open models by name, the one unused for longest first."""
         self._started_s = int(time.time())
 
     @asynccontextmanager

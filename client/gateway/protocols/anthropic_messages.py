@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from client.gateway.blocks import Kind, PartWriter, message_from, text_in, tool_from
 from client.gateway.errors import ApiError, bad_request
-from client.gateway.requests import (
+from client.gateway.protocols.blocks import Kind, PartWriter, message_from, text_in, tool_from
+from client.gateway.protocols.requests import (
     MESSAGES_MAX,
     STOPS_MAX,
     TOOLS_MAX,

@@ -23,17 +23,17 @@ import msgspec
 from aiohttp import web
 
 from client.errors import no_route_text
-from client.gateway import messages, response_items
-from client.gateway.answers import RETRY_AFTER_S, Answers
-from client.gateway.blocks import AnswerWriter, AsItIs
+from client.gateway.answering.answers import RETRY_AFTER_S, Answers
+from client.gateway.answering.models import GatewayModels, Json
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
 from client.gateway.keys import Key, Keys
-from client.gateway.messages import error_of
 from client.gateway.metrics import Metrics
-from client.gateway.models import GatewayModels, Json
-from client.gateway.openapi import document
-from client.gateway.request_log import HUNG_UP, Asked
-from client.gateway.requests import ChatRequest, CompletionRequest, parse_request
+from client.gateway.protocols import anthropic_messages, openai_responses
+from client.gateway.protocols.anthropic_messages import error_of
+from client.gateway.protocols.blocks import AnswerWriter, AsItIs
+from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
+from client.gateway.web.openapi import document
+from client.gateway.web.request_log import HUNG_UP, Asked
 from client.pages.fixed import fixed_file
 from client.swarm.swarm import Swarm
 from coordinator.routing.routes import NoRoute
@@ -43,7 +43,7 @@ requests = logging.getLogger(f"{__name__}.requests")
 """A line per request, without anything that a client wrote."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-CHAT = Path(__file__).parent / "static"
+CHAT = Path(__file__).parents[1] / "static"
 CHAT_FILES = {"/": "chat.html", "/static/chat.css": "chat.css", "/static/chat.js": "chat.js"}
 """The page to chat on, by path."""
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", *CHAT_FILES})
@@ -69,13 +69,15 @@ class Dialect:
 CHATS = Dialect(kind=ChatRequest)
 COMPLETIONS = Dialect(kind=CompletionRequest)
 MESSAGES = Dialect(
-    kind=messages.MessagesRequest, chat_of=messages.chat_of, writer=messages.MessageWriter
+    kind=anthropic_messages.MessagesRequest,
+    chat_of=anthropic_messages.chat_of,
+    writer=anthropic_messages.MessageWriter,
 )
 RESPONSES = Dialect(
-    kind=response_items.ResponsesRequest,
-    chat_of=response_items.chat_of,
-    writer=response_items.ResponseWriter,
-    params=response_items.PARAMS,
+    kind=openai_responses.ResponsesRequest,
+    chat_of=openai_responses.chat_of,
+    writer=openai_responses.ResponseWriter,
+    params=openai_responses.PARAMS,
 )
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from client.gateway.messages import MessagesRequest
-from client.gateway.requests import ChatRequest, CompletionRequest
-from client.gateway.response_items import ResponsesRequest
+from client.gateway.protocols.anthropic_messages import MessagesRequest
+from client.gateway.protocols.openai_responses import ResponsesRequest
+from client.gateway.protocols.requests import ChatRequest, CompletionRequest
 
 ERROR = {
     "type": "object",

@@ -1,0 +1,1 @@
+"""What the gateway does for a request: models, prompts, choices, the pieces of answers."""

@@ -1,0 +1,1 @@
+"""Bodies of requests and answers, and the other interfaces' translations of them. Pure."""

@@ -1,0 +1,1 @@
+"""The gateway's HTTP side: paths, bounds, streams, its document, its log."""

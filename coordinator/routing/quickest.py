@@ -1,0 +1,248 @@
+"""Finds the quickest ring of a plan, for a swarm with little to do. Pure.
+
+A plan's flow shares the routes as a full swarm must; a request alone is better off on the quickest
+of them. It is taken where it is clearly quicker than the route whose turn it is, and its peers then
+carry no more than the plan gives them: under load, and among routes that are about equal, the
+shares of the flow hold.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from dht.messages.session import STAGES_MAX
+from dht.messages.types import SOURCE, NodeRecord, RouteStage
+
+Ring = tuple[float, tuple[RouteStage, ...]]
+"""Seconds per token of a route, and the route."""
+
+QUICKER_MIN = 0.8
+"""Maximum ratio of a ring's time to that of the route whose turn it is, to be taken instead."""
+HOP_S = 0.02
+"""Assumed time that one more stage costs a token, in seconds, where no link is known."""
+TRIES_MAX = 4
+"""Maximum searches for a ring, each without the peers that had too much to do on the one before."""
+PROMPT_TOKENS = 3.3
+"""Tokens of prompts for each of answers, as in Azure's conversations of 2023."""
+LOOKS_MAX = 10_000
+"""Maximum edges that one search looks at, over all first stages from which it begins."""
+UNTOLD_S = 15.0
+"""Time after which a peer has announced that a session began or ended."""
+ENDED_MAX = 4096
+LATE_TIMES, LATE_S = 2.0, 0.05
+"""A ring is late if a token takes this many times what its peers announce, and so much longer."""
+LATE_KEPT_S = 600.0
+"""Time for which peers of a late ring are not taken out of turn, unless another one is on time."""
+
+
+def token_s(record: NodeRecord, layers: int, sessions: int) -> float:
+    """Expected seconds of a token in ``layers`` layers beside other sessions, ``sessions`` in all.
+
+    A step decodes for all of them, and the prompts of those that follow each other run in between.
+    Decode times are interpolated between those that the peer announces: fewer sessions than it
+    measured take as long as the fewest, and more take longer in proportion. Without times, its T_j
+    is shared.
+    """
+    times = [(rows, near_ns) for rows, near_ns, _ in record.decode_layer_ns]
+    if not times:
+        rates = record.tokens_per_s[:layers]
+        return sessions / rates[-1] if rates and rates[-1] > 0 else math.inf
+    rows, time_ns = times[-1]
+    layer_ns = time_ns * max(1.0, sessions / rows)
+    for (fewer, before_ns), (more, after_ns) in pairwise(times):
+        if fewer <= sessions < more:
+            share = (sessions - fewer) / (more - fewer)
+            layer_ns = before_ns + share * (after_ns - before_ns)
+    if sessions < times[0][0]:
+        layer_ns = times[0][1]
+    for rows, near_ns, _ in record.prompt_layer_ns[-1:]:
+        layer_ns += (sessions - 1) * PROMPT_TOKENS * near_ns / rows
+    return layers * layer_ns * 1e-9
+
+
+class OwnSessions:
+    """One client's sessions by peer, which peers announce some seconds late."""
+
+    def __init__(self) -> None:
+        self._peers: dict[str, tuple[str, ...]] = {}
+        self._live: Counter[str] = Counter()
+        self._ended: deque[tuple[float, str]] = deque(maxlen=ENDED_MAX)
+
+    def goes_over(self, session: str, route: Collection[RouteStage], now_s: float) -> None:
+        """Count ``session`` at the peers of ``route``, and no more at those that it left."""
+        self.ends(session, now_s)
+        self._peers[session] = peers = tuple(stage.peer_id for stage in route)
+        self._live.update(peers)
+
+    def ends(self, session: str, now_s: float) -> None:
+        """Count ``session`` no more."""
+        for peer_id in self._peers.pop(session, ()):
+            self._live[peer_id] -= 1
+            if not self._live[peer_id]:
+                del self._live[peer_id]
+            self._ended.append((now_s, peer_id))
+
+    def beside(self, nodes: Mapping[str, NodeRecord], now_s: float) -> dict[str, int]:
+        """Number of sessions by peer: as announced, less those that ended since, and at least those
+        that are known here."""
+        while self._ended and now_s - self._ended[0][0] >= UNTOLD_S:
+            self._ended.popleft()
+        ended = Counter(peer_id for _, peer_id in self._ended)
+        return {
+            peer_id: max(self._live[peer_id], record.sessions - ended[peer_id])
+            for peer_id, record in nodes.items()
+        }
+
+
+class LatePeers:
+    """Peers over which tokens took longer than these announced, as one client found."""
+
+    def __init__(self) -> None:
+        self._until_s: dict[str, float] = {}
+
+    def took(
+        self, peers: Iterable[str], announced_s: float, measured_s: float, now_s: float
+    ) -> None:
+        """Take in a token's time over ``peers``: each of them may be why it was late, and none if
+        it was not."""
+        late = measured_s > LATE_TIMES * announced_s + LATE_S
+        for peer_id in peers:
+            if late:
+                self._until_s[peer_id] = now_s + LATE_KEPT_S
+            else:
+                self._until_s.pop(peer_id, None)
+
+    def at(self, now_s: float) -> frozenset[str]:
+        """The late peers."""
+        self._until_s = {p: until_s for p, until_s in self._until_s.items() if now_s < until_s}
+        return frozenset(self._until_s)
+
+
+class RingTimes:
+    """Expected seconds per token of rings, as peers announce."""
+
+    def __init__(
+        self,
+        usable: Mapping[str, NodeRecord],
+        sessions: Mapping[str, int],
+        rtt_s: Mapping[frozenset[str], float],
+    ) -> None:
+        """``sessions`` run at the peers already; ``rtt_s`` are the measured round trips between
+        pairs of peers."""
+        self.usable = usable
+        self._sessions = sessions
+        self._rtt_s = rtt_s
+        self._run_s: dict[RouteStage, float] = {}
+
+    def among(self, peers: Collection[str]) -> "RingTimes":
+        """The same for rings over ``peers`` alone."""
+        usable = {p: record for p, record in self.usable.items() if p in peers}
+        return RingTimes(usable, self._sessions, self._rtt_s)
+
+    def sessions_at(self, peer_id: str) -> int:
+        """Number of sessions at a peer."""
+        return self._sessions.get(peer_id, 0)
+
+    def run_s(self, stage: RouteStage) -> float:
+        """Seconds of a step at one stage."""
+        if stage not in self._run_s:
+            sessions = 1 + self.sessions_at(stage.peer_id)
+            record, layers = self.usable[stage.peer_id], stage.end - stage.start
+            self._run_s[stage] = token_s(record, layers, sessions)
+        return self._run_s[stage]
+
+    def hop_s(self, one: RouteStage, other: RouteStage) -> float:
+        """Seconds from one stage to another."""
+        if one.peer_id == other.peer_id:
+            return 0.0
+        return self._rtt_s.get(frozenset((one.peer_id, other.peer_id)), 2 * HOP_S) / 2
+
+    def token_s(self, route: Sequence[RouteStage]) -> float:
+        """Seconds of a token, from the first stage through all others and back to the first."""
+        hops_s = sum(self.hop_s(a, b) for a, b in zip(route, (*route[1:], route[0]), strict=True))
+        return hops_s + sum(map(self.run_s, route))
+
+
+Search = Callable[[RingTimes], Ring | None]
+"""Finds the quickest ring over some peers."""
+
+
+def quicker(
+    turn: tuple[RouteStage, ...],
+    times: RingTimes,
+    quickest: Search,
+    late: Collection[str] = (),
+) -> tuple[RouteStage, ...]:
+    """The route to take where it is ``turn``'s turn: the quickest ring over peers that are not
+    ``late``, if ``turn`` takes much longer."""
+    ring = quickest(times.among(times.usable.keys() - late))
+    return turn if ring is None or ring[0] > QUICKER_MIN * times.token_s(turn) else ring[1]
+
+
+def light_ring(
+    edges: Mapping[str, Collection[str]],
+    ends: Mapping[str, int],
+    given: Mapping[str, float],
+    times: RingTimes,
+) -> Ring | None:
+    """The quickest ring over peers with little to do; None: there is none.
+
+    They have no session, or their sessions and one more make no more tokens/s than they are
+    ``given`` by the plan at full load. For the rest see :func:`quickest_ring`.
+    """
+    for _ in range(TRIES_MAX):
+        ring = quickest_ring(edges, ends, times)
+        if ring is None:
+            return None
+        token_s, stages = ring
+        full = {
+            stage.peer_id
+            for stage in stages
+            if (beside := times.sessions_at(stage.peer_id))
+            and 1 + beside > given.get(stage.peer_id, 0.0) * token_s
+        }
+        if not full:
+            return ring
+        times = times.among(times.usable.keys() - full)
+    return None
+
+
+def quickest_ring(
+    edges: Mapping[str, Collection[str]], ends: Mapping[str, int], times: RingTimes
+) -> Ring | None:
+    """The ring of the least time per token over ``times.usable`` peers; None: there is none.
+
+    ``edges`` lead from the source and from each peer to the peers of the next stage, and each peer
+    runs the layers up to its place in ``ends``.
+    """
+    usable = times.usable
+
+    def stages_after(tail: str, start: int) -> Iterator[RouteStage]:
+        for head in edges.get(tail, ()):
+            end = ends.get(head, 0)
+            if head in usable and usable[head].holds(start, end):
+                yield RouteStage(peer_id=head, start=start, end=end)
+
+    layers = max(ends.values(), default=0)
+    in_order = sorted(usable, key=lambda peer_id: (ends.get(peer_id, 0), peer_id))
+    entries = sorted(stages_after(SOURCE, 0), key=lambda s: (times.run_s(s) / s.end, s.peer_id))
+    found: Ring | None = None
+    looks = sum(map(len, edges.values()))
+    for first in entries[: max(1, LOOKS_MAX // max(1, looks))]:
+        best: dict[str, Ring] = {first.peer_id: (times.run_s(first), (first,))}
+        for peer_id in in_order:
+            if peer_id not in best:
+                continue
+            time_s, stages = best[peer_id]
+            if ends[peer_id] == layers:
+                whole_s = time_s + times.hop_s(stages[-1], first)
+                if found is None or whole_s < found[0]:
+                    found = whole_s, stages
+            if len(stages) == STAGES_MAX:
+                continue
+            for stage in stages_after(peer_id, ends[peer_id]):
+                later_s = time_s + times.hop_s(stages[-1], stage) + times.run_s(stage)
+                if stage.peer_id not in best or later_s < best[stage.peer_id][0]:
+                    best[stage.peer_id] = later_s, (*stages, stage)
+    return found

@@ -1,0 +1,91 @@
+"""Asks others into a peer's network: an invitation in words, an offer on the local network."""
+
+import argparse
+import os
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+
+from dht.command_line import COMMAND
+from dht.connecting import chosen_transport
+from dht.errors import UserError
+from dht.hub import local_path
+from dht.invitation import invitation_to, text_of
+from dht.local_network import Offer, offer_of_peer
+from dht.messages.types import ModelSpec
+from dht.records.directory import Directory
+from dht.transport.config import TransportKind
+from node.owner.reporter import Reporter
+
+
+async def refuse_other_weights(
+    directory: Directory, mine: ModelSpec, said_fingerprint: str
+) -> None:
+    """Raise UserError if the network serves other weights under this name, or if those that it was
+    said to serve (a fingerprint's first digits, perhaps none) are others."""
+    others = [record.model for record in (await directory.nodes()).values()]
+    if others and all(model.fingerprint != mine.fingerprint for model in others):
+        raise UserError(
+            f"this swarm serves other weights as {mine.name}: theirs are"
+            f" {others[0].fingerprint[:12]}, yours {mine.fingerprint[:12]}"
+        )
+    if not mine.fingerprint.startswith(said_fingerprint):
+        raise UserError(
+            f"the network was said to serve {mine.name} with fingerprint"
+            f" {said_fingerprint[:16]}; yours is {mine.fingerprint[:16]}: these are other"
+            " weights"
+        )
+
+
+def invite(
+    arguments: argparse.Namespace,
+    addresses: Sequence[str],
+    spec: ModelSpec,
+    reporter: Reporter,
+) -> None:
+    """Print commands for others with an invitation to this peer, which is at ``addresses``."""
+    given = arguments.initial_peers
+    known = (*addresses, *given) if arguments.founded else (*given, *addresses)
+    invitation = invitation_to(arguments.network, known, spec.name, spec.fingerprint)
+    text = text_of(invitation)
+    reporter.event("invitation", text=text)
+    command = _command()
+    at_home = " --model FILES" if local_path(arguments.model) else ""
+    reporter.say(f"This peer's address is {addresses[0]}")
+    reporter.say("Invite others (on this machine with an --identity FILE of their own):")
+    reporter.say(f"  {command} join {text}{at_home}")
+    reporter.say("Anyone asks with:")
+    reporter.say(f"  {command} ask {text} --prompt 'One morning'")
+
+
+def _command() -> str:
+    """``anabranch`` where a shell finds it, else what runs the same with this Python."""
+    if shutil.which(COMMAND) is not None:
+        return COMMAND
+    try:
+        path = os.path.relpath(sys.executable)
+    except ValueError:  # on another drive
+        path = sys.executable
+    return f"{shlex.quote(sys.executable if path.startswith(os.pardir) else path)} -m {COMMAND}"
+
+
+def offer_here(
+    arguments: argparse.Namespace,
+    addresses: Sequence[str],
+    spec: ModelSpec,
+    reporter: Reporter,
+) -> Offer | None:
+    """What ``--local`` tells this local network; None where nobody could join through this peer."""
+    if chosen_transport(arguments.transport) is TransportKind.LIGHT:
+        reporter.say("A light peer lets nobody in, so it is not offered on this network")
+        return None
+    name = arguments.name or platform.node()
+    try:
+        offer = offer_of_peer(name, arguments.network, addresses, spec.name, spec.fingerprint)
+    except UserError as error:
+        reporter.say(f"Not offered on this network: {error}")
+        return None
+    reporter.say(f"Offered on this network (--local): {offer}")
+    return offer

@@ -1,0 +1,16 @@
+"""Where the heavy clients of the gateway are, the packages of the ``compat`` extra."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def python_with(package: str) -> str:
+    """An interpreter that has a package of the ``compat`` extra; skips the test without one."""
+    python = os.environ.get("ANABRANCH_COMPAT_PYTHON", sys.executable)
+    probe = subprocess.run([python, "-c", f"import {package}"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"{package} is not installed (pip install 'anabranch[compat]')")
+    return python

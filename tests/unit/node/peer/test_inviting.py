@@ -1,0 +1,66 @@
+"""What a joining peer offers others, and the networks into which it invites nobody."""
+
+import argparse
+import asyncio
+import io
+import random
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+
+from dht.errors import UserError
+from dht.identity.peer_id import Identity
+from dht.messages.types import ModelSpec
+from dht.records.directory import Directory
+from dht.simulated.network import MemoryNetwork
+from dht.transport.config import TransportKind
+from node.owner.reporter import Reporter
+from node.peer.inviting import offer_here, refuse_other_weights
+from tests.unit.records import MODEL, record_of
+
+PEER = Identity(b"1" * 32).peer_id
+LOOPBACK, PUBLIC, PRIVATE = (
+    f"/ip4/{host}/tcp/31330/p2p/{PEER}" for host in ("127.0.0.1", "1.1.1.1", "10.0.0.7")
+)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "kind", "offered", "said"),
+    [
+        ((LOOPBACK, PUBLIC, PRIVATE), TransportKind.DAEMON, (PRIVATE,), "10.0.0.7:31330"),
+        ((LOOPBACK, PUBLIC), TransportKind.DAEMON, None, "Not offered on this network"),
+        ((PRIVATE,), TransportKind.LIGHT, None, "A light peer lets nobody in"),
+    ],
+)
+def test_a_peer_offers_private_addresses_where_others_can_join_through_it(
+    addresses: tuple[str, ...], kind: TransportKind, offered: tuple[str, ...] | None, said: str
+) -> None:
+    arguments = argparse.Namespace(name="gaming-pc", network="lab", transport=kind)
+    out = io.StringIO()
+    offer = offer_here(arguments, addresses, MODEL, Reporter(json_log=False, out=out))
+    assert (offer and offer.invitation.addresses) == offered
+    assert said in out.getvalue()
+    assert "1.1.1.1" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("mine", "said", "refused"),
+    [
+        (MODEL, "", None),
+        (MODEL, MODEL.fingerprint[:16], None),
+        (replace(MODEL, root="e" * 64), "", "this swarm serves other weights"),
+        (MODEL, "0" * 16, "the network was said to serve"),
+    ],
+)
+def test_nobody_is_invited_to_other_weights_than_the_networks(
+    mine: ModelSpec, said: str, refused: str | None
+) -> None:
+    async def ask() -> None:
+        network = MemoryNetwork(random.Random(0))
+        there, here = network.transport(), network.transport()
+        await Directory(there, "n", MODEL.key).publish(record_of(there.peer_id, 0, 8))
+        with pytest.raises(UserError, match=refused) if refused else nullcontext():
+            await refuse_other_weights(Directory(here, "n", MODEL.key), mine, said)
+
+    asyncio.run(ask())
