@@ -71,7 +71,8 @@ def test_a_model_has_the_name_of_its_file(brook: Path) -> None:
 
 def test_peers_pass_on_what_clients_check(brook: Path) -> None:
     store = WeightStore.open(str(brook))
-    served = ServedTexts.of(store.directory, store.root, store.weights_digest)
+    served = ServedTexts.of(store.directory, store.weights_digest)
+    assert served.root == store.root
     names = {file.name for file in served.found.files}
     assert {"config.json", "generation_config.json", "tokenizer.json"} <= names
     assert {"tokenizer_config.json", "chat_template.jinja"} <= names
