@@ -6,11 +6,14 @@ token that would have been chosen. Speed and size on a wider random model as wel
 precisions take turns in one process and the medians count, because the machine is shared.
 
 ``--packed``: packed checkpoints and quantised experts on a small mixture of experts with random
-weights, written in each published format: bytes of a layer and the peak while all are read, beside
-the bytes of the files; errors beside the numbers that the format means, and beside those packed.
+weights, and GGUF files of a dense model, written in each published format: bytes of a layer and the
+peak while all are read, beside the bytes of the files; errors beside the numbers that the format
+means, and beside those packed.
 """
 
 import argparse
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,10 +25,13 @@ from statistics import median
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from bench.families import renew
+from bench.gguf_files import of_kind, write_gguf
 from bench.local_swarm import ROOT
 from bench.packed_checkpoints import formats
 from bench.packed_checkpoints import write as write_packed
@@ -73,8 +79,12 @@ MIXTURE: dict[str, Any] = {
     "initializer_range": 0.03,
 }
 """Of the random mixtures of experts."""
-FAMILY, EXPERTS_FAMILY = "qwen3_moe", "gpt_oss"
-"""A mixture whose experts are stored one by one, and one of stacked experts."""
+FAMILY, EXPERTS_FAMILY, DENSE_FAMILY = "qwen3_moe", "gpt_oss", "qwen2"
+"""A mixture whose experts are stored one by one, one of stacked experts, and a dense model, whose
+GGUF files llama.cpp writes without moving rows."""
+DENSE = {**MIXTURE, "intermediate_size": 1536, "head_dim": None}
+GGUF_KINDS = ("Q8_0", "Q6_K", "Q4_K", "Q4_0", "Q5_0")
+"""Types of blocks, the last one without code on tensors."""
 GROUP, BLOCK = 128, (128, 128)
 """Of most published checkpoints."""
 RARE = ("fp8, ragged blocks", "modelopt, nvfp4", "compressed-tensors, int4 with zeros")
@@ -141,17 +151,18 @@ def published_bytes(directory: Path) -> tuple[int, int]:
     layers: Counter[str] = Counter()
     entries = WeightStore.open(str(directory)).tensors.items()
     for name, entry in entries:
-        if ".layers." in name:
-            layers[name.split(".layers.")[1].split(".")[0]] += entry.size_bytes
+        if (found := re.search(r"(?:\.layers|^blk)\.(\d+)\.", name)) is not None:
+            layers[found[1]] += entry.size_bytes
     return max(layers.values()), sum(entry.size_bytes for _, entry in entries)
 
 
 def packed_rows(directory: Path) -> dict[str, Any]:
     """Sizes, errors and tokens/s of each published format, and of experts that a peer packs."""
     rows: dict[str, Any] = {}
-    for family in (FAMILY, EXPERTS_FAMILY):
+    for family in (FAMILY, EXPERTS_FAMILY, DENSE_FAMILY):
         plain = directory / family
-        make(plain, family, dtype=torch.bfloat16, **MIXTURE)
+        shape = DENSE if family == DENSE_FAMILY else MIXTURE
+        make(plain, family, dtype=torch.bfloat16, **shape)
         prompts = [[(7 * n + at) % 101 for at in range(16)] for n in range(len(PROMPTS))]
         source = engine_of(plain, "float32", None)
         right = answers(source, prompts, None, FORCED_TOKENS)
@@ -159,13 +170,21 @@ def packed_rows(directory: Path) -> dict[str, Any]:
             f"{family} in bfloat16": (plain, None, None),
             **{f"{family}, --quantize {k}": (plain, None, k) for k in ("int8", "int4")},
         }
-        for name, kind in formats(GROUP, BLOCK).items():
-            if name in RARE:
+        for name, published in formats(GROUP, BLOCK).items():
+            if name in RARE or family == DENSE_FAMILY:
                 continue
-            if kind.of_experts == (family == EXPERTS_FAMILY):
+            if published.of_experts == (family == EXPERTS_FAMILY):
                 packed, meant = directory / f"packed, {name}", directory / f"meant, {name}"
-                write_packed(plain, kind, packed, meant)
+                write_packed(plain, published, packed, meant)
                 kinds[name] = (packed, meant, None)
+        for kind in GGUF_KINDS if family == DENSE_FAMILY else ():
+            file, meant = directory / f"{kind}.gguf", directory / f"meant, {kind}"
+            write_gguf(plain, file, of_kind(kind))
+            model = AutoModelForCausalLM.from_pretrained(directory, gguf_file=file.name)
+            meant.mkdir()
+            shutil.copy(plain / "config.json", meant)
+            save_file(model.state_dict(), meant / "model.safetensors")
+            kinds[f"gguf, {kind}"] = (file, meant, None)
         engines: dict[str, Engine] = {}
         for name, (place, meant, quantize) in kinds.items():
             layer_bytes, all_bytes = published_bytes(place)

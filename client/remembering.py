@@ -4,11 +4,11 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any
 
 from client.swarm.swarm import Swarm, SwarmConfig
 from dht.command_line import printable
+from dht.hub import resolved
 from dht.identity.dialling import DialRule
 from dht.messages.types import RouteStage
 from dht.remembered import ADDRESSES_MAX, Remembered, remember
@@ -56,13 +56,11 @@ def remember_swarm(
     ]
     first, *others = arguments.initial_peers
     named = arguments.model or swarm.text.name
-    directory = Path(named)
-    model = str(directory.resolve()) if directory.is_dir() else named
     remember(
         Remembered(
             network=arguments.network,
             initial_peers=tuple(dict.fromkeys((first, *told, *others)))[:ADDRESSES_MAX],
-            model=model,
+            model=resolved(named),
             model_name=swarm.text.name,
             fingerprint=spec.fingerprint,
         ),

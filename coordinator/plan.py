@@ -323,12 +323,13 @@ def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
         return problem, read_service(arguments.cluster, problem)
     from coordinator.plans.living_swarm import read_living
     from coordinator.problem.model_pin import ModelPin, named_peers
+    from dht.gguf_model import model_directory
     from dht.hub import served_name
     from dht.model_files import directory_root
 
-    directory = Path(arguments.model)
+    directory = model_directory(arguments.model)
     pin = ModelPin(
-        root=directory_root(directory) if directory.is_dir() else "",
+        root=directory_root(directory) if directory is not None else "",
         fingerprint=getattr(arguments, "fingerprint", ""),
         named=named_peers(arguments.initial_peers),
     )

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from dht.connecting import chosen_transport
 from dht.errors import MachineError, NetworkError, SwarmError, UserError
-from dht.hub import HubId, served_name
+from dht.hub import HubId, local_path, served_name
 from dht.invitation import Invitation, is_invitation, read_invitation
 from dht.local_network import OFFERS_MAX, chosen
 from dht.records.directory import DEFAULT_NETWORK
@@ -140,7 +140,7 @@ def add_model(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         metavar="M",
-        help="its directory, hub id org/name[@revision], or name in the swarm",
+        help="its directory, GGUF file, hub id org/name[@revision][:file], or name",
     )
     parser.add_rare(
         "--fingerprint",
@@ -314,7 +314,7 @@ def _take_remembered(arguments: argparse.Namespace, remembered: Remembered) -> N
 
 
 def _is_bare(model: str) -> bool:
-    return HubId.parse(model) is None and not Path(model).is_dir()
+    return HubId.parse(model) is None and local_path(model) is None
 
 
 def _note(text: str) -> None:

@@ -44,28 +44,42 @@ VOCABULARIES = (
     "added_tokens.json",
 )
 """What a tokenizer is made of in a model without a ``tokenizer.json``."""
+GGUF = ".gguf"
+"""End of the name of a file that is a whole model, or a part of one."""
 TEXT_BYTES_MAX = 256 << 20
 FILES_MAX = 100_000
+SHOWN_MAX = 8
+"""Names that a message shows."""
 
+_PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
-_HUB_ID = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9_][A-Za-z0-9_./-]*))?")
+_HUB_ID = re.compile(
+    rf"({_PART}/{_PART})(?:@([A-Za-z0-9_][A-Za-z0-9_./-]*))?(?::([A-Za-z0-9_][A-Za-z0-9_.+/-]*))?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubId:
-    """The id of a model on the hub: ``org/name``, and a branch, tag or commit if given."""
+    """The id of a model on the hub: ``org/name``, a branch, tag or commit if given, and the name
+    of a GGUF file where that is the model."""
 
     repo: str
     revision: str | None = None
+    file: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> "HubId | None":
-        """The id in ``org/name`` or ``org/name@revision``; None for other text."""
+        """The id in ``org/name[@revision][:file.gguf]``; None for other text."""
         found = _HUB_ID.fullmatch(text)
-        return None if found is None else cls(repo=found[1], revision=found[2])
+        return None if found is None else cls(repo=found[1], revision=found[2], file=found[3])
+
+    @property
+    def place(self) -> str:
+        """The repository, at its revision."""
+        return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
 
     def __str__(self) -> str:
-        return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
+        return self.place if self.file is None else f"{self.place}:{self.file}"
 
 
 class HubUnreachableError(NetworkError):
@@ -76,10 +90,25 @@ class HubOfflineError(UserError):
     """Something is not here, and ``HF_HUB_OFFLINE`` forbids every request."""
 
 
+def local_path(model: str) -> Path | None:
+    """The directory or GGUF file here that ``model`` names; None where there is none."""
+    path = Path(model).expanduser()
+    return path if path.is_dir() or (path.suffix == GGUF and path.is_file()) else None
+
+
+def resolved(model: str) -> str:
+    """``model`` as other working directories know it: what is local, by its whole path."""
+    path = local_path(model)
+    return model if path is None else str(path.resolve() if path.is_dir() else path.absolute())
+
+
 def served_name(model: str) -> str:
-    """The name that a model is served under: its hub id, or the name of its directory."""
-    directory = Path(model).expanduser()
-    return directory.resolve().name if directory.is_dir() else model
+    """The name that a model is served under: its hub id, the name of its directory, or that of its
+    GGUF file without the ending and the number of a part."""
+    path = local_path(model)
+    if path is None:
+        return model
+    return path.resolve().name if path.is_dir() else _PART_NUMBER.sub("", path.stem)
 
 
 class HubFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +140,7 @@ def list_model(hub_id: HubId) -> HubListing:
     Raises UserError for a model that does not exist or is not open to this user, NetworkError where
     the hub cannot be reached and no listing is known.
     """
-    kept = notes_directory() / "listings" / f"{str(hub_id).replace('/', '--')}.json"
+    kept = notes_directory() / "listings" / f"{hub_id.place.replace('/', '--')}.json"
     try:
         listing = _ask(hub_id)
     except NetworkError as error:
@@ -140,7 +169,7 @@ def _mistyped(hub_id: HubId) -> UserError | None:
 
 
 def _ask(hub_id: HubId) -> HubListing:
-    with hub_errors(str(hub_id)):
+    with hub_errors(hub_id.place):
         from huggingface_hub import HfApi
 
         info = HfApi().model_info(hub_id.repo, revision=hub_id.revision, files_metadata=True)
@@ -204,6 +233,10 @@ def fetch_small_files(listing: HubListing, *more: str) -> Path:
     as :func:`list_model`.
     """
     if "config.json" not in listing.files:
+        if found := gguf_names(listing):
+            raise UserError(
+                f"{listing.repo} holds GGUF files; say which, as {listing.repo}:FILE: {found}"
+            )
         raise UserError(f"{listing.repo} has no config.json; is it a model?")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import disable_progress_bars
@@ -219,6 +252,49 @@ def fetch_small_files(listing: HubListing, *more: str) -> Path:
         with hub_errors(what):
             path = hf_hub_download(listing.repo, name, revision=listing.commit)
     return Path(path).parent
+
+
+def gguf_names(listing: HubListing) -> str:
+    """Names of the GGUF files in a listing, in words; empty where there are none."""
+    names = sorted(name for name in listing.files if name.endswith(GGUF))
+    return ", ".join((*names[:SHOWN_MAX], "…")[: len(names)])
+
+
+def snapshot(listing: HubListing) -> Path:
+    """The directory in the usual cache where the model's files at the listed commit are."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = str(repo_folder_name(repo_id=listing.repo, repo_type="model"))
+    return Path(constants.HF_HUB_CACHE) / folder / "snapshots" / listing.commit
+
+
+def file_url(listing: HubListing, name: str) -> str:
+    """Where a file of the listed commit is."""
+    from huggingface_hub import hf_hub_url
+
+    return str(hf_hub_url(listing.repo, name, revision=listing.commit))
+
+
+def fetch_start(listing: HubListing, name: str, count_bytes: int) -> bytes:
+    """The first bytes of a file on the hub, and no more, even where it ignores ranges.
+
+    Raises UserError, NetworkError.
+    """
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
+
+    got, what = bytearray(), f"{name} of {listing.repo}"
+    headers = {**build_hf_headers(), "Range": f"bytes=0-{count_bytes - 1}"}
+    with (
+        hub_errors(what),
+        http_stream_backoff("GET", file_url(listing, name), headers=headers) as response,
+    ):
+        hf_raise_for_status(response)
+        for block in response.iter_bytes():
+            got += block
+            if len(got) >= count_bytes:
+                return bytes(got[:count_bytes])
+    raise HubUnreachableError(f"the hub cut the header of {what} short")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from dht.errors import UserError
-from dht.hub import HubId, HubListing, fetch_small_files, list_model, notes_directory
+from dht.hub import HubListing, notes_directory
 from dht.json_file import decode_json, read_object
 from dht.messages.types import fingerprint_of
 from dht.text_files import digest_of, text_hashes
@@ -84,17 +84,6 @@ def listed_root(listing: HubListing, directory: Path) -> str:
     return root_of(text_hashes(directory), digest_of(known)) if known == hashes else ""
 
 
-def hub_root(hub_id: HubId) -> tuple[Path, str]:
-    """The directory of a hub model's small files, fetched where they are missing, and its root.
-
-    Raises as :func:`dht.hub.list_model`, :func:`dht.hub.fetch_small_files` and
-    :func:`listed_root`.
-    """
-    listing = list_model(hub_id)
-    directory = fetch_small_files(listing, INDEX)
-    return directory, listed_root(listing, directory)
-
-
 # Hashes
 
 
@@ -150,7 +139,9 @@ def read_config(directory: Path, name: str = "") -> dict[str, Any]:
     try:
         config = read_object(path)
     except FileNotFoundError:
-        raise UserError(f"{name} has no config.json; is it a model's directory?") from None
+        found = next(directory.glob("*.gguf"), None)
+        what = "is it a model's directory?" if found is None else f"give {found}, if that is meant"
+        raise UserError(f"{name} has no config.json; {what}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if "model_type" not in config:

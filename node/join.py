@@ -140,10 +140,10 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
 
 
 async def _open_store(arguments: argparse.Namespace, reporter: Reporter) -> "WeightStore":
-    from node.weights.hub_shards import open_model
+    from node.model.opening import open_lean
 
     with reporter.phase("Reading the model's headers; new files are hashed", counted=True) as bar:
-        return await asyncio.to_thread(open_model, arguments.model, bar.update)
+        return await asyncio.to_thread(open_lean, arguments.model, bar.update)
 
 
 async def _choose(

@@ -11,9 +11,9 @@ from dht.command_line import EXIT_DONE, Parser, run_command
 from dht.hub import served_name
 from node.device.hardware import machine_of
 from node.engine.engine import Engine, EngineConfig
+from node.model.opening import open_lean
 from node.owner.reporter import counted
 from node.profiling.layer_profile import measure, tokens_per_s
-from node.weights.hub_shards import open_model
 
 
 def parse() -> argparse.Namespace:
@@ -38,7 +38,7 @@ def parse() -> argparse.Namespace:
 async def main(arguments: argparse.Namespace) -> int:
     """Measure and print."""
     machine = machine_of(arguments.gpu, arguments.memory)
-    store = await asyncio.to_thread(open_model, arguments.model)
+    store = await asyncio.to_thread(open_lean, arguments.model)
     config = EngineConfig(
         store=store,
         name=served_name(arguments.model),

@@ -9,6 +9,7 @@ import msgspec
 
 from dht.command_line import EXIT_DONE, Parser, run_command
 from dht.errors import UserError
+from dht.gguf_model import model_directory
 from dht.model_files import MANIFEST, read_config, read_manifest, shards_of
 from dht.whole_file import write_whole
 from node.weights.hashes import hash_shards
@@ -37,9 +38,9 @@ async def main(arguments: argparse.Namespace) -> int:
 
 
 def _hash(model: Path, *, check: bool) -> int:
-    directory = model.expanduser()
-    if not directory.is_dir():
-        raise UserError(f"{model} is not a directory; give a model's directory")
+    directory = model_directory(str(model))
+    if directory is None:
+        raise UserError(f"{model} is not a directory; give a model's directory or a GGUF file")
     read_config(directory)
     path = directory / MANIFEST
     known = read_manifest(path) if check else None

@@ -54,7 +54,7 @@ def parse() -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="M",
-        help="these, too: directory, hub id, or NAME=FINGERPRINT",
+        help="these, too: as --model, or NAME=FINGERPRINT",
     )
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="listen here (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, metavar="P", help="0 takes any (8000)")

@@ -5,7 +5,6 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Self
 
 from client.answer.generation import Answer, AnswerRequest, GenerationOptions, Piece
@@ -22,11 +21,12 @@ from coordinator.catalogue.served import only_model
 from coordinator.problem.model_pin import ModelPin, checked_fingerprint, named_peers
 from dht.connecting import observe
 from dht.errors import NetworkError, UserError
-from dht.hub import HubId
+from dht.gguf_model import hub_root, model_directory
+from dht.hub import HubId, local_path, served_name
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
 from dht.messages.types import ModelSpec
-from dht.model_files import directory_root, hub_root
+from dht.model_files import directory_root
 from dht.transport.config import TransportKind
 from dht.transport.interface import Transport
 
@@ -313,13 +313,13 @@ def named_of(entry: str) -> str:
     Raises UserError.
     """
     name, _ = _entry(entry)
-    return Path(name).resolve().name if Path(name).is_dir() else name
+    return served_name(name)
 
 
 def _entry(entry: str) -> tuple[str, str]:
     """A model as for :meth:`Swarm.connect`, and its fingerprint or nothing. Raises UserError."""
     name, _, fingerprint = entry.partition("=")
-    if not fingerprint or Path(entry).is_dir():
+    if not fingerprint or local_path(entry):
         return entry, ""
     return name, checked_fingerprint(fingerprint)
 
@@ -369,14 +369,13 @@ def _fetched_text(hub_id: HubId) -> ModelText:
 
 def _text_of(model: str) -> ModelText | HubId:
     """The text side of a directory or a bare name; for a hub id, where it is to be fetched."""
-    directory = Path(model)
-    if directory.is_dir():
-        return ModelText.load(directory.resolve().name, directory, directory_root(directory))
+    if (directory := model_directory(model)) is not None:
+        return ModelText.load(served_name(model), directory, directory_root(directory))
     hub_id = HubId.parse(model)
     if hub_id is not None:
         return hub_id
     if "/" in model or model.startswith((".", "~")) or not model:
         raise UserError(
-            f"{model!r} is not a directory; give a model's directory, its hub id or its name"
+            f"{model!r} is not a directory or GGUF file; give one, a hub id or a model's name"
         )
     return ModelText(name=model)

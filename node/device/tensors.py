@@ -16,11 +16,16 @@ STORED_DTYPES: dict[str, torch.dtype] = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-"""Dtypes of tensors in safetensors files, by their names there."""
+"""Dtypes of tensors in weight files, by their names there."""
 FLOAT8_FINITE_MAX = {
     torch.float8_e4m3fn: 0x7E, torch.float8_e5m2: 0x7B, torch.float8_e8m0fnu: 0xFE
 }  # fmt: skip
 """Largest byte, without its sign, of a number that is finite."""
+
+
+def stored_dtype(name: str) -> torch.dtype:
+    """Dtype of a tensor in a weight file; blocks of GGUF files, whatever their type, are bytes."""
+    return STORED_DTYPES.get(name, torch.uint8)
 
 
 def to_device(numbers: Sequence[int] | torch.Tensor, device: torch.device) -> torch.Tensor:

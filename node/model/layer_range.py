@@ -109,7 +109,7 @@ class ModelLayout:
         head_name = named.get(id(structure.get_output_embeddings()), "")
         if embed_name not in anatomy.before or head_name not in anatomy.behind:
             raise Unservable("its embedding or its LM head is not where it says")
-        names = CheckpointNames(str(store.directory), model, stored)
+        names = CheckpointNames(str(store.directory), model, stored, store.config)
         layers: Any = model.get_submodule(stack)
         return cls(
             store=store,
@@ -128,7 +128,9 @@ class ModelLayout:
 
     def with_names(self, stored: Mapping[str, Stored]) -> "ModelLayout":
         """The layout with the weights ``stored`` for all modules that the model has by now."""
-        return replace(self, names=CheckpointNames(str(self.store.directory), self.model, stored))
+        store = self.store
+        names = CheckpointNames(str(store.directory), self.model, stored, store.config)
+        return replace(self, names=names)
 
     def skeleton(self) -> Skeleton:
         """The model's own forward without weights, on the CPU."""
@@ -481,10 +483,10 @@ class LoadedRange:
         else:
             finite = dtype is not torch.float16 or is_finite(moved)
         if not finite:
-            raise UserError(
-                f"{self._layout.store.directory}: {name} has numbers beyond float16;"
-                " use --dtype bfloat16 or float32"
-            )
+            beyond = "float16; use --dtype bfloat16 or float32"
+            if dtype is not torch.float16:
+                beyond = f"{str(dtype).removeprefix('torch.')}, or that are none"
+            raise UserError(f"{self._layout.store.directory}: {name} has numbers beyond {beyond}")
         return moved
 
     def _fill(self, part: "_Part", tensors: dict[str, torch.Tensor]) -> nn.Module:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from dht.errors import UserError
+from dht.gguf_model import ARCHITECTURE
+from node.packed.ggml import ggml_rules
 from node.packed.packing import Packing
 from node.packed.stored import Described, Parts, Rule, Stored, read_names, settings_of
 from node.packed.tensor import PackedTensor
@@ -28,7 +30,7 @@ def stored_weights(
     Raises UserError for a format that is not read, or tensors that do not fit it.
     """
     settings = settings_of(config)
-    rules: Sequence[Rule] = ()
+    rules: Sequence[Rule] = ggml_rules() if ARCHITECTURE in config else ()
     if settings is not None:
         method = str(settings.get("quant_method", ""))[:40]
         if method not in FORMATS:

@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Protocol
 
 import torch
 
@@ -55,6 +56,34 @@ EXPONENT_BIAS = 127
 """Exponent 0 as a byte (E8M0)."""
 E4M3_BITS = 0xBF80 - (1 << 16)
 """Sign, exponent and fraction of an E4M3 number within a float16."""
+
+
+class Meaning(Protocol):
+    """What a packed tensor asks of the kind of its packing."""
+
+    @property
+    def rows(self) -> int:
+        """Rows that share scales."""
+
+    def shape(self, parts: Parts) -> tuple[int, ...]:
+        """Shape of the matrix. Raises ValueError if the parts do not fit each other."""
+
+    def by_row(self, parts: Parts) -> "tuple[Meaning, Parts]":
+        """The same matrix with scales for each row alone."""
+
+    def some_rows(self, parts: Parts, start: int, end: int) -> dict[str, torch.Tensor]:
+        """Parts of rows ``[start, end)``; ``start`` is a multiple of ``rows``."""
+
+    def dequantise(
+        self, parts: Parts, dtype: torch.dtype, room: "Room | None" = None
+    ) -> torch.Tensor:
+        """The matrix's numbers, perhaps in ``room``."""
+
+    def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
+        """Whether no number is too large for ``dtype``."""
+
+    def made_up(self, parts: Parts) -> dict[str, torch.Tensor]:
+        """Parts of the same shapes, on the CPU, to time with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +179,32 @@ class Packing:
             values = torch.gather(bands, -1, order.expand(bands.shape)).view(values.shape)
         return values if dtype is torch.float32 else room.copy(values, dtype)
 
+    def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
+        """Whether no number can be too large for ``dtype``."""
+        largest = LARGEST[self.code]
+        if "zeros" in parts:
+            largest *= 2
+        bound = torch.tensor(largest)
+        for name in ("scales", "factors"):
+            if name in parts:
+                bound = bound * plain_scales(parts[name]).abs().amax()
+        return bool(bound <= torch.finfo(dtype).max)
+
+    def made_up(self, parts: Parts) -> dict[str, torch.Tensor]:
+        """Parts of the same shapes, on the CPU, with random codes, to time with."""
+        plain = {"scales": 1e-3, "factors": 1.0, "zeros": 7}
+        made: dict[str, torch.Tensor] = {}
+        for name, part in parts.items():
+            if name == "codes":
+                made[name] = random_bytes(part.numel(), 0x77).view(part.dtype).reshape(part.shape)
+            elif name == "order":
+                made[name] = torch.arange(part.shape[-1], dtype=part.dtype).expand(part.shape)
+            elif name == "scales" and part.dtype is torch.uint8:
+                made[name] = torch.full(part.shape, EXPONENT_BIAS - 10, dtype=part.dtype)
+            else:
+                made[name] = torch.full(part.shape, plain[name], dtype=part.dtype)
+        return made
+
     def _values(self, codes: torch.Tensor, room: "Room") -> tuple[torch.Tensor, float]:
         """What the codes stand for over a number, ``[..., outs, ins]`` in float32, and that."""
         if self.bits == 4:
@@ -187,6 +242,12 @@ class Room:
     def copy(self, tensor: torch.Tensor, dtype: torch.dtype, use: str = "") -> torch.Tensor:
         """``tensor`` in another dtype."""
         return self.empty(tensor.shape, dtype, tensor.device, use).copy_(tensor)
+
+
+def random_bytes(count: int, mask: int) -> torch.Tensor:
+    """``[count]`` bytes of many values, with the bits of ``mask`` alone."""
+    block = torch.arange(1 << 16).mul(40503).bitwise_right_shift(5).to(torch.uint8) & mask
+    return block.repeat(-(-count // block.numel()))[:count]
 
 
 def plain_scales(scales: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from dht.errors import UserError
-from node.device.tensors import STORED_DTYPES
+from node.device.tensors import stored_dtype
 from node.packed.tensor import PackedTensor
 
 NAME_CHARACTERS = 120
@@ -75,7 +75,7 @@ class Stored:
         return self.weight(
             {
                 name: torch.empty(
-                    tensors[name].shape, dtype=STORED_DTYPES[tensors[name].dtype], device="meta"
+                    tensors[name].shape, dtype=stored_dtype(tensors[name].dtype), device="meta"
                 )
                 for name in self.names.values()
             }

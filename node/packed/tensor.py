@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from node.packed.packing import EXPONENT_BIAS, LARGEST, Packing, Parts, Room, plain_scales
+from node.packed.packing import Meaning, Parts, Room
 
 TILE_NUMBERS = 1 << 17
 """Numbers that a product on a CPU dequantises at a time: what stays in its cache."""
@@ -26,14 +26,14 @@ class PackedTensor(torch.Tensor):
     ``turned``: seen as ``[..., ins, outs]``. Its dtype is the one that it computes in.
     """
 
-    packing: Packing
+    packing: Meaning
     parts: dict[str, torch.Tensor]
     turned: bool
 
     @staticmethod
     def __new__(
         cls: type["PackedTensor"],
-        packing: Packing,
+        packing: Meaning,
         parts: Parts,
         dtype: torch.dtype = torch.float32,
         *,
@@ -81,14 +81,7 @@ class PackedTensor(torch.Tensor):
     @property
     def is_finite(self) -> bool:
         """Whether no number can be too large for the dtype."""
-        largest = LARGEST[self.packing.code]
-        if "zeros" in self.parts:
-            largest *= 2
-        bound = torch.tensor(largest)
-        for name in ("scales", "factors"):
-            if name in self.parts:
-                bound = bound * plain_scales(self.parts[name]).abs().amax()
-        return bool(bound <= torch.finfo(self.dtype).max)
+        return self.packing.is_finite(self.parts, self.dtype)
 
     def dequantised(self) -> torch.Tensor:
         """The whole as a plain tensor."""
@@ -97,21 +90,7 @@ class PackedTensor(torch.Tensor):
 
     def made_up(self) -> "PackedTensor":
         """One of the same shape and packing, on the CPU, with random codes, to time with."""
-        block = torch.arange(1 << 16).mul(40503).bitwise_right_shift(5).to(torch.uint8) & 0x77
-        plain = {"scales": 1e-3, "factors": 1.0, "zeros": 7}
-        parts: dict[str, torch.Tensor] = {}
-        for name, part in self.parts.items():
-            if name == "codes":
-                times = -(-part.numel() // block.numel())
-                bytes_ = block.repeat(times)[: part.numel()]
-                parts[name] = bytes_.view(part.dtype).reshape(part.shape)
-            elif name == "order":
-                parts[name] = torch.arange(part.shape[-1], dtype=part.dtype).expand(part.shape)
-            elif name == "scales" and part.dtype is torch.uint8:
-                parts[name] = torch.full(part.shape, EXPONENT_BIAS - 10, dtype=part.dtype)
-            else:
-                parts[name] = torch.full(part.shape, plain[name], dtype=part.dtype)
-        return self._with(parts)
+        return self._with(self.packing.made_up(self.parts))
 
     def tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
         """A few rows of a matrix at a time: the first one's index, and ``[rows, ins]``, which stay
@@ -135,7 +114,7 @@ class PackedTensor(torch.Tensor):
         self,
         parts: Parts,
         *,
-        packing: Packing | None = None,
+        packing: Meaning | None = None,
         dtype: torch.dtype | None = None,
         turned: bool | None = None,
     ) -> "PackedTensor":
@@ -214,13 +193,41 @@ def _select(packed: PackedTensor, dim: int, index: int) -> PackedTensor | None:
     return packed._with({name: part[index] for name, part in packed.parts.items()})
 
 
+@_knows(aten.slice.Tensor)
+def _slice(
+    packed: PackedTensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> PackedTensor | None:
+    if dim % packed.dim() != 0 or not _has_rows_apart(packed):
+        return None
+    return packed._with({name: part[start:end:step] for name, part in packed.parts.items()})
+
+
 @_knows(aten.index.Tensor)
 def _index(packed: PackedTensor, indices: Sequence[torch.Tensor | None]) -> PackedTensor | None:
-    if packed.dim() < 3 or len(indices) != 1 or indices[0] is None:
+    chosen = indices[-1]
+    if chosen is None or chosen.dtype not in (torch.int64, torch.int32) or chosen.dim() > 1:
         return None
-    if indices[0].dtype not in (torch.int64, torch.int32) or indices[0].dim() > 1:
-        return None
-    return packed._with({name: part[indices[0]] for name, part in packed.parts.items()})
+    if len(indices) == 1 and _has_rows_apart(packed):
+        return packed._with({name: part[chosen] for name, part in packed.parts.items()})
+    if len(indices) == packed.dim() == 2 and indices[0] is None and not packed.turned:
+        order = packed.parts.get("order")
+        is_whole = len(chosen) == packed.shape[1]
+        if is_whole and (order is None or len(order) == 1):
+            place = chosen if order is None else order[0][chosen]
+            return packed._with({**packed.parts, "order": place[None].to(torch.int32)})
+    return None
+
+
+def _has_rows_apart(packed: PackedTensor) -> bool:
+    """Whether each part's first axis is that of the tensor: of a stack, or of rows that share
+    nothing."""
+    if packed.dim() > 2:
+        return True
+    return not packed.turned and packed.packing.rows == 1 and "order" not in packed.parts
 
 
 @_knows(aten.stack.default)

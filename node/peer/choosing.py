@@ -10,8 +10,9 @@ from coordinator.catalogue.need import Need, needs
 from coordinator.catalogue.reading import network_models, served_models
 from dht.command_line import printable
 from dht.errors import NetworkError, SwarmError, UserError
-from dht.hub import HubId, served_name
-from dht.model_files import directory_root, hub_root
+from dht.gguf_model import hub_root, model_directory
+from dht.hub import HubId, local_path, served_name
+from dht.model_files import directory_root
 from dht.transport.interface import Transport
 
 SHOWN_MAX = 4
@@ -30,7 +31,7 @@ class Choice:
     @property
     def fetch_bytes(self) -> int:
         """About how many bytes must be fetched; 0 where the files are here."""
-        return 0 if Path(self.files).is_dir() else self.need.weight_bytes
+        return 0 if local_path(self.files) else self.need.weight_bytes
 
     def sentence(self) -> str:
         """The choice in words."""
@@ -51,7 +52,7 @@ def files_of(name: str, allowed: Sequence[str]) -> str | None:
     """Where the files of the model called ``name`` are; None where it is not ``allowed`` or they
     are not known. Nothing here that only happens to be called so counts."""
     for entry in allowed:
-        if Path(entry).expanduser().is_dir() and served_name(entry) == name:
+        if local_path(entry) and served_name(entry) == name:
             return entry
     listed = name in allowed or not allowed
     return name if listed and HubId.parse(name) is not None and not Path(name).exists() else None
@@ -62,8 +63,7 @@ def root_here(files: str) -> str:
 
     Raises UserError and NetworkError.
     """
-    directory = Path(files).expanduser()
-    if directory.is_dir():
+    if (directory := model_directory(files)) is not None:
         return directory_root(directory)
     hub_id = HubId.parse(files)
     return "" if hub_id is None else hub_root(hub_id)[1]

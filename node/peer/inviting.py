@@ -7,11 +7,11 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from dht.command_line import COMMAND
 from dht.connecting import chosen_transport
 from dht.errors import UserError
+from dht.hub import local_path
 from dht.invitation import invitation_to, text_of
 from dht.local_network import Offer, offer_of_peer
 from dht.messages.types import ModelSpec
@@ -52,7 +52,7 @@ def invite(
     text = text_of(invitation)
     reporter.event("invitation", text=text)
     command = _command()
-    at_home = " --model DIRECTORY" if Path(arguments.model).expanduser().is_dir() else ""
+    at_home = " --model FILES" if local_path(arguments.model) else ""
     reporter.say(f"This peer's address is {addresses[0]}")
     reporter.say("Invite others (on this machine with an --identity FILE of their own):")
     reporter.say(f"  {command} join {text}{at_home}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dht.command_line import Parser, add_swarm, settle_swarm
 from dht.errors import UserError
-from dht.hub import HubId, served_name
+from dht.hub import HubId, local_path, served_name
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def join_parser() -> Parser:
     )
     add, rare = parser.add_argument, parser.add_rare
     add("--config", type=Path, metavar="FILE", help="these flags in TOML; typed ones go before")
-    add("--model", metavar="M", help="directory, or hub id org/name[@revision]")
+    add("--model", metavar="M", help="directory, .gguf, or hub id org/name[:file]")
     add(
         "--models",
         nargs="+",
@@ -149,11 +149,11 @@ def _settle(arguments: argparse.Namespace) -> None:
         raise UserError("--yes goes with --models: else strangers say what this machine fetches")
     settle_swarm(arguments, may_found=True, model="", any_model=bool(arguments.models))
     if not arguments.model and not arguments.initial_peers:
-        raise UserError("which model? give --model: its directory or its hub id")
+        raise UserError("which model? give --model: its directory, GGUF file or hub id")
     if arguments.models or not arguments.model:
         arguments.model, arguments.model_name, arguments.fingerprint = "", None, ""
         return
-    if not is_named and HubId.parse(arguments.model) is None and not Path(arguments.model).is_dir():
+    if not is_named and HubId.parse(arguments.model) is None and not local_path(arguments.model):
         raise UserError(
             f"the network's model {arguments.model} is on no hub: say with --model in which"
             " directory its files are, or with --models among which to choose"

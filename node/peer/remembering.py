@@ -8,9 +8,9 @@ import argparse
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 from dht.errors import NetworkError
+from dht.hub import resolved
 from dht.identity.dialling import DialRule
 from dht.messages.types import ModelSpec, NodeState
 from dht.records.directory import Directory
@@ -102,13 +102,12 @@ def remember_network(
 ) -> None:
     """Remember a peer's network for this user's next commands: to be reached at its ``own``
     addresses, those it was given, and those of peers ``met``."""
-    directory = Path(arguments.model).expanduser()
     kept = addresses_to_keep(own, arguments.initial_peers, met, founded=arguments.founded)
     remember(
         Remembered(
             network=arguments.network,
             initial_peers=kept,
-            model=str(directory.resolve()) if directory.is_dir() else arguments.model,
+            model=resolved(arguments.model),
             model_name=spec.name,
             fingerprint=spec.fingerprint,
         ),

@@ -21,7 +21,7 @@ from node.engine.engine import Engine, EngineConfig
 from node.engine.work_item import WorkItem
 from node.model import lean_transformers
 from node.model.layer_range import ModelLayout
-from node.weights.hub_shards import open_model
+from node.model.opening import open_lean
 from node.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class DraftEngine:
         """
 
         def build() -> tuple[Engine, int]:
-            drafts = open_model(model)
+            drafts = open_lean(model)
             vocab = _shared_vocabulary(model, drafts.directory, store.directory)
             layout = ModelLayout.of(drafts, dtype)
             spec = layout.spec(model)

@@ -9,14 +9,17 @@ a range, from only their tensors.
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from dht.errors import UserError
+from dht.gguf_model import ARCHITECTURE
 from node.packed.stored import Described, Stored
 from node.packed.tensor import PackedTensor
+from node.weights.gguf_names import FAILURES, gguf_sources, gguf_transforms
 
 CODE_DTYPES = frozenset({"I8", "U8", "I16", "I32", "I64"})
 """Dtypes of codes: no weight of a model's code is a matrix of these."""
@@ -50,8 +53,15 @@ Converted = dict[str, torch.Tensor]
 class CheckpointNames:
     """Which tensors of a checkpoint each parameter needs."""
 
-    def __init__(self, where: str, model: nn.Module, stored: Mapping[str, Stored]) -> None:
-        """``model`` is on the meta device; ``stored`` are the checkpoint's weights by name.
+    def __init__(
+        self,
+        where: str,
+        model: nn.Module,
+        stored: Mapping[str, Stored],
+        said: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """``model`` is on the meta device; ``stored`` are the checkpoint's weights by name;
+        ``said`` is its configuration, which names the architecture of a GGUF file.
 
         Raises UserError if its names cannot be planned.
         """
@@ -59,7 +69,7 @@ class CheckpointNames:
         self._model = model
         self._stored = stored
         self._by_parameter: dict[str, Conversion] = {}
-        for conversion in self._plan(sorted(stored)):
+        for conversion in self._plan(sorted(stored), said):
             for name in self._made_by(conversion):
                 self._by_parameter.setdefault(name, conversion)
 
@@ -101,7 +111,8 @@ class CheckpointNames:
         """Those parameters that stay packed, on the meta device; ``described`` are the files'
         tensors.
 
-        Raises UserError for codes of a packing that nobody knows.
+        Raises UserError for codes of a packing that nobody knows, and for shapes that are not
+        those of the model's code.
         """
         made: dict[str, torch.Tensor] = {}
         for conversion in self.conversions(p for p in parameters if p in self):
@@ -111,7 +122,14 @@ class CheckpointNames:
                 made |= self.convert(conversion, on_meta)
             for weight in stored.values():
                 self._refuse_codes(weight, described)
-        return {name: part for name, part in made.items() if isinstance(part, PackedTensor)}
+        found = {name: part for name, part in made.items() if isinstance(part, PackedTensor)}
+        for name, part in found.items():
+            if part.shape != (wanted := self._model.get_parameter(name).shape):
+                raise UserError(
+                    f"{self._where} cannot be served yet: {name} has the shape {tuple(part.shape)}"
+                    f" in its files, and {tuple(wanted)} by its configuration"
+                )
+        return found
 
     def _refuse_codes(self, weight: Stored, described: Mapping[str, Described]) -> None:
         for name in weight.names.values() if weight.make is None else ():
@@ -142,14 +160,26 @@ class CheckpointNames:
         each other."""
         try:
             return conversion.convert(self._model, weights)
-        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        except FAILURES as error:
             raise UserError(
                 f"{self._where} cannot be served yet: {conversion.target} cannot be made of its"
                 f" tensors ({error})"
             ) from error
 
-    def _plan(self, tensors: list[str]) -> Iterator[Conversion]:
+    def _plan(self, tensors: list[str], said: Mapping[str, Any]) -> Iterator[Conversion]:
         from transformers.conversion_mapping import get_model_conversion_mapping
+
+        model: Any = self._model
+        if ARCHITECTURE not in said:
+            yield from self._converted(tensors, get_model_conversion_mapping(model))
+        elif (transforms := gguf_transforms(model, said)) is not None:
+            yield from self._converted(tensors, transforms)
+        else:
+            for target, names, undone in gguf_sources(model, said, tensors):
+                sources = tuple((name, name) for name in names)
+                yield Conversion(target=target, sources=sources, converter=undone)
+
+    def _converted(self, tensors: list[str], transforms: list[Any]) -> Iterator[Conversion]:
         from transformers.core_model_loading import (
             WeightConverter,
             dot_natural_key,
@@ -157,7 +187,6 @@ class CheckpointNames:
         )
 
         model: Any = self._model
-        transforms = get_model_conversion_mapping(model)
         converters = [t for t in transforms if isinstance(t, WeightConverter)]
         renamings = [t for t in transforms if not isinstance(t, WeightConverter)]
         by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}

@@ -14,7 +14,8 @@ from typing import BinaryIO
 
 from dht.errors import UserError
 from dht.model_files import Manifest, ShardHashes
-from node.weights.safetensors_header import DamagedError, TensorEntry, header_bytes_of, parse_header
+from node.weights.safetensors_header import DamagedError, TensorEntry
+from node.weights.shard_header import parse_header, read_header
 
 BLOCK_BYTES = 1 << 20
 FILES_AT_ONCE = 4
@@ -29,8 +30,7 @@ def hash_shards(
 ) -> Manifest:
     """The hashes of these files, all read once, several at a time.
 
-    Raises DamagedError for a file that is no safetensors file, UserError for one that cannot be
-    read.
+    Raises DamagedError for a file of no format that is read, UserError for one that cannot be read.
     """
     done_bytes = dict.fromkeys(shards, 0)
     try:
@@ -51,22 +51,29 @@ def hash_shards(
 
 
 def hash_shard(
-    path: Path, progress: Callable[[int], None] = lambda done_bytes: None
+    path: Path,
+    progress: Callable[[int], None] = lambda done_bytes: None,
+    shard: str = "",
 ) -> ShardHashes:
     """Read the file once, and hash the whole file, its header and each tensor.
 
-    ``progress`` gets the number of bytes hashed since its last call. Raises DamagedError if the
-    file is no safetensors file, OSError if it cannot be read.
+    ``shard`` is its name in the model, by default the path's, and says its format. ``progress``
+    gets the number of bytes hashed since its last call. Raises DamagedError if the file is of no
+    format that is read, OSError if it cannot be read.
     """
-    size_bytes = path.stat().st_size
+    shard, size_bytes = shard or path.name, path.stat().st_size
     whole = hashlib.sha256()
     with path.open("rb") as opened:
-        raw = read_header(opened, size_bytes, path.name, str(path))
-        entries = parse_header(raw, size_bytes, path.name, str(path))
+        raw = read_header(opened, size_bytes, shard, str(path))
+        entries = parse_header(raw, size_bytes, shard, str(path))
         whole.update(raw)
         tensors: dict[str, str] = {}
+        at = len(raw)
         for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+            _hash_gap(opened, entry.begin - at, whole, shard)
             tensors[name] = _hash_tensor(opened, entry, whole, progress)
+            at = entry.end
+        _hash_gap(opened, size_bytes - at, whole, shard)
     return ShardHashes(
         size_bytes=size_bytes,
         sha256=whole.hexdigest(),
@@ -75,11 +82,14 @@ def hash_shard(
     )
 
 
-def read_header(opened: BinaryIO, size_bytes: int, shard: str, where: str) -> bytes:
-    """Length prefix and header of the file ``opened``, read from its start."""
-    prefix = opened.read(8)
-    length = header_bytes_of(prefix, size_bytes, shard, where)
-    return prefix + opened.read(length - len(prefix))
+def _hash_gap(opened: BinaryIO, count_bytes: int, whole: "hashlib._Hash", shard: str) -> None:
+    """Hash what is between two tensors."""
+    while count_bytes > 0:
+        block = opened.read(min(count_bytes, BLOCK_BYTES))
+        if not block:
+            raise DamagedError(shard, f"{shard} ended while it was read")
+        whole.update(block)
+        count_bytes -= len(block)
 
 
 def _hash_tensor(

@@ -23,21 +23,25 @@ from typing import Any
 import msgspec
 
 from dht.errors import NetworkError, UserError
+from dht.gguf_model import hub_model
 from dht.hub import (
     HubId,
     HubListing,
     HubOfflineError,
     HubUnreachableError,
-    fetch_small_files,
+    fetch_start,
+    file_url,
     hub_errors,
-    list_model,
+    local_path,
     notes_directory,
+    snapshot,
     write_note,
 )
 from dht.json_file import decode_json
-from dht.model_files import INDEX, ShardHashes, read_config, read_index, shard_names
-from node.weights.hashes import Progress, hash_shard, read_header
-from node.weights.safetensors_header import PREFIX_BYTES, DamagedError, header_bytes_of
+from dht.model_files import ShardHashes, read_config, read_index, shard_names
+from node.weights.hashes import Progress, hash_shard
+from node.weights.safetensors_header import DamagedError
+from node.weights.shard_header import header_bytes_of, read_header
 from node.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -53,13 +57,16 @@ _HASH_BYTES = hashlib.sha256().digest_size
 
 
 def open_model(model: str, progress: Progress | None = None) -> WeightStore:
-    """The model in a local directory (:meth:`WeightStore.open`), or on the hub by its id
-    (:func:`open_hub_model`)."""
-    if Path(model).expanduser().is_dir():
+    """The model in a local directory or GGUF file (:meth:`WeightStore.open`), or on the hub by its
+    id (:func:`open_hub_model`)."""
+    if local_path(model) is not None:
         return WeightStore.open(model, progress)
     hub_id = HubId.parse(model)
     if hub_id is None:
-        raise UserError(f"{model} is neither a directory nor a hub id (org/name[@revision])")
+        raise UserError(
+            f"{model} is neither a directory, nor a GGUF file, nor a hub id"
+            " (org/name[@revision][:file.gguf])"
+        )
     return open_hub_model(hub_id)
 
 
@@ -70,8 +77,7 @@ def open_hub_model(hub_id: HubId) -> WeightStore:
     Raises UserError for what cannot be served or is not open to this user, NetworkError where
     something is missing here and the hub cannot be reached.
     """
-    listing = list_model(hub_id)
-    directory = fetch_small_files(listing, INDEX)
+    listing, directory = hub_model(hub_id)
     config = read_config(directory, str(hub_id))
     return WeightStore.of(HubShards(listing, directory), config)
 
@@ -80,8 +86,10 @@ class HubShards:
     """Implements :class:`node.weights.store.ShardSource` over a hub and the usual cache."""
 
     def __init__(self, listing: HubListing, directory: Path) -> None:
+        """``directory`` holds the text files."""
         self.directory = directory
         self.is_local = False
+        self._snapshot = snapshot(listing)
         self._listing = listing
         self._stopped = threading.Event()
         self._hashes: dict[str, ShardHashes] = {}
@@ -100,7 +108,7 @@ class HubShards:
         return self._headers[shard], self._size(shard)
 
     def path(self, shard: str) -> Path:
-        return self.directory / shard
+        return self._snapshot / shard
 
     def sha256(self, shard: str) -> str:
         return self._listing.files[shard].sha256 or self._hashes[shard].sha256
@@ -151,9 +159,11 @@ class HubShards:
         if raw and hashlib.sha256(raw).digest() == kept[:_HASH_BYTES]:
             return raw
         try:
-            raw = self._range(shard, min(HEADER_GUESS_BYTES, self._size(shard)))
-            length = header_bytes_of(raw[:PREFIX_BYTES], self._size(shard), shard, self._at(shard))
-            raw = raw[:length] if length <= len(raw) else self._range(shard, length)
+            size_bytes, needed = self._size(shard), HEADER_GUESS_BYTES
+            while len(raw) < needed:
+                raw = fetch_start(self._listing, shard, min(needed, size_bytes))
+                needed = header_bytes_of(raw, size_bytes, shard, self._at(shard))
+            raw = raw[:needed]
         except (NetworkError, HubOfflineError):
             if not path.is_file():
                 raise
@@ -161,23 +171,6 @@ class HubShards:
                 return read_header(opened, path.stat().st_size, shard, str(path))
         write_note(note, hashlib.sha256(raw).digest() + raw)
         return raw
-
-    def _range(self, shard: str, count_bytes: int) -> bytes:
-        """The first bytes of a file on the hub, and no more, even where it ignores ranges."""
-        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
-
-        got = bytearray()
-        headers = {**build_hf_headers(), "Range": f"bytes=0-{count_bytes - 1}"}
-        with (
-            hub_errors(self._at(shard)),
-            http_stream_backoff("GET", self._url(shard), headers=headers) as response,
-        ):
-            hf_raise_for_status(response)
-            for block in response.iter_bytes():
-                got += block
-                if len(got) >= count_bytes:
-                    return bytes(got[:count_bytes])
-        raise HubUnreachableError(f"the hub cut the header of {self._at(shard)} short")
 
     # Files
 
@@ -220,7 +213,7 @@ class HubShards:
         from filelock import FileLock, Timeout
 
         path = self.path(shard)
-        blob = self.directory.parents[1] / "blobs" / self._name(shard)
+        blob = self._snapshot.parents[1] / "blobs" / self._name(shard)
         partial = blob.with_name(f"{blob.name}.partial")
         blob.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -272,7 +265,7 @@ class HubShards:
             try:
                 with hub_errors(self._at(shard)):
                     http_get(
-                        self._url(shard),
+                        file_url(self._listing, shard),
                         opened,
                         resume_size=kept_bytes,
                         headers=build_hf_headers(),
@@ -301,7 +294,7 @@ class HubShards:
         """Hash the whole file; raises DamagedError where the hub lists another SHA-256."""
         expected = self._listing.files[shard].sha256
         try:
-            hashes = hash_shard(path, self._still_wanted)
+            hashes = hash_shard(path, self._still_wanted, shard)
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error}") from error
         if expected not in {hashes.sha256, None}:
@@ -322,11 +315,6 @@ class HubShards:
 
     def _size(self, shard: str) -> int:
         return self._listing.files[shard].size_bytes
-
-    def _url(self, shard: str) -> str:
-        from huggingface_hub import hf_hub_url
-
-        return str(hf_hub_url(self._listing.repo, shard, revision=self._listing.commit))
 
     def _name(self, shard: str) -> str:
         """Of the file's content: its SHA-256, where the hub gives one."""

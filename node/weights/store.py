@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 import msgspec
 
 from dht.errors import UserError
+from dht.gguf_model import model_directory
 from dht.model_files import (
     ShardHashes,
     known_hashes,
@@ -22,8 +23,9 @@ from dht.model_files import (
 )
 from dht.text_files import digest_of, text_hashes
 from dht.whole_file import write_whole
-from node.weights.hashes import Progress, check_header, check_tensor, hash_shards, read_header
-from node.weights.safetensors_header import DamagedError, TensorEntry, parse_header
+from node.weights.hashes import Progress, check_header, check_tensor, hash_shards
+from node.weights.safetensors_header import DamagedError, TensorEntry
+from node.weights.shard_header import parse_header, read_header
 
 if TYPE_CHECKING:
     import torch
@@ -66,9 +68,15 @@ class WeightStore:
     """The tensors of one model. ``bytes_read`` counts what was read of them from disk."""
 
     def __init__(
-        self, source: ShardSource, config: dict[str, Any], tensors: dict[str, TensorEntry]
+        self,
+        source: ShardSource,
+        config: dict[str, Any],
+        tensors: dict[str, TensorEntry],
+        header_bytes: dict[str, int],
     ) -> None:
+        """``header_bytes``: length of each shard's header."""
         self._source = source
+        self._header_bytes = header_bytes
         self.directory = source.directory
         self.is_local = source.is_local
         self.config = config
@@ -77,14 +85,14 @@ class WeightStore:
 
     @classmethod
     def open(cls, path: str, progress: Progress | None = None) -> "WeightStore":
-        """The model in a local directory: its configuration and headers are checked.
+        """The model in a local directory or GGUF file: its configuration and headers are checked.
 
         Without a manifest all files are hashed first, which ``progress`` tells, and it is written.
         Raises UserError for whatever keeps the model from being served.
         """
-        directory = Path(path).expanduser()
-        if not directory.is_dir():
-            raise UserError(f"{path} is not a directory; give a model's directory")
+        directory = model_directory(path)
+        if directory is None:
+            raise UserError(f"{path} is not a directory; give a model's directory or a GGUF file")
         config = read_config(directory)
         return cls.of(LocalShards(directory, progress), config)
 
@@ -92,8 +100,10 @@ class WeightStore:
     def of(cls, source: ShardSource, config: dict[str, Any]) -> "WeightStore":
         """The model whose files ``source`` brings. Raises UserError."""
         tensors: dict[str, TensorEntry] = {}
+        header_bytes: dict[str, int] = {}
         for shard in source.shards:
             raw, size_bytes = source.header(shard)
+            header_bytes[shard] = len(raw)
             tensors.update(parse_header(raw, size_bytes, shard, str(source.directory / shard)))
         for name, shard in (read_index(source.directory) or {}).items():
             if name not in tensors or tensors[name].shard != shard:
@@ -102,7 +112,7 @@ class WeightStore:
                     if name not in tensors
                     else f"{source.directory}: the index places {name} in {shard}, where it is not"
                 )
-        return cls(source, config, tensors)
+        return cls(source, config, tensors, header_bytes)
 
     @cached_property
     def root(self) -> str:
@@ -151,12 +161,12 @@ class WeightStore:
         """
         import torch
 
-        from node.device.tensors import STORED_DTYPES
+        from node.device.tensors import stored_dtype
 
         block = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0)) * 0.02
         for name in names:
             entry = self._entry(name)
-            dtype = STORED_DTYPES[entry.dtype]
+            dtype = stored_dtype(entry.dtype)
             if not dtype.is_floating_point or dtype.itemsize == 1:
                 yield name, torch.zeros(entry.shape, dtype=dtype)
                 continue
@@ -191,7 +201,7 @@ class WeightStore:
         try:
             with path.open("rb", buffering=0) as opened:
                 size_bytes = path.stat().st_size
-                raw = read_header(opened, size_bytes, shard, str(path))
+                raw = opened.read(self._header_bytes[shard])
                 self.bytes_read += len(raw)
                 check_header(raw, size_bytes, hashes, shard, str(path))
                 for name in names:
@@ -204,7 +214,7 @@ class WeightStore:
     ) -> "torch.Tensor":
         import torch
 
-        from node.device.tensors import STORED_DTYPES, is_finite
+        from node.device.tensors import is_finite, stored_dtype
 
         entry = self.tensors[name]
         data = torch.empty(entry.size_bytes, dtype=torch.uint8)
@@ -218,14 +228,14 @@ class WeightStore:
             at += read
         self.bytes_read += at
         check_tensor(view, name, hashes, entry.shard, str(path))
-        tensor = data.view(STORED_DTYPES[entry.dtype]).reshape(entry.shape)
+        tensor = data.view(stored_dtype(entry.dtype)).reshape(entry.shape)
         if not is_finite(tensor):
             raise DamagedError(entry.shard, f"{path} is damaged: {name} holds NaN or infinity")
         return tensor
 
 
 class LocalShards:
-    """The safetensors files of a local directory, with its manifest, which is made if it lacks."""
+    """The weight files of a local directory, with its manifest, which is made if it lacks."""
 
     def __init__(self, directory: Path, progress: Progress | None = None) -> None:
         self.directory = directory

@@ -1,13 +1,18 @@
 """Files of a model that somebody else made: what cannot be right is refused in one line."""
 
 import contextlib
+import functools
 import json
 import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import gguf
+import huggingface_hub.constants
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -25,6 +30,7 @@ from dht.model_files import (
     read_manifest,
     shard_names,
 )
+from node.weights import shard_header
 from node.weights.safetensors_header import PREFIX_BYTES, header_bytes_of, parse_header
 from node.weights.store import WeightStore
 from tests.choices import Choices, choices
@@ -77,6 +83,52 @@ def test_a_safetensors_header_is_right_or_refused(drawn: Choices) -> None:
             assert f"{name} {entry.numbers}".encode()
 
     lawful(read, UserError)
+
+
+@functools.cache
+def gguf_bytes() -> bytes:
+    """A file whose metadata makes a configuration; it ends with the numbers of a tensor."""
+    with tempfile.TemporaryDirectory() as directory:
+        writer = gguf.GGUFWriter(Path(directory) / "m.gguf", "llama")
+        for key in ("block_count", "embedding_length", "attention.head_count"):
+            writer.add_uint32(f"llama.{key}", 2)
+        writer.add_float32("llama.rope.freq_base", 1e4)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(["a", "b", "ab", "<end>"])
+        writer.add_token_types([1, 1, 1, 3])
+        writer.add_token_merges(["a b"])
+        writer.add_eos_token_id(3)
+        writer.add_chat_template(TEMPLATE)
+        writer.add_tensor("token_embd.weight", np.ones((4, 2), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return (Path(directory) / "m.gguf").read_bytes()
+
+
+@examples(150)
+@given(choices(120))
+def test_a_gguf_header_is_right_or_refused(drawn: Choices) -> None:
+    raw = damaged_bytes(gguf_bytes(), drawn)
+
+    def read() -> None:
+        length = shard_header.header_bytes_of(raw, len(raw), "m.gguf", "m.gguf")
+        entries = shard_header.parse_header(raw[:length], len(raw), "m.gguf", "m.gguf")
+        assert sum(entry.size_bytes for entry in entries.values()) <= len(raw)
+
+    lawful(read, UserError)
+
+
+@examples(40)
+@given(choices(120))
+def test_a_gguf_file_is_opened_or_refused(drawn: Choices) -> None:
+    raw = damaged_bytes(gguf_bytes(), drawn) if drawn.below(8) else gguf_bytes()
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "m.gguf"
+        file.write_bytes(raw)
+        with mock.patch.object(huggingface_hub.constants, "HF_HOME", directory):
+            lawful(lambda: template(WeightStore.open(str(file)).directory), UserError)
 
 
 def store(directory: Path) -> None:

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+SHARDS = (".safetensors", ".gguf")
 COMMIT = "c0ffee" + "0" * 34
 
 
@@ -123,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
             "sha": COMMIT,
             "siblings": [
                 {"rfilename": name, "size": len(content), "blobId": _git_sha1(content)}
-                | ({"lfs": _lfs(content)} if name.endswith(".safetensors") else {})
+                | ({"lfs": _lfs(content)} if name.endswith(SHARDS) else {})
                 for name, content in files
             ],
         }
@@ -136,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(403, b"", {"X-Error-Code": "GatedRepo"})
             return
         content = files[name]
-        shard = name.endswith(".safetensors")
+        shard = name.endswith(SHARDS)
         digest = hashlib.sha256(content).hexdigest() if shard else _git_sha1(content)
         headers = {
             "ETag": f'"{digest}"',

@@ -13,8 +13,12 @@ from filelock import FileLock
 from huggingface_hub import hf_hub_download
 from safetensors.torch import save_file
 
+from bench.gguf_files import of_kind, tokens_of, write_gguf
+from dht import gguf_model
 from dht.errors import NetworkError, UserError
-from dht.hub import HubId, fetch_small_files, list_model
+from dht.gguf_model import hub_model
+from dht.hub import HubId, fetch_small_files, list_model, snapshot
+from dht.model_files import listed_root
 from node.weights.hub_shards import open_hub_model
 from node.weights.safetensors_header import DamagedError
 from node.weights.store import WeightStore
@@ -317,3 +321,64 @@ def test_a_client_fetches_only_the_text_files(hub: FakeHub) -> None:
 )
 def test_hub_ids_are_told_from_paths(text: str, expected: HubId | None) -> None:
     assert HubId.parse(text) == expected
+
+
+GGUF = HubId(repo="org/tiny-GGUF", file="brook.gguf")
+
+
+@pytest.fixture
+def gguf_file(hub: FakeHub, tmp_path: Path) -> Path:
+    """The bundled model as a GGUF file, which the hub has, too, beside another."""
+    file = tmp_path / "files" / "brook.gguf"
+    file.parent.mkdir()
+    brook = Path("models/brook")
+    write_gguf(brook, file, of_kind("Q8_0"), tokens=tokens_of(brook))
+    (file.parent / "brook-F32.gguf").write_bytes(b"")
+    hub.add(GGUF.repo, file.parent)
+    return file
+
+
+def test_of_a_gguf_file_on_the_hub_the_header_comes_first(
+    hub: FakeHub, gguf_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_model, "HEADER_GUESS_BYTES", 1 << 16)
+    store = open_hub_model(GGUF)
+    assert store.root == WeightStore.open(str(gguf_file)).root
+    size_bytes = gguf_file.stat().st_size
+    assert hub.bytes_of("brook.gguf") < size_bytes / 2
+    hub.asked.clear()
+    name = "blk.3.ffn_up.weight"
+    read = dict(store.read([name]))[name]
+    assert torch.equal(read, dict(WeightStore.open(str(gguf_file)).read([name]))[name])
+    assert hub.bytes_of("brook.gguf") == size_bytes
+    hub.asked.clear()
+    dict(open_hub_model(GGUF).read([name]))
+    assert [asked.path for asked in hub.asked] == ["/api/models/org/tiny-GGUF"]
+
+
+def test_clients_fetch_no_weights_of_a_gguf_file(hub: FakeHub, gguf_file: Path) -> None:
+    listing, directory = hub_model(GGUF)
+    assert listed_root(listing, directory) == WeightStore.open(str(gguf_file)).root
+    assert (directory / "tokenizer.json").is_file()
+    assert not (snapshot(listing) / "brook.gguf").exists()
+
+
+def test_a_repository_of_gguf_files_needs_the_name_of_one(hub: FakeHub, gguf_file: Path) -> None:
+    with pytest.raises(UserError, match=r"as org/tiny-GGUF:FILE: brook-F32\.gguf, brook\.gguf$"):
+        open_hub_model(HubId(repo=GGUF.repo))
+    for file in ("brook-Q4_0.gguf", "Q8_0"):
+        with pytest.raises(UserError, match=r"it has brook-F32\.gguf, brook\.gguf$"):
+            open_hub_model(HubId(repo=GGUF.repo, file=file))
+    with pytest.raises(UserError, match=r"brook-F32\.gguf of org/tiny-GGUF is damaged"):
+        open_hub_model(HubId(repo=GGUF.repo, file="brook-F32.gguf"))
+
+
+def test_ids_name_revisions_and_files() -> None:
+    assert HubId.parse("org/m") == HubId(repo="org/m")
+    assert HubId.parse("org/m@v1:a/b-00001-of-00002.gguf") == HubId(
+        repo="org/m", revision="v1", file="a/b-00001-of-00002.gguf"
+    )
+    for text in ("org/m@v1:a.gguf", "org/m:Model-Q4_K_M.gguf"):
+        assert str(HubId.parse(text)) == text
+    for text in ("org/m:", "org/m:a b", "m:a.gguf", "org/m:/a"):
+        assert HubId.parse(text) is None

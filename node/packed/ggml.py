@@ -1,0 +1,147 @@
+"""Weights in the blocks of GGUF files: each block has its own codes, scales and minima.
+
+Rows are whole blocks one after the other, so a matrix has one part, ``codes``, ``[outs, bytes]``
+(or with leading dimensions), and whatever moves rows moves bytes. Where columns were moved,
+``order``, ``[1, ins]``, has the place of each in the blocks. What the blocks of a type mean is
+transformers' code on tensors of any device, and for the types that it lacks the ``gguf`` package's
+on the CPU.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+
+from dht.gguf_header import known_kinds
+from node.packed.packing import Parts, Room, random_bytes
+from node.packed.stored import Parts as StoredParts
+from node.packed.stored import Rule
+from node.packed.tensor import PackedTensor
+
+MADE_UP = 0x13
+"""Bits of made up bytes: a float16 of them is at most 0.001, and a scale in few bits is small."""
+HALVES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,),
+}  # fmt: skip
+"""Places of a block's float16 numbers; all else in it multiplies them."""
+MULTIPLE = 1 << 12
+"""Maximum of what else multiplies such a number, in all types (Q6_K: scale 128, code 32)."""
+CHECKED_NUMBERS = 1 << 17
+"""Numbers that are looked at together for infinities."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPacking:
+    """What the bytes of a matrix mean; see :class:`node.packed.packing.Packing`."""
+
+    kind: str
+    """Name of the blocks' type, as ``Q4_K``."""
+
+    @property
+    def rows(self) -> int:
+        """Rows that share scales."""
+        return 1
+
+    def shape(self, parts: Parts) -> tuple[int, ...]:
+        """Shape of the matrix. Raises ValueError for rows that are no whole blocks."""
+        *rows, width = parts["codes"].shape
+        _, numbers, block_bytes = by_name()[self.kind]
+        ins = width // block_bytes * numbers
+        if width % block_bytes or not rows:
+            raise ValueError(f"rows of {width} bytes in {self.kind}")
+        if "order" in parts and parts["order"].shape != (1, ins):
+            raise ValueError(f"an order of {tuple(parts['order'].shape)} for {ins} columns")
+        return (*rows, ins)
+
+    def by_row(self, parts: Parts) -> tuple["BlockPacking", Parts]:
+        """The same, as rows share nothing."""
+        return self, parts
+
+    def some_rows(self, parts: Parts, start: int, end: int) -> dict[str, torch.Tensor]:
+        """Parts of rows ``[start, end)``."""
+        return {**parts, "codes": parts["codes"][..., start:end, :]}
+
+    def dequantise(
+        self, parts: Parts, dtype: torch.dtype, room: Room | None = None
+    ) -> torch.Tensor:
+        """The matrix's numbers; computed in float32 and rounded to ``dtype`` once."""
+        numbers = _meaning(self.kind)(parts["codes"].contiguous().view(-1)).view(self.shape(parts))
+        if "order" in parts:
+            numbers = numbers[..., parts["order"][0].long()]
+        return numbers.to(dtype)
+
+    def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
+        """Whether all numbers are finite in ``dtype``."""
+        rows = parts["codes"].flatten(0, -2)
+        if self.kind in HALVES:
+            blocks = rows.reshape(-1, by_name()[self.kind][2])
+            bound = torch.zeros(())
+            for place in HALVES[self.kind]:
+                halves = blocks[:, place : place + 2].contiguous().view(torch.float16)
+                bound = bound + halves.abs().amax().cpu().float() * MULTIPLE
+            if not torch.isfinite(bound):
+                return False
+            if bound <= torch.finfo(dtype).max:
+                return True
+        count = max(1, CHECKED_NUMBERS // self.shape(parts)[-1])
+        return all(
+            bool(torch.isfinite(self.dequantise({"codes": some}, dtype)).all())
+            for some in torch.split(rows, count)
+        )
+
+    def made_up(self, parts: Parts) -> dict[str, torch.Tensor]:
+        """Parts of the same shapes on the CPU to time with, of small numbers."""
+        shape = parts["codes"].shape
+        return {**parts, "codes": random_bytes(shape.numel(), MADE_UP).reshape(shape)}
+
+
+def ggml_rules() -> list[Rule]:
+    """A weight is one tensor under its own name, packed by its type."""
+    return [
+        Rule(
+            anchor=("codes", ""),
+            dtypes=frozenset({name}),
+            ending="",
+            make=partial(_packed, BlockPacking(kind=name)),
+        )
+        for name, (_, numbers, _) in by_name().items()
+        if numbers > 1
+    ]
+
+
+def _packed(packing: BlockPacking, parts: StoredParts) -> torch.Tensor:
+    return PackedTensor(packing, parts)
+
+
+@cache
+def by_name() -> dict[str, tuple[int, int, int]]:
+    """Number, numbers in a block and bytes of a block of each type of tensor."""
+    known = known_kinds().items()
+    return {name: (kind, numbers, size_bytes) for kind, (name, numbers, size_bytes) in known}
+
+
+@cache
+def _meaning(kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What turns bytes, ``[bytes]``, into float32."""
+    from transformers.integrations.gguf import dequant
+
+    number, numbers, block_bytes = by_name()[kind]
+    if number in dequant.GGML_BLOCK:
+        return partial(dequant.dequantize, ggml_type=number)
+
+    import numpy as np
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    def slowly(bytes_: torch.Tensor) -> torch.Tensor:
+        if bytes_.device.type == "meta":
+            return bytes_.new_empty(bytes_.numel() // block_bytes * numbers, dtype=torch.float32)
+        with np.errstate(all="ignore"):
+            made = dequantize(bytes_.cpu().view(1, -1).numpy(), GGMLQuantizationType(number))
+        return torch.from_numpy(made).view(-1).to(bytes_.device)
+
+    return slowly

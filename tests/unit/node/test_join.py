@@ -1,0 +1,50 @@
+"""What a joining peer says of files that it cannot serve."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+
+def truncated(file: Path) -> str:
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_tensor("token_embd.weight", np.ones((4, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file.write_bytes(file.read_bytes()[:-64])
+    return "its header promises"
+
+
+def of_no_known_architecture(file: Path) -> str:
+    writer = gguf.GGUFWriter(file, "starlight")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return "does not read its architecture 'starlight'"
+
+
+@pytest.mark.parametrize("write", [truncated, of_no_known_architecture])
+def test_a_gguf_file_that_cannot_be_served_is_the_users_mistake_in_a_line(
+    write: Callable[[Path], str], tmp_path: Path
+) -> None:
+    words = write(tmp_path / "m.gguf")
+    given = ("--model", str(tmp_path / "m.gguf"), "--identity", str(tmp_path / "identity.key"))
+    done = subprocess.run(
+        [sys.executable, "-m", "node.join", *given, "--network", "nobody-is-there"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HOME": str(tmp_path / "home")},
+        check=False,
+    )
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+    assert not (tmp_path / "identity.key").exists()
