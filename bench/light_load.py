@@ -5,7 +5,7 @@ Simulated by the living rules, on clusters of volunteers' homes that nobody tune
 made ones: a coordinator's first plan from what peers announce serves requests that come at random,
 at shares of what it serves at full load. Routes are drawn as clients do, with the quickest ring
 while peers have little to do (:mod:`coordinator.routing.quickest`), and in turn alone. Clients know
-at once how many sessions each peer has; living ones read of others' up to 15 s later, so that a
+at once how many sessions each peer has; living ones read of others' some seconds later, so that a
 burst of new clients is worse off than here.
 
 Rows are added to the output; those that it has already are kept.

@@ -90,8 +90,8 @@ def light_load(result: dict[str, Any]) -> str:
         " drawn as clients do, with the quickest ring while its peers have little to do, and in"
         f" turn alone. At full load the first serves {full['median']:.2f} times the tokens/s of the"
         f" second ({full['least']:.2f} to {full['most']:.2f} on {len(result['rows'])} clusters)."
-        " Simulated clients know at once how many sessions each peer has, living ones up to 15 s"
-        " later"
+        " Simulated clients know at once how many sessions each peer has, living ones some"
+        " seconds later"
         f" {made('light_load')}:\n\n"
     ) + table(
         "cluster | peers: | load: | a token, ms: | in turn: | p95, ms: | in turn: | first token, s:"

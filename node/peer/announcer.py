@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from dht.errors import NetworkError
@@ -15,6 +16,11 @@ from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)
 
+LOOK_S = 1.0
+"""Time between two looks at the number of sessions."""
+BUSIER = 2
+"""A peer with more than this many times the sessions that it announced says so at once: clients
+choose it for having little to do."""
 RENEW_S = 0.6 * LIFETIME_S[RecordKind.NODES]
 """Maximum age of an unchanged record before it is published again."""
 RENEW_MODEL_S = 0.6 * LIFETIME_S[RecordKind.MODELS]
@@ -35,7 +41,8 @@ class Announcer:
         every_s: float,
         refined: Callable[[NodeRecord], NodeRecord] = lambda record: record,
     ) -> None:
-        """``every_s``: maximum delay to publish a change of load; others are published at once.
+        """``every_s``: maximum delay to publish a change of load; others are published at once, and
+        so is that of a peer with little to do that gets much.
 
         ``refined`` puts into a record what this peer has come to know better of itself.
         """
@@ -111,19 +118,28 @@ class Announcer:
     async def run(self) -> None:
         """Publish whenever something changed, and before the record expires."""
         loop = asyncio.get_running_loop()
+        looked_s = loop.time()
         while True:
-            try:
-                async with asyncio.timeout(self._every_s):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
                     await self._changed.wait()
-            except TimeoutError:
+            now_s = loop.time()
+            due = now_s - looked_s >= self._every_s
+            at_once = self._changed.is_set() or self._is_busier()
+            if not due and not at_once:
+                continue
+            looked_s = now_s
+            if not at_once:
                 self._note_load()
-                if (
-                    self._record == self._told
-                    and loop.time() + self._every_s - self._told_s < RENEW_S
-                ):
+                fresh = now_s + self._every_s - self._told_s < RENEW_S
+                if self._record == self._told and fresh:
                     continue
             self._changed.clear()
             await self.announce()
+
+    def _is_busier(self) -> bool:
+        told = self._told
+        return told is not None and self._stage.sessions > BUSIER * told.sessions
 
     def _note_load(self) -> None:
         self._record = replace(
