@@ -156,7 +156,7 @@ class SwarmView:
                 return turn
             late = self._late.at(now_s)
             times = RingTimes(usable, self.own.beside(), self._rtt_s)
-            return quicker(turn, times, lambda over: self._router.quickest(over, spec), late)
+            return quicker(turn, times, lambda among: self._router.quickest(among, spec), late)
 
         usable = self._usable(spec, now_s, urgent=urgent)
         # Others may reach a peer that leaves this client's pings unanswered, and what peers
