@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coordinator.routing.balance import load_of
@@ -75,6 +75,7 @@ def test_who_claims_to_be_free_gets_twice_its_share_at_most(plan, nodes, clients
     st.integers(1, 5),
     st.floats(0, 1, exclude_max=True),
 )
+@example([1, 1, 3, 20, 20], 1, 0.0)
 @examples(60)
 def test_names_that_lie_together_get_twice_their_share_at_most(
     numbers: list[int], liars: int, begin: float
@@ -86,7 +87,7 @@ def test_names_that_lie_together_get_twice_their_share_at_most(
         wheel.turn()
     share = sum(numbers[:liars]) / sum(numbers)
     assert abs(got / turns - (2 * share - share**2)) < 0.02
-    assert got / turns <= 2 * share
+    assert got <= 2 * share * turns + 1, "two wheels leave a turn over"
 
 
 def test_small_differences_move_no_turn(plan, nodes):
