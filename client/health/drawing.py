@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
+from client.health.past import span_of
 from client.pages.clean import peer_name
 from dht.messages.types import SINK, SOURCE
 
@@ -13,7 +14,7 @@ Json = dict[str, Any]
 WIDTH = 640
 BOX_WIDTH, BOX_HEIGHT, ROW, COLUMN = 104, 34, 52, 190
 LABEL_HEIGHT, CHAR_WIDTH = 13.0, 6.6
-"""Of a line's label, in units of the drawing; a character's width is the widest usual one."""
+"""Height of a line's label and width of its widest usual character, in units of the drawing."""
 LABEL_AT = (0.35, 0.5, 0.65, 0.2, 0.8)
 """Places along a line at which its label is tried."""
 EDGES_DRAWN_MAX = 300
@@ -315,8 +316,7 @@ def nice_top(most: float) -> float:
 
 
 def _begin_unix_s(past: Json, now_unix_s: float) -> int:
-    step_s = past["step_s"]
-    return int((int(now_unix_s) // step_s + 1) * step_s - past["span_s"])
+    return span_of(past).begin_unix_s(now_unix_s)
 
 
 def _steps(past: Json, what: str, now_unix_s: float) -> list[tuple[int, Json]]:

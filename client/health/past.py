@@ -59,6 +59,11 @@ def past_json(past: Past) -> Json:
     }
 
 
+def span_of(past: Json) -> Span:
+    """The span of what :func:`past_json` made."""
+    return Span(name=past["name"], step_s=past["step_s"], steps=past["span_s"] // past["step_s"])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     """Something that was lost, and when it was back. Times are those at which the page saw it."""
