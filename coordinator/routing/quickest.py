@@ -148,7 +148,9 @@ class RingTimes:
     def among(self, peers: Collection[str]) -> "RingTimes":
         """The same for rings over ``peers`` alone."""
         usable = {p: record for p, record in self.usable.items() if p in peers}
-        return RingTimes(usable, self._sessions, self._rtt_s)
+        fewer = RingTimes(usable, self._sessions, self._rtt_s)
+        fewer._run_s = self._run_s
+        return fewer
 
     def sessions_at(self, peer_id: str) -> int:
         """Number of sessions at a peer."""

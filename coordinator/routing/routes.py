@@ -133,12 +133,11 @@ class Router:
         self.plan = plan
         self._freeness = freeness
         weights: dict[str, dict[str, float]] = {}
-        for edge in plan.edges:
-            weights.setdefault(edge.tail, {})[edge.head] = edge.tokens_per_s
-        self._weights = weights
         into: dict[str, float] = {}
         for edge in plan.edges:
+            weights.setdefault(edge.tail, {})[edge.head] = edge.tokens_per_s
             into[edge.head] = into.get(edge.head, 0.0) + edge.tokens_per_s
+        self._weights = weights
         share = plan.value_tokens_per_s / max(1e-9, sum(weights.get(SOURCE, {}).values()))
         self._given = {head: flow * share for head, flow in into.items()}
         self._begins = identity, str(plan.version)
