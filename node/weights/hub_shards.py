@@ -52,7 +52,7 @@ HEADER_GUESS_BYTES = 128 << 10
 SPARE_BYTES = 64 << 20
 """Left free on the disk."""
 FETCHES_MAX = 2
-"""Of a file that comes damaged."""
+"""Maximum times that a file is fetched while it comes damaged."""
 _HASH_BYTES = hashlib.sha256().digest_size
 
 
@@ -317,7 +317,7 @@ class HubShards:
         return self._listing.files[shard].size_bytes
 
     def _name(self, shard: str) -> str:
-        """Of the file's content: its SHA-256, where the hub gives one."""
+        """Name of the file's content: its SHA-256, where the hub gives one."""
         return (
             self._listing.files[shard].sha256
             or hashlib.sha256(f"{self._listing.commit}/{shard}".encode()).hexdigest()
